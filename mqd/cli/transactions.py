@@ -111,7 +111,8 @@ def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> lis
 def all_transactions(
     cluster: Cluster, states: Iterable[str], longer_than_ms: int
 ) -> tuple[list[Transaction], list[str]]:
-    """Those open for longest first, then by name. `longer_than_ms` -1: whatever their age. Beside
+    """Those open for longest first, then by name. `longer_than_ms` -1: whatever their age, and those
+    that are not open. Beside
     them the ids of those that no coordinator described: their coordinators were just changing.
     """
     found, away, now = [], dict[str, int](), now_ms()
@@ -124,6 +125,8 @@ def all_transactions(
         ]
         found += [_transaction(one, now) for one in _describe_all(broker, names, away)]
     described = {one.transactional_id for one in found}
+    if longer_than_ms >= 0:  # brokers list those that have ended too
+        found = [one for one in found if one.open_ms is not None]
     return sorted(
         found, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id)
     ), sorted(away.keys() - described)

@@ -439,3 +439,24 @@ def test_an_empty_group_id_deletes_no_offsets(shared_broker: Broker) -> None:
     topic = m.OffsetDeleteRequest.Topic("judge-none", [m.OffsetDeleteRequest.Partition(0)])
     with KafkaConnection(port=shared_broker.port) as kafka:
         assert kafka.call(47, 0, m.OffsetDeleteRequest("", [topic])).error_code == ErrorCode.INVALID_GROUP_ID
+
+
+def test_reassigning_nothing_repeats_nothing(shared_broker: Broker) -> None:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(45, 1, m.AlterPartitionReassignmentsRequest(1000, False, []))
+    assert (found.error_code, found.allow_replication_factor_change, found.responses) == (0, True, [])
+
+
+def test_a_transaction_that_never_began_is_older_than_any(shared_broker: Broker) -> None:
+    side, world = Side("mqd", shared_broker.port), World("")
+    for key, version, request in (
+        (10, 3, m.FindCoordinatorRequest("judge-idle", 1)),
+        (22, 4, m.InitProducerIdRequest("judge-idle", 60000)),
+    ):
+        side.until(world, Step(key, version, request), lambda body: body.error_code == 0)
+    listed = [side.call(Step(66, 1, m.ListTransactionsRequest([], [], age)), world).body for age in (0, 2**62)]
+    side.close()
+    assert ["judge-idle" in [one.transactional_id for one in body.transaction_states] for body in listed] == [
+        True,
+        False,
+    ]

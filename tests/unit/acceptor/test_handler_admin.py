@@ -522,22 +522,27 @@ def test_no_election_is_needed_on_one_broker(tmp_path: Path) -> None:
 
 
 def test_the_quorum_is_this_host(tmp_path: Path) -> None:
+    """It is described alone; beside another topic no partition is answered, as in Kafka."""
+
     async def scenario(broker: HandlerBroker) -> None:
-        requests = [
+        metadata, other = (
             DescribeQuorumRequest.TopicData(
                 topic_name=name, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
             )
             for name in ("__cluster_metadata", "other")
-        ]
+        )
         for version in versions(55):
-            response = await broker.send_request(DescribeQuorumRequest(topics=requests), version)
-            metadata, other = (topic.partitions[0] for topic in response.topics)
-            assert (metadata.error_code, metadata.leader_id, metadata.high_watermark) == (0, 1, broker.metadata.version)
-            assert [(voter.replica_id, voter.log_end_offset) for voter in metadata.current_voters] == [
+            response = await broker.send_request(DescribeQuorumRequest(topics=[metadata]), version)
+            (found,) = response.topics[0].partitions
+            assert (found.error_code, found.leader_id, found.high_watermark) == (0, 1, broker.metadata.version)
+            assert [(voter.replica_id, voter.log_end_offset) for voter in found.current_voters] == [
                 (1, broker.metadata.version)
-            ] and metadata.observers == []
-            assert other.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            ] and found.observers == []
             assert version < 2 or [node.node_id for node in response.nodes] == [1]
+            for topics in ([metadata, other], [other]):
+                response = await broker.send_request(DescribeQuorumRequest(topics=topics), version)
+                codes = [topic.partitions[0].error_code for topic in response.topics]
+                assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * len(topics) and response.nodes == []
 
     run(scenario, tmp_path)
 

@@ -295,12 +295,24 @@ def test_paging_through_topics(tmp_path: Path) -> None:
                 )
             assert seen == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0), ("c", 1), ("c", 2), ("c", 3)]
             assert pages == 4
-            requests = [DescribeTopicPartitionsRequest.Topic(name=name) for name in ("nothing", "b")]
+            requests = [DescribeTopicPartitionsRequest.Topic(name=name) for name in ("nothing", "b", "b!")]
             found = (await broker.send_request(DescribeTopicPartitionsRequest(topics=requests), 0)).topics
             assert [(topic.name, topic.error_code) for topic in found] == [
                 ("b", 0),
+                ("b!", ErrorCode.INVALID_TOPIC_EXCEPTION),
                 ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             ]
+            assert len({topic.topic_authorized_operations for topic in found}) == 1
+            # a cursor at no partition, or at a topic that is not requested
+            for name, index in (("b", -1), ("a", 0)):
+                cursor = DescribeTopicPartitionsRequest.Cursor(topic_name=name, partition_index=index)
+                response = await broker.send_request(
+                    DescribeTopicPartitionsRequest(topics=requests[:2], cursor=cursor), 0
+                )
+                assert [(topic.name, topic.error_code) for topic in response.topics] == [
+                    ("nothing", ErrorCode.INVALID_REQUEST),
+                    ("b", ErrorCode.INVALID_REQUEST),
+                ]
 
     asyncio.run(run())
 

@@ -199,13 +199,13 @@ NOT_COORDINATOR = int(ErrorCode.NOT_COORDINATOR)
 
 
 def listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], noun: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], noun: str, *options: str
 ) -> tuple[int, list[str], str]:
     """Exit code, the first words of the output's lines, and what is said on stderr."""
     from mqd.cli import main
 
     monkeypatch.setenv("MQD_BOOTSTRAP", "host1:9092")
-    code = main._run([noun, "list"])
+    code = main._run([noun, "list", *options])
     output = capsys.readouterr()
     return code, [line.split()[0] for line in output.out.splitlines()], output.err
 
@@ -225,6 +225,15 @@ def test_transactions_are_listed_without_one_whose_coordinator_is_just_changing(
         [],
         "mqd: 2 transactional ids are left out (y first): coordinators are just changing; try again\n",
     )
+
+
+def test_only_open_transactions_are_open_for_longer(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brokers list those that have ended since, as Kafka's do."""
+    world.known = [("x", 0, "Ongoing"), ("y", 0, "CompleteCommit"), ("z", 0, "Empty")]
+    assert listed(monkeypatch, capsys, "txn", "--longer-than", "1s")[:2] == (0, ["TRANSACTIONAL", "x"])
+    assert listed(monkeypatch, capsys, "txn")[1] == ["TRANSACTIONAL", "x", "y", "z"]
 
 
 def test_groups_are_listed_without_one_whose_coordinator_is_just_changing(

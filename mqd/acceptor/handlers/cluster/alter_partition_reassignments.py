@@ -28,6 +28,8 @@ async def handle(
             await context.broker.controller.request(change, request.timeout_ms, request.balance == PLAN),
             request.allow_replication_factor_change,
         )
+    if not request.topics:
+        return AlterPartitionReassignmentsResponse()  # what is allowed is not repeated, as in Kafka
     if not context.broker.metadata.is_alone:
         return await _request_controller(context.broker, header.api_version, request)
     return AlterPartitionReassignmentsResponse(

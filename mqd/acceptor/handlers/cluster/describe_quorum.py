@@ -20,45 +20,30 @@ TIMEOUT_MS = 10_000  # the request has none
 
 async def handle(context: Context, header: RequestHeader, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     broker = context.broker
+    requested = [(topic.topic_name, one.partition_index) for topic in request.topics for one in topic.partitions]
+    if requested != [(METADATA_TOPIC, 0)] or len(request.topics) > 1:
+        return _unknown(request)
     if not broker.metadata.is_alone:
-        return await _request_controller(broker, header.api_version, request)
-    topics = [
-        DescribeQuorumResponse.TopicData(
-            topic_name=topic.topic_name,
-            partitions=[
-                _partition(broker, topic.topic_name, partition.partition_index) for partition in topic.partitions
-            ],
-        )
-        for topic in request.topics
-    ]
+        return await _request_controller(broker)
     host, port = broker.advertised(context.address)
     listener = DescribeQuorumResponse.Listener(name="CONTROLLER", host=host, port=port)
-    return DescribeQuorumResponse(
-        topics=topics, nodes=[DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=[listener])]
-    )
+    return _response(_partition(broker), [DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=[listener])])
 
 
-async def _request_controller(broker: Broker, version: int, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+def _response(
+    partition: DescribeQuorumResponse.PartitionData, nodes: list[DescribeQuorumResponse.Node]
+) -> DescribeQuorumResponse:
+    topic = DescribeQuorumResponse.TopicData(topic_name=METADATA_TOPIC, partitions=[partition])
+    return DescribeQuorumResponse(topics=[topic], nodes=nodes)
+
+
+async def _request_controller(broker: Broker) -> DescribeQuorumResponse:
     answer = await broker.controller.request(messages.DescribeQuorum(), TIMEOUT_MS)
     quorum = answer.quorum
     if answer.error or quorum is None:
         return DescribeQuorumResponse(
             error_code=answer.error or int(ErrorCode.NOT_LEADER_OR_FOLLOWER), error_message=answer.message
         )
-    topics = [
-        DescribeQuorumResponse.TopicData(
-            topic_name=topic.topic_name,
-            partitions=[
-                (
-                    _led(quorum, partition.partition_index)
-                    if (topic.topic_name, partition.partition_index) == (METADATA_TOPIC, 0)
-                    else _unknown(partition.partition_index)
-                )
-                for partition in topic.partitions
-            ],
-        )
-        for topic in request.topics
-    ]
     nodes = [
         DescribeQuorumResponse.Node(
             node_id=one.node_id,
@@ -67,12 +52,11 @@ async def _request_controller(broker: Broker, version: int, request: DescribeQuo
         for one in [*quorum.voters, *quorum.observers]
         if one.host
     ]
-    return DescribeQuorumResponse(topics=topics, nodes=nodes)
+    return _response(_led(quorum), nodes)
 
 
-def _led(quorum: messages.QuorumImage, index: int) -> DescribeQuorumResponse.PartitionData:
+def _led(quorum: messages.QuorumImage) -> DescribeQuorumResponse.PartitionData:
     return DescribeQuorumResponse.PartitionData(
-        partition_index=index,
         leader_id=quorum.leader_id,
         leader_epoch=quorum.leader_epoch,
         high_watermark=quorum.high_watermark,
@@ -92,14 +76,23 @@ def _replica(one: messages.QuorumReplica) -> DescribeQuorumResponse.ReplicaState
     )
 
 
-def _unknown(index: int) -> DescribeQuorumResponse.PartitionData:
-    return DescribeQuorumResponse.PartitionData(
-        partition_index=index,
-        error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-        error_message=f"Only {METADATA_TOPIC}-0 has a quorum.",
-        leader_id=-1,
-        leader_epoch=-1,
-        high_watermark=-1,
+def _unknown(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    """Anything but the one partition that has a quorum, alone: no partition is answered, as in Kafka."""
+    return DescribeQuorumResponse(
+        topics=[
+            DescribeQuorumResponse.TopicData(
+                topic_name=topic.topic_name,
+                partitions=[
+                    DescribeQuorumResponse.PartitionData(
+                        partition_index=one.partition_index,
+                        error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+                        error_message=f"Only {METADATA_TOPIC}-0 has a quorum; it must be the only partition named.",
+                    )
+                    for one in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
     )
 
 
@@ -111,9 +104,7 @@ def _epoch(broker: Broker) -> int:
     return min(registered.epoch, 2**31 - 1) if registered is not None else 0
 
 
-def _partition(broker: Broker, topic: str, index: int) -> DescribeQuorumResponse.PartitionData:
-    if (topic, index) != (METADATA_TOPIC, 0):
-        return _unknown(index)
+def _partition(broker: Broker) -> DescribeQuorumResponse.PartitionData:
     now_ms = time.time_ns() // 1_000_000
     version = max(broker.metadata.version, 0)
     voter = DescribeQuorumResponse.ReplicaState(
@@ -124,7 +115,6 @@ def _partition(broker: Broker, topic: str, index: int) -> DescribeQuorumResponse
         last_caught_up_timestamp=now_ms,
     )
     return DescribeQuorumResponse.PartitionData(
-        partition_index=index,
         leader_id=broker.node_id,
         leader_epoch=_epoch(broker),
         high_watermark=version,

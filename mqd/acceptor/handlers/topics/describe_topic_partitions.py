@@ -3,6 +3,7 @@
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.security.authorized import TOPIC_OPERATIONS
 from mqd.acceptor.handlers.topics.metadata import is_served, offline_replicas
+from mqd.acceptor.handlers.topics.topic_names import absent_error
 from mqd.cluster.host.messages import PartitionImage, TopicImage
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
@@ -17,12 +18,20 @@ async def handle(
     context: Context, header: RequestHeader, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
     broker = context.broker
-    start_name, start_index = (
-        (request.cursor.topic_name, max(request.cursor.partition_index, 0)) if request.cursor is not None else ("", 0)
-    )
+    cursor = request.cursor
+    start_name, start_index = (cursor.topic_name, cursor.partition_index) if cursor is not None else ("", 0)
     is_named = bool(request.topics)
+    requested = {topic.name for topic in request.topics}
+    if start_index < 0 or (cursor is not None and is_named and start_name not in requested):
+        invalid = int(ErrorCode.INVALID_REQUEST)
+        return DescribeTopicPartitionsResponse(
+            topics=[
+                DescribeTopicPartitionsResponse.Topic(error_code=invalid, name=topic.name, topic_id=NO_ID)
+                for topic in request.topics
+            ]
+        )
     if is_named:
-        names = sorted(name for name in {topic.name for topic in request.topics} if name >= start_name)
+        names = sorted(name for name in requested if name >= start_name)
     else:
         names = broker.metadata.sorted_names(start_name)
     denied = [name for name in names if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named)]
@@ -49,7 +58,10 @@ async def handle(
         if topic is None:
             topics.append(
                 DescribeTopicPartitionsResponse.Topic(
-                    error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), name=name, topic_id=NO_ID
+                    error_code=absent_error(name),
+                    name=name,
+                    topic_id=NO_ID,
+                    topic_authorized_operations=context.operations(ResourceType.TOPIC, name, TOPIC_OPERATIONS),
                 )
             )
             continue
@@ -58,8 +70,8 @@ async def handle(
         room -= len(page)
         topics.append(_topic(context, topic, page))
         if first + len(page) < len(shown):
-            cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first + len(page))
-            return DescribeTopicPartitionsResponse(topics=topics + unauthorized, next_cursor=cursor)
+            next_page = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first + len(page))
+            return DescribeTopicPartitionsResponse(topics=topics + unauthorized, next_cursor=next_page)
     return DescribeTopicPartitionsResponse(topics=topics + unauthorized)
 
 

@@ -10,14 +10,13 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.events import Description
 from mqd.coordinator.transaction.joint import JointTransaction
-from mqd.coordinator.transaction.records import STATE_NAMES, State
+from mqd.coordinator.transaction.records import STATE_NAMES
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListTransactionsRequest, ListTransactionsResponse
 from mqd.security.acl import Operation, ResourceType
 
 _NAMES = {*STATE_NAMES.values(), "PrepareEpochFence"}
-_UNDER_WAY = {STATE_NAMES[state] for state in (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)}
 
 
 async def handle(context: Context, header: RequestHeader, request: ListTransactionsRequest) -> ListTransactionsResponse:
@@ -75,8 +74,7 @@ def _matches(
 ) -> bool:
     if request.state_filters and found.state not in request.state_filters:
         return False
-    if request.duration_filter >= 0 and (
-        found.state not in _UNDER_WAY or now_ms - found.start_ms <= request.duration_filter
-    ):
+    # As in Kafka: those that have ended since too, and those that never began.
+    if request.duration_filter >= 0 and now_ms - found.start_ms <= request.duration_filter:
         return False
     return matches is None or bool(matches(found.transactional_id))
