@@ -34,6 +34,8 @@ BESIDE_FENCED = (
     "beside INVALID_PRODUCER_EPOCH Kafka names the log's start only if the log found it, not the coordinator"
 )
 EMPTY_ADD = "a transaction to which an empty list of partitions was added is not begun"
+FENCED_FIRST = "a producer with another epoch is fenced; Kafka first aborts the transaction that is open"
+OWN_LOG = "of each one's own metadata log"
 SHARE_START = "Kafka writes down a share partition's start before it moves it, and first with an acknowledgement"
 NO_GROUP = "without a group id Kafka looks for, and opens, the sessions of a group without a name"
 NEVER_READ = (
@@ -173,6 +175,7 @@ ALLOWED = (
         mqd="answered",
     ),
     Allowed("DescribeConfigs", "1-4", "results[].configs", HASHED, order=True),
+    Allowed("ListConfigResources", "0-1", "config_resources", HASHED, order=True),
     Allowed("DescribeGroups", "0-6", "groups", HASHED, order=True),
     Allowed("DescribeGroups", "0-6", "groups[].members", HASHED, order=True),
     Allowed("DescribeLogDirs", "1-4", "results[].topics", HASHED, order=True),
@@ -221,6 +224,19 @@ ALLOWED = (
         "replica_election_results[] only Kafka",
         "when all partitions are requested, Kafka names every topic, and under it only the elected ones",
     ),
+    *(
+        Allowed("DescribeQuorum", "0-2", f"topics[].partitions[].{field}", OWN_LOG)
+        for field in ("leader_epoch", "high_watermark", "current_voters[].log_end_offset")
+    ),
+    Allowed(
+        "DescribeQuorum",
+        "2",
+        "topics[].partitions[].current_voters[].replica_directory_id",
+        "the controller of a host alone has no directory id",
+        mqd=bytes(16),
+    ),
+    Allowed("DescribeQuorum", "2", "nodes[].listeners[].port", "Kafka's controllers have listeners of their own"),
+    Allowed("InitProducerId", "3-5", "error_code", FENCED_FIRST, kafka=0, mqd=90),
     Allowed("InitProducerId", "0-5", "producer_epoch", TWO_EPOCHS),
     Allowed("DescribeTransactions", "0", "transaction_states[].producer_epoch", TWO_EPOCHS),
     Allowed("ListGroups", "0-5", "groups", HASHED, order=True),

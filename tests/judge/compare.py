@@ -146,27 +146,32 @@ class _Walk:
         if names[0] != names[1] and not is_same_set and not _are_named(kafka + mqd):
             self.found.append(Difference(self.api, self.version, path, kafka, mqd))
             return
-        if names[0] != names[1]:
-            number = self.table.is_unordered(self.api, self.version, path)
+        number = self.table.is_unordered(self.api, self.version, path)
+        is_twice = number is not None and all(names[0]) and len(set(names[0])) < len(names[0])
+        if names[0] != names[1] or is_twice:
             if is_same_set and number is None:
                 self.found.append(Difference(self.api, self.version, f"{path}[] order", names[0], names[1]))
-            elif number is not None and is_same_set:
+            elif number is not None and is_same_set and names[0] != names[1]:
                 self.table.met_order(number)
             kafka, mqd = self._paired(kafka, mqd, names, path)
         for one, other in zip(kafka, mqd, strict=True):
             self.compare(one, other, f"{path}[]")
 
     def _paired(self, kafka: list, mqd: list, names: tuple[list[str], list[str]], path: str) -> tuple[list, list]:
-        """Elements with the same name side by side; what only one side has is a difference."""
+        """Elements with the same name side by side, of a name that is there twice those with the same
+        error; what only one side has is a difference.
+        """
         pairs, left = ([], []), list(zip(names[1], mqd, strict=True))
-        for name, item in zip(names[0], kafka, strict=True):
-            match = next((other for other in left if other[0] == name), None)
-            if match is None:
-                self.found.append(Difference(self.api, self.version, f"{path}[] only Kafka", name, None))
-            else:
-                left.remove(match)
-                pairs[0].append(item)
-                pairs[1].append(match[1])
+        alone = list(zip(names[0], kafka, strict=True))
+        for with_code in (True, False):
+            for item in list(alone):
+                match = next((other for other in left if _key(other, with_code) == _key(item, with_code)), None)
+                if match is not None:
+                    alone.remove(item)
+                    left.remove(match)
+                    pairs[0].append(item[1])
+                    pairs[1].append(match[1])
+        self.found += [Difference(self.api, self.version, f"{path}[] only Kafka", name, None) for name, _ in alone]
         self.found += [Difference(self.api, self.version, f"{path}[] only mqd", None, name) for name, _ in left]
         return pairs
 
@@ -185,6 +190,11 @@ def _by_entity(entries: list[dict]) -> list[dict]:
     return sorted(entries, key=lambda entry: sorted(map(repr, entry["entity"])))
 
 
+def _key(named: tuple[str, object], with_code: bool) -> tuple[str, object]:
+    name, item = named
+    return name, item.get("error_code") if with_code and isinstance(item, dict) else None
+
+
 def _are_named(items: list) -> bool:
     return any(isinstance(item, dict) for item in items)
 
@@ -192,7 +202,7 @@ def _are_named(items: list) -> bool:
 def _identity(item: object) -> str:
     if not isinstance(item, dict):
         return repr(item)
-    named = [repr(item[name]) for name in IDENTITIES if item.get(name) not in (None, "")]
+    named = [repr(item[name]) for name in (*IDENTITIES, "resource_type") if item.get(name) not in (None, "")]
     return " ".join(named[:3])
 
 

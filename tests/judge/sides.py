@@ -14,11 +14,11 @@ from tests.judge.model import Step, World
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 CLIENT_ID = "judge"
-API_VERSIONS, PRODUCE, JOIN_GROUP, SYNC_GROUP, DESCRIBE_SHARE_OFFSETS = 18, 0, 11, 14, 90
+API_VERSIONS, PRODUCE, JOIN_GROUP, SYNC_GROUP, ADD_PARTITIONS, DESCRIBE_SHARE_OFFSETS = 18, 0, 11, 14, 24, 90
 PATIENCE_S = 6.0
 READY_S = 60.0
 PATIENCE_BLOCKING_S = 1.5  # of requests that may wait for other members, or are never answered
-BLOCKING = (JOIN_GROUP, SYNC_GROUP, DESCRIBE_SHARE_OFFSETS)
+BLOCKING = (JOIN_GROUP, SYNC_GROUP, ADD_PARTITIONS, DESCRIBE_SHARE_OFFSETS)
 
 Tamper = Callable[[int, int, bytes], bytes]
 

@@ -13,10 +13,11 @@ from perf.peers import apache_kafka, maven
 from perf.peers.peer import Unavailable
 from tests.judge.allowed import ALLOWED, OPEN
 from tests.judge.brokers import both
-from tests.judge.compare import Difference, Table
+from tests.judge.compare import Allowed, Difference, Table, differences
 from tests.judge.journal import Journal
 from tests.judge.model import World
 from tests.judge.runner import Judge, Report, is_missing
+from tests.judge.sides import Outcome
 from tests.judge.stories import KEYS, generate
 
 QUICK = (
@@ -85,6 +86,22 @@ def test_an_entry_of_the_table_covers_its_api_versions_and_field_alone() -> None
     assert table.unused() == [entry]
     assert table.allows(Difference("Fetch", 9, field, 3, 6))
     assert not table.unused()
+
+
+def test_of_a_name_that_is_there_twice_the_same_errors_are_compared() -> None:
+    def outcome(*codes: int) -> Outcome:
+        results = [m.DeleteTopicsResponse.TopicResult(name="t", error_code=code) for code in codes]
+        return Outcome("answered", m.DeleteTopicsResponse(responses=results))
+
+    def found(kafka: Outcome, mqd: Outcome, table: tuple[Allowed, ...]) -> list[tuple[str, object, object]]:
+        compared = differences(KEYS["DeleteTopics"], 5, (kafka, mqd), (World("a"), World("a")), Table(table))
+        return [(one.field, one.kafka, one.mqd) for one in compared]
+
+    unordered = (Allowed("DeleteTopics", "1-6", "responses", "hash tables", order=True),)
+    field = "responses[].error_code"
+    assert found(outcome(42, 0), outcome(0, 42), unordered) == []
+    assert found(outcome(42, 0), outcome(0, 3), unordered) == [(field, 42, 3)]
+    assert found(outcome(42, 0), outcome(0, 42), ()) == [(field, 42, 0), (field, 0, 42)]
 
 
 def test_a_run_continues_with_what_is_missing_and_what_differed(tmp_path: Path) -> None:
