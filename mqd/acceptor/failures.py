@@ -17,7 +17,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import message_class, owner_of
 from mqd.protocol.schema.language import BLOBS, Field, Struct
 
-MESSAGE = "The broker failed to answer for a reason of its own; its log says why."
+MESSAGE = "The broker failed to answer because of an internal error; its log has the details."
 
 
 class Failure(NamedTuple):

@@ -168,12 +168,12 @@ async def _request(context: Context, header: RequestHeader, node: int, name: str
             response = await service.peers.request(node, request, DESCRIBE_VERSION, TIMEOUT_S)
         except PeerError as error:
             raise _Unknown(
-                f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be asked whether a transaction is"
+                f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot say whether a transaction is"
                 f" open on it ({error}); try again."
             ) from error
     if not isinstance(response, DescribeProducersResponse):
         raise _Unknown(
-            f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be asked from this one; try again."
+            f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be reached from this one; try again."
         )
     found = []
     for partition in response.topics[0].partitions:

@@ -179,7 +179,7 @@ class Cluster:
 
 
 def report_left_out(what: str, names: list[str]) -> None:
-    """On stderr: whom a list does not have, because their coordinators could not be asked."""
+    """On stderr: what a list lacks, because its coordinators could not be reached."""
     if names:
         error_line(
             f"{len(names)} {what}{'s are' if len(names) > 1 else ' is'} left out"

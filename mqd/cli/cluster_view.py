@@ -155,7 +155,7 @@ class Versions:
         found = []
         for node in self.supported:
             lacking = [
-                f"{name} {level} (it can do {self.of(node, name)[0]} to {self.of(node, name)[1]})"
+                f"{name} {level} (it supports {self.of(node, name)[0]} to {self.of(node, name)[1]})"
                 for name, level in self.raised().items()
                 if self.of(node, name)[1] < level
             ]

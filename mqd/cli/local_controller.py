@@ -33,7 +33,7 @@ def change(path: Path, requested: messages.Change, timeout_s: float) -> messages
                 if isinstance(message, messages.Answer):
                     return message
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise CliError(f"the broker's controller cannot be asked ({path}): {error}") from None
+        raise CliError(f"the broker's controller cannot be reached ({path}): {error}") from None
     raise CliError(f"the broker's controller has not answered within {timeout_s:g} s ({path})")
 
 

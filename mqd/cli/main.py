@@ -50,7 +50,7 @@ COMMANDS = {
     "cert": ("mqd.cli.verbs.cert", "Certificates of a secured broker."),
     "produce": ("mqd.cli.verbs.produce", "Write lines or files to a topic."),
     "consume": ("mqd.cli.verbs.consume", "Read the records of a topic."),
-    "cat": ("mqd.cli.verbs.cat", "Read, write and list with kcat's letters."),
+    "cat": ("mqd.cli.verbs.cat", "Read, write and list with kcat's options."),
     "log": ("mqd.cli.verbs.log", "Dump and verify segment files."),
     "sql": ("mqd.cli.verbs.sql", "Query topics with Spark SQL."),
     "pipeline": ("mqd.cli.verbs.pipeline", "Run a data pipeline on Spark."),

@@ -34,7 +34,7 @@ class Place(NamedTuple):
         where = (
             f"log directory {' or '.join(self.directories)}{', which cannot be used' if self.unusable else ''}"
             if self.directories
-            else "its log directories cannot be asked for"
+            else "its log directories are not known"
         )
         return f"{self.partition} is not served by node {self.node}, which is in service: {where}"
 

@@ -1,4 +1,4 @@
-"""How a plan of moves stands: which partitions are where it wants them, which are on their way
+"""How far a plan of moves is: which partitions are where it wants them, which are on their way
 there and how far, and which are neither. For `mqd topic reassign --plan FILE --status`.
 """
 
@@ -14,10 +14,10 @@ from mqd.cli.kafka_request import Broker, check
 from mqd.cli.moves import Move, Partition, Plan
 from mqd.protocol.messages import MetadataRequest
 
-DONE, UNDER_WAY, OTHERWISE = "done", "under way", "otherwise"
+DONE, UNDER_WAY, NOT_DONE = "done", "under way", "not done"
 
 
-class Standing(NamedTuple):
+class PlannedPartition(NamedTuple):
     """One partition of a plan. `replicas`: as they are, [] = there is no such partition; `move`:
     what is under way, towards the plan or elsewhere.
     """
@@ -53,7 +53,7 @@ class Standing(NamedTuple):
         }
 
 
-def standings(broker: Broker, topic: str, plan: Plan) -> list[Standing]:
+def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPartition]:
     """Of each partition of the plan, which is this topic's, in its order. Raises CliError."""
     moving = moves.under_way(broker, topic)  # first: what ends meanwhile is seen where it has arrived
     answer = broker.request(
@@ -66,10 +66,10 @@ def standings(broker: Broker, topic: str, plan: Plan) -> list[Standing]:
         move = moving.get(partition)
         replicas = list(partitions[partition].replica_nodes) if partition in partitions else []
         if move is not None:
-            state = UNDER_WAY if [node for node in move.replicas if node not in move.removing] == planned else OTHERWISE
+            state = UNDER_WAY if [node for node in move.replicas if node not in move.removing] == planned else NOT_DONE
         else:
-            state = DONE if replicas == planned else OTHERWISE
-        found.append(Standing(partition, state, planned, replicas, move))
+            state = DONE if replicas == planned else NOT_DONE
+        found.append(PlannedPartition(partition, state, planned, replicas, move))
     leaders = {partition: one.leader_id for partition, one in partitions.items()}
     return _measured(
         found,
@@ -82,8 +82,8 @@ def standings(broker: Broker, topic: str, plan: Plan) -> list[Standing]:
 
 
 def _measured(
-    found: Sequence[Standing], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
-) -> list[Standing]:
+    found: Sequence[PlannedPartition], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
+) -> list[PlannedPartition]:
     """With what has been copied, by the bytes that new replicas and leaders have on their disks.
     Each host is asked once, all at the same time.
     """
@@ -114,7 +114,7 @@ def _sizes(address: str, requested: Mapping[str, list[int]]) -> dict[Partition, 
     }
 
 
-def _copied(one: Standing, sizes: Mapping[int, Mapping[Partition, int]], leader: int) -> Standing:
+def _copied(one: PlannedPartition, sizes: Mapping[int, Mapping[Partition, int]], leader: int) -> PlannedPartition:
     assert one.move is not None
     whole = sizes.get(leader, {}).get(one.partition)
     parts = [sizes.get(node, {}).get(one.partition) for node in one.move.adding]
@@ -123,12 +123,12 @@ def _copied(one: Standing, sizes: Mapping[int, Mapping[Partition, int]], leader:
     return one._replace(copied_bytes=sum(min(part or 0, whole) for part in parts), total_bytes=whole * len(parts))
 
 
-def summary(topic: str, found: Sequence[Standing]) -> str:
+def summary(topic: str, found: Sequence[PlannedPartition]) -> str:
     """All of them in one line, and what to do about those that are neither done nor under way."""
-    counts = {state: sum(one.state == state for one in found) for state in (DONE, UNDER_WAY, OTHERWISE)}
+    counts = {state: sum(one.state == state for one in found) for state in (DONE, UNDER_WAY, NOT_DONE)}
     if counts[DONE] == len(found):
         return f"topic {topic}: all of the plan is done"
     states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     return f"topic {topic}: of {len(found)} partition{'s' * (len(found) != 1)} {states}" + (
-        " (carry the plan out again for these)" if counts[OTHERWISE] else ""
+        " (carry the plan out again for these)" if counts[NOT_DONE] else ""
     )

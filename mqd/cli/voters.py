@@ -19,7 +19,7 @@ class Judged(NamedTuple):
     """
 
     now_ms: int
-    silent: list[int]  # not heard of lately, or never in this epoch
+    silent: list[int]  # not heard from lately, or never in this epoch
     # these are heard, but lack what has long been committed, as with a full disk: nothing is
     # committed with their help
     behind: list[int]
@@ -32,7 +32,7 @@ class Judged(NamedTuple):
     def text(self) -> str:
         parts = [
             f"; {what}: {', '.join(map(str, nodes))}"
-            for what, nodes in (("not heard of", self.silent), ("does not keep up", self.behind))
+            for what, nodes in (("not heard from", self.silent), ("does not keep up", self.behind))
             if nodes
         ]
         return (

@@ -318,7 +318,7 @@ class Process:
         lacking = features.unsupported(state.features, features.supported())
         if lacking:
             raise Refused(
-                f"this version of mqd is one that the cluster has left behind: {lacking}. Install the version that the"
+                f"the cluster no longer supports this version of mqd: {lacking}. Install the version that the"
                 " other hosts run"
             )
         settled, devices = await self._or_end(

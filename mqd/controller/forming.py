@@ -92,7 +92,9 @@ class Forming:
             finally:
                 connection.writer.transport.abort()
         except (OSError, EOFError, TimeoutError, HandshakeFailed, PeerProtocolError) as error:
-            self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, f"cannot be asked: {reason_of(error)}"))
+            self._handle(
+                formation.Unreachable(effect.seed, effect.ask.ask_id, f"cannot be reached: {reason_of(error)}")
+            )
             return
         if (
             isinstance(answer, FormationAnswer)

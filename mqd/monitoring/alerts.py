@@ -187,11 +187,11 @@ ALERTS = (
         "{{ $value | humanize }} logins a second fail at {{ $labels.instance }}",
     ),
     Alert(
-        "MqdCertificateEnds",
+        "MqdCertificateExpires",
         "mqd_certificate_expiry_timestamp_seconds - time() < 14 * 86400",
         "1h",
         False,
-        "The certificate of {{ $labels.listener }} at {{ $labels.instance }} ends in {{ $value | humanizeDuration }}",
+        "The certificate of {{ $labels.listener }} at {{ $labels.instance }} expires in {{ $value | humanizeDuration }}",
     ),
     Alert(
         "MqdClockSkew",

@@ -197,7 +197,7 @@ class LocalViews:
             response = _request(self._client, request)
         except (OSError, ProtocolError) as error:
             log.info(
-                "%s-%d: aborted transactions could not be asked for (%s): going on over TCP",
+                "%s-%d: aborted transactions cannot be queried (%s): continuing over TCP",
                 one.topic,
                 one.partition,
                 error,

@@ -167,7 +167,7 @@ class RoutedCoordinator:
                 node_id, AddPartitionsToTxnRequest(transactions=[transaction]), ADD_VERSION, timeout_s or TIMEOUT_S
             )
         except PeerError as error:
-            log.info("a transaction's coordinator on another host cannot be asked", node=node_id, reason=str(error))
+            log.info("a transaction's coordinator on another host cannot be reached", node=node_id, reason=str(error))
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
         assert isinstance(response, AddPartitionsToTxnResponse)
         found = {

@@ -100,7 +100,9 @@ class Relaying:
             return await self._request(node_id, address, header, frame)
         except PeerError as error:
             log.info(
-                "a coordinator on another host cannot be asked; the client tries again", node=node_id, reason=str(error)
+                "a coordinator on another host cannot be reached; the client tries again",
+                node=node_id,
+                reason=str(error),
             )
             return None
 
@@ -192,7 +194,7 @@ class Relaying:
                 )[1]
             except (PeerError, ProtocolError) as error:
                 log.info(
-                    "a leader on another host cannot be asked for offsets; the client tries again",
+                    "a leader on another host cannot be reached for offsets; the client tries again",
                     node=node_id,
                     reason=str(error),
                 )

@@ -67,7 +67,7 @@ _HELP = {
     "LOCAL_ATTACHED": "Local clients attached by shared memory",
     "LOCAL_REFUSED": "Local clients refused (local.attachments.max, local.memory.max.bytes, max.connections)",
     "LOCAL_REQUESTS": "Requests that came through shared memory",
-    "LOCAL_ASKS": "Questions of local clients where an offset lies",
+    "LOCAL_LOOKUPS": "Look-ups by local clients of where an offset lies",
     "REPLICA_BYTES": "Bytes appended as a follower",
     "RELAYED_BATCHES": "Record batches of local clients, sent on to leaders on other hosts",
     "RELAYED_BYTES": "Bytes of the requests that brought them there",

@@ -1,4 +1,4 @@
-"""`mqd cat`: kcat's letters and kcat's output, so that habits and scripts carry over. Compared with
+"""`mqd cat`: kcat's options and kcat's output, so that habits and scripts carry over. Compared with
 kcat 1.7.1.
 
 Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset also beside -D; -Z
@@ -55,7 +55,7 @@ def _print_note(letters: Letters, text: str) -> None:
 
 @click.command(
     help=(
-        "Read, write and list with kcat's letters.\n\nThe default broker is 127.0.0.1:9092 (or MQD_BOOTSTRAP). Without"
+        "Read, write and list with kcat's options.\n\nThe default broker is 127.0.0.1:9092 (or MQD_BOOTSTRAP). Without"
         " a mode: -P when stdin is piped, else -C."
     ),
     epilog=(
@@ -104,7 +104,7 @@ def command(ctx: click.Context, **given: Any) -> None:
     if given["version"]:
         from mqd.cli.librdkafka import VERSION
 
-        click.echo(f"mqd cat - kcat's letters\n{VERSION}")
+        click.echo(f"mqd cat - kcat's options\n{VERSION}")
         return
     letters = _letters(ctx, given)
     try:

@@ -84,7 +84,7 @@ def _cluster(settings: Settings) -> list[Finding]:
         return [
             Finding(
                 Harm.OUTAGE,
-                f"the cluster cannot be asked: {error}",
+                f"the cluster cannot be queried: {error}",
                 "mqd cluster status, against another broker (-b HOST:PORT); are most controllers down?",
             )
         ]
@@ -95,7 +95,7 @@ def _cluster(settings: Settings) -> list[Finding]:
         with Cluster(settings.bootstrap) as cluster:
             found += diagnosis.of_groups(all_groups(cluster))
     except CliError as error:
-        found.append(Finding(Harm.OUTAGE, f"groups cannot be asked for: {error}", "mqd cluster status; mqd group list"))
+        found.append(Finding(Harm.OUTAGE, f"groups cannot be described: {error}", "mqd cluster status; mqd group list"))
     return found
 
 

@@ -325,7 +325,7 @@ def retire_partitions(
     status: bool,
 ) -> None:
     """Give the topic NAME fewer partitions. The others stay readable until retention has emptied
-    them, then vanish.
+    them, then they are removed.
 
     Records that producers send to them, because of their keys, are appended to the partitions that
     remain, where their keys go from then on. Before that producers wait for a moment, until the
@@ -412,7 +412,7 @@ class _Retirement:
             )
         if left is not None:
             click.echo(
-                f"{left} record{'s' * (left != 1)} in them are deleted by retention; then they vanish (mqd topic"
+                f"{left} record{'s' * (left != 1)} in them are deleted by retention; then they are removed (mqd topic"
                 f" retire-partitions {state.topic} --status, or --wait)"
             )
 
@@ -464,7 +464,7 @@ def reassign(
     without them meanwhile.
 
     --plan FILE --status moves nothing and says of each partition of the plan whether it is done,
-    under way (how far), or otherwise. Exit status: 0 all is done, 1 it is not.
+    under way (how far), or not done. Exit status: 0 all is done, 1 it is not.
     """
     from mqd.cli import moves, verifying
     from mqd.cli.kafka_request import Broker
@@ -475,7 +475,9 @@ def reassign(
         )
     with Broker(settings.bootstrap) as broker:
         if plan_file is not None and status:
-            return _show_plan(settings, name, verifying.standings(broker, name, moves.read_plan(plan_file, name)))
+            return _show_plan(
+                settings, name, verifying.planned_partitions(broker, name, moves.read_plan(plan_file, name))
+            )
         if status or cancel:
             found = moves.under_way(broker, name)
             if cancel and found:

@@ -57,7 +57,7 @@ def create(settings: Settings, name: str, password_stdin: bool, data_dir: Path |
     if settings.json:
         emit_json({"principal": who, **({"password": password} if generated else {})})
     else:
-        click.echo(f"{who}{f', password {password}' if generated else ' has its password'}")
+        click.echo(f"{who}{f', password {password}' if generated else ': password set'}")
 
 
 def _alter(settings: Settings, name: str, password: str, iterations: int, data_dir: Path | None) -> None:

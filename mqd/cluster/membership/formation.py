@@ -45,7 +45,7 @@ ASK_MS_MAX = 2_000
 ANSWER_MS_MAX = 3_000
 ADVISE_MS = 10_000  # hosts that are started together are all up before that
 ADVICE = (
-    "A seed that cannot be asked has to run, and to have been started with --cluster-seeds itself: without it a host"
+    "A seed that cannot be reached has to run, and to have been started with --cluster-seeds itself: without it a host"
     " listens for no other one. HOST:PORT is its controller's listener, by default the clients' port + 2, and its"
     ' cluster.key.file the same as here. See "One host grows to three" in docs/operations.md'
 )

@@ -186,7 +186,7 @@ static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *clo
         mqd_connection_fail(r, c, "a local client asked what is no question of this version");
         return false;
     }
-    mqd_stat(r, MQD_COUNT_LOCAL_ASKS, 1);
+    mqd_stat(r, MQD_COUNT_LOCAL_LOOKUPS, 1);
     c->last_active_ms = r->now_ms;
     local->answer = (struct mqd_local_segment){.kind = query.kind, .number = query.number, .slot = UINT32_MAX};
     local->answer_fd = answer_segment(r, c, &query, &local->answer);

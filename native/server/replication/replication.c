@@ -113,7 +113,7 @@ static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *o
             continue;
         bool joins = follower->member.in_sync;
         mqd_stat(r, joins ? MQD_COUNT_IN_SYNC_EXPANDS : MQD_COUNT_IN_SYNC_SHRINKS, 1);
-        char lag[96] = "not heard of in this leader epoch";
+        char lag[96] = "not heard from in this leader epoch";
         if (follower->position >= 0 && follower->caught_up_ms != INT64_MIN)
             snprintf(lag, sizeof lag, "%lld records behind, caught up %lld ms ago",
                      (long long)(replica->log_end - follower->position),

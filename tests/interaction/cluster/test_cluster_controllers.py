@@ -159,7 +159,7 @@ def test_status_says_that_a_voter_is_lost_also_when_it_was_not_the_active_contro
         victim.kill_all()
         cluster.wait(
             "it is missing",
-            lambda: f"voters: 1, 2, 3; not heard of: {victim.node_id}; none of the others may be lost" in status(),
+            lambda: f"voters: 1, 2, 3; not heard from: {victim.node_id}; none of the others may be lost" in status(),
         )
         found = cluster.wait("for programs, too", lambda: json.loads(status("--format", "json") or "null"))
         assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == (
@@ -479,7 +479,7 @@ def test_a_host_that_listens_for_no_others_grows_to_three_with_one_restart(tmp_p
                 second.command(), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
             )
         cluster.wait("it says what to look at", lambda: ADVICE in output.read_text(), 60)
-        assert f"mqd waits: {cluster.seeds} cannot be asked: Connection refused. {ADVICE}\n" in output.read_text()
+        assert f"mqd waits: {cluster.seeds} cannot be reached: Connection refused. {ADVICE}\n" in output.read_text()
         first.stop()
         first.config = grown
         cluster.start([first])

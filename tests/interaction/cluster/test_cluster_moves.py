@@ -136,7 +136,7 @@ def test_a_topic_is_moved_under_load(cluster: Cluster, tmp_path: Path) -> None:
             cluster.bootstrap,
         )
         assert (before := run(*verify)).returncode == 1 and {one["state"] for one in json.loads(before.stdout)} == {
-            "otherwise"
+            "not_done"
         }
         _mqd(cluster, "topic", "reassign", "moved", "--plan", str(plan))
         until(

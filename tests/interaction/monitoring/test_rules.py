@@ -100,7 +100,7 @@ CASES = {
         {'mqd_authentications_total{result="failed"}': "0+120x80"},
         {'mqd_authentications_total{result="failed"}': "0+6x80", 'mqd_authentications_total{result="ok"}': "0+900x80"},
     ),
-    "MqdCertificateEnds": both(
+    "MqdCertificateExpires": both(
         'mqd_certificate_expiry_timestamp_seconds{listener="SSL"}', "1000000x80", f"{15 * 86400 + 60 * 80}x80"
     ),
     "MqdClockSkew": both('mqd_clock_timestamp_seconds{instance="a"}', "30+60x80", "5+60x80"),

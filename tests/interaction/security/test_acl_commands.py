@@ -56,7 +56,7 @@ def test_users_and_their_rights(commands: Commands) -> None:
     run, ok = commands.run, commands.ok
     made = json.loads(ok("user", "create", "alice", "--format", "json"))
     assert made["principal"] == "User:alice" and len(made["password"]) >= 27
-    assert "User:bob has its password" in ok("user", "create", "bob", "--password-stdin", given="bob's\n")
+    assert "User:bob: password set" in ok("user", "create", "bob", "--password-stdin", given="bob's\n")
     local = ok("user", "create", "carol", "--data-dir", str(commands.broker.data_dir))
     assert "User:carol, password " in local
     listed = ok("user", "list")

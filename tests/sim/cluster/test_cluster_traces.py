@@ -560,7 +560,7 @@ def test_a_worker_is_told_nothing_older_than_what_it_has() -> None:
     restarts_of_controllers(seed)
 
 
-def test_a_power_cut_of_all_hosts_leaves_somebody_to_lead_where_everything_is_flushed() -> None:
+def test_a_power_cut_of_all_hosts_leaves_a_leader_where_everything_is_flushed() -> None:
     """R9 must not forget what cannot have been forgotten."""
     world = ClusterWorld(3, plan=Plan(hosts=3, workers=1, partitions=2), quiet=True)
     world.begin()

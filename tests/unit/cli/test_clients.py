@@ -123,7 +123,7 @@ def test_what_does_not_exist(mqd, topic):
     assert code == 1 and "no.such" in error and error.count("\n") == 1
 
 
-# -- kcat's letters --------------------------------------------------------------------------------
+# -- kcat's options --------------------------------------------------------------------------------
 
 
 def test_cat_there_and_back(mqd, topic):

@@ -223,17 +223,17 @@ def test_a_plan_is_verified_partition_by_partition(mqd, played: PlayedCluster, t
         ["PARTITION", "STATE", "PLANNED", "REPLICAS", "COPIED"],
         ["0", "done", "1,2", "1,2", "-"],
         ["1", "under", "way", "3,4", "3,4,2", "63%"],
-        ["2", "otherwise", "1,2", "3,1", "-"],
-        ["7", "otherwise", "1,2", "-", "-"],
+        ["2", "not", "done", "1,2", "3,1", "-"],
+        ["7", "not", "done", "1,2", "-", "-"],
         *[
             line.split()
             for line in [
-                "topic big: of 4 partitions 1 done, 1 under way, 2 otherwise (carry the plan out again for these)"
+                "topic big: of 4 partitions 1 done, 1 under way, 2 not done (carry the plan out again for these)"
             ]
         ],
     ]
     found = json.loads(mqd("big", "--plan", file, "--status", "--format", "json")[1])
-    assert [one["state"] for one in found] == ["done", "under_way", "otherwise", "otherwise"]
+    assert [one["state"] for one in found] == ["done", "under_way", "not_done", "not_done"]
     assert found[1] == {
         "topic": "big",
         "partition": 1,
@@ -267,8 +267,8 @@ def test_what_moves_elsewhere_or_has_another_preferred_leader_is_not_what_was_pl
     played.topics["big"][0], played.moving["big", 0] = [4, 2, 1], ([4], [1])
     file = plan(tmp_path, ("big", 0, [1, 3]), ("big", 1, [3, 2]))
     assert [one["state"] for one in json.loads(mqd("big", "--plan", file, "--status", "--format", "json")[1])] == [
-        "otherwise",
-        "otherwise",
+        "not_done",
+        "not_done",
     ]
 
 

@@ -68,7 +68,7 @@ def test_host_and_directory_of_each_are_named(hosts) -> None:
     ]
     assert [place.text() for place in found] == [
         "t-0 is not served by node 1, which is in service: log directory /d1",
-        "t-0 is not served by node 3, which is in service: its log directories cannot be asked for",
+        "t-0 is not served by node 3, which is in service: its log directories are not known",
         "u-4 is not served by node 2, which is in service: log directory /d4 or /d5, which cannot be used",
     ]
 

@@ -128,7 +128,7 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 def test_status_says_whom_the_leader_does_not_hear(mqd) -> None:
     lost = quorum(replica(1), replica(2, 30_409, 30_409), replica(3, 300, 300))
     code, output = mqd(lost, "cluster", "status")
-    assert code == 0 and "voters: 1, 2, 3; not heard of: 2; none of the others may be lost\n" in output
+    assert code == 0 and "voters: 1, 2, 3; not heard from: 2; none of the others may be lost\n" in output
     found = json.loads(mqd(lost, "cluster", "status", "--format", "json")[1])
     assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == ([2], [], 0)
     assert (

@@ -245,7 +245,7 @@ def test_the_preferred_replica_is_asked_for() -> None:
         assert refused.value.error == error
 
 
-def test_an_unclean_leader_is_a_humans_choice_and_remembered() -> None:
+def test_an_unclean_leader_is_an_operators_choice_and_recorded() -> None:
     state = topic(cluster(), in_sync_replicas=(), leader=-1, last_known_eligible=(2, 3))
     after = elect(state, 1)
     assert (after.leader, after.in_sync_replicas, after.recovering, after.last_known_eligible) == (2, (2,), True, ())

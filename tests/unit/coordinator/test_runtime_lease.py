@@ -128,7 +128,7 @@ def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(t
     run(tmp_path, scenario)
 
 
-def test_without_a_lease_nobody_is_told_what_a_group_has_committed(
+def test_without_a_lease_no_client_learns_what_a_group_has_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found by the simulator: a host that is cut off knows for a while longer what its groups had

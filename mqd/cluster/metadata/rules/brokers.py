@@ -179,7 +179,7 @@ def _check_features(state: MetadataState, message: RegisterBroker) -> None:
     if message.features and lacking:
         raise Refusal(
             ErrorCode.UNSUPPORTED_VERSION,
-            f"Node {message.node_id} runs a version of mqd that this cluster has left behind: {lacking}. Install the"
+            f"Node {message.node_id} runs a version of mqd that this cluster no longer supports: {lacking}. Install the"
             " version that the other hosts run.",
         )
 

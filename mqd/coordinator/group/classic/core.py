@@ -169,7 +169,7 @@ class ClassicGroup(Rebalancing):
             elif (member := self.members.by_id.get(member_id)) is not None and (member.is_new or not member.is_waiting):
                 self._remove_member(member, actions)
                 self._rebalance_after_loss(
-                    f"member {member_id} was not heard of for its session timeout of {member.session_timeout_ms} ms",
+                    f"member {member_id} was not heard from for its session timeout of {member.session_timeout_ms} ms",
                     now_ms,
                     actions,
                 )
