@@ -148,7 +148,7 @@ def catch_up(partitions: int, hosts: int) -> dict:
         hosted = HostCore(node, 2, WORKERS, SLOTS, {directory: 0 for directory in state.brokers[node].directories})
         hosted.handle(host_core.Started(state, (), (), {}), 0)
 
-    steps["its own replicas get their places"] = seconds(start)
+    steps["its own replicas get their slots"] = seconds(start)
     (sent,) = [
         action
         for action in hosted.handle(host_core.SubscriberJoined("worker", messages.Subscribe("worker", 0, 1)), 0)
@@ -217,7 +217,7 @@ def failover(partitions: int, hosts: int, leaders: int) -> dict:
 
     runs = [apply_once() for _ in range(REPETITIONS)]
     steps["it applies them"] = median(run[0] for run in runs)
-    steps["its host core makes news of it"] = median(run[1] for run in runs)
+    steps["its host core turns them into updates"] = median(run[1] for run in runs)
     sent = runs[0][2]
     data = [_encode(message) for message in sent]
     steps["encoded and decoded for a worker"] = seconds(

@@ -354,7 +354,7 @@ def _points_table(points: list[dict]) -> str:
         )
 
     headings = (
-        "of it",
+        "fraction",
         "records/s",
         "ms acknowledged, p50",
         "p99",
@@ -371,15 +371,16 @@ def _latency_lines(result: dict) -> list[str]:
     reached = "reached" if half["p99_us"] <= LATENCY_TARGET_US else "missed"
     return [
         (
-            f"The load generator, {BATCHED}, at parts of what it reached (target at 1/2: p99 ≤ 5 ms: {reached}); times"
-            " count from when a batch was due. Of the turns that with the median p99, and all their p99:"
+            f"The load generator, {BATCHED}, at fractions of the rate that it reached (target at 1/2: p99 ≤ 5 ms: {reached});"
+            " times count from when a batch was due. Figures of the turn with the median p99; in parentheses the lowest"
+            " and the highest p99 of all turns:"
         ),
         "",
         _points_table(result["paced"]),
         "",
         (
             f"librdkafka writes {number(result['latency']['maximum'])} records/s at most to six partitions that three"
-            " brokers lead, on the same two cores. At parts of it, with a consumer reading along:"
+            " brokers lead, on the same two cores. At fractions of that, with a consumer reading along:"
         ),
         "",
         _points_table(result["latency"]["points"]),
@@ -417,8 +418,7 @@ def block(result: dict, figures: Figures) -> str:
             (
                 f"{result['machine']['cpu']}, {result['machine']['cores']} cores; the workers of brokers 1, 2, 3 on CPU"
                 f" {result['cpus']}; {result['date'][:10]}; medians of {len(turns[BATCHED])} turns. For each second"
-                f" that a worker ran it waited {waited:.2g} s for its CPU, of the others and of what else the machine"
-                " did."
+                f" that a worker ran it waited {waited:.2g} s for its CPU, because of the other workers and other load."
             ),
             "",
             markdown_table(

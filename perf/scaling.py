@@ -224,7 +224,7 @@ def page(result: dict) -> str:
             )
         )
     of_clients = markdown_table(
-        ("clients", "records/s", "spread", "the law says", "worker, % of a core", "CPU-µs a record"),
+        ("clients", "records/s", "spread", "the law predicts", "worker, % of a core", "CPU-µs a record"),
         lines,
         right=range(6),
     )
@@ -249,7 +249,7 @@ def page(result: dict) -> str:
             "CPU-µs a record",
             "records/s with cores of their own",
             "spread",
-            "the law says",
+            "the law predicts",
             "records/s here",
             "memory, MB",
         ),
@@ -290,7 +290,7 @@ def page(result: dict) -> str:
             of_clients,
             (
                 "Workers that are given as much as they can take. The third column is what counts: n ÷ the CPU time of"
-                " a record. The clock's rate beside it is this machine's, where "
+                " a record. The wall-clock rate beside it is this machine's, where "
                 "the clients need cores"
                 f" too.{' `*`: more workers than cores; their CPU time also holds the switching between them.' if max(map(int, result['curves']['workers'])) > cores else ''}"
             ),
@@ -299,7 +299,7 @@ def page(result: dict) -> str:
             fits,
             f"![Records per second by clients and by workers]({CHART.name})",
             (
-                f"Continued to machines that were **not** measured. {cores} cores cannot show what many do to each"
+                f"Extrapolated to machines that were **not** measured. {cores} cores cannot show what many do to each"
                 " other's caches and memory, so take it as an upper end, and run `python -m perf scaling` on the"
                 " machine in question."
             ),

@@ -43,11 +43,11 @@ def markdown() -> str:
         "",
         (
             "In these three, `${file:PATH:KEY}` is the value of a key in another properties file, `${env:NAME}` that of"
-            " an environment variable and `${dir:PATH:FILE}` the content of a file: what is secret needs to be in"
+            " an environment variable and `${dir:PATH:FILE}` the content of a file: secrets need not be in any of"
         ),
         (
-            "none of them. The references are resolved when the broker starts (Kafka's `config.providers`, which need"
-            " not be declared). One that leads nowhere stops the start."
+            "them. The references are resolved when the broker starts (Kafka's `config.providers`, which need"
+            " not be declared). One that cannot be resolved prevents the start."
         ),
         "",
         (

@@ -4,7 +4,7 @@ DirectoryConfigProvider read them (KIP-297, KIP-421, KIP-887).
 
 Where `config.providers` is not set, the three are there by these names; where it is set, only those
 that it names, with their parameters `allowed.paths` and `allowlist.pattern`. Another name's
-reference stays text, as in Kafka. Other than in Kafka, a reference that leads nowhere is an error:
+reference stays text, as in Kafka. Unlike in Kafka, a reference that cannot be resolved is an error:
 its own text must not become a password.
 
 Only what the operator writes is resolved (file, environment, command line), never what clients set.

@@ -65,7 +65,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "Internal topics are written uncompressed.": (
         "offsets.topic.compression.codec share.coordinator.state.topic.compression.codec"
     ),
-    "TLS is the system's OpenSSL. Hosts of a cluster do not use TLS between each other yet.": (
+    "TLS is the system's OpenSSL. For TLS between hosts see cluster.tls.": (
         "ssl.protocol ssl.provider ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation"
         " ssl.endpoint.identification.algorithm ssl.allow.dn.changes ssl.allow.san.changes"
     ),
@@ -76,7 +76,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "The broker retries every 20 ms for 100 ms.": (
         "add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms"
     ),
-    "Transactions in two phases (KIP-939) are not available.": "transaction.two.phase.commit.enable",
+    "Two-phase commit of transactions (KIP-939) is not available.": "transaction.two.phase.commit.enable",
     "The broker limits the partitions in one DescribeTopicPartitions response.": ("max.request.partition.size.limit"),
     "A host that loses a log directory continues with the others.": "log.dir.failure.timeout.ms",
     "Background work starts when it is due.": "log.initial.task.delay.ms",

@@ -53,8 +53,8 @@ max.connections.per.ip.overrides: string dynamic =
     resolved.
 max.connection.creation.rate: int >=1 dynamic per_listener = INT_MAX
     Connections per second that the broker accepts, after a burst of quota.window.num - 1 windows; further ones wait.
-    For one listener (listener.name.NAME.max.connection.creation.rate): that it accepts. Of one address: quotas of the
-    entity type ips (kafka-configs, mqd quota).
+    For one listener (listener.name.NAME.max.connection.creation.rate): those that it accepts. For one address: quotas
+    of the entity type ips (kafka-configs, mqd quota).
 connections.max.idle.ms: long >=-1 <=INT_MAX = 600000
     A connection is closed after this time without a request. -1: never.
 connection.inflight.max: int >=1 <=65536 = 256
@@ -105,8 +105,8 @@ connections.max.reauth.ms: long >=0 per_listener = 0
     A client must authenticate again within this time, or its connection is closed (KIP-368). 0: once is enough, except
     for tokens that expire.
 sasl.scram.decoy.secret: string sensitive dynamic
-    (mqd) What the salts of names that no user has are computed from. The cluster makes it when a user gets a password
-    and there is none, and keeps it.
+    (mqd) The secret from which salts for unknown user names are computed. The cluster makes it when a user gets a
+    password and there is none yet, and keeps it.
 connection.failed.authentication.delay.ms: int >=0 <=5000 = 100
     Delay of the answer to a failed authentication. It doubles with each failure of the same address and user, up to 5
     s.
@@ -289,16 +289,16 @@ unclean.leader.election.enable: bool dynamic = false
 message.max.bytes: int >=0 dynamic = 1048588
     The largest record batch (max.message.bytes of a topic).
 compression.type: enum(uncompressed|zstd|lz4|snappy|gzip|producer) dynamic = producer
-    What batches are stored in: as the producer compressed them, or all in one codec. The acceptor compresses those that
-    come in another, which costs its CPU; `uncompressed` refuses (MESSAGE_TOO_LARGE) what becomes larger than
-    message.max.bytes. Of internal topics always producer.
+    The codec in which batches are stored: the producer's, or one for all. The acceptor compresses those that come in
+    another, which costs its CPU; `uncompressed` refuses (MESSAGE_TOO_LARGE) what becomes larger than
+    message.max.bytes. Internal topics always use producer.
 compression.gzip.level: int >=-1 <=9 dynamic = -1
-    Of what the broker compresses itself (compression.type): 1 to 9, -1 = 6.
+    Level at which the broker itself compresses (compression.type): 1 to 9, -1 = 6.
     refused 0: level 0 does not compress; that is compression.type=uncompressed
 compression.lz4.level: int >=1 <=17 dynamic = 9
-    Of what the broker compresses itself (compression.type): 1 to 17.
+    Level at which the broker itself compresses (compression.type): 1 to 17.
 compression.zstd.level: int >=-131072 <=22 dynamic = 3
-    Of what the broker compresses itself (compression.type).
+    Level at which the broker itself compresses (compression.type).
 fetch.max.bytes: int >=1024 = 57671680
     Bytes of the response to one Fetch.
 max.incremental.fetch.session.cache.slots: int >=0 <=1000000 = 1000
@@ -458,29 +458,30 @@ group.share.max.heartbeat.interval.ms: int >=1 = 15000
 group.share.max.size: int >=1 <=1000 = 200
     Members that a share group may have.
 group.share.delivery.count.limit: int >=2 <=10 = 5
-    A record that has been delivered so often to a share group, and not accepted, is not delivered again.
+    A record that has been delivered this many times to a share group, and not accepted, is not delivered again.
 group.share.record.lock.duration.ms: int >=1000 <=3600000 = 30000
-    A member of a share group has a record that it is given for this long; then others may have it. Per group:
-    share.record.lock.duration.ms.
+    How long a record is locked for the member of a share group that acquired it; then other members may acquire it. Per
+    group: share.record.lock.duration.ms.
 group.share.min.record.lock.duration.ms: int >=1000 <=30000 = 15000
     The shortest share.record.lock.duration.ms that a group may have.
 group.share.max.record.lock.duration.ms: int >=30000 <=3600000 = 60000
     The longest share.record.lock.duration.ms that a group may have.
 group.share.partition.max.record.locks: int >=100 <=10000 = 2000
-    Records of a partition that a share group's members may have at a time, those that were given back included. A slow
-    record holds up none but itself: what is accepted behind it does not count.
+    Records of a partition that a share group's members may hold at a time, released ones included. A slow record does
+    not block others: records after it that were accepted do not count.
 group.share.max.share.sessions: int >=1 = 2000
     Share sessions of a broker, one for each member of each share group that reads here.
 share.memory.max.bytes: int >=1048576 = 67108864
-    (mqd) Memory of one worker for the states of share groups. With all of it in use nothing further is handed out.
+    (mqd) Memory of one worker for the states of share groups. When all of it is in use, no further
+    records are delivered.
 group.share.initialize.retry.interval.ms: int >=1 = 30000
-    A share-partition whose initialization has had no outcome for so long is initialized again.
+    A share-partition whose initialization has had no outcome for this long is initialized again.
 share.coordinator.state.topic.num.partitions: int >=1 <=16384 = 50
     Partitions of __share_group_state. Used when the topic is created; must not change afterwards.
 share.coordinator.state.topic.segment.bytes: int >=1048576 <=1073741824 = 104857600
     Segment size of __share_group_state, used when it is created.
 share.coordinator.snapshot.update.records.per.snapshot: int >=0 <=500 = 500
-    So many updates of a share-partition are written to __share_group_state, then a snapshot.
+    Updates of a share-partition that are written to __share_group_state between two snapshots.
 share.coordinator.state.topic.prune.interval.ms: int >=1 = 300000
     How often records of __share_group_state that no share-partition needs any more are deleted.
 share.coordinator.cold.partition.snapshot.interval.ms: int >=1 = 300000
@@ -519,9 +520,9 @@ super.users: string =
 allow.everyone.if.no.acl.found: bool = false
     A resource that no access control list names is open to every client.
 local.principal.mapping.rules: string = DEFAULT
-    (mqd) Which user a local process stands for, by its login name: RULE:pattern/replacement/[LU] and DEFAULT, separated
-    by commas; the first that matches decides. A process that stands for none goes over TCP; one of the broker's own
-    user may do everything.
+    (mqd) Maps the login name of a local process to a user: RULE:pattern/replacement/[LU] and DEFAULT, separated by
+    commas; the first that matches decides. A process that maps to no user goes over TCP; one of the broker's own user
+    may do everything.
 authorizer.log.only: bool = false
     (mqd) Operations that access control lists deny are logged and carried out: shows what the clients of a running
     cluster need before the lists are enforced. Denials are in logs/audit.log.
@@ -624,7 +625,7 @@ flush.ms: as log.flush.interval.ms = LONG_MAX
     Flush at least this often; checked once a second, and values above 5 s count as 5 s.
 index.interval.bytes: as log.index.interval.bytes
 compression.type: as compression.type
-    What batches are stored in: as the producer compressed them (producer), or all in one codec.
+    The codec in which batches are stored: the producer's (producer), or one for all.
 compression.gzip.level: as compression.gzip.level
 compression.lz4.level: as compression.lz4.level
 compression.zstd.level: as compression.zstd.level
@@ -680,7 +681,7 @@ share.session.timeout.ms: as group.share.session.timeout.ms
 share.heartbeat.interval.ms: as group.share.heartbeat.interval.ms
     How often members of a share group send heartbeats.
 share.record.lock.duration.ms: as group.share.record.lock.duration.ms
-    A member has a record that it is given for this long; then others may have it.
+    How long a record is locked for the member that acquired it; then other members may acquire it.
 share.auto.offset.reset: string dynamic = latest
     Where a share group begins in a partition that it has never read: earliest, latest, or
     by_duration:PnDTnHnMn.nS before now.

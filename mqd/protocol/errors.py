@@ -107,7 +107,7 @@ _TABLE = """
 69  GROUP_ID_NOT_FOUND                      no   no such group
 70  FETCH_SESSION_ID_NOT_FOUND              yes  no such fetch session
 71  INVALID_FETCH_SESSION_EPOCH             yes  the epoch of the fetch session is not the expected one
-72  LISTENER_NOT_FOUND                      yes  the leader has no listener of the name the request came by
+72  LISTENER_NOT_FOUND                      yes  the leader has no listener with the name of the one that got the request
 73  TOPIC_DELETION_DISABLED                 no   topic deletion is disabled
 74  FENCED_LEADER_EPOCH                     yes  the request's leader epoch is older than the broker's
 75  UNKNOWN_LEADER_EPOCH                    yes  the request's leader epoch is newer than the broker's
@@ -119,7 +119,7 @@ _TABLE = """
 81  GROUP_MAX_SIZE_REACHED                  no   the group is full
 82  FENCED_INSTANCE_ID                      no   another member has taken this group.instance.id
 83  ELIGIBLE_LEADERS_NOT_AVAILABLE          yes  no replica may become leader at the moment
-84  ELECTION_NOT_NEEDED                     yes  the leader is already the wanted one
+84  ELECTION_NOT_NEEDED                     yes  the leader is already the requested one
 85  NO_REASSIGNMENT_IN_PROGRESS             no   no reassignment is under way
 86  GROUP_SUBSCRIBED_TO_TOPIC               no   the group is subscribed to the topic
 87  INVALID_RECORD                          no   a record breaks a rule of the topic; the batch is refused
@@ -155,7 +155,7 @@ _TABLE = """
 117 UNKNOWN_SUBSCRIPTION_ID                 no   the telemetry subscription is unknown or old
 118 TELEMETRY_TOO_LARGE                     no   the telemetry push is larger than allowed
 119 INVALID_REGISTRATION                    no   the controller finds the broker's registration invalid
-120 TRANSACTION_ABORTABLE                   no   the transaction must be aborted; then go on
+120 TRANSACTION_ABORTABLE                   no   the transaction must be aborted; then continue
 121 INVALID_RECORD_STATE                    no   the record's state does not allow this acknowledgement
 122 SHARE_SESSION_NOT_FOUND                 yes  no such share session
 123 INVALID_SHARE_SESSION_EPOCH             yes  the epoch of the share session is not the expected one

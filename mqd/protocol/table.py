@@ -68,7 +68,7 @@ NOTES = """
   the request of a client that is attached by shared memory to one host, answered by another, which
   coordinates its group or transactional id or leads its partition (ListOffsets).
   `request_principal` is MessagePack of the client: the `uid` and `pid` of its process, the
-  principal and address that its host judges it by. `client_host_address` is its host's, for
+  principal and address by which its host authorizes it. `client_host_address` is its host's, for
   descriptions of groups. Its contents have that client's rights.
 * **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
   **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets** (KIP-932)
@@ -83,10 +83,10 @@ NOTES = """
   hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (below 7, which has no place for
   it, a response without partitions). A consumer that names its rack (11 and up) is directed to an
   in-sync replica there (KIP-392), and may read from any replica up to its high watermark. A session
-  is its principal's: to others there is none (FETCH_SESSION_ID_NOT_FOUND), where Kafka lets any
-  client continue it under its own rights.
-* **Produce** from 10 and **Fetch** from 12 on name the current leader beside NOT_LEADER_OR_FOLLOWER
-  and FENCED_LEADER_EPOCH, and its address (KIP-951; Fetch: from 16 on).
+  belongs to its principal; others get FETCH_SESSION_ID_NOT_FOUND, where Kafka lets any client
+  continue it under its own rights.
+* **Produce** from 10 and **Fetch** from 12 on name the current leader along with
+  NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, and its address (KIP-951; Fetch: from 16 on).
 * **Metadata** and **DescribeCluster** show brokers that are not fenced (DescribeCluster 2: all,
   when requested), each with the address it has registered; this one with the address that the
   client reached. The controller that they name is the broker that answers: it forwards changes to
@@ -103,7 +103,7 @@ NOTES = """
 * **AlterPartitionReassignments** is answered when the reassignments have begun; each is checked
   separately. **DescribeQuorum** is the view of the quorum's leader, whichever broker is queried; its
   tagged field 9100, of a partition, is the leader's `controller.quorum.fetch.timeout.ms`. A single
-  host is a quorum of one. **ElectLeaders** there: ELECTION_NOT_NEEDED. **UnregisterBroker** is
+  host is a quorum of one; it answers **ElectLeaders** with ELECTION_NOT_NEEDED. **UnregisterBroker** is
   refused while the broker is alive or holds replicas.
 * **CreateAcls**, **DeleteAcls** are answered when all workers of the host that answers apply the
   change. Without `authorizer.class.name` these and **DescribeAcls** are answered with
@@ -116,7 +116,7 @@ NOTES = """
   records, 2 sealed, 3 redirected, 4 hidden), whether this host's workers have applied it
   (`applied`), how many remain, and for each retired partition the one that takes its records, its
   leader and leader epoch. CONCURRENT_TRANSACTIONS: a transaction is open on one of them.
-* Bytes behind a whole request are ignored, as by Kafka: librdkafka 2.16 sends some.
+* Bytes after a whole request are ignored, as by Kafka: librdkafka 2.16 sends some.
 
 ## Error codes
 

@@ -20,7 +20,7 @@ class RedisStreams(StreamPeer):
     protocol = "redis"
     settings = (
         "Debian's package; `appendonly yes`, `appendfsync everysec` (its default), no snapshots, the append-only file"
-        " rewritten between measurements and not during one; a stream is a key, held in memory whole"
+        " rewritten between measurements and not during one; a stream is a key, kept in memory as a whole"
     )
     flush_settings = "`appendfsync always`"
 

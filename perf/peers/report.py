@@ -258,7 +258,7 @@ def _notes(run: Run, rows: Sequence[Row]) -> str:
     """What a reader of the rows must know; only what they show."""
     notes = ["Medians; bold is the best of a row"]
     if any(_is_saturated(run, facts.name, row.step) for facts in run.measured() for row in rows):
-        notes.append("* the rate was not kept up, so that this is a queue's length")
+        notes.append("* the rate was not kept up, so this is the delay of a growing queue")
     if any(facts.flush_settings == "" for facts in run.measured()):
         lacking = " and ".join(facts.name for facts in run.measured() if not facts.flush_settings)
         notes.append(
@@ -418,7 +418,7 @@ CHARTS = {
 }
 CAPTIONS = {
     THROUGHPUT_CHART: (
-        "The base is 1 KiB, acks=all, uncompressed, 6 partitions, no fsync; the others differ from it as they say."
+        "The base is 1 KiB, acks=all, uncompressed, 6 partitions, no fsync; the others differ from it as named."
     ),
     LATENCY_CHART: (
         "At 25, 50 and 75 % of what each peer reached with a consumer reading along; an × is a rate that was not"

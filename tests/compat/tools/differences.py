@@ -40,10 +40,10 @@ TEXTS = "mqd's own words: the message names the cause, or the way out, too"
 STRICT = "an unknown setting of a broker is refused; Kafka stores whatever it is given"
 
 STREAMS = "not in mqd: streams groups"
-BETWEEN = "requests that only brokers send each other are not told to clients"
+BETWEEN = "requests that only brokers send each other are not advertised to clients"
 SHARE_START = (
-    "the start of a share-partition passes what is finished with the write that finishes it, and is known from the"
-    " first fetch on; Kafka writes it later"
+    "the start of a share-partition moves past finished records with the write that finishes them, and is known from"
+    " the first fetch on; Kafka writes it later"
 )
 TIERED = "not in mqd: tiered storage, and so its settings. `flush.on.ack`, `record.validation` and `replica.lag.max.messages` are mqd's own"
 INTERNAL = "internal topics keep mqd's own settings, written out"
@@ -51,7 +51,7 @@ FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `pr
 INDEX = "an offset index names the first offset of a batch, Kafka's the last one. Both brokers read both; the tool calls it a mismatch"
 ELR = "with no leader and an empty ISR, Kafka names the last leader as LastKnownElr too; mqd names it as Elr only"
 GROUP_CONFIGS = "a group whose last setting was deleted is unknown again; Kafka keeps an empty entry"
-VOTERS = "one broker alone has no directory id, and no controller listener apart from its own"
+VOTERS = "one broker alone has no directory id and no separate controller listener"
 FEATURES = "mqd has a feature of its own, `mqd.version`, and its oldest metadata.version is Kafka 4.0's"
 ERROR = r"err (java\.util\.concurrent\.ExecutionException: |Caused by: |)org\.apache\.kafka\.common\.errors\."
 FAILED = r"err Error while executing config command .*"

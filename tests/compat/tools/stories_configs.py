@@ -40,7 +40,7 @@ def configs_topic_all(side: Side) -> None:
     side.run("configs", "--topic", "everything", "--describe", "--all", unordered=True)
 
 
-@story("configs", "of a topic that is not there")
+@story("configs", "of a topic that does not exist")
 def configs_missing(side: Side) -> None:
     of = ("--entity-type", "topics", "--entity-name", "nowhere")
     side.run("configs", *of, "--describe")
@@ -140,7 +140,7 @@ def configs_not_there(side: Side) -> None:
     side.run("configs", *loggers, "--alter", "--add-config", "kafka.server=LOUD")
 
 
-@story("configs", "wrong words")
+@story("configs", "invalid arguments")
 def configs_usage(side: Side) -> None:
     side.run("configs")
     side.run("configs", "--describe", "--entity-type", "spoons", "--entity-name", "x")

@@ -178,7 +178,7 @@ def groups_consumer(side: Side) -> None:
     with_members(side, "consumer")
 
 
-@story("consumer-groups", "a group that is not there, wrong words")
+@story("consumer-groups", "a group that does not exist, invalid arguments")
 def groups_missing(side: Side) -> None:
     for words in (
         ("--describe", "--group", "nobody"),

@@ -24,7 +24,7 @@ def topics_life(side: Side) -> None:
     side.run("topics", "--list", "--topic", "life.*")
 
 
-@story("topics", "a topic that is not there")
+@story("topics", "a topic that does not exist")
 def topics_missing(side: Side) -> None:
     side.run("topics", "--describe", "--topic", "nowhere")
     side.run("topics", "--describe", "--topic", "nowhere", "--if-exists")
@@ -84,7 +84,7 @@ def topics_configs(side: Side) -> None:
     side.run("topics", "--describe", "--exclude-internal", "--topic", "configured|plain")
 
 
-@story("topics", "wrong words")
+@story("topics", "invalid arguments")
 def topics_usage(side: Side) -> None:
     side.run("topics")
     side.run("topics", "--create")
