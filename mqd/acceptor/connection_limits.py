@@ -1,6 +1,6 @@
 """How fast clients may connect, and how many connections they may have.
 
-    connection_creation_rate      of an address (quota, KIP-612): what comes faster is kept for a
+    connection_creation_rate      of an address (quota, KIP-612): excess connections are held for a
                                   moment and closed, unanswered
     max.connection.creation.rate  of the broker and of a listener: above it nothing is accepted, and
                                   connections wait in the kernel's queue
@@ -23,13 +23,13 @@ from mqd.cluster.host.messages import ClientQuota
 from mqd.cluster.metadata.rules.settings import CONNECTION, IP, quota_window_ns
 
 ADDRESS_COUNT_MAX = 65536
-DELAY_S_MAX = 1.0  # then it is looked at again: limits may be raised
+DELAY_S_MAX = 1.0  # then the limits are checked again: they may have been raised
 NO_LIMIT = 2**31 - 1  # Kafka's default of all of them
 SECOND_NS = 1_000_000_000
 
 
 class Rate:
-    """So many a second, and a burst, as native/shm/quota.h."""
+    """A rate per second and a burst, as in native/shm/quota.h."""
 
     def __init__(self, per_s: float, burst_ns: int) -> None:
         self._cost_ns = SECOND_NS / per_s

@@ -39,7 +39,7 @@ from mqd.base.clock import now_ms
 from mqd.keeper.broker_state import BrokerState, Process
 from mqd.keeper.resources import Resources
 from mqd.keeper.settings import Settings
-from mqd.keeper.sockets import stays
+from mqd.keeper.sockets import will_recur
 from mqd.native import ProcessState
 from mqd.shm.attach import peer_pid, peer_pidfd, receive_packet, send_message
 from mqd.shm.keeper_messages import (
@@ -169,7 +169,7 @@ class Keeper(BrokerState):
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) and self._tools:
                 self._drop_tool(next(iter(self._tools)))
-            elif stays(error):
+            elif will_recur(error):
                 self._rest(
                     self.resources.keeper_socket, lambda: self._watch(self.resources.keeper_socket, self._on_connect)
                 )
@@ -473,7 +473,7 @@ class Keeper(BrokerState):
             try:
                 connection, _ = listener.accept()
             except OSError as error:
-                if stays(error):
+                if will_recur(error):
                     self._rest(listener, lambda: self._turn_away(self._turning_away, repeat=True))
                 return
             with contextlib.suppress(OSError):

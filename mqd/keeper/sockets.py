@@ -22,7 +22,7 @@ _PASSING = frozenset(
 )
 
 
-def stays(error: OSError) -> bool:
+def will_recur(error: OSError) -> bool:
     """Has accept() failed without consuming a connection (no descriptors, no memory, a security
     module)? Then the socket stays readable, and accept() would fail again immediately.
     """

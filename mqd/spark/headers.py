@@ -1,5 +1,5 @@
 """The column `headers` of rows as the header sections of records, by columns: Arrow joins the
-pieces, numpy makes the lengths; no row is looked at alone.
+pieces, numpy makes the lengths; there is no loop over rows.
 
     section of a record    varint count, and of each header: varint key length, key, varint value
                            length (-1: null), value
@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from mqd.client.columns import Column
 
-# bytes of keys and values up to which what is joined surely fits Arrow's binary: its offsets are
-# int32
+# Bytes of keys and values up to which the joined result certainly fits Arrow's binary type, whose
+# offsets are int32.
 _INT32_OFFSETS_MAX = 1 << 30
 _VARINT_BYTES_MAX = 5
 

@@ -124,7 +124,7 @@ int mqd_partition_roll(struct mqd_partition *partition, int64_t now_ms)
 {
     if (partition->fenced) {
         errno = EIO;
-        return mqd_error_set(EIO, "%s: fenced after an earlier failure; restart the worker once the disk is well",
+        return mqd_error_set(EIO, "%s: fenced after an earlier failure; restart the worker once the disk is repaired",
                              partition->path);
     }
     if (mqd_partition_roll_active(partition) == 0)

@@ -6,7 +6,7 @@ triple where the partition is given too, an Entry otherwise. Now and then the wh
 columns: one join, one pass for the sizes, one call into C.
 
 1. The list is never replaced: appends need no lock, and what is taken is sliced off its front, so
-   that an append beside it is neither lost nor doubled.
+   that a concurrent append is neither lost nor duplicated.
 2. Values, pairs and triples have their time from `marks`: (how many records were before,
    milliseconds), one for each millisecond in which there were any.
 3. `armed` is set by the thread that appends and cleared before entries are taken: so an entry is
@@ -55,8 +55,8 @@ class Refused(Exception):
 
 
 class Taken:
-    """How many records of a call to append() are in the C core, or with the compressor: its
-    caller's, who looks also when that raises.
+    """How many records of a call to append() are in the C core, or with the compressor. Owned by
+    the caller, which reads it also when append() raises.
     """
 
     __slots__ = ("count",)
@@ -105,7 +105,7 @@ class Stage:
         self.marks.append((self.taken + len(self.entries), now_ms))
 
     def release(self, count: int) -> None:
-        """The first `count` entries are dealt with. How many more may come is as before."""
+        """Removes the first `count` entries. As many more may be appended as before."""
         self.limit = max(self.limit - count, 0)
         del self.entries[:count]
         self.taken += count
@@ -117,8 +117,8 @@ class Stage:
             del marks[:keep]
 
     def times(self, count: int) -> tuple[int, np.ndarray | None]:
-        """Milliseconds of the first `count` entries: (one for all, None) or (the first, of each).
-        Of mere values; others have their own.
+        """Milliseconds of the first `count` entries: (one for all, None) or (the first, an array).
+        They are those of values, pairs and triples; an Entry has its own.
         """
         marks, end = self.marks, self.taken + count
         if not marks:

@@ -21,7 +21,7 @@ _RETRY_METADATA_S = 5.0
 
 
 class TcpProducer:
-    """What mqd.Producer stands on when the broker is elsewhere. Raises KafkaException as
+    """What mqd.Producer uses when the broker is on another host. Raises KafkaException as
     confluent_kafka.Producer does.
     """
 
@@ -117,14 +117,14 @@ class TcpProducer:
             for index, record in enumerate(batch):
                 if not self._produce_one(topic, record, None if report is None else report.one(index), deadline):
                     return index
-        # what a callback raises and Ctrl-C, too: the records taken are not to be given again
+        # also on Ctrl-C and on what a callback raises: the caller must not pass the taken records again
         except BaseException as problem:
             problem.taken = index  # type: ignore[attr-defined]  # for the caller, on whatever was raised
             raise
         return len(batch)
 
     def _produce_one(self, topic: str, record: tuple[Any, ...], on_delivery: Any, deadline: float) -> bool:
-        """False: there was no room until then."""
+        """False: there was no room before `deadline`."""
         value, key, where, timestamp, header = record
         more: dict[str, Any] = {}
         if header is not None:

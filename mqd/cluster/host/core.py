@@ -214,7 +214,7 @@ class HostCore(TopicImages):
                 actions += self._put(topic, {})
         for subscriber in self._subscribers.values():
             if not subscriber.held:
-                actions.append(Send(subscriber.client, self._whole(subscriber.role)))
+                actions.append(Send(subscriber.client, self._full_image(subscriber.role)))
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
 
     def _on_controller_changed(self, event: ControllerChanged, now_ms: int) -> list[Action]:
@@ -283,9 +283,9 @@ class HostCore(TopicImages):
         if role == "worker" and index in self._fenced:
             subscriber.held = True
             return actions
-        return [*actions, Send(event.client, self._whole(role))]
+        return [*actions, Send(event.client, self._full_image(role))]
 
-    def _whole(self, role: str) -> messages.Image:
+    def _full_image(self, role: str) -> messages.Image:
         state = self._state
         brokers = [broker_image(broker) for broker in state.brokers.values()]
         config = state.broker_config(self.node_id)
@@ -372,7 +372,7 @@ class HostCore(TopicImages):
                 for subscriber in self._subscribers.values():
                     if subscriber.held and subscriber.index == index:
                         subscriber.held = False
-                        actions.append(Send(subscriber.client, self._whole(subscriber.role)))
+                        actions.append(Send(subscriber.client, self._full_image(subscriber.role)))
         return actions
 
     def _on_worker_applied(self, event: WorkerApplied, now_ms: int) -> list[Action]:

@@ -337,7 +337,7 @@ TEST(inflight_is_bounded_and_order_kept)
     end(&s);
 }
 
-/* What the broker would end the attachment for is never submitted, whatever batch_bytes says. */
+/* The broker would end the attachment for a larger one, whatever batch_bytes says. */
 TEST(no_request_is_larger_than_the_broker_takes)
 {
     enum { REQUEST_BYTES_MAX = 5000 };
@@ -370,7 +370,7 @@ TEST(no_request_is_larger_than_the_broker_takes)
     end(&s);
 }
 
-TEST(full_is_full_and_goes_on)
+TEST(a_full_buffer_refuses_then_accepts_again)
 {
     struct setup s;
     struct mqd_producer_options options = plain();
@@ -424,8 +424,8 @@ TEST(full_is_full_and_goes_on)
     end(&s);
 }
 
-/* A worker that is slower than the producer: what is freed is enough for a whole batch each time,
- * and no more is made of it. */
+/* A worker that is slower than the producer: each response frees room for a whole batch, and the
+ * next batch fills it instead of being split into small ones. */
 TEST(back_pressure_does_not_make_batches_small)
 {
     for (int32_t partitions = 1; partitions <= 4; partitions += 3) {
@@ -531,7 +531,7 @@ TEST(encoded_batches_keep_their_order)
     int64_t size = mqd_records_encode(&records, 70, batch, sizeof batch, &taken);
     CHECK_EQUAL(taken, 70);
     mqd_producer_put(s.producer, topic, 0, (const uint8_t *)"x", 1, NULL, -1, NULL, 0, 1);
-    batch[22] = 8 | 32 | 3; /* as if it were compressed by lz4; what is not a client's to say is not taken over */
+    batch[22] = 8 | 32 | 3; /* as if compressed by lz4; flags that a client may not set are dropped */
     CHECK_EQUAL(mqd_producer_append_batch(s.producer, topic, 0, batch, (uint32_t)size, &number), 0);
     CHECK(mqd_producer_append_batch(s.producer, topic, 0, batch, (uint32_t)size - 1, &number) < 0);
     CHECK(mqd_producer_append_batch(s.producer, topic, 1, batch, (uint32_t)size, &number) < 0);
@@ -547,8 +547,8 @@ TEST(encoded_batches_keep_their_order)
 
 /* ---- memory ---- */
 
-/* Random takes and gives against a map of bytes: runs never overlap, the longest is found when the
- * wanted one is not there, and all comes back. */
+/* Random allocations and releases against a byte map: runs never overlap, the longest free run is
+ * found when none has the preferred length, and in the end all memory is free. */
 TEST(memory_against_a_model)
 {
     struct mqd_client_memory memory;

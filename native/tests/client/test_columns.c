@@ -56,7 +56,7 @@ static void rows_free(struct mqd_arrow_rows *rows)
     blobs_free(&rows->header_values);
 }
 
-/* Records laid one behind the other: key (or null), value (or null), header section. */
+/* Records one after the other: key (or null), value (or null), header section. */
 struct source {
     struct mqd_record_view view;
     uint8_t bytes[1000];

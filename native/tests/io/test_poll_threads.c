@@ -1,5 +1,5 @@
 /* tsan */
-/* A poll that several threads use: interrupts, users, traffic. Every test runs for both bodies. */
+/* A poll that several threads use: interrupts, users, traffic. Every test runs for both backends. */
 #include "mqd_poll_test.h"
 
 static void *interrupt_thread(void *argument)
@@ -37,7 +37,7 @@ static void *use(void *argument)
     int32_t result = -1;
     user->good = (wait_flags(user->poll, 5, MQD_POLL_READABLE) & MQD_POLL_READABLE) &&
                  mqd_poll_sync(user->poll, user->fd, false, 6) == 0 && wait_done(user->poll, 6, &result) && result == 0;
-    mqd_poll_sync(user->poll, user->fd, false, 7); /* left behind */
+    mqd_poll_sync(user->poll, user->fd, false, 7); /* still in flight at the end */
     mqd_poll_wait(user->poll, &(struct mqd_poll_event){0}, 1, 0);
     return NULL;
 }
@@ -57,7 +57,7 @@ BOTH(created_by_another_thread)
     close(user.fd);
 }
 
-/* A writer thread and a reader that only looks when it is told to: a lost edge stops the sum short. */
+/* A writer thread and a reader that reads only on an event: with a lost edge the sum is too small. */
 enum { STREAMS = 8 };
 struct traffic {
     int writer[STREAMS];

@@ -1,4 +1,4 @@
-/* Cuts of a follower's log, after which no interruption leaves anything but a prefix. */
+/* Truncations of a follower's log: whatever interrupts them, a prefix of the log is left. */
 #include "mqd_follow_test.h"
 
 /* How many batches reach no further than offset. */
@@ -70,8 +70,8 @@ static bool mark_exists(const char *prefix)
     return found;
 }
 
-/* The disk stops taking anything at the n-th call, for every n: the process dies there, and its
- * successor opens what is left, trusting what it is told. */
+/* The disk refuses everything from the n-th call on, for every n: the process dies there, and its
+ * successor opens what is left. `trust`: what the recovery is told about the log. */
 static void interrupted(uint64_t seed, bool restart, int trust)
 {
     struct mqd_log_options options = small_options();
@@ -134,8 +134,8 @@ TEST(an_interrupted_new_beginning_is_carried_out)
         interrupted(9, true, trust);
 }
 
-/* The disk, or the system, refuses one call for the moment: before the mark is there nothing has
- * happened, and the next try cuts. */
+/* The disk, or the system, refuses one call: if that is before the marker file is written, the log
+ * is unchanged, and the next attempt truncates it. */
 static void refused_once(const char *call, const char *error, bool restart)
 {
     struct mqd_log_options options = small_options();
@@ -181,7 +181,7 @@ TEST(a_cut_that_cannot_begin_leaves_the_log_intact)
     refused_once("open", "EMFILE", false);
 }
 
-/* What was written behind a cut is not believed because a recovery point of before says so. */
+/* A recovery point from before a truncation does not vouch for what was written after it. */
 TEST(an_old_recovery_point_is_not_believed_above_a_cut)
 {
     struct mqd_log_options options = small_options();

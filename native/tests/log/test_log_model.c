@@ -1,11 +1,11 @@
-/* A seeded life of one partition against a model that a child could check: stages, writes,
- * transactions, syncs, rolls, refusals of the disk, and crashes of three kinds, the worst of which
- * keeps of each file only what a completed sync that began after the write covered, and of the rest
- * any prefix, zeros or noise.
+/* A random history of one partition against a very simple model: stages, writes, transactions,
+ * syncs, rolls, errors of the disk, and crashes of three kinds. The worst one keeps of each file
+ * only what a completed sync that began after the write covered, and of the rest any prefix, zeros
+ * or noise.
  *
  * Checked at every restart: what was durable is there, nothing is there that was not written,
  * offsets are contiguous, retries of durable batches are duplicates. Checked all the time: the last
- * stable offset, and that the .txnindex files tell the aborted transactions of any range below it.
+ * stable offset, and that the .txnindex files list the aborted transactions of any range below it.
  * MQD_TEST_SEED=n runs that seed alone. */
 #include "mqd_log_model_test.h"
 
@@ -166,7 +166,7 @@ static void restart(struct model *model)
     if (pick(model, 2))
         recovery.recovery_point_offset = model->durable;
     if (mqd_partition_syncing(model->partition))
-        mqd_partition_sync_done(model->partition, EIO); /* never heard of */
+        mqd_partition_sync_done(model->partition, EIO); /* its completion never arrives */
     if (kind == CLEAN && model->partition->fenced)
         kind = PROCESS;
     if (kind == POWER) {
@@ -204,7 +204,7 @@ static void restart(struct model *model)
 }
 
 /* The sequences that the log ended with after a crash: each producer's last surviving batch is a
- * duplicate, or behind its marker one that was given twice; the one after it fits. */
+ * duplicate or, after its marker, a reused sequence (59); a gap after it is refused (45). */
 static void check_producers(struct model *model)
 {
     for (int i = 0; i < PRODUCER_COUNT + TXN_COUNT; i++) {
@@ -329,7 +329,7 @@ static void step(struct model *model)
     }
 }
 
-static void live(uint64_t seed, int step_count)
+static void run_history(uint64_t seed, int step_count)
 {
     static struct model model;
     memset(&model, 0, sizeof model);
@@ -363,5 +363,5 @@ TEST(any_history_keeps_durable_records)
     const char *chosen = getenv("MQD_TEST_SEED");
     uint64_t first = chosen ? strtoull(chosen, NULL, 10) : 1, count = chosen ? 1 : test_long() ? 1000 : 15;
     for (uint64_t seed = first; seed < first + count && !test_failed; seed++)
-        live(seed, 600);
+        run_history(seed, 600);
 }

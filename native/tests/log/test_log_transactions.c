@@ -162,7 +162,7 @@ TEST(markers_are_fenced_by_both_epochs)
     mqd_partition_close(partition, 0);
 }
 
-/* Any cut and any byte: no read beyond, and what is taken for a marker is one. Under ASan. */
+/* Truncated anywhere or with any byte changed: nothing is read beyond the end. Under ASan. */
 TEST(damaged_markers_are_none)
 {
     uint8_t whole[256];
@@ -217,7 +217,7 @@ TEST(the_last_stable_offset_waits_for_markers_below_the_high_watermark)
     mqd_partition_close(partition, 0);
 }
 
-TEST(a_failed_write_takes_everything_back)
+TEST(a_failed_write_is_undone_as_a_whole)
 {
     for (int step = 0; step < 12; step++) {
         log_fresh();
@@ -289,7 +289,7 @@ TEST(ongoing_transactions_outlive_idle_producers_and_restarts)
         if (way == 1)
             recovery.trusted_end_offset = 23;
         CHECK_EQUAL(mqd_partition_close(partition, way == 0), 0);
-        if (way >= 2) /* the index is made again, or what is damaged of it */
+        if (way >= 2) /* the index is rebuilt, as a whole or where it is damaged */
             CHECK_EQUAL(way == 2 ? unlink(log_file(0, ".txnindex")) : truncate(log_file(0, ".txnindex"), 17), 0);
         partition = log_open(&options, &recovery);
         struct mqd_producer_view views[64];
@@ -363,7 +363,7 @@ TEST(snapshots_of_version_1_are_read)
     mqd_producers_free(&producers);
 }
 
-/* Commits first offsets in any order, ends in any order: the lists against a plain account. */
+/* Transactions begin and end in any order: the lists are compared with a simple model. */
 TEST(transactions_in_any_order)
 {
     for (uint64_t seed = 1; seed <= 50; seed++) {
@@ -452,8 +452,8 @@ TEST(a_batch_without_records_begins_no_transaction)
     }
 }
 
-/* What is longer than any marker, or not of a transaction, would be one now and none after a
- * restart. */
+/* A batch longer than any marker, or without the transactional flag: if it were taken for a marker
+ * now, recovery would not take it for one. */
 TEST(a_marker_that_recovery_would_not_take_is_none)
 {
     log_fresh();

@@ -1,14 +1,14 @@
-/* A retired partition and the one that takes its records, on three hosts, by chance: idempotent
- * producers with five batches under way, whose answers get lost and who send again; leaders that
- * change before what they wrote is committed; followers that lag; producers that begin a new epoch;
- * every step of the retirement at any moment.
+/* A retired partition and the one that takes its records, on three hosts, at random: idempotent
+ * producers with five batches in flight, whose responses get lost and whose batches are sent again;
+ * leaders that change before what they wrote is committed; followers that lag; producers that begin
+ * a new epoch; every step of the retirement at any moment.
  *
- * What must hold: what was acknowledged (or said to be written before) is in the logs once; the
+ * What must hold: what was acknowledged (or reported as written before) is in the logs once; the
  * batches of a producer lie in the order of its sequences, first in the retired partition, then in
- * the other, without a gap; a producer never hears an error that its library would give up for.
+ * the other, without a gap; a producer never gets an error on which its library would give up.
  *
- * The logs, producer states, verdicts and outcomes are the broker's own; replication is played: a
- * follower copies its leader's bytes, a new leader's followers cut what it has not. */
+ * The logs, producer states, verdicts and outcomes are the broker's own; replication is simulated:
+ * a follower copies its leader's bytes, and a new leader's followers truncate what it lacks. */
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
 
@@ -37,8 +37,8 @@ struct sent {
     int32_t leader_epoch;
     bool overdue;
 };
-/* batches: first is not done yet, next is to be sent, those from tried on never were; epoch: which
- * began with batch number epoch_first */
+/* Batch numbers: `first` is the first that is not done, `next` the next to be sent; those from
+ * `tried` on were never sent; the current epoch began with `epoch_first`. */
 struct producer {
     int64_t id;
     int16_t epoch;
@@ -81,7 +81,7 @@ static int64_t high_watermark(const struct model *m, int log)
     return least;
 }
 
-/* ---- replication, played ---- */
+/* ---- simulated replication ---- */
 
 static size_t bytes_of_log(int host, int log, uint8_t *out)
 {
@@ -95,7 +95,7 @@ static size_t bytes_of_log(int host, int log, uint8_t *out)
     return (size_t)n;
 }
 
-/* Cuts what the leader has not, and copies what it has. */
+/* Truncates what the leader lacks, and copies the rest of its log. */
 static void follow(struct model *m, int host, int log)
 {
     static uint8_t leaders[FILE_MAX], own[FILE_MAX];
@@ -143,11 +143,11 @@ static void send_again_from(struct producer *producer, uint32_t number)
             producer->batch[i].fate = UNSENT;
 }
 
-/* Nobody hears any more of what he wrote under the epoch before. */
+/* Batches that were written under the previous epoch and not answered yet get no response. */
 static void new_epoch(struct model *m, int log, int leader)
 {
     for (int p = 0; p < PRODUCERS && log == RETIRED && leader != m->leader[log]; p++)
-        /* another connection: what was on its way is not, and libraries keep their order */
+        /* another connection: what was in flight is lost, and libraries keep their order */
         send_again_from(&m->producer[p], m->producer[p].first);
     bool moved = leader != m->leader[log];
     m->leader[log] = leader;
@@ -267,7 +267,8 @@ static void send(struct model *m, struct producer *producer)
     int16_t error = produce(m, batch, bytes, &sent->log, &base_offset);
     producer->next++;
     producer->tried = producer->next > producer->tried ? producer->next : producer->tried;
-    /* the answer is lost, with those of all behind it when the connection goes; or it says so */
+    /* the response is lost (with the connection, those of all later batches too), or it says: try
+     * again */
     if (pick(m, 8) == 0 || error == TRY_AGAIN) {
         if (pick(m, 2))
             send_again_from(producer, producer->first);
@@ -278,7 +279,7 @@ static void send(struct model *m, struct producer *producer)
         return;
     }
     if (error == FORGOTTEN) {
-        done(producer, number); /* as libraries take it: it is written */
+        done(producer, number); /* libraries take this to mean that it was written */
         return;
     }
     if (error == OUT_OF_ORDER && number > producer->first) {
@@ -310,7 +311,7 @@ static void answer(struct model *m)
     }
 }
 
-/* ---- the whole ---- */
+/* ---- the model ---- */
 
 static void begin(struct model *m, uint64_t seed)
 {
@@ -331,7 +332,7 @@ static void begin(struct model *m, uint64_t seed)
         m->producer[p].id = 7 + p;
 }
 
-static void chance(struct model *m)
+static void random_step(struct model *m)
 {
     switch (pick(m, 40)) {
     case 0:
@@ -365,7 +366,7 @@ static void chance(struct model *m)
     answer(m);
 }
 
-/* Adds what a log has of each producer to where it stands. */
+/* The batches of each producer follow the ones counted before; advances next[] past them. */
 static void check_log(struct model *m, int log, uint32_t *next)
 {
     static uint8_t bytes[FILE_MAX];
@@ -381,7 +382,7 @@ static void check_log(struct model *m, int log, uint32_t *next)
         CHECK(producer < PRODUCERS);
         CHECK_EQUAL(batch.producer_id,
                     log == RETIRED ? (int64_t)producer + 7 : mqd_redirect_producer((int64_t)producer + 7, PARTITION));
-        CHECK_OR(number == next[producer], fprintf(stderr, "log %d: batch %u of producer %u, where %u was to come\n",
+        CHECK_OR(number == next[producer], fprintf(stderr, "log %d: batch %u of producer %u, where %u was expected\n",
                                                    log, number, producer + 7, next[producer]);
                  m->failed = true; return);
         next[producer]++;
@@ -392,7 +393,7 @@ static void run(uint64_t seed, struct model *m)
 {
     begin(m, seed);
     for (int i = 0; i < 1200 && !m->failed; i++)
-        chance(m);
+        random_step(m);
     new_epoch(m, TAKER, 0);
     new_epoch(m, RETIRED, 0);
     while (m->step < MQD_RETIRING_REDIRECTED)

@@ -129,7 +129,7 @@ def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(
             await create(broker, "t", 4)
         monkeypatch.undo()
         assert shard_of(broker, "g").core("g").offsets.ends() == {"t": 1, "u": 1}
-        broker._deliver(ACCEPTOR, broker.shell.host._whole("acceptor"))
+        broker._deliver(ACCEPTOR, broker.shell.host._full_image("acceptor"))
         await until(lambda: shard_of(broker, "g").core("g").offsets.ends() == {"u": 1})
 
     run(tmp_path, scenario)
@@ -370,7 +370,7 @@ def test_offsets_of_retired_partitions_go_when_these_are_gone(
         if how == "away":
             await not_served(broker, monkeypatch)
         if how == "image":
-            whole = broker.shell.host._whole("acceptor")
+            whole = broker.shell.host._full_image("acceptor")
             topics = [gone(one, 2, 0).topic if one.name == "t" else one for one in whole.topics]
             broker._deliver(ACCEPTOR, msgspec.structs.replace(whole, topics=topics))
         else:

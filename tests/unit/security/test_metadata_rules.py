@@ -267,8 +267,8 @@ class ForgetsRemovals(host_core.HostCore):
 class ImageWithoutRules(host_core.HostCore):
     """A worker that starts knows no rules."""
 
-    def _whole(self, role: str) -> messages.Image:
-        return msgspec.structs.replace(super()._whole(role), acls=[])
+    def _full_image(self, role: str) -> messages.Image:
+        return msgspec.structs.replace(super()._full_image(role), acls=[])
 
 
 @pytest.mark.parametrize("planted", [ForgetsRemovals, ImageWithoutRules])

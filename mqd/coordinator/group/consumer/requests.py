@@ -102,7 +102,7 @@ def described(old: Description | None, event: ConsumerHeartbeat, matcher: RegexM
         and event.client_id == old.client_id
         and event.client_host == old.client_host
         and (event.reader == old.reader or not old.topic_regex)
-        and not _says_something(message)
+        and not _sets_any_field(message)
     ):
         return old
     regex = message.subscribed_topic_regex
@@ -130,7 +130,7 @@ def described(old: Description | None, event: ConsumerHeartbeat, matcher: RegexM
     return old if old is not None and new == old else new
 
 
-def _says_something(message: ConsumerGroupHeartbeatRequest) -> bool:
+def _sets_any_field(message: ConsumerGroupHeartbeatRequest) -> bool:
     return (
         message.subscribed_topic_names is not None
         or message.subscribed_topic_regex is not None
