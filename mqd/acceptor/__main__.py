@@ -32,7 +32,7 @@ from mqd.acceptor.handlers.cluster import api_versions
 from mqd.acceptor.handlers.records import list_offsets
 from mqd.acceptor.interbroker import share_states
 from mqd.acceptor.interbroker.client import Peers
-from mqd.acceptor.interbroker.server import SERVED, Between
+from mqd.acceptor.interbroker.server import SERVED, InterbrokerServer
 from mqd.acceptor.link import Link
 from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.local.clients import LocalClients
@@ -83,7 +83,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         first_image.set()
         for topic, partition in metadata.take_unclean():
             log.error(
-                "a leader was chosen out of the in-sync set: what it lacks is lost, acknowledged records too",
+                "a leader was chosen from outside the in-sync set: records that it lacks are lost, acknowledged ones too",
                 topic=topic,
                 partition=partition.index,
                 leader=partition.leader,
@@ -126,7 +126,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     def running(worker: int) -> bool:
         return control.endpoint_state(worker) == ProcessState.RUNNING
 
-    between, peers, relays, watching = None, None, None, None
+    interbroker_server, peers, relays, watching = None, None, None, None
     if client.cluster_sockets:
         proofs = credentials.load(client.config)
         watching = loop.create_task(proofs.watch())
@@ -150,7 +150,9 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             outcome = await dispatch.answer(broker, Address(peer_node=node), frame, 0)
             return outcome.body
 
-        between = Between(client.cluster_sockets[0], handoffs, proofs, metadata, broker.node_id, serve)
+        interbroker_server = InterbrokerServer(
+            client.cluster_sockets[0], handoffs, proofs, metadata, broker.node_id, serve
+        )
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running, limits)
     servers = rendezvous.served(listener.getsockname()[:2] for listener in client.listeners)
     local = LocalClients(
@@ -179,8 +181,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         link.start(loop)
         coordinators.start()
         acceptor.start(loop)
-        if between is not None:
-            between.start(loop)
+        if interbroker_server is not None:
+            interbroker_server.start(loop)
         local.start(loop)
         client.ready(f"metrics_port={port}")
         watchdog.start(loop, "acceptor")
@@ -194,9 +196,9 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         last: set[asyncio.Future[Any]] = {receiving, ended}
         await asyncio.wait(last, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
-    if between is not None and peers is not None and relays is not None and watching is not None:
+    if interbroker_server is not None and peers is not None and relays is not None and watching is not None:
         watching.cancel()
-        between.stop()
+        interbroker_server.stop()
         peers.close()
         relays.close()
     local.stop()
@@ -207,7 +209,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     receiving.cancel()
     if not ended.done():
         error = receiving.exception() if receiving.done() and not receiving.cancelled() else None
-        log.error("acceptor ends", reason=f"the controller's messages cannot be taken: {error!r}")
+        log.error("acceptor ends", reason=f"the controller's messages cannot be processed: {error!r}")
         return 1
     log.info("acceptor ended", reason=ended.result())
     return client.exit_status
@@ -231,7 +233,7 @@ def main() -> int:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """What watches certificates is not worth an end."""
+    """A failure to watch certificates does not end the acceptor."""
     if not task.cancelled() and task.exception() is not None:
         logging.get("acceptor").error("certificates are not watched any more", reason=repr(task.exception()))
 

@@ -140,7 +140,7 @@ class ControllerClient:
         try:
             self._on_metadata(message)
         except Exception as error:
-            log.exception("a message of the controller cannot be taken")
+            log.exception("a message of the controller cannot be processed")
             raise MetadataFault(repr(error)) from error
 
     def _send_waiting(self) -> None:

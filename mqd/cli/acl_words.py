@@ -24,7 +24,7 @@ OPERATIONS = {
     operation.name.lower().replace("_", "-"): operation for operation in Operation if operation >= Operation.ALL
 }
 _OPERATION_NAMES = {operation: word for word, operation in OPERATIONS.items()}
-# What a resource type can be asked for; ALL means these.
+# The operations that exist for a resource type; ALL means these.
 _USED: dict[ResourceType, tuple[Operation, ...]] = {
     ResourceType.TOPIC: (
         Operation.READ,
@@ -84,7 +84,7 @@ def resource(word: str) -> tuple[ResourceType, PatternType, str]:
 
 
 def operation(word: str, kind: ResourceType | None = None) -> Operation:
-    """Raises ValueError, also for one that resources of the type have not."""
+    """Raises ValueError, also for an operation that does not exist for the resource type."""
     found = OPERATIONS.get(word.strip().lower().replace("_", "-"))
     if found is None:
         raise ValueError(f"{word.strip()!r} is no operation; there are {', '.join(OPERATIONS)}")

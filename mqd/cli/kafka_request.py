@@ -95,7 +95,7 @@ class Broker:
             if number != self._correlation_id:
                 raise CliError(
                     f"what answers at {self._bootstrap} does not speak the Kafka protocol: an answer to request"
-                    f" {number} where {self._correlation_id} was asked"
+                    f" {number} where {self._correlation_id} was expected"
                 )
             return answer
         except OSError as error:

@@ -6,7 +6,7 @@ Invariants
         effects queued behind it have left nothing behind
     D2  a failed flush, or any other error that leaves the files in doubt, ends the process
         (`on_failure`)
-    D3  snapshots of the own state and reads of them use the same queue, so a file is never replaced
+    D3  snapshots of this host's state and reads of them use the same queue, so a file is never replaced
         under a reader
 """
 
@@ -154,13 +154,13 @@ class Disk:
     def _refused(self, work: Work, error: Exception) -> None:
         match work:
             case StoreSnapshot():
-                log.warning("a snapshot of the metadata could not be written; the log goes on", reason=str(error))
+                log.warning("a snapshot of the metadata could not be written; the log continues", reason=str(error))
             case events.ReadSnapshot():
                 log.warning("a snapshot of the metadata could not be read", reason=str(error))
             case _ if isinstance(error, ValueError) and not isinstance(work, events.InstallSnapshot):
                 raise error  # a bug of ours
             case _:
-                log.error("the metadata log cannot be written; what waits is refused", reason=str(error))
+                log.error("the metadata log cannot be written; waiting writes are refused", reason=str(error))
                 self._queue = deque(
                     waiting for waiting in self._queue if isinstance(waiting, StoreSnapshot | events.ReadSnapshot)
                 )

@@ -1,6 +1,6 @@
 """Grafana's dashboards for brokers: the one description of each panel.
 
-Four dashboards: the cluster, one topic, one group, and the inside of one broker. They are
+Four dashboards: the cluster, one topic, one group, and the internals of one broker. They are
 provisioned as files (Grafana 9 and later), with the data source as a variable.
 """
 
@@ -141,7 +141,7 @@ CLUSTER = Dashboard(
             (("mqd_log_dir_free_bytes / mqd_log_dir_total_bytes", "{{instance}} {{directory}}"),),
         ),
         Panel(
-            "Groups behind most",
+            "Groups furthest behind",
             "s",
             (
                 (
@@ -203,7 +203,7 @@ TOPIC = Dashboard(
             ((f"sum by (consumergroup) (kafka_consumergroup_lag{{{_OF_TOPIC}}})", "{{consumergroup}}"),),
         ),
         Panel(
-            "Lag of its groups in time",
+            "Time lag of its groups",
             "s",
             ((f"max by (consumergroup) (mqd_consumergroup_lag_seconds{{{_OF_TOPIC}}})", "{{consumergroup}}"),),
         ),
@@ -217,7 +217,7 @@ GROUP = Dashboard(
     (
         Panel("Members", "none", ((f"max(kafka_consumergroup_members{{{_OF_GROUP}}})", ""),), is_state=True),
         Panel("Lag", "none", ((f"sum by (topic) (kafka_consumergroup_lag{{{_OF_GROUP}}})", "{{topic}}"),)),
-        Panel("Lag in time", "s", ((f"max by (topic) (mqd_consumergroup_lag_seconds{{{_OF_GROUP}}})", "{{topic}}"),)),
+        Panel("Time lag", "s", ((f"max by (topic) (mqd_consumergroup_lag_seconds{{{_OF_GROUP}}})", "{{topic}}"),)),
         Panel(
             "Records committed",
             "cps",
@@ -230,7 +230,7 @@ GROUP = Dashboard(
         ),
         Panel("Lag by partition", "none", ((f"kafka_consumergroup_lag{{{_OF_GROUP}}}", "{{topic}} {{partition}}"),)),
         Panel(
-            "Lag by partition in time",
+            "Time lag by partition",
             "s",
             ((f"mqd_consumergroup_lag_seconds{{{_OF_GROUP}}}", "{{topic}} {{partition}}"),),
         ),
@@ -242,7 +242,7 @@ BROKER = Dashboard(
     "mqd: inside a broker",
     (Variable("broker", "mqd_worker_running", "instance"),),
     (
-        Panel("Workers that run", "none", ((f"sum(mqd_worker_running{{{_OF_BROKER}}})", ""),), is_state=True),
+        Panel("Running workers", "none", ((f"sum(mqd_worker_running{{{_OF_BROKER}}})", ""),), is_state=True),
         Panel(
             "Deaths of processes today",
             "none",
@@ -261,7 +261,7 @@ BROKER = Dashboard(
             ),
         ),
         Panel(
-            "Certificates end in",
+            "Certificates expire in",
             "s",
             ((f"mqd_certificate_expiry_timestamp_seconds{{{_OF_BROKER}}} - time()", "{{listener}}"),),
             is_state=True,

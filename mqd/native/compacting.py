@@ -81,11 +81,11 @@ class Compaction:
 
     def step(self, bytes_max: int) -> int:
         """CompactState. `done_bytes` tells what was read and written; after DECOMPRESS and
-        COMPRESS, `question` is to be answered by give().
+        COMPRESS, the caller passes the converted data of `unconverted` to resume().
         """
         return check(lib.mqd_compact_step(self._open(), bytes_max, self._work))
 
-    def give(self, data: bytes) -> int:
+    def resume(self, data: bytes) -> int:
         memory = bytes_of(data, writable=False)
         return check(lib.mqd_compact_resume(self._open(), memory, len(memory), self._work))
 
@@ -94,7 +94,7 @@ class Compaction:
         return self._work.done_bytes
 
     @property
-    def question(self) -> tuple[int, bytes]:
+    def unconverted(self) -> tuple[int, bytes]:
         """(codec, data)."""
         return self._work.codec, (
             ffi.buffer(self._work.bytes, self._work.size_bytes)[:] if self._work.size_bytes else b""

@@ -191,7 +191,7 @@ def encode_batch(
 
 def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchHeader:
     """The header at `position`. Raises ProtocolError when it is cut off, of another magic, or
-    contradicts itself; looks at nothing behind it.
+    contradicts itself; reads nothing after it.
     """
     title = "record batch"
     if position + HEADER_BYTES > len(buffer):
@@ -249,8 +249,8 @@ def check_crc(batch: bytes | memoryview) -> bool:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A zigzag varint of at most 64 bits: (value, position after it). This and what is read by it
-    raises ValueError, and IndexError where the bytes end.
+    """A zigzag varint of at most 64 bits: (value, position after it). This and the
+    functions that use it raise ValueError, and IndexError where the bytes end.
     """
     value = shift = 0
     while True:
@@ -323,8 +323,8 @@ def _read_record(data: bytes, position: int, header: BatchHeader) -> tuple[Recor
 def decode_batch(
     batch: bytes | memoryview, *, verify_crc: bool = True, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
 ) -> Iterator[Record]:
-    """The records of one whole batch. Nothing is believed: raises ProtocolError for a wrong CRC,
-    lying lengths, damaged or exploding compression.
+    """The records of one whole batch. Nothing is trusted: raises ProtocolError for a wrong CRC,
+    wrong lengths, and compressed data that is damaged or expands too far.
     """
     header = decode_batch_header(batch)
     title = f"record batch at offset {header.base_offset}"

@@ -294,7 +294,7 @@ def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None
         why = _distrust(directory)
         if why is not None:
             if os.path.lexists(directory):
-                obstacles.append(f"{directory} is not believed: {why}")
+                obstacles.append(f"{directory} is not trusted: {why}")
             continue
         for name in names:
             try:

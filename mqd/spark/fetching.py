@@ -1,17 +1,17 @@
-"""A partition's records over TCP: one Fetch behind the other, the next under way while this one's
+"""A partition's records over TCP: one Fetch after the other, the next in flight while this one's
 records are used. Nothing is done record by record.
 
     for view in TcpViews(cluster, one, memory...).views(): ...       # RecordBatchViews, in order, up to the range's end
 
-    F1  `position` is behind everything that was given out; a connection that breaks, or a leader
-        that moves, costs a Fetch and nothing else
-    F2  the records of an answer are used where they were received: what was given out is good until
-        the next one is taken
-    F3  an answer is a peer's: every length is compared with what remains before it is believed
+    F1  `position` is after everything that was yielded; a connection that breaks, or a leader that
+        moves, costs a Fetch and nothing else
+    F2  the records of a response are used where they were received: a view is valid until the next
+        one is requested
+    F3  a response is untrusted: every length is compared with what remains before it is used
     F4  a reader that gets nothing for poll_timeout_s, though there is something, fails: nothing
         is skipped
-    F5  one broker's answer does not make a loss, as for the driver (progress.py S6): a topic that
-        is missing is requested again for MISSING_S, from other brokers too
+    F5  one broker's response is not enough to report a loss, as for the driver (progress.py S6): a
+        topic that is missing is requested again for MISSING_S, from other brokers too
 Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch comes whole),
 KIP-392 (the nearest replica), KIP-98 (aborted transactions).
 """
@@ -39,7 +39,7 @@ log = logging.getLogger("mqd.spark")
 
 VERSION_MIN, VERSION_MAX = 13, 17
 MAX_WAIT_MS = 500
-FRAME_ROOM_BYTES = 64 << 10  # of an answer beside its records
+FRAME_ROOM_BYTES = 64 << 10  # of a response, in addition to its records
 RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # of one view: its columns stay in the cache
 PAUSE_S = 0.05
 MISSING_S = 5.0  # F5
@@ -106,12 +106,12 @@ _HEAD, _FRONT, _PARTITION, _PAIR, _INT32 = (
 
 def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partition: int) -> Answer:
     """The answer to a Fetch of version 13 to 17 for one partition; its records are a slice of the
-    frame. Raises ValueError for what is none, BrokerError for an error of the whole request.
+    frame. Raises ValueError for anything else, BrokerError for an error of the whole request.
     """
     cursor = _Cursor(frame)
     (number,) = cursor.take(_HEAD)
     if number != correlation_id:
-        raise ValueError(f"an answer to request {number} where {correlation_id} was asked")
+        raise ValueError(f"an answer to request {number} where {correlation_id} was expected")
     cursor.skip_tags()
     _, error, _ = cursor.take(_FRONT)
     if error:
@@ -120,7 +120,7 @@ def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partit
         raise ValueError("an answer about other partitions than the one that was asked for")
     index, error, high_watermark, last_stable_offset, log_start_offset = cursor.take(_PARTITION)
     if index != partition:
-        raise ValueError(f"an answer about partition {index} where {partition} was asked")
+        raise ValueError(f"an answer about partition {index} where {partition} was expected")
     aborted = []
     for _ in range(max(0, cursor.unsigned() - 1)):
         aborted.append(cursor.take(_PAIR))
@@ -180,7 +180,7 @@ class TcpViews:
             self._link = None
 
     def continue_at(self, position: int) -> None:
-        """Where another reader has come to: patience begins here (F4), that one had its own."""
+        """Continues where another reader stopped. The time-out of F4 begins again."""
         self.position, self._since = position, time.monotonic()
 
     def views(self) -> Iterator[Any]:
@@ -207,14 +207,14 @@ class TcpViews:
             raise MqdReadError(
                 f"{self.name}: no records from offset {self.position} on (of {self._range.start} to {self._range.end})"
                 f" within {self._options.poll_timeout_s:g} s: {text or 'the broker answers with none'}."
-                " kafkaConsumer.pollTimeoutMs says how long is waited"
+                " kafkaConsumer.pollTimeoutMs sets how long to wait"
             )
 
     # -- choice of the broker ----------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """To the leader, or the replica it named. A topic that is not there, or another one by now,
-        is lost.
+        """To the leader, or the replica it named. A topic that does not exist, or that was
+        recreated, is lost.
         """
         metadata = self._cluster.metadata([self._range.topic])
         topic = metadata.topics.get(self._range.topic)
@@ -232,9 +232,9 @@ class TcpViews:
                 self._cluster.turn_away()
                 raise _Missing("the topic or partition is not there")
             was = (
-                "is another one of the same name by now"
+                "was deleted and recreated under the same name"
                 if topic is not None and not topic.error and self._range.partition in topic.leaders
-                else "is not there any more"
+                else "does not exist any more"
             )
             self._lost(
                 self._range.end,
@@ -270,7 +270,7 @@ class TcpViews:
         )
         return self._link.send(request, self._version)
 
-    # -- what is answered --------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     def _read(self) -> Iterator[Any]:
         """One connection, for as long as it goes well. The next Fetch is sent before this one's
@@ -334,7 +334,7 @@ class TcpViews:
         elif self.position > latest:
             self._lost(
                 self._range.end,
-                f"offset {self.position} is beyond the log's end {latest}: the log was cut, or the topic made anew",
+                f"offset {self.position} is beyond the log's end {latest}: the log was cut, or the topic recreated",
             )
             self.position = self._range.end
 
@@ -353,7 +353,7 @@ class TcpViews:
     def _corrupt(self, text: str) -> MqdReadError:
         return MqdReadError(
             f"{self.name}: a damaged record batch at offset {self.position}: {text}. `mqd log dump` shows it;"
-            " startingOffsets behind it leaves it out"
+            " startingOffsets after it skips it"
         )
 
     def _records(self, answer: Answer, size: int, following: int) -> Iterator[Any]:
@@ -375,7 +375,7 @@ class TcpViews:
                         raise self._corrupt(problem.text)
                     if reader.position >= following:
                         return
-                    # it says there is no more, and the batches' headers that there is
+                    # according to the reader the records end here, according to the batches' headers they do not
                     if reader.position <= self.position:
                         raise self._corrupt(f"batches up to offset {following} whose records end at {reader.position}")
                     self.position = reader.position

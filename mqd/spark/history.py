@@ -61,7 +61,7 @@ def plan(
     for topic, topic_id in ids.items():
         if archive.topic_ids.get(topic, id_text(topic_id)) != id_text(topic_id):
             raise MqdReadError(
-                f"{topic} was made anew after it was archived at {options.archive}: offsets mean other records in the"
+                f"{topic} was recreated after it was archived at {options.archive}: offsets mean other records in the"
                 f" two. {APART}"
             )
     archived = {key: span for topic in {topic for topic, _ in starts} for key, span in _extents(archive, topic).items()}
@@ -73,7 +73,7 @@ def plan(
         if end > latest[key]:
             raise MqdReadError(
                 f"{key[0]}-{key[1]}: the archive {options.archive} goes to offset {end} and the log only to"
-                f" {latest[key]}: the topic was made anew after it was archived. {APART}"
+                f" {latest[key]}: the topic was recreated after it was archived. {APART}"
             )
         firsts[key] = min(first, start) if options.starting.at == EARLIEST else start
         # the log has to continue where the archive ends, or records between the two are lost, which

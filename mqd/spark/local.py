@@ -174,7 +174,7 @@ class LocalViews:
             elif problem.kind == "corrupt":
                 raise MqdReadError(
                     f"{self._range.topic}-{self._range.partition}: a damaged record batch at offset {self.position}:"
-                    f" {problem.text}. `mqd log dump` shows it; startingOffsets behind it leaves it out"
+                    f" {problem.text}. `mqd log dump` shows it; startingOffsets after it skips it"
                 )
             else:  # out of range, gone: the leader tells what it is about, over TCP
                 return

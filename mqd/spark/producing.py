@@ -342,7 +342,7 @@ class Producer:
             frame = flight.link.receive()
             number, response = decode_response(frame, PRODUCE, flight.version)
             if number != flight.number:
-                raise ConnectionError(f"an answer to request {number} where {flight.number} was asked")
+                raise ConnectionError(f"an answer to request {number} where {flight.number} was expected")
         except (OSError, ProtocolError) as error:
             del self._flights[flight.node_id]
             self._lost(flight.node_id, flight.batches, str(error))

@@ -260,7 +260,7 @@ class Progress:
         vanished = {key for key in found if key not in there or _is_another(key[0], stop.ids, ids)}
         for topic, partition in sorted(vanished - self._gone):
             self._driver.lost(
-                f"{topic}-{partition} is gone, or another one of that name by now; the batch that ends at"
+                f"{topic}-{partition} is gone or was recreated; the batch that ends at"
                 f" {stop.offsets[topic, partition]} was not read"
             )
         self._gone |= vanished

@@ -103,7 +103,7 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
                 yield from assembly.add(_opened(options, view))
             except NativeError as error:
                 raise MqdReadError(
-                    f"{one.topic}-{one.partition}: {error.strerror}. startingOffsets behind it leaves it out"
+                    f"{one.topic}-{one.partition}: {error.strerror}. startingOffsets after it skips it"
                 ) from error
         yield from assembly.rest()
     finally:

@@ -166,7 +166,7 @@ class Link:
         except ProtocolError as error:
             raise self._broken(str(error)) from error
         if got != number:
-            raise self._broken(f"an answer to request {got} where {number} was asked")
+            raise self._broken(f"an answer to request {got} where {number} was expected")
         return response
 
     def send(self, request: Any, version: int) -> int:
@@ -342,7 +342,7 @@ class Cluster:
                     raise MqdReadError(
                         f"{what}: no answer within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}:"
                         f" {error}. Is the broker running and kafka.bootstrap.servers right?"
-                        " kafka.default.api.timeout.ms says how long is waited"
+                        " kafka.default.api.timeout.ms sets how long to wait"
                     ) from error
             time.sleep(pause)  # between attempts at another process; nothing tells when it is back
             pause = min(2 * pause, PAUSE_MAX_S)

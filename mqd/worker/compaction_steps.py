@@ -66,7 +66,7 @@ def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple
         state = compaction.step(bytes_max)
         moved += compaction.done_bytes
         while state in (native.CompactState.DECOMPRESS, native.CompactState.COMPRESS):
-            state = compaction.give(_answer(state, *compaction.question))
+            state = compaction.resume(_converted(state, *compaction.unconverted))
             moved += compaction.done_bytes
             if state == native.CompactState.MORE and moved < bytes_max:
                 state = compaction.step(bytes_max - moved)
@@ -78,7 +78,7 @@ def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple
     return state == native.CompactState.DONE, moved
 
 
-def _answer(state: int, codec: int, data: bytes) -> bytes:
+def _converted(state: int, codec: int, data: bytes) -> bytes:
     if state == native.CompactState.COMPRESS:
         return compress(codec, data)
     try:

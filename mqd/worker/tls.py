@@ -112,7 +112,7 @@ class TlsListeners:
             log.info("certificate loaded again", listener=listener.name)
 
     def principal(self, listener_id: int, name: str) -> str:
-        """What a certificate's subject stands for; "": no rule matches, or the user cannot exist."""
+        """The principal to which a certificate's subject maps; "": no rule matches, or no such user can exist."""
         found = mapped(self._rules[listener_id], name)
         try:
             return user(found) if found is not None else ""

@@ -259,7 +259,7 @@ struct mqd_connection {
     struct mqd_tls *tls;     /* seals what is sent (server/tls/secure.h); NULL = plain */
     uint32_t sealed_bytes;   /* sealed and not sent */
     int64_t secure_by_ms;    /* with tls: when its handshake must have ended */
-    uint8_t naming;          /* with tls: waits for the principal that its certificate's name stands for */
+    uint8_t naming;          /* with tls: waits for the principal to which its certificate's name is mapped */
     int64_t last_active_ms;
     /* authentication (server/authentication.h) */
     uint8_t authentication; /* enum mqd_authentication */

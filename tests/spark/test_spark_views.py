@@ -153,7 +153,7 @@ def test_a_topic_that_went(broker: Broker, loses: bool) -> None:
     options = _options(broker, topic, failOnDataLoss="false" if loses else "true")
     (one,) = plan_batch(options)
     delete_topic(broker, topic)
-    for text in ("is not there any more", "is another one of the same name"):
+    for text in ("does not exist any more", "was deleted and recreated"):
         if loses:
             assert _read(options, one) == []
         else:

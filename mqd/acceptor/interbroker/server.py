@@ -94,7 +94,7 @@ def judge(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> 
     return identity
 
 
-class Between:
+class InterbrokerServer:
     """`serve`: answers requests of other hosts' acceptors."""
 
     def __init__(

@@ -226,7 +226,7 @@ class LocalClients:
                 self._hand(connection, handoff(hello, uid, pid, principal))
                 return
             hello = (
-                f"user id {uid} stands for no principal (local.principal.mapping.rules): the client goes over TCP, where"
+                f"user id {uid} maps to no principal (local.principal.mapping.rules): the client goes over TCP, where"
                 " it can authenticate"
             )
             refuse(connection, native.E_INVALID, hello)

@@ -494,7 +494,7 @@ class Offsets:
 
     def growth_bytes(self, event: CommitOffsets) -> int:
         """How much more memory the offsets take after this commit, at most. 0 for one that only
-        replaces others by the like.
+        replaces offsets by values of the same size.
         """
         metadata_max, growth, new_topics = self._settings.metadata_bytes_max, 0, set()
         for one in event.offsets:

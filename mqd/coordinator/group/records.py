@@ -13,7 +13,7 @@
     11         ShareGroupMetadata                          share group (KIP-932): its epoch
     12         ShareGroupTargetAssignmentMetadata          share group: the epoch of the target assignment
     13         ShareGroupTargetAssignmentMember            member of a share group: its target assignment
-    14         ShareGroupCurrentMemberAssignment           member of a share group: what it was told
+    14         ShareGroupCurrentMemberAssignment           member of a share group: what it was assigned
     15         ShareGroupStatePartitionMetadata            share group: which share-partitions have a state
     16         ConsumerGroupRegularExpression              group and expression: what it matches
 

@@ -200,7 +200,7 @@ class Archive:
                     raise ArchiveError(
                         f"batch {number} of {query} is in {self.path} already, but with other offsets"
                         f" ({topic}-{partition} ended at {there.get(int(partition), 0)} there, at {end} now): the"
-                        " checkpoint was lost or made anew; give the pipeline another name, or its old checkpoint"
+                        " checkpoint was lost or recreated; give the pipeline another name, or its old checkpoint"
                     )
         return True
 
@@ -220,7 +220,7 @@ class Archive:
         for topic, topic_id in commit.topic_ids.items():
             if self.topic_ids.get(topic, topic_id) != topic_id:
                 raise ArchiveError(
-                    f"{topic} was made anew since {self.path} has records of it: offsets mean other records now;"
+                    f"{topic} was recreated since {self.path} has records of it: offsets mean other records now;"
                     " archive the new topic elsewhere"
                 )
         self._refuse_losses(commit) if commit.batch < 0 else self._refuse_overlaps(commit)

@@ -22,8 +22,8 @@ FORMAT = "mqd"
 
 
 def topics_in(query: str, topics: Sequence[str]) -> list[str]:
-    """Those of the topics that the query may name. Names with other characters than letters, digits
-    and _ stand in backquotes, as everywhere in SQL.
+    """Those of the topics that the query may name. Names with characters other than letters, digits
+    and _ are written in backquotes, as everywhere in SQL.
     """
     return [topic for topic in topics if re.search(rf"(?<![\w.-]){re.escape(topic)}(?![\w-])", query)]
 

@@ -10,8 +10,8 @@
  *       number.
  * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for
  * batches that stay in place (a single one may be larger; large requests have a bound of their own,
- * server/large.c). A batch that is compressed by the acceptor takes its room when it arrives; one for which
- * there is none is refused with a retriable error.
+ * server/large.c). Memory for a batch that the acceptor has compressed is taken when it
+ * arrives; without memory it is refused with a retriable error.
  */
 #include <stdlib.h>
 

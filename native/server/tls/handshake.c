@@ -163,7 +163,7 @@ void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *comma
         c->naming = 0;
         c->blocked--;
         if (!size_bytes || size_bytes > MQD_PRINCIPAL_BYTES_MAX) {
-            mqd_connection_fail(r, c, "the client's certificate stands for no principal (ssl.principal.mapping.rules)");
+            mqd_connection_fail(r, c, "the client's certificate maps to no principal (ssl.principal.mapping.rules)");
         } else if (!mqd_authentication_prove(c, MQD_PRINCIPAL_TLS, command->text, (uint16_t)size_bytes)) {
             mqd_connection_fail(r, c, "out of memory for its principal");
         } else {

@@ -35,7 +35,7 @@ static void acceptor_dies_and_comes_back(struct bench *b)
     mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_RUNNING, getpid());
 }
 
-/* Whether everybody else is served: the reactor has seen what was said to it before. */
+/* Whether other clients are served. Afterwards the reactor has processed everything sent before. */
 static bool others_are_served(struct bench *b, struct client *other)
 {
     static int32_t number = 1000000;
@@ -66,13 +66,13 @@ BOTH(long_requests_release_the_arena)
               b->arenas[0][requests[i].offset + requests[i].size_bytes - 1] == (uint8_t)i);
         park(b, &requests[i]);
         park(b, &requests[i]); /* once more changes nothing */
-        /* nobody's */
+        /* of no request */
         bench_put(b, ACCEPTOR, 0,
                   (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = requests[i].token + (1 << 16)});
         CHECK(others_are_served(b, &other));
     }
     for (int i = COUNT; i-- > 0;) {
-        /* the frame is not there any more: an answer that begins with what the test keeps */
+        /* the frame has been released: the correlation id of the answer comes from the test */
         uint32_t correlation_id = htobe32((uint32_t)i);
         uint64_t at = 64 * (1 + (uint64_t)i);
         memcpy(b->arenas[ACCEPTOR] + at, &correlation_id, 4);
@@ -105,11 +105,11 @@ BOTH(the_acceptor_dies_while_requests_are_parked)
     CHECK(others_are_served(b, &other));
     client_close(&gone);
     request = bench_expect(b, ACCEPTOR, MQD_LINK_CANCEL, NULL);
-    /* returned: what is asked again comes from where it was kept */
+    /* its memory was returned: the request that is sent again must come from the worker's copy */
     memset(b->arenas[0] + requested.offset, 0, requested.size_bytes);
     acceptor_dies_and_comes_back(b);
     CHECK_EQUAL(client_receive(&join), 0);
-    do /* the dead one's tell themselves by the generation that they name */
+    do /* requests to the dead acceptor are recognized by the generation that they name */
         request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     while (request.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR));
     CHECK_EQUAL(request.size_bytes, requested.size_bytes);
@@ -129,9 +129,9 @@ BOTH(the_acceptor_dies_while_requests_are_parked)
     bench_stop(b);
 }
 
-/* The answer to a parked request cannot be taken over: its connection ends, and the request with
- * it, at once. The rest of the answer means nobody. */
-BOTH(an_answer_that_cannot_be_taken_over_ends_its_own_connection)
+/* The answer to a request cannot be copied: its connection ends at once, and the request with it.
+ * The rest of the answer has no effect. */
+BOTH(an_answer_that_cannot_be_copied_ends_its_own_connection)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client other = client_open(b, 0);
@@ -141,7 +141,7 @@ BOTH(an_answer_that_cannot_be_taken_over_ends_its_own_connection)
         struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
         if (i % 2)
             park(b, &request);
-        /* outside the arena, as no memory for it */
+        /* outside the arena, which has the same effect as no memory for it */
         struct mqd_descriptor answer = {
             .kind = MQD_LINK_RESPONSE, .token = request.token, .offset = ARENA_BYTES - 64, .size_bytes = 65};
         answer.flags = i < 4 ? MQD_RESPONSE_MORE : 0;
@@ -156,10 +156,10 @@ BOTH(an_answer_that_cannot_be_taken_over_ends_its_own_connection)
     bench_stop(b);
 }
 
-/* More requests than the table has entries, parked and left: who comes after them is served. */
+/* More requests than the table has entries are parked and abandoned: later clients are served. */
 BOTH(joining_and_leaving_holds_no_memory)
 {
-    /* fewer than inflight_count_max: with as many, nobody reads that the client has gone */
+    /* fewer than inflight_count_max: at the limit the reactor does not read, and misses the end */
     enum { CONNECTIONS = 2200, EACH = 8 };
     struct bench *b = bench_start(backend, NULL);
     struct client other = client_open(b, 0);
@@ -182,9 +182,9 @@ BOTH(joining_and_leaving_holds_no_memory)
     bench_stop(b);
 }
 
-/* One byte of body says whose commit it is. After each death the new acceptor gets, of every
- * connection, all that was not answered, oldest first: what the dead one had, then what was never
- * sent. An older commit behind a newer one would lower the group's offset. */
+/* One byte of body names the client of a commit. After each death the new acceptor gets all
+ * unanswered requests of every connection, oldest first: those that the dead one had, then those
+ * that were never sent. An older commit after a newer one would lower the group's offset. */
 BOTH(resent_requests_keep_their_connection_order)
 {
     enum { OFFSET_COMMIT = 8, CLIENTS = 3, ROUNDS = 100, PENDING_MAX = 6 };
@@ -201,7 +201,7 @@ BOTH(resent_requests_keep_their_connection_order)
                 for (uint64_t more = test_random(&seed) % (uint64_t)(PENDING_MAX + 1 - (sent[i] - answered[i]));
                      more > 0; more--)
                     CHECK(request_for(&clients[i], OFFSET_COMMIT, sent[i]++, 1, (uint8_t)i));
-            if (living) /* what comes from now on is not sent to it */
+            if (living) /* later requests are not sent to it */
                 mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_DEAD, 0);
         }
         acceptor_dies_and_comes_back(b);
@@ -213,7 +213,7 @@ BOTH(resent_requests_keep_their_connection_order)
         while (missing > 0) {
             struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
             if (request.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR))
-                continue; /* it was for the dead one */
+                continue; /* sent to the dead acceptor */
             const uint8_t *frame = b->arenas[0] + request.offset;
             int whose = frame[request.size_bytes - 1];
             CHECK_EQUAL((int)mqd_get_be32(frame + 4), next[whose]);
@@ -233,7 +233,7 @@ BOTH(resent_requests_keep_their_connection_order)
     bench_stop(b);
 }
 
-/* Requests that come out of the ring until the one of `other`. */
+/* How many requests come out of the ring before the one with this correlation id. */
 static int seen_before(struct bench *b, int32_t correlation_id)
 {
     for (int count = 0;; count++) {
@@ -245,7 +245,7 @@ static int seen_before(struct bench *b, int32_t correlation_id)
     }
 }
 
-BOTH(one_that_pipelines_leaves_the_acceptor_to_the_others)
+BOTH(a_client_that_pipelines_does_not_delay_others)
 {
     enum { OFFSET_COMMIT = 8, COUNT = 200, UNANSWERED_MAX = 16, HEARTBEAT = 12, OTHERS = 1000000 };
     struct bench *b = bench_start(backend, NULL);
@@ -276,8 +276,8 @@ static void deep_pipelines(struct bench *b)
     b->options[0].heap_bytes_max = 256 << 20;
 }
 
-/* Twenty clients send more than the table of control requests holds; it keeps room for a client
- * that has nothing in it, and no connection is closed. */
+/* Twenty clients send more than the table of control requests holds; it reserves room for
+ * clients without an entry, and no connection is closed. */
 BOTH(clients_that_pipeline_leave_room_in_the_table_for_the_others)
 {
     enum { OFFSET_COMMIT = 8, HEARTBEAT = 12, CLIENTS = 20, EACH = 1000, UNANSWERED_MAX = 16, OTHERS = 1000000 };
@@ -301,8 +301,8 @@ BOTH(clients_that_pipeline_leave_room_in_the_table_for_the_others)
     bench_stop(b);
 }
 
-/* A frame that waits for room holds no small request of another connection back; it is first when
- * there is room. */
+/* A frame that waits for room does not delay small requests of other connections; it is the first
+ * to be sent when there is room. */
 BOTH(a_large_request_without_room_is_passed_by_small_ones)
 {
     enum { HEARTBEAT = 12, LARGE_BYTES = ARENA_BYTES / 4 / 2 - 4096, LAST = 1000 };

@@ -1,5 +1,5 @@
 /* tsan: long */
-/* Clients over TLS on both back ends: what they send and get, and what bad ones do to the others.
+/* Clients over TLS on both back ends: what they send and get, and that bad ones do not harm others.
  * Listener 0 is plain, listener 1 has TLS. */
 #include "mqd_counter_test.h"
 
@@ -58,7 +58,7 @@ struct tunnel {
     struct client client; /* speaks plain text */
     struct tls_client tls;
     int far;              /* the other end of client.fd */
-    uint32_t key_updates; /* wanted */
+    uint32_t key_updates; /* how many to perform */
     bool one_by_one;      /* sends single bytes */
     pthread_t thread;
 };
@@ -518,7 +518,7 @@ BOTH(a_certificate_names_its_client_before_anything_is_read)
 
     client = named_client(b, &ca, &alice);
     CHECK_EQUAL(mqd_reactor_tls_principal(b->reactors[0], ++b->token, wait_for_name(b).token, ""), 0);
-    wait_for_log(b, "stands for no principal");
+    wait_for_log(b, "maps to no principal");
     CHECK(connections_left(b, 0));
     close(client.fd);
     tls_client_free(&client);
@@ -542,7 +542,7 @@ static char *long_chain(const struct tls_identity *leaf)
     return text;
 }
 
-BOTH(a_client_that_does_not_take_the_certificates_waits_for_itself)
+BOTH(a_client_that_does_not_read_the_certificates_delays_only_itself)
 {
     if (!tls_works())
         return;

@@ -11,7 +11,7 @@ from mqd.acceptor.interbroker import server as between
 from mqd.acceptor.interbroker import transactions as remote_transactions
 from mqd.acceptor.interbroker.channel import Channel, shake
 from mqd.acceptor.interbroker.client import PeerError, Peers
-from mqd.acceptor.interbroker.server import Between, judge
+from mqd.acceptor.interbroker.server import InterbrokerServer, judge
 from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers
 from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host import messages
@@ -72,7 +72,7 @@ class Hosts:
         ]
         self.broker = made(topic(partition(0, (3, 2)), partition(1, (2, 3))), brokers=brokers)
         self.peers = Peers(self.broker.metadata, NODE, self.two)
-        self.between = Between(listener, [self.handoff], self.three, self.broker.metadata, 3, self._serve)
+        self.between = InterbrokerServer(listener, [self.handoff], self.three, self.broker.metadata, 3, self._serve)
         self.between.start(asyncio.get_running_loop())
         self.listener = listener
         return self

@@ -372,5 +372,5 @@ def test_a_topic_made_anew_is_archived_elsewhere(tmp_path: Path) -> None:
     archive.commit(Commit("q", 0, [], ends={"t": {"0": 5}}, topic_ids={"t": "one"}))
     again = Archive(str(tmp_path))
     again.commit(Commit("q", 1, [], ends={"t": {"0": 6}}, topic_ids={"t": "one", "u": "two"}))
-    with pytest.raises(ArchiveError, match="u was made anew"):
+    with pytest.raises(ArchiveError, match="u was recreated"):
         again.commit(Commit("q", 2, [], ends={"t": {"0": 7}}, topic_ids={"t": "one", "u": "three"}))

@@ -101,7 +101,7 @@ def test_no_archive_is_said(tmp_path: Path) -> None:
 
 def test_a_topic_made_anew_is_seen(archive: Archive) -> None:
     with pytest.raises(
-        MqdReadError, match="t-0: the archive .* goes to offset 10 and the log only to 3: the topic was made anew"
+        MqdReadError, match="t-0: the archive .* goes to offset 10 and the log only to 3: the topic was recreated"
     ):
         history.plan(options(Path(archive.root)), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
 
@@ -111,7 +111,7 @@ def test_a_topic_made_anew_is_seen_when_it_has_grown(archive: Archive) -> None:
     archive.commit(Commit("q", 2, [], topic_ids={"t": id_text(old)}))
     where = ({("t", 0): 0}, {("t", 0): 30}, {("t", 0): 30})
     assert history.plan(options(Path(archive.root)), *where, {"t": old, "u": new})[1]
-    with pytest.raises(MqdReadError, match="t was made anew after it was archived"):
+    with pytest.raises(MqdReadError, match="t was recreated after it was archived"):
         history.plan(options(Path(archive.root)), *where, {"t": new})
 
 

@@ -303,7 +303,7 @@ def test_a_topic_that_no_broker_has_is_skipped_after_5_seconds(
     world.behind = {1, 2}
     assert _read(world, failOnDataLoss="false", **{"kafkaConsumer.pollTimeoutMs": poll_timeout_ms}) == []
     assert 5 <= now[0] - 100 <= 7 and world.requested.count(1) > 1 and world.requested.count(2) > 1
-    with pytest.raises(MqdReadError, match="orders-0: the topic or partition is not there any more"):
+    with pytest.raises(MqdReadError, match="orders-0: the topic or partition does not exist any more"):
         _read(world, **{"kafkaConsumer.pollTimeoutMs": poll_timeout_ms})
 
 
@@ -360,5 +360,7 @@ def test_a_broker_that_is_away_is_not_turned_to(world: World) -> None:
 
 def test_another_topic_of_the_name(world: World) -> None:
     world.topic_id = bytes(16)
-    with pytest.raises(MqdReadError, match="is another one of the same name by now: offsets 0 to 50 cannot be read"):
+    with pytest.raises(
+        MqdReadError, match="was deleted and recreated under the same name: offsets 0 to 50 cannot be read"
+    ):
         _read(world)
