@@ -1,4 +1,4 @@
-"""`mqd cert`: certificates of the authority that `mqd up --secure` made."""
+"""`mqd cert`: certificates of the CA that `mqd up --secure` made."""
 
 import datetime
 import json
@@ -23,7 +23,7 @@ _DATA_DIR = click.option(
 
 @click.group(short_help="Certificates of a secured broker.")
 def command() -> None:
-    """Certificates of the authority that `mqd up --secure` made in DATA_DIR/secure."""
+    """Certificates of the CA that `mqd up --secure` made in DATA_DIR/secure."""
 
 
 @command.command("status")
@@ -82,9 +82,9 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
 
     places = _secured(data_dir)
     try:
-        pair = pki.issue_host(_authority(places), node_id, datetime.datetime.now(datetime.UTC))
+        pair = pki.issue_host(_ca(places), node_id, datetime.datetime.now(datetime.UTC))
     except ValueError as error:
-        raise CliError(f"the authority in {places.directory} cannot be used: {error}") from None
+        raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
     click.echo(f"{out}: the certificate of host {node_id}, {pki.CERTIFICATE_DAYS} days")
     return 0
@@ -113,7 +113,7 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
     """Make a certificate for the client NAME, or with --host for a broker, and its key, in one PEM
     file.
 
-    A listener with ssl.client.auth=required takes clients' certificates of this authority. The
+    A listener with ssl.client.auth=required takes clients' certificates of this CA. The
     principal is the certificate's name, User:CN=NAME, unless ssl.principal.mapping.rules say
     otherwise.
     """
@@ -123,22 +123,22 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
 
     places = _secured(data_dir)
     try:
-        pair = pki.issue(_authority(places), name, list(hosts), datetime.datetime.now(datetime.UTC))
+        pair = pki.issue(_ca(places), name, list(hosts), datetime.datetime.now(datetime.UTC))
     except ValueError as error:
-        raise CliError(f"the authority in {places.directory} cannot be used: {error}") from None
+        raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
     click.echo(f"{out}: a certificate for {secure.described(name, hosts)}, {pki.CERTIFICATE_DAYS} days")
     return 0
 
 
-def _authority(places: "Files") -> "Pair":
+def _ca(places: "Files") -> "Pair":
     """Raises CliError."""
     from mqd.security import pki
 
     try:
         return pki.Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
     except OSError as error:
-        raise CliError(f"the authority in {places.directory} cannot be used: {error}") from None
+        raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
 
 
 def _secured(data_dir: Path | None) -> "Files":

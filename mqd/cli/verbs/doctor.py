@@ -1,4 +1,4 @@
-"""`mqd doctor`: what is wrong with a broker and its cluster, in order of harm, and what mends it."""
+"""`mqd doctor`: what is wrong with a broker and its cluster, the most harmful first, and how to fix it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
     return sorted(dict.fromkeys(found), key=lambda one: one.harm)
 
 
-@click.command(short_help="Say what is wrong, in order of harm, and what mends it.")
+@click.command(short_help="Say what is wrong, the most harmful first, and how to fix it.")
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
@@ -140,7 +140,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
 )
 @options
 def command(settings: Settings, data_dir: Path | None) -> int:
-    """Say what is wrong with a broker and its cluster, in order of harm, and what mends it.
+    """Say what is wrong with a broker and its cluster, the most harmful first, and how to fix it.
 
     On a broker's host, --data-dir names its data directory. Without it and without --bootstrap the
     default one is taken, if it exists. Nothing is changed.
