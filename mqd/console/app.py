@@ -23,7 +23,7 @@ from mqd.cli.kafka_request import Broker
 from mqd.console import rendering
 from mqd.console.guard import App, Guard
 from mqd.console.options import Options, of_user
-from mqd.console.pages import cluster, groups, messages, overview, topics
+from mqd.console.pages import changes, cluster, groups, messages, overview, topics
 from mqd.console.sessions import Session
 from mqd.console.shared import Console
 from mqd.console.visit import Refused, Visit
@@ -53,6 +53,8 @@ def application(options: Options) -> App:
         shown("/groups", groups.page),
         shown("/group", groups.group_page),
         shown("/cluster", cluster.page),
+        *(shown(kind.path, kind.show) for kind in changes.KINDS),
+        *(Route(kind.path, partial(_change, console, kind.post), methods=["POST"]) for kind in changes.KINDS),
         Route("/login", partial(_login, console), methods=["GET", "POST"]),
         Route("/logout", partial(_logout, console), methods=["POST"]),
         Mount("/static", StaticFiles(directory=rendering.FOLDER / "static")),
@@ -70,6 +72,25 @@ def application(options: Options) -> App:
 
 
 # -- pages -----------------------------------------------------------------------------------------
+
+
+async def _change(console: Console, page: Page, request: Request) -> Response:
+    cookie = request.cookies.get(console.cookie_name, "")
+    session = console.session(cookie)
+    if session is None:
+        return Response(status_code=303, headers={"location": "/login"})
+    visit, refused = Visit(console, request, session, cookie), None
+    try:
+        visit.form = await read_form(request)
+    except Refused as error:
+        refused = error
+
+    def answer(visit: Visit) -> Response:
+        if refused is not None:
+            raise refused
+        return page(visit)
+
+    return await run_in_threadpool(_answer, visit, answer)
 
 
 async def _show(console: Console, page: Page, request: Request) -> Response:

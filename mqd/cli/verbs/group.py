@@ -332,7 +332,7 @@ def parse_target(text: str) -> tuple[str, set[int] | None]:
     return topic, indexes if colon else None
 
 
-def _refusal(group: "Group") -> str:
+def seek_refusal(group: "Group") -> str:
     who = ", ".join(
         f"{label} on {next(m.host for m in group.members if m.member_id == member_id)}"
         for member_id, label in list(member_labels(group).items())[:3]
@@ -380,7 +380,7 @@ def seek(
         busy = group is not None and group.state not in WITHOUT_MEMBERS
         if busy and execute:
             assert group is not None
-            raise CliError(_refusal(group))
+            raise CliError(seek_refusal(group))
         if group is None and not requested:
             raise CliError(
                 f"there is no group {name}; mqd group list shows those there are. To begin one, name the topics"
@@ -413,7 +413,7 @@ def seek(
     if only_shown:
         error_line(ONLY_SHOWN.format(group=name))
     if busy and group is not None:
-        error_line(f"--execute would be refused now: {_refusal(group)}")
+        error_line(f"--execute would be refused now: {seek_refusal(group)}")
     if failed:
         raise CliError(
             f"{len(failed)} of {len(moves)} offsets were not committed: {next(iter(failed.values()))}", EXIT_FAILED
@@ -458,7 +458,7 @@ def delete_offsets(settings: Settings, name: str, topics: tuple[str, ...], execu
         if group.type != SHARE:
             raise CliError(f"group {name} is no share group; mqd group delete deletes it with its offsets")
         if group.state not in WITHOUT_MEMBERS and execute:
-            raise CliError(_refusal(group))
+            raise CliError(seek_refusal(group))
         begun = {
             partition: one for partition, one in share_groups.offsets(cluster, name).items() if partition[0] in topics
         }

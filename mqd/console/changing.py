@@ -1,0 +1,314 @@
+"""What pages change: each change is checked by the cluster first, says what it will do and by which
+command of mqd it is done, and is carried out when it is confirmed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import click
+import msgspec
+
+from mqd.cli.broker_lookup import Cluster
+from mqd.cli.common import CliError, Settings
+from mqd.cli.group_listing import WITHOUT_MEMBERS, must_describe
+from mqd.cli.kafka_request import Broker, check
+from mqd.cli.records import parse_header
+from mqd.cli.seeking import ONLY_SHOWN, Move, alter, commit, parse_where, plan
+from mqd.cli.topic_writing import Writer
+from mqd.cli.verbs.group import parse_target, seek_refusal
+from mqd.console import looking
+from mqd.protocol.messages import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    IncrementalAlterConfigsRequest,
+)
+
+CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS, ALTER_CONFIGS = 19, 20, 37, 44
+SET, DELETE = 0, 1
+TIMEOUT_MS = 20_000
+PARTITIONS_MAX = 100_000
+REPLICAS_MAX = 10_000
+CONFIGS_MAX = 50
+HEADERS_MAX = 50
+Form = dict[str, str]
+
+
+class BadForm(Exception):
+    """What was typed cannot be meant; says what can."""
+
+
+class Change(msgspec.Struct):
+    """`typed`: what must be typed to confirm. `blocked`: why it would be refused now. `done`: what is
+    said afterwards, on the page `back`.
+    """
+
+    title: str
+    command: str
+    effects: list[str]
+    do: Callable[[], None]
+    done: str
+    back: tuple[str, dict[str, str]]
+    moves: list[Move] = []
+    typed: str = ""
+    blocked: str = ""
+    is_danger: bool = False
+
+
+def _command(settings: Settings, *words: str) -> str:
+    return " ".join(["mqd", *(shlex.quote(word) for word in words), "-b", shlex.quote(settings.bootstrap)])
+
+
+def _number(form: Form, name: str, what: str, most: int) -> int | None:
+    text = form.get(name, "").strip()
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+        raise BadForm(f"{what}: {text!r} is no number from 1 to {most}")
+    return int(text)
+
+
+def _needed(form: Form, name: str, what: str) -> str:
+    text = form.get(name, "").strip()
+    if not text:
+        raise BadForm(f"give {what}")
+    return text
+
+
+# -- topics ----------------------------------------------------------------------------------------
+
+
+def create_topic(settings: Settings, form: Form) -> Change:
+    name = _needed(form, "name", "the topic a name")
+    partitions = _number(form, "partitions", "partitions", PARTITIONS_MAX)
+    replicas = _number(form, "replicas", "replicas", REPLICAS_MAX)
+    lines = [line.strip() for line in form.get("configs", "").splitlines() if line.strip()]
+    configs: dict[str, str] = {}
+    for line in lines[:CONFIGS_MAX]:
+        key, equals, value = line.partition("=")
+        if not equals or not key.strip():
+            raise BadForm(f"properties are KEY=VALUE, one a line, not {line!r}")
+        configs[key.strip()] = value.strip()
+
+    def send(validate_only: bool) -> Any:
+        topic = CreateTopicsRequest.Topic(
+            name=name,
+            num_partitions=partitions or -1,
+            replication_factor=replicas or -1,
+            configs=[CreateTopicsRequest.Config(name=key, value=value) for key, value in configs.items()],
+        )
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=validate_only)
+        with Broker(settings.bootstrap) as broker:
+            found = broker.request(CREATE_TOPICS, request).topics[0]
+        check(f"topic {name}", found.error_code, found.error_message)
+        return found
+
+    checked = send(validate_only=True)
+
+    def do() -> None:
+        send(validate_only=False)
+
+    words = ["topic", "create", name]
+    words += ["-p", str(partitions)] if partitions else []
+    words += ["-r", str(replicas)] if replicas else []
+    for key, value in configs.items():
+        words += ["-c", f"{key}={value}"]
+    count = checked.num_partitions if checked.num_partitions > 0 else partitions
+    copies = checked.replication_factor if checked.replication_factor > 0 else replicas
+    effects = [
+        f"It will have {count or 'as many partitions as the broker gives by default'}"
+        f"{'' if not count else ' partition' if count == 1 else ' partitions'}, each with"
+        f" {copies or 'the default number of'} replica{'' if copies == 1 else 's'}.",
+        *(f"{key} = {value}" for key, value in configs.items()),
+    ]
+    return Change(
+        f"Create the topic {name}?",
+        _command(settings, *words),
+        effects,
+        do,
+        f"Created the topic {name}.",
+        ("/topic", {"name": name}),
+    )
+
+
+def alter_topic(settings: Settings, form: Form) -> Change:
+    name, key = _needed(form, "name", "a topic"), _needed(form, "key", "a property")
+    is_reset, value = form.get("reset") == "1", form.get("config", "").strip()
+    with Broker(settings.bootstrap) as broker:
+        known = {one.name: one for one in looking.topic_configs(broker, name)}
+    if key not in known:
+        raise BadForm(f"topics have no property {key}")
+    old = known[key]
+
+    def send(validate_only: bool) -> None:
+        config = IncrementalAlterConfigsRequest.Config(
+            name=key, config_operation=DELETE if is_reset else SET, value=None if is_reset else value
+        )
+        resource = IncrementalAlterConfigsRequest.Resource(
+            resource_type=looking.TOPIC_RESOURCE, resource_name=name, configs=[config]
+        )
+        request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
+        with Broker(settings.bootstrap) as broker:
+            found = broker.request(ALTER_CONFIGS, request).responses[0]
+        check(f"topic {name}", found.error_code, found.error_message)
+
+    send(validate_only=True)
+    words = ["-d", key] if is_reset else ["-c", f"{key}={value}"]
+    after = "the broker's value" if is_reset else value or "(empty)"
+    return Change(
+        f"Change {key} of the topic {name}?",
+        _command(settings, "topic", "alter", name, *words),
+        [f"From {old.value} ({old.source}) to {after}.", *([old.documentation] if old.documentation else [])],
+        lambda: send(validate_only=False),
+        f"{key} of {name} is now {after}.",
+        ("/topic", {"name": name}),
+    )
+
+
+def add_partitions(settings: Settings, form: Form) -> Change:
+    name = _needed(form, "name", "a topic")
+    total = _number(form, "total", "partitions", PARTITIONS_MAX)
+    if total is None:
+        raise BadForm("say how many partitions it is to have")
+
+    def send(validate_only: bool) -> None:
+        topic = CreatePartitionsRequest.Topic(name=name, count=total)
+        request = CreatePartitionsRequest(topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=validate_only)
+        with Broker(settings.bootstrap) as broker:
+            found = broker.request(CREATE_PARTITIONS, request).results[0]
+        check(f"topic {name}", found.error_code, found.error_message)
+
+    send(validate_only=True)
+    return Change(
+        f"Give the topic {name} {total} partitions?",
+        _command(settings, "topic", "add-partitions", name, "--to", str(total)),
+        ["Keys move: records of one key from before and after may lie in different partitions."],
+        lambda: send(validate_only=False),
+        f"{name} has {total} partitions.",
+        ("/topic", {"name": name}),
+    )
+
+
+def delete_topic(settings: Settings, form: Form) -> Change:
+    name = _needed(form, "name", "a topic")
+    topic = looking.topic(settings, name)
+
+    def do() -> None:
+        request = DeleteTopicsRequest(
+            topics=[DeleteTopicsRequest.TopicState(name=name)], topic_names=[name], timeout_ms=TIMEOUT_MS
+        )
+        with Broker(settings.bootstrap) as broker:
+            found = broker.request(DELETE_TOPICS, request).responses[0]
+        check(f"topic {name}", found.error_code, found.error_message)
+
+    return Change(
+        f"Delete the topic {name}?",
+        _command(settings, "topic", "delete", name, "-y"),
+        [
+            f"Its {len(topic.parts):,} partitions and {topic.records:,} records are gone for all clients, and cannot be had back."
+        ],
+        do,
+        f"Deleted the topic {name}.",
+        ("/topics", {}),
+        typed=name,
+        is_danger=True,
+    )
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def produce(settings: Settings, form: Form) -> Change:
+    topic = _needed(form, "topic", "a topic")
+    key, value, is_null = form.get("key", ""), form.get("value", ""), form.get("null") == "1"
+    if is_null and value:
+        raise BadForm("a null value has no text: empty the value, or do not make it null")
+    if not key and not value:
+        raise BadForm("give a value, or a key")
+    which = form.get("partition", "").strip()
+    if which and not re.fullmatch(r"[0-9]{1,6}", which):
+        raise BadForm(f"{which!r} is no partition")
+    lines = [line for line in form.get("headers", "").splitlines() if line.strip()]
+    if len(lines) > HEADERS_MAX:
+        raise BadForm(f"at most {HEADERS_MAX} headers")
+    headers = [parse_header(line) for line in lines]
+    known = {part.index for part in looking.topic(settings, topic).parts}
+    if which and int(which) not in known:
+        raise BadForm(f"topic {topic} has no partition {which}; it has 0 to {len(known) - 1}")
+
+    def do() -> None:
+        with Writer(settings.bootstrap, {"acks": "all"}) as writer:
+            writer.send(
+                topic,
+                None if is_null else value.encode(),
+                key.encode() if key else None,
+                headers,
+                int(which) if which else -1,
+            )
+
+    words = ["produce", topic]
+    words += ["-p", which] if which else []
+    for line in lines:
+        words += ["-H", line]
+    if value:
+        words += ["-D", r"\x00"] + (["-K", key] if key else [])
+        source = f"printf %s {shlex.quote(value)}"
+    else:  # a record of a key alone: what is empty would be no record
+        words += ["-k", r"\x01"] + (["-Z"] if is_null else [])
+        source = f"printf '%s\\001' {shlex.quote(key)}"
+    size = len(value.encode())
+    return Change(
+        f"Write a record to {topic}?",
+        f"{source} | {_command(settings, *words)}",
+        [f"Its value is {'null' if is_null else f'{size:,} bytes'}, its key {key or 'null'},"
+         f" with {len(headers)} header{'' if len(headers) == 1 else 's'}."],
+        do,
+        f"Wrote the record to {topic}.",
+        ("/messages", {"topic": topic}),
+    )  # fmt: skip
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def seek(settings: Settings, form: Form) -> Change:
+    name, where = _needed(form, "name", "a group"), _needed(form, "to", "the place to read on from")
+    targets = form.get("topics", "").split()
+    try:
+        start = parse_where(where, datetime.now().astimezone())
+        requested = [parse_target(text) for text in targets]
+    except (click.UsageError, OverflowError) as error:
+        raise BadForm(str(error).removeprefix("--to ")) from None
+    with Cluster(settings.bootstrap) as cluster:
+        group = must_describe(cluster, name)
+        is_share = group.type == "share"
+        moves = plan(cluster, name, requested, start, 0, is_share)
+
+    def do() -> None:
+        with Cluster(settings.bootstrap) as cluster:
+            if (now := must_describe(cluster, name)).state not in WITHOUT_MEMBERS:
+                raise CliError(seek_refusal(now))
+            planned = plan(cluster, name, requested, start, 0, is_share)
+            failed = (alter if is_share else commit)(cluster, name, planned)
+        if failed:
+            raise CliError(f"{len(failed)} of {len(planned)} offsets were not committed: {next(iter(failed.values()))}")
+
+    count = sum(one.new is not None and one.new != one.old for one in moves)
+    effects = [f"{count} of {len(moves)} offset{'' if len(moves) == 1 else 's'} would move."]
+    if any(one.only_shown for one in moves):
+        effects.append(ONLY_SHOWN.format(group=name))
+    return Change(
+        f"Move the offsets of {name} to {where}?",
+        _command(settings, "group", "seek", name, *targets, "--to", where, "--execute"),
+        effects,
+        do,
+        f"Moved the offsets of {name}.",
+        ("/group", {"name": name}),
+        moves,
+        blocked="" if group.state in WITHOUT_MEMBERS else seek_refusal(group),
+    )

@@ -1,0 +1,97 @@
+"""Forms, what a change would do, and the change itself: nothing is changed that was not shown, with
+the command that does the same, and confirmed. Each is in the audit log before it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+from confluent_kafka import KafkaException
+from starlette.responses import Response
+
+from mqd.cli.common import CliError, Settings, explain
+from mqd.console import changing, looking
+from mqd.console.changing import BadForm, Change, Form
+from mqd.console.visit import Refused, Visit
+
+Prepare = Callable[[Settings, Form], Change]
+ROWS_MAX = 200
+
+
+class Kind:
+    """A change: its form is the template `form`, filled with `fields` of the URL."""
+
+    def __init__(self, path: str, form: str, prepare: Prepare, fields: tuple[str, ...]) -> None:
+        self.path, self.form, self.prepare, self.fields = path, form, prepare, fields
+
+    def show(self, visit: Visit) -> Response:
+        _must_write(visit)
+        return self._form(visit, {name: visit.text(name) for name in self.fields}, "", 200)
+
+    def _form(self, visit: Visit, given: Form, reason: str, status: int) -> Response:
+        configs: tuple[looking.Config, ...] = ()
+        if self.prepare is changing.alter_topic and given.get("name"):
+            configs = looking.topic(visit.settings, given["name"]).configs
+        return visit.page(self.form, status, given=given, reason=reason, action=self.path, configs=configs)
+
+    def post(self, visit: Visit) -> Response:
+        _must_write(visit)
+        console, form = visit.console, visit.form
+        if not console.sessions.is_token(visit.cookie, form.get("token", "")):
+            raise Refused(
+                403, "this form is from before the console started again, or of another session; load it again"
+            )
+        try:
+            change = self.prepare(visit.settings, form)
+        except (BadForm, CliError, click.UsageError) as error:
+            reason = error.message if isinstance(error, click.ClickException) else str(error)
+            return self._form(visit, form, reason, 400)
+        if form.get("confirmed") != "1" or change.blocked:
+            return self._confirm(visit, change, "", 200)
+        if change.typed and form.get("typed", "").strip() != change.typed:
+            return self._confirm(visit, change, f"type {change.typed} to confirm", 400)
+        address = visit.request.client.host if visit.request.client else ""
+
+        def log(outcome: str) -> None:
+            console.audit.write(visit.session.user, address, change.command, outcome)
+
+        log("asked")
+        try:
+            change.do()
+        except (CliError, KafkaException) as error:
+            reason = error.message if isinstance(error, CliError) else explain(error)[0]
+            log(f"failed: {reason}")
+            return self._confirm(visit, change, reason, 502)
+        finally:
+            console.cache.clear()
+        log("done")
+        path, query = change.back
+        return visit.redirect(path, **query, said=change.done)
+
+    def _confirm(self, visit: Visit, change: Change, reason: str, status: int) -> Response:
+        kept = {name: value for name, value in visit.form.items() if name not in ("token", "confirmed", "typed")}
+        return visit.page(
+            "confirm.html",
+            status,
+            change=change,
+            reason=reason,
+            action=self.path,
+            kept=kept,
+            moves=change.moves[:ROWS_MAX],
+        )
+
+
+def _must_write(visit: Visit) -> None:
+    if visit.console.options.is_read_only:
+        raise Refused(403, "this console was started with --read-only")
+
+
+KINDS = (
+    Kind("/topic/create", "create.html", changing.create_topic, ("name",)),
+    Kind("/topic/alter", "alter.html", changing.alter_topic, ("name", "key")),
+    Kind("/topic/partitions", "partitions.html", changing.add_partitions, ("name",)),
+    Kind("/topic/delete", "delete.html", changing.delete_topic, ("name",)),
+    Kind("/produce", "produce.html", changing.produce, ("topic",)),
+    Kind("/group/seek", "seek.html", changing.seek, ("name", "to", "topics")),
+)

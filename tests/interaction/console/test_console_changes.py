@@ -1,0 +1,209 @@
+"""What the console changes: shown first with its command, confirmed, written into the audit log; and
+what is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from tests.console_client import Answer, Browser, options
+from tests.interaction.console.test_console_overview import log_in
+from tests.interaction.security.secured import PASSWORDS, Secured
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    return tmp_path / "audit.log"
+
+
+@pytest.fixture
+def browser(secured: Secured, audit: Path) -> Browser:
+    found = Browser(options(secured.broker.bootstrap, audit=audit))
+    found.get("/")
+    return found
+
+
+def lines(audit: Path) -> list[tuple[str, str]]:
+    return [(line["command"], line["outcome"]) for line in map(json.loads, audit.read_text().splitlines())]
+
+
+def shown(browser: Browser, path: str, **form: str) -> Answer:
+    """What a change would do."""
+    token = browser.get(path, **{name: form[name] for name in ("name", "topic") if name in form}).fields["token"]
+    return browser.post(path, {**form, "token": token})
+
+
+def command(answer: Answer) -> str:
+    (found,) = re.findall(r'data-copy="([^"]*)"', answer.text)
+    return unescape(found)
+
+
+def confirmed(browser: Browser, path: str, answer: Answer, **typed: str) -> Answer:
+    return browser.post(path, {**answer.fields, **typed})
+
+
+def topics(secured: Secured) -> dict[str, int]:
+    found = AdminClient({"bootstrap.servers": secured.broker.bootstrap}).list_topics(timeout=30).topics
+    return {name: len(topic.partitions) for name, topic in found.items()}
+
+
+def test_a_topic_from_its_creation_to_its_end(secured: Secured, browser: Browser, audit: Path) -> None:
+    answer = shown(browser, "/topic/create", name="born", partitions="2", configs="retention.ms=1000\n")
+    create = f"mqd topic create born -p 2 -c retention.ms=1000 -b {secured.broker.bootstrap}"
+    assert command(answer) == create and "2 partitions, each with 1 replica" in answer.words
+    assert "born" not in topics(secured) and not lines(audit), "nothing yet"
+    done = confirmed(browser, "/topic/create", answer)
+    assert done.status == 303 and done.headers["location"].startswith("/topic?name=born&said=Created")
+    assert "Created the topic born." in browser.get(done.headers["location"]).words
+    assert topics(secured)["born"] == 2 and lines(audit) == [(create, "asked"), (create, "done")]
+
+    answer = shown(browser, "/topic/alter", name="born", key="retention.ms", config="2000")
+    assert "From 1000 (this topic) to 2000." in answer.words and "topic alter born -c retention.ms=2000" in command(
+        answer
+    )
+    confirmed(browser, "/topic/alter", answer)
+    assert "retention.ms 2000" in browser.get("/topic", name="born").words
+    answer = shown(browser, "/topic/alter", name="born", key="retention.ms", reset="1")
+    assert "topic alter born -d retention.ms" in command(answer)
+    confirmed(browser, "/topic/alter", answer)
+    assert "None: every property has the broker's value" in browser.get("/topic", name="born").words
+
+    confirmed(browser, "/topic/partitions", shown(browser, "/topic/partitions", name="born", total="5"))
+    assert topics(secured)["born"] == 5
+
+    answer = shown(browser, "/topic/delete", name="born")
+    assert "cannot be had back" in answer.words
+    assert "type born to confirm" in confirmed(browser, "/topic/delete", answer, typed="bron").words
+    assert "born" in topics(secured)
+    assert confirmed(browser, "/topic/delete", answer, typed="born").status == 303
+    assert "born" not in topics(secured) and lines(audit)[-1][0].startswith("mqd topic delete born -y")
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "reason"),
+    [
+        ("/topic/create", {"name": "a b"}, "INVALID_TOPIC_EXCEPTION"),
+        ("/topic/create", {"name": ""}, "give the topic a name"),
+        ("/topic/create", {"name": "x", "partitions": "0"}, "is no number from 1"),
+        ("/topic/create", {"name": "x", "replicas": "9"}, "INVALID_REPLICATION_FACTOR"),
+        ("/topic/create", {"name": "x", "configs": "retention.ms=soon"}, "INVALID_CONFIG"),
+        ("/topic/create", {"name": "x", "configs": "nonsense"}, "KEY=VALUE"),
+        ("/topic/alter", {"name": "shop2", "key": "no.such", "config": "1"}, "no property no.such"),
+        ("/topic/alter", {"name": "shop2", "key": "retention.ms", "config": "soon"}, "INVALID_CONFIG"),
+        ("/topic/partitions", {"name": "shop2", "total": "1"}, "INVALID_PARTITIONS"),
+        ("/produce", {"topic": "shop2", "value": "", "key": ""}, "give a value, or a key"),
+        ("/produce", {"topic": "shop2", "value": "v", "partition": "9"}, "has no partition 9"),
+        ("/produce", {"topic": "shop2", "value": "v", "headers": "=x"}, "NAME=VALUE"),
+        ("/group/seek", {"name": "no-such", "to": "earliest"}, "there is no group no-such"),
+        ("/group/seek", {"name": "no-such", "to": "yonder"}, "give earliest, latest"),
+    ],
+)
+def test_what_cannot_be_is_said_before_it_is_tried(
+    secured: Secured, browser: Browser, audit: Path, path: str, form: dict[str, str], reason: str
+) -> None:
+    if "shop2" not in topics(secured):
+        confirmed(browser, "/topic/create", shown(browser, "/topic/create", name="shop2", partitions="3"))
+    before = len(audit.read_text())
+    answer = shown(browser, path, **form)
+    assert answer.status == 400 and reason in answer.words and "Go on" in answer.words
+    assert len(audit.read_text()) == before
+
+
+def test_the_command_that_is_shown_does_the_same(secured: Secured, browser: Browser) -> None:
+    """Of a value and a key with all that a shell would take for something else."""
+    confirmed(browser, "/topic/create", shown(browser, "/topic/create", name="twice", partitions="1"))
+    odd = 'it\'s $HOME `x` \\n %s\n"two" <b>'
+    for form in (
+        {"value": odd, "key": "k:'$1", "headers": "a=b c\nd='"},
+        {"value": "", "key": "gone'", "null": "1"},
+        {"value": "", "key": "empty"},
+    ):
+        answer = shown(browser, "/produce", topic="twice", **form)
+        assert confirmed(browser, "/produce", answer).status == 303
+        shell = f'mqd() {{ "{sys.executable}" -m mqd.cli.main "$@"; }}; {command(answer)}'
+        subprocess.run(["sh", "-c", shell], check=True, timeout=60, env={**os.environ}, stderr=subprocess.PIPE)
+    read = browser.get("/messages/download", topic="twice", **{"from": "beginning"}).body.splitlines()
+    records = [{**json.loads(line), "offset": 0, "timestamp_ms": 0} for line in read]
+    assert len(records) == 6 and records[0::2] == records[1::2]
+    assert records[0]["value"] == odd and records[0]["headers"][1] == {"name": "d", "value": "'"}
+    assert records[2]["value"] is None and records[4]["value"] == ""
+
+
+def test_a_seek_is_shown_before_it_is_done(secured: Secured, browser: Browser) -> None:
+    confirmed(browser, "/topic/create", shown(browser, "/topic/create", name="sought", partitions="1"))
+    for _ in range(5):
+        confirmed(browser, "/produce", shown(browser, "/produce", topic="sought", value="v"))
+    settings = {"bootstrap.servers": secured.broker.bootstrap, "group.id": "seeker", "enable.auto.commit": False}
+    client = confluent_kafka.Consumer(settings)
+    client.commit(offsets=[TopicPartition("sought", 0, 4)], asynchronous=False)
+
+    answer = shown(browser, "/group/seek", name="seeker", to="-3", topics="sought:0")
+    assert "sought-0 4 2 -2" in answer.words and "1 of 1 offset would move" in answer.words
+    assert command(answer).startswith("mqd group seek seeker sought:0 --to -3 --execute")
+    assert client.committed([TopicPartition("sought", 0)], timeout=30)[0].offset == 4
+    assert confirmed(browser, "/group/seek", answer).status == 303
+    assert client.committed([TopicPartition("sought", 0)], timeout=30)[0].offset == 2
+
+    client.subscribe(["sought"])
+    while not client.assignment():
+        client.poll(0.2)
+    answer = shown(browser, "/group/seek", name="seeker", to="latest")
+    assert "It would be refused now: group seeker has 1 member" in answer.words
+    assert confirmed(browser, "/group/seek", answer).status == 200
+    client.close()
+
+
+# -- what may change nothing -----------------------------------------------------------------------
+
+PATHS = ("/topic/create", "/topic/alter", "/topic/partitions", "/topic/delete", "/produce", "/group/seek")
+FORM = {"name": "forged", "topic": "forged", "confirmed": "1", "to": "earliest", "total": "9", "key": "x"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_forged_form_changes_nothing(secured: Secured, browser: Browser, audit: Path, path: str) -> None:
+    token = browser.get("/topic/create").fields["token"]
+    other = Browser(options("127.0.0.1:1"), browser.app)
+    other.get("/")
+    assert browser.post(path, FORM).status == 403
+    assert browser.post(path, {**FORM, "token": "0" * 64}).status == 403
+    assert other.post(path, {**FORM, "token": token}).status == 403, "another's token"
+    assert browser.post(path, {**FORM, "token": token}, [("origin", "http://evil.example")]).status == 403
+    assert browser.get(path, **FORM, token=token).status in (200, 502), "a link shows a form at most"
+    assert "forged" not in topics(secured) and not lines(audit)
+
+
+def test_a_read_only_console_changes_nothing(secured: Secured, browser: Browser) -> None:
+    reader = Browser(options(secured.broker.bootstrap, is_read_only=True))
+    page = reader.get("/topics")
+    assert "read only" in page.words and "Create a topic" not in page.words
+    token = re.findall(r'name="token" value="(\w+)"', browser.get("/topic/create").text)[0]
+    for path in PATHS:
+        assert reader.get(path, **FORM).status == 403
+        assert reader.post(path, {**FORM, "token": token}).status == 403
+
+
+def test_a_change_is_its_users(secured: Secured, audit: Path, login_browser: Browser) -> None:
+    console = login_browser.app._app.state.console
+    console.audit = type(console.audit)(audit)
+    assert login_browser.post("/topic/create", FORM).headers["location"] == "/login"
+    log_in(login_browser, "bob", PASSWORDS["bob"])
+    refused = shown(login_browser, "/topic/create", name="bobs")
+    assert refused.status == 400 and "AUTHORIZATION_FAILED" in refused.words
+    log_in(login_browser, "alice", PASSWORDS["alice"])
+    confirmed(login_browser, "/topic/create", shown(login_browser, "/topic/create", name="alices"))
+    written = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["user"], line["address"], line["outcome"]) for line in written] == [
+        ("alice", "127.0.0.1", "asked"),
+        ("alice", "127.0.0.1", "done"),
+    ]
