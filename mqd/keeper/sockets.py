@@ -39,7 +39,9 @@ def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
     if not host:  # every address: one socket for both families if the host has IPv6
         families = [(socket.AF_INET6, ("::", port))] if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6") else []
         return [*families, (socket.AF_INET, ("0.0.0.0", port))]
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # as bytes, or Python loads its tables of international names
+    name = host.encode() if host.isascii() else host
+    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return sorted(((family, address) for family, _, _, _, address in found), key=lambda one: one[0] != socket.AF_INET)
 
 

@@ -67,11 +67,13 @@ def _in_force(steps: Iterable[tuple[str, Callable[[], None]]]) -> str:
 
 
 def _code() -> list[str]:
-    """Where Python and what it loads are: modules are imported when they are first needed."""
+    """Where Python and what it loads are: modules are imported when they are first needed. Bytecode
+    may be elsewhere; without it each module would be compiled at each start.
+    """
     package = Path(__file__).resolve().parents[1]
     prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, str(package)]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    found = [path for path in (*prefixes, *sys.path, *libraries) if path]
+    found = [path for path in (*prefixes, sys.pycache_prefix, *sys.path, *libraries) if path]
     return [*found, *(os.path.realpath(path) for path in found)]
 
 

@@ -56,11 +56,11 @@ def load(config: Mapping[str, str]) -> "HostIdentity | None":
 
 def check(config: Mapping[str, str]) -> None:
     """Raises ConfigError: with this certificate other hosts would refuse this one."""
-    from mqd.security import pki
-
     identity = load(config)
     if identity is None:
         return
+    from mqd.security import pki  # it loads cryptography, which a broker without host TLS does not need
+
     ends = pki.expires(identity.files.certificate)
     if ends < datetime.datetime.now(datetime.UTC):
         path = config[CERTIFICATE]

@@ -2,6 +2,10 @@
 by supervisord.
 """
 
+import gc
+
+gc.disable()  # while modules load, all is kept
+
 import argparse
 import asyncio
 import errno
@@ -57,6 +61,10 @@ def main() -> int:
     log.info("process confined", in_force=client.confinement)
     # imported after attaching: an error of the keeper is reported sooner
     from mqd.worker.worker import Worker
+
+    # What is loaded stays: no collection looks at it again.
+    gc.freeze()
+    gc.enable()
 
     async def life() -> int:
         return await Worker(client, places.run_dir, places.logs_dir).run()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.core import Publish
+from mqd.cluster.metadata.events import Publish
 from mqd.cluster.metadata.state import MetadataState
 
 Partition = tuple[bytes, int]  # topic id, index

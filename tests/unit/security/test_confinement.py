@@ -51,6 +51,11 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert own == [str(places.data_dir), str(places.run_dir), f"{tmp_path}/a", f"{tmp_path}/b", "/dev/shm"]
 
 
+def test_bytecode_that_is_not_beside_the_code_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.pycache_prefix", "/somewhere/bytecode")
+    assert "/somewhere/bytecode" in confinement._code()
+
+
 @pytest.mark.parametrize(
     ("core_files", "sandbox", "message"),
     [("true", "off", "nothing"), ("false", "off", "no core files"), ("true", "on", "no new privileges, seccomp")],
