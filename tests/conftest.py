@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,6 +44,28 @@ def keep_bytecode_apart(folder: Path) -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(folder)
     sys.dont_write_bytecode = False
+    for installed in map(sysconfig.get_path, ("stdlib", "purelib")):
+        link_bytecode(Path(installed), folder)
+
+
+def link_bytecode(installed: Path, folder: Path) -> None:
+    """Bytecode that came with Python and with packages is not looked for where it is any more: each
+    fresh clone would compile two thousand modules.
+    """
+    place = folder / installed.relative_to("/")
+    try:
+        place.mkdir(parents=True)
+    except FileExistsError:  # an earlier run has done it, or another lane does
+        return
+    for path, directories, _ in os.walk(installed):
+        here = place / Path(path).relative_to(installed)
+        if "__pycache__" in directories:
+            here.mkdir(parents=True, exist_ok=True)
+            for file in os.scandir(f"{path}/__pycache__"):
+                if file.name.endswith(f".{sys.implementation.cache_tag}.pyc"):
+                    with contextlib.suppress(FileExistsError):
+                        (here / file.name).symlink_to(file.path)
+        directories[:] = [name for name in directories if name not in ("__pycache__", "site-packages", "test", "tests")]
 
 
 @pytest.hookimpl(wrapper=True)

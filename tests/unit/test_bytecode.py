@@ -11,7 +11,9 @@ from tests.conftest import keep_bytecode_apart
 
 
 @pytest.fixture
-def without_bytecode(monkeypatch):
+def without_bytecode(tmp_path, monkeypatch):
+    """`tmp_path / "installed"` is all that is installed."""
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "installed"))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -31,3 +33,14 @@ def test_bytecode_goes_elsewhere_and_not_into_the_tree(tmp_path, without_bytecod
     subprocess.check_call([sys.executable, "-c", "import module_of_a_broker"], cwd=tree)
     assert [path.name for path in tree.iterdir()] == ["module_of_a_broker.py"]
     assert list((tmp_path / "bytecode").rglob("module_of_a_broker.*.pyc"))
+
+
+def test_what_is_installed_is_not_compiled_again(tmp_path, without_bytecode):
+    installed = tmp_path / "installed"
+    (installed / "package").mkdir(parents=True)
+    (installed / "package" / "a_module.py").write_text("answer = 42\n")
+    subprocess.check_call([sys.executable, "-m", "compileall", "-q", installed], env={})
+    keep_bytecode_apart(tmp_path / "bytecode")
+    code = "import os, package.a_module as it; print(os.path.islink(it.__cached__), it.__cached__)"
+    output = subprocess.check_output([sys.executable, "-c", code], cwd=installed, text=True)
+    assert output.split() == ["True", str(next((tmp_path / "bytecode").rglob("a_module.*.pyc")))]
