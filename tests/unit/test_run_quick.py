@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests import run_quick
-from tests.tiers import quick
 
 TESTS = Path(__file__).resolve().parents[1]
+FEW = "(Lane(('tests/crash', 'tests/unit'), 0, False), Lane(('tests/property',), 0, True))"
 PASSES = "def test_it():\n    pass\n"
 FAILS = "def test_it():\n    assert False\n"
 # fails when the file beside it is not there yet, and makes it
@@ -39,7 +39,7 @@ def run(
     without: str = PASSES,
     kept: dict[str, float] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    bodies = dict.fromkeys((folder for lane in run_quick.BESIDE for folder in lane.folders), PASSES)
+    bodies = dict.fromkeys(("tests/crash", "tests/property"), PASSES)
     bodies |= {"tests/interaction": with_broker, "tests/unit": without, "tests/tidy": FAILS}  # tidy is make lint's
     for folder, body in bodies.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
@@ -47,8 +47,10 @@ def run(
     (root / "native" / "tests").mkdir(parents=True)
     (root / "native" / "tests" / "Makefile").write_text(f"check:\n\t@echo the core && {core}\n")
     (root / "pytest.ini").write_text("[pytest]\n")
-    for name in ("run_quick.py", "cpu_seconds.py"):
-        shutil.copy(TESTS / name, root / "tests" / name)
+    shutil.copy(TESTS / "cpu_seconds.py", root / "tests")
+    whole = (TESTS / "run_quick.py").read_text()
+    # three lanes are enough, each is another start of pytest
+    (root / "tests" / "run_quick.py").write_text(whole.replace("BESIDE = (", f"BESIDE = {FEW} or (", 1))
     if kept is not None:
         (root / "tests" / "durations.json").write_text(json.dumps(kept))
     return subprocess.run(
@@ -69,13 +71,13 @@ def test_all_of_it_is_run_and_what_each_part_costs_is_printed_and_kept(tmp_path)
         kept={"tests/unit/test_of_unit.py::test_it": 0.1, "tests/gone.py::test_it": 0.1},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert passed(done) == [1, 1, 2, 2, 3] and "the core" in done.stdout
+    assert passed(done) == [1, 1, 2] and "the core" in done.stdout
     cost, _, doubled = done.stdout.partition("twice as slow as in tests/durations.json")
     assert all(f"  {part}\n" in cost for part in ("tests/unit", "tests/interaction", "native/tests", "together"))
-    assert "tests/unit/test_of_unit.py::test_it, at most 0.1 before" in doubled and "test_of_sim" not in doubled
+    assert "tests/unit/test_of_unit.py::test_it, at most 0.1 before" in doubled and "test_of_crash" not in doubled
     kept = json.loads((tmp_path / "tests" / "durations.json").read_text())
     assert next(iter(kept)) == "tests/unit/test_of_unit.py::test_it" and max(kept.values()) > 1
-    assert len(kept) == 10 and "tests/gone.py::test_it" not in kept
+    assert len(kept) == 5 and "tests/gone.py::test_it" not in kept
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> list[int]:
@@ -83,14 +85,20 @@ def passed(done: subprocess.CompletedProcess[str]) -> list[int]:
     return sorted(map(int, re.findall(r"^(?:\d failed, )?(\d+) passed", done.stdout, re.MULTILINE)))
 
 
-@pytest.mark.parametrize("place", quick(["with_broker", "without"], ["with_broker"]))
-def test_nothing_has_a_second_try(tmp_path, place):
-    """In the first lane, and in one beside it."""
-    done = run(tmp_path, **{place: ONCE})
-    assert done.returncode == 1 and done.stdout.count("1 failed") == 1
+def test_what_fails_fails_the_run_without_a_second_try_and_hides_nothing(tmp_path):
+    """In the first lane; and the core, in one beside it."""
+    done = run(tmp_path, core="false", with_broker=ONCE)
+    assert done.returncode != 0 and done.stdout.count("1 failed") == 1
+    assert passed(done) == [1, 2] and "the core's own tests FAILED" in done.stdout
 
 
-def test_a_failing_core_fails_the_run_and_hides_nothing(tmp_path):
-    done = run(tmp_path, core="false")
-    assert done.returncode != 0 and passed(done) == [1, 1, 2, 2, 3]
-    assert "the core's own tests FAILED" in done.stdout
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [{"core": "false"}, {"with_broker": ONCE}, {"without": ONCE}], ids=str)
+def test_each_failure_is_enough(tmp_path, parts):
+    assert run(tmp_path, **parts).returncode != 0
+
+
+def test_each_folder_has_one_lane():
+    folders = [folder for lane in run_quick.BESIDE for folder in lane.folders]
+    assert len(folders) == len(set(folders)) and all((TESTS.parent / folder).is_dir() for folder in folders)
+    assert len({lane.name for lane in run_quick.BESIDE}) == len(run_quick.BESIDE), "a lane's cache has its name"

@@ -430,7 +430,8 @@ class Swarm:
         self.port = port
         self.ends = {"closed": 0, "answered": 0, "silent": 0}
 
-    def send(self, frames: list[bytes]) -> list[bytes | None]:
+    def send(self, frames: list[bytes], seconds: float = 0.25) -> list[bytes | None]:
+        """A connection without an answer by then is silent."""
         sockets = []
         for frame in frames:
             one = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
@@ -441,7 +442,7 @@ class Swarm:
         for fd in waiting:
             poll.register(fd, select.POLLIN)
         answers: list[bytes | None] = [None] * len(frames)
-        deadline = time.monotonic() + 0.25
+        deadline = time.monotonic() + seconds
         while waiting and (left := deadline - time.monotonic()) > 0:
             for fd, _ in poll.poll(left * 1000):
                 try:
@@ -462,7 +463,7 @@ def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) 
     topic = f"mutants-{chance.randbytes(8).hex()}"
     seeds = valid_frames(topic, create_topic(bystanders.connections[0], topic, 2))
     swarm = Swarm(watch.broker.port)
-    assert all(swarm.send([frame for _, _, frame in seeds])), "a valid frame was not answered"
+    assert all(swarm.send([frame for _, _, frame in seeds], PATIENCE_S)), "a valid frame was not answered"
     assert swarm.ends["answered"] == len(seeds), swarm.ends
     for _ in range(count // WINDOW):
         chosen = [chance.choice(seeds) for _ in range(WINDOW)]
