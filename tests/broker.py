@@ -204,3 +204,19 @@ def is_alive(pid: int) -> bool:
         return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
+
+
+def pause(pid: int) -> None:
+    """SIGSTOP, until all threads have stopped: one of them takes the signal, and until it has had
+    its turn on a busy machine the others run. A reactor has fetched hundreds of records by then.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + STOP_SECONDS
+    while not _is_paused(pid):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.001)  # the kernel tells the parent only
+
+
+def _is_paused(pid: int) -> bool:
+    tasks = [Path(f"/proc/{pid}/task/{thread}/stat") for thread in os.listdir(f"/proc/{pid}/task")]
+    return all(task.read_text().rpartition(")")[2].split()[0] in "TZ" for task in tasks)

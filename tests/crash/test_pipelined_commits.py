@@ -17,7 +17,7 @@ import pytest
 
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FindCoordinatorRequest, OffsetCommitRequest, OffsetFetchRequest
-from tests.broker import Broker
+from tests.broker import Broker, pause
 from tests.crash.processes import wait_until_healthy
 from tests.crash.workload import create_topics, wait_until
 from tests.kafka_connection import KafkaConnection
@@ -93,7 +93,7 @@ def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, 
         for one in committers:
             one.receive(chance.randint(0, len(one.unanswered) // 2))
         before = broker.pid("mqd-acceptor")
-        os.kill(before, signal.SIGSTOP)  # it holds these, unanswered, when it dies
+        pause(before)  # it holds these, unanswered, when it dies
         for one in committers:
             one.send(chance.randint(1, PIPELINED))
         for witness in witnesses:  # the workers have read what was sent before

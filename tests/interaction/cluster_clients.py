@@ -90,8 +90,27 @@ def log(broker: Member, topic: str, partition: int) -> bytes:
 
 
 def all_in_sync(cluster: Cluster, topic: str) -> bool:
-    found = partitions(cluster, topic).values()  # none at a broker that does not know the topic yet
-    return bool(found) and all(sorted(one.isrs) == sorted(one.replicas) and one.leader >= 0 for one in found)
+    return _are_in_sync(partitions(cluster, topic))
+
+
+def _are_in_sync(found: dict) -> bool:
+    """None are found at a broker that does not know the topic yet."""
+    return bool(found) and all(sorted(one.isrs) == sorted(one.replicas) and one.leader >= 0 for one in found.values())
+
+
+def wait_for_in_sync(cluster: Cluster, topic: str) -> dict:
+    """Its partitions, as the broker has them that says so: the next question may go to another one,
+    which may know less of a new topic.
+    """
+    found: dict = {}
+
+    def settled() -> bool:
+        nonlocal found
+        found = partitions(cluster, topic)
+        return _are_in_sync(found)
+
+    until("all replicas are in sync", settled, cluster)
+    return found
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

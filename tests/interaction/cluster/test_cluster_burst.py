@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.cluster import Cluster
-from tests.interaction.cluster_clients import all_in_sync, create, partitions, until
+from tests.interaction.cluster_clients import all_in_sync, create, wait_for_in_sync
 
 RECORD_BYTES = 500_000
 
@@ -20,8 +20,7 @@ RECORD_BYTES = 500_000
 def test_a_burst_changes_no_in_sync_set(tmp_path: Path, count: int) -> None:
     with Cluster(tmp_path, config={"log.level": "info"}) as cluster:
         create(cluster, "burst", partitions=1, config={"max.message.bytes": "1048588"})
-        until("all replicas are in sync", lambda: all_in_sync(cluster, "burst"), cluster)
-        leader = cluster.brokers[partitions(cluster, "burst")[0].leader]
+        leader = cluster.brokers[wait_for_in_sync(cluster, "burst")[0].leader]
         already = leader.logs(10_000).count("the in-sync set")
         failed: list[str] = []
         producer = Producer(

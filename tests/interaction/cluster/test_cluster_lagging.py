@@ -14,8 +14,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from tests.broker import pause
 from tests.cluster import Cluster, Member
-from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, create, partitions, read, run, until
+from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, create, read, run, until, wait_for_in_sync
 
 BOUND = 100
 HOUR_MS = 3_600_000
@@ -32,7 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def stopped_worker(broker: Member) -> Iterator[None]:
     """The host continues, and says that it lives; its worker fetches nothing."""
     (pid,) = broker.pids("worker")
-    os.kill(pid, signal.SIGSTOP)
+    pause(pid)
     try:
         yield
     finally:
@@ -41,8 +42,7 @@ def stopped_worker(broker: Member) -> Iterator[None]:
 
 def places(cluster: Cluster, topic: str) -> tuple[Member, Member]:
     """(leader, a follower) of its only partition, when all are in sync."""
-    until("all replicas are in sync", lambda: all_in_sync(cluster, topic), cluster)
-    found = partitions(cluster, topic)[0]
+    found = wait_for_in_sync(cluster, topic)[0]
     return cluster.brokers[found.leader], cluster.brokers[next(node for node in found.replicas if node != found.leader)]
 
 

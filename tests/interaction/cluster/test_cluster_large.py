@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import mqd
 from tests.cluster import Cluster
-from tests.interaction.cluster_clients import all_in_sync, create, log, partitions, until
+from tests.interaction.cluster_clients import all_in_sync, create, log, partitions, until, wait_for_in_sync
 
 MIB = 1 << 20
 
@@ -28,8 +28,7 @@ def test_large_records_are_replicated_and_relayed(tmp_path: Path) -> None:
     values = [os.urandom(1 << 16) * 16 * mebibytes for mebibytes in (20, 1, 90, 20, 30)]
     with Cluster(tmp_path, config={"queued.max.request.bytes": str(160 * MIB)}) as cluster:
         create(cluster, "large", partitions=1, config={"max.message.bytes": str(100 * MIB)})
-        until("all replicas are in sync", lambda: all_in_sync(cluster, "large"), cluster)
-        leader = partitions(cluster, "large")[0].leader
+        leader = wait_for_in_sync(cluster, "large")[0].leader
         settings = {"bootstrap.servers": cluster.bootstrap, "acks": "all", "message.max.bytes": 100 * MIB}
         for value in values[:3]:
             written(Producer(settings), "large", value)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.interaction.cluster.test_cluster_lost_host import QUICK
-from tests.interaction.cluster_clients import all_in_sync, create, partitions, produce, read, until
+from tests.interaction.cluster_clients import all_in_sync, create, partitions, produce, read, until, wait_for_in_sync
 from tests.tiers import quick
 
 VALUES = [b"%04d" % number + b"v" * 900 for number in range(100)]
@@ -25,8 +25,7 @@ def test_what_was_acknowledged_stays(tmp_path: Path, lost: str, clean: bool) -> 
         create(cluster, "t", partitions=1)
         for first in range(0, len(VALUES), 10):
             produce(cluster, "t", VALUES[first : first + 10])  # no batch is larger than a segment
-        until("all are in sync", lambda: all_in_sync(cluster, "t"), cluster)
-        leader = partitions(cluster, "t")[0].leader
+        leader = wait_for_in_sync(cluster, "t")[0].leader
         host = next(member for member in cluster if member.node_id == leader)
         host.stop()  # its checkpoints say how far the log had reached
         host.start()

@@ -13,7 +13,15 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.cluster import Cluster
-from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, create, partitions, produce, until
+from tests.interaction.cluster_clients import (
+    PATIENCE_S,
+    all_in_sync,
+    create,
+    partitions,
+    produce,
+    until,
+    wait_for_in_sync,
+)
 
 
 @pytest.fixture
@@ -76,8 +84,8 @@ def leader(cluster: Cluster, topic: str) -> int:
 
 def test_a_consumer_is_served_in_its_rack_and_by_the_leader_when_that_host_is_lost(cluster: Cluster) -> None:
     create(cluster, "near", partitions=1)
-    until("all are in sync", lambda: all_in_sync(cluster, "near"), cluster)
-    near = next(node for node in cluster.brokers if node != leader(cluster, "near"))
+    led_by = wait_for_in_sync(cluster, "near")[0].leader
+    near = next(node for node in cluster.brokers if node != led_by)
     values = [b"%d" % number for number in range(300)]
     produce(cluster, "near", values[:100])
     with Reader(cluster, "near", f"rack-{near}") as reader:

@@ -20,7 +20,7 @@ import pytest
 
 from mqd.base import paths
 from mqd.cluster.membership import death_notice
-from tests.broker import is_alive
+from tests.broker import is_alive, pause
 from tests.cluster import Cluster
 from tests.tiers import quick
 
@@ -173,7 +173,7 @@ def test_a_pause_is_survived_and_the_seed_that_forgot_everything_is_found_again(
             each.sees(other, "alive")
     for each in (one, two, three):
         each.forget()
-    os.kill(two.process.pid, signal.SIGSTOP)
+    pause(two.process.pid)
     for each in (one, three):
         each.sees(2, "dead")
         each.forget()
@@ -297,7 +297,7 @@ def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: b
         (keeper,) = cluster.brokers[victim].pids("keeper")
         pids = [pid for role in ("controller", "acceptor", "worker") for pid in cluster.brokers[victim].pids(role)]
         assert len(pids) == 3
-        os.kill(keeper, signal.SIGSTOP)
+        pause(keeper)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         wait(lambda: not any(is_alive(pid) for pid in pids), "a process does not end")

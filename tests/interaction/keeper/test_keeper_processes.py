@@ -20,6 +20,7 @@ from mqd.shm import locks, segments
 from mqd.shm.attach import KeeperClient, KeeperError, connect_keeper, send_message
 from mqd.shm.keeper_messages import Hello, SetLogLevel
 from mqd.shm.tools import KeeperTool, free_port
+from tests.broker import pause
 
 WORKERS = 2
 PATIENCE_S = 20.0
@@ -389,7 +390,7 @@ def test_sigterm_to_the_keeper_ends_everybody(host):
 
 def test_the_keepers_death_ends_everybody_and_leaves_the_directory_locked_until_then(host):
     children = host.every_process()
-    children[1].process.send_signal(signal.SIGSTOP)
+    pause(children[1].process.pid)
     host.keeper.kill()
     for child in (children[0], children[2], children[3]):
         assert child.receive()["parent"] == "the keeper ended"

@@ -18,7 +18,7 @@ import pytest
 from mqd.protocol.crc32c import crc32c
 from mqd.protocol.messages import InitProducerIdRequest, ProduceRequest
 from mqd.protocol.records import CRC_START, HEADER_BYTES, Record, decode_records, encode_batch
-from tests.broker import Broker
+from tests.broker import Broker, pause
 from tests.interaction.traffic import (
     INIT_PRODUCER_ID,
     INVALID_RECORD,
@@ -252,7 +252,7 @@ def test_forged_transactions(kafka: KafkaConnection, request: pytest.FixtureRequ
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    pause(pid)
     try:
         yield
     finally:

@@ -4,9 +4,9 @@ import json
 import stat
 import subprocess
 import sys
-from pathlib import Path
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
