@@ -83,7 +83,7 @@ class Broker:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         # Errors go to a file: a pipe that nobody reads would stop the broker when it is full.
         with open(self.data_dir / "up.stderr", "w") as errors:
-            self.process = self._run(self.command(), errors)
+            self.process = self.run(self.command(), errors)
         assert self.process.stdout is not None
         while not self.ready_line.startswith("mqd ready"):
             left = began + self.start_seconds - time.monotonic()
@@ -97,7 +97,7 @@ class Broker:
         self.ready_seconds = time.monotonic() - began
         return self
 
-    def _run(self, command: list[str], errors: IO[str]) -> subprocess.Popen[str] | preloaded.Forked:
+    def run(self, command: list[str], errors: IO[str]) -> subprocess.Popen[str] | preloaded.Forked:
         if is_forked and not self.environment and command[: len(preloaded.COMMAND)] == preloaded.COMMAND:
             return preloaded.PRELOADED.start_piped(command[len(preloaded.COMMAND) :], errors)
         return subprocess.Popen(

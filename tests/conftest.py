@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import broker as brokers_of_tests
+from tests import tiers
 from tests.broker import Broker
 
 
@@ -32,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    brokers_of_tests.is_forked = config.getoption("--tier") == "quick"
+    brokers_of_tests.is_forked = tiers.is_quick = config.getoption("--tier") == "quick"
     if sys.dont_write_bytecode:
         keep_bytecode_apart(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
 
@@ -85,12 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier = config.getoption("--tier")
     if tier == "long":
         return
-    tiers: dict[bool, list[pytest.Item]] = {False: [], True: []}
+    parts: dict[bool, list[pytest.Item]] = {False: [], True: []}
     for item in items:
-        tiers[_is_slow(item)].append(item)
-    if left_out := tiers[tier == "quick"]:
+        parts[_is_slow(item)].append(item)
+    if left_out := parts[tier == "quick"]:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = tiers[tier == "slow"]
+        items[:] = parts[tier == "slow"]
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -5,6 +5,7 @@ below .build.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -64,7 +65,9 @@ def jars(pom: Path, offline_only: bool = False) -> Path:
         "-DincludeScope=runtime",
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_SECONDS)
+        # it lives for seconds: an optimiser costs more than it gives
+        environment = {"MAVEN_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1", **os.environ}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_SECONDS, env=environment)
     except subprocess.TimeoutExpired:
         raise Unavailable(f"Maven did not get its jars within {MAVEN_SECONDS} s") from None
     if done.returncode:

@@ -1,4 +1,4 @@
-"""`python -m tests.crash.full_disk MOUNT [KILL]`: a broker on a file system without a free byte,
+"""`python -m tests.crash.full_disk MOUNT [kill] [forked]`: a broker on a file system without a free byte,
 for test_full_disk.py, which runs it in a mount namespace of its own. Prints a line of JSON for each
 step.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
+from tests import broker as brokers_of_tests
 from tests.broker import Broker
 from tests.crash.workload import EARLIEST, create_topics, list_offset, produce, read_log, wait_until
 from tests.kafka_connection import KafkaConnection
@@ -47,12 +48,12 @@ def fill(mount: Path) -> None:
 
 def start(broker: Broker) -> None:
     """As Broker.start, whose file for errors would be on the full disk."""
-    broker.process = subprocess.Popen(
-        broker.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert broker.process.stdout is not None and broker.process.stderr is not None
-    line = broker.process.stdout.readline()
-    assert line.startswith("mqd ready"), f"{line}{broker.process.stderr.read()}\n{broker.logs(20)}"
+    with tempfile.TemporaryFile("w+") as errors:
+        broker.process = broker.run(broker.command(), errors)
+        assert broker.process.stdout is not None
+        line = broker.process.stdout.readline()
+        errors.seek(0)
+        assert line.startswith("mqd ready"), f"{line}{errors.read()}\n{broker.logs(20)}"
 
 
 def use(broker: Broker, records: int) -> int:
@@ -91,7 +92,8 @@ def make_room(broker: Broker, mount: Path) -> None:
 
 
 def main() -> None:
-    mount, kill = Path(sys.argv[1]), len(sys.argv) > 2
+    mount, kill = Path(sys.argv[1]), "kill" in sys.argv[2:]
+    brokers_of_tests.is_forked = "forked" in sys.argv[2:]
     broker = Broker(
         mount / "data", config={"log.dirs.free.bytes.min": str(FLOOR_BYTES), "log.retention.check.interval.ms": "500"}
     )

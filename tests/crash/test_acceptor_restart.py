@@ -133,7 +133,7 @@ def test_twenty_restarts_of_the_acceptor_end_no_connection(start_broker, io_back
         clients = (*load.producers, *load.consumers)
         wait_until(lambda: all(one.connections.opened for one in clients), 10, lambda: "no statistics")
         opened = {one.name: one.connections.opened for one in clients}
-        count = rounds(6, 20)
+        count = rounds(3, 20)
         for _ in range(count):
             time.sleep(chance.uniform(0, 0.1))
             kill_and_wait(broker, "mqd-acceptor")

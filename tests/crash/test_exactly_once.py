@@ -169,7 +169,7 @@ def test_a_copy_job_under_kills_copies_every_record_once(start_broker, tmp_path,
     broker = start_broker(config={"io.backend": backend, **QUICK_GROUPS})
     with Job(broker, tmp_path, f"{seed}.{run}", protocol) as job:
         job.wait_until_it_copies()
-        for _ in range(rounds(4, 12)):
+        for _ in range(rounds(2, 12)):
             job.kill_at_random()
         job.wait_until_it_copies()
         job.finish()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import broker
 from tests.crash.full_disk import KAFKA_STORAGE_ERROR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ def test_a_broker_starts_where_no_byte_is_free(tmp_path: Path, end: str) -> None
         pytest.skip("no right to mount a file system in a namespace of its own: run as root")
     steps = (
         f"mount -t tmpfs -o size={SIZE} tmpfs '{mount}' && exec '{sys.executable}' -m tests.crash.full_disk '{mount}'"
-        f" {'kill' if end == 'killed' else ''}"
+        f" {'kill' if end == 'killed' else ''} {'forked' if broker.is_forked else ''}"
     )
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", steps],

@@ -59,7 +59,7 @@ def test_one_process_is_killed_again_and_again(start_broker, rounds, seed, io_ba
     """50 rounds each in the long tier, half of them on each I/O backend."""
     broker = start_broker(config={"io.backend": io_backend})
     chance = random.Random(f"{seed} {victim} {io_backend}")
-    left = rounds(3, 25)
+    left = rounds(2, 25)
     while left > 0:
         now = min(left, ROUNDS_PER_LOAD)
         left -= now
@@ -95,7 +95,7 @@ def test_everything_is_killed_at_once(start_broker, rounds, seed):
     """supervisord and keeper included; the same directory is started again."""
     broker = start_broker()
     chance = random.Random(f"{seed} all")
-    left = rounds(3, 50)
+    left = rounds(2, 50)
     while left > 0:
         now = min(left, ROUNDS_PER_LOAD)
         left -= now

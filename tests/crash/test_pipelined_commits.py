@@ -85,7 +85,7 @@ def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, 
         one.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=[one.group]))
         wait_until(lambda one=one: one.fetched() is not None, 30, broker.logs)
     witnesses = [KafkaConnection("127.0.0.1", broker.port) for _ in range(4)]
-    for number in range(rounds(6, 60)):
+    for number in range(rounds(3, 60)):
         for one in committers:
             one.send(chance.randint(1, PIPELINED))
         # some answers are taken first: entries of the worker's request table are used again in

@@ -227,7 +227,7 @@ def _check_topics(broker: Broker, changes: dict[str, TopicChange], at_ns: int) -
 
 @pytest.mark.timeout(3600)
 def test_nothing_acknowledged_is_lost_in_a_power_cut(tmp_path, rounds, seed):
-    left, number = rounds(8, 200), 0
+    left, number = rounds(4, 200), 0
     while left > 0:
         now = min(left, CUTS_PER_RECORDING)
         left -= now

@@ -162,7 +162,7 @@ def test_transactions_under_kills(start_broker, rounds, seed, io_backend):
 
     try:
         wait_until(lambda: is_moving(0), 30, lambda: f"transactions are committed\n{broker.logs()}")
-        for _ in range(rounds(4, 40)):
+        for _ in range(rounds(2, 40)):
             threading.Event().wait(chance.uniform(0, 0.3))
             kill_and_wait(broker, chance.choice(VICTIMS))
             before = progress()

@@ -1,5 +1,6 @@
-"""The limits of Hypothesis for this folder."""
+"""The limits of Hypothesis for this folder, and the C side of its oracles of the wire."""
 
 from tests import busy_machine
+from tests.property.wire_oracle import dump as dump  # one build for all modules
 
 busy_machine.load_profile()

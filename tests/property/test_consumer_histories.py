@@ -34,6 +34,7 @@ def test_one_seed_is_one_history() -> None:
     assert first.log == second.log and first.event_count == second.event_count and first.errors == second.errors
 
 
+@pytest.mark.slow
 def test_what_histories_meet() -> None:
     """Not only the good case: fenced, forgotten and kept-out members are among it."""
     met = set().union(*(run(seed).errors for seed in range(20)))

@@ -17,9 +17,10 @@ from mqd.coordinator.group.consumer.assignors import (
     range_,
     uniform,
 )
+from tests.tiers import examples
 
 TOPICS = [number.to_bytes(16, "big") for number in range(5)]
-QUICK = settings(max_examples=300, deadline=None)
+QUICK = settings(max_examples=examples(75, 300), deadline=None)
 counts_of = st.dictionaries(st.sampled_from(TOPICS), st.integers(1, 9), min_size=1)
 
 

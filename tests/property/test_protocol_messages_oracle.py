@@ -34,8 +34,9 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import message_class, owner_of
 from mqd.protocol.schema import FAMILIES
 from mqd.protocol.schema.language import INTEGERS, OWN_TAG, Field, Struct
+from tests.tiers import examples
 
-QUICK = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+QUICK = settings(max_examples=examples(4, 8), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 EVERY = [
     pytest.param(spec.key, kind, version, id=f"{spec.name}{kind}-v{version}")
@@ -302,7 +303,7 @@ def test_lying_lengths_and_cuts_are_refused_and_allocate_nothing(key: int, kind:
     assert peak < 300_000, "a lie about a length was believed"
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=examples(500, 1500), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(st.sampled_from([param.values for param in EVERY]), st.data())
 def test_mutated_frames_raise_nothing_but_protocol_errors(what: tuple[int, str, int], data: st.DataObject) -> None:
     key, kind, version = what

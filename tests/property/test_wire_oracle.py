@@ -21,7 +21,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 from kio.static.primitive import Records
 
-from tests.property.wire_oracle import (  # noqa: F401 (a fixture)
+from tests.property.wire_oracle import (
     EVERY_VERSION,
     FETCH,
     FLEXIBLE_FROM,
@@ -34,7 +34,6 @@ from tests.property.wire_oracle import (  # noqa: F401 (a fixture)
     VERSIONS,
     Dump,
     Encoder,
-    dump,
     encode_request,
     expected_tokens,
     hex_token,

@@ -19,7 +19,7 @@ from mqd.protocol.messages.share_groups import (
     ShareFetchRequest,
     ShareFetchResponse,
 )
-from tests.property.wire_oracle import TINY, Dump, dump, hex_token, i8, i16, i32, i64  # noqa: F401 (a fixture)
+from tests.property.wire_oracle import TINY, Dump, hex_token, i8, i16, i32, i64
 from tests.tiers import quick
 
 FETCH, ACKNOWLEDGE = 78, 79
@@ -68,7 +68,7 @@ def request_tokens(api: int, message: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("api", "version"), VERSIONS)
-def test_requests_are_understood(dump: Dump, api: int, version: int) -> None:  # noqa: F811
+def test_requests_are_understood(dump: Dump, api: int, version: int) -> None:
     @TINY
     @given(requests(api, version))
     def check(message: Any) -> None:
@@ -79,7 +79,7 @@ def test_requests_are_understood(dump: Dump, api: int, version: int) -> None:  #
 
 
 @pytest.mark.parametrize(("api", "version"), VERSIONS)
-def test_every_cut_is_refused(dump: Dump, api: int, version: int) -> None:  # noqa: F811
+def test_every_cut_is_refused(dump: Dump, api: int, version: int) -> None:
     @settings(TINY, max_examples=2)
     @given(requests(api, version))
     def check(message: Any) -> None:
@@ -91,7 +91,7 @@ def test_every_cut_is_refused(dump: Dump, api: int, version: int) -> None:  # no
 
 
 @pytest.mark.parametrize(("api", "version"), VERSIONS)
-def test_damaged_requests_never_crash(dump: Dump, api: int, version: int) -> None:  # noqa: F811
+def test_damaged_requests_never_crash(dump: Dump, api: int, version: int) -> None:
     @settings(TINY, max_examples=40)
     @given(requests(api, version), st.integers(0, 2**32))
     def check(message: Any, seed: int) -> None:
@@ -105,7 +105,7 @@ def test_damaged_requests_never_crash(dump: Dump, api: int, version: int) -> Non
 
 
 @pytest.mark.parametrize("api", [FETCH, ACKNOWLEDGE])
-def test_other_versions_are_refused(dump: Dump, api: int) -> None:  # noqa: F811
+def test_other_versions_are_refused(dump: Dump, api: int) -> None:
     for version in (-1, 0, 3):
         accepted, message = dump.send_request("request", api, version, "00" * 40)
         assert not accepted and "not advertised" in " ".join(message)
@@ -150,7 +150,7 @@ def response_tokens(api: int, message: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("api", "version"), VERSIONS)
-def test_responses_are_what_python_writes(dump: Dump, api: int, version: int) -> None:  # noqa: F811
+def test_responses_are_what_python_writes(dump: Dump, api: int, version: int) -> None:
     @TINY
     @given(responses(api, version), i32)
     def check(message: Any, correlation: int) -> None:

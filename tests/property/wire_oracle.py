@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from kio.serial import entity_writer
 from kio.static.primitive import Records, i32Timedelta
 
+from tests.tiers import examples
+
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 PRODUCE, FETCH, LIST_OFFSETS = 0, 1, 2
 NAMES = {PRODUCE: "produce", FETCH: "fetch", LIST_OFFSETS: "list_offsets"}
@@ -23,7 +25,7 @@ FLEXIBLE_FROM = {PRODUCE: 9, FETCH: 12, LIST_OFFSETS: 6}
 IDS_FROM = {PRODUCE: 13, FETCH: 13, LIST_OFFSETS: 99}
 VERSIONS = {PRODUCE: range(3, 14), FETCH: range(4, 19), LIST_OFFSETS: range(1, 12)}
 EVERY_VERSION = [(api, version) for api, versions in VERSIONS.items() for version in versions]
-TINY = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+TINY = settings(max_examples=examples(10, 25), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Dump:
@@ -65,7 +67,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dump]:
         "-std=gnu11",
         "-D_GNU_SOURCE",
         "-O1",
-        "-g",
+        "-g1",
         "-Wall",
         "-Wextra",
         "-fsanitize=address,undefined",

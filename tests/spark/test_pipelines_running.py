@@ -94,6 +94,7 @@ def test_a_table_with_a_new_checkpoint_is_another_query(spark: Any, broker: Brok
     assert table("b") == [b"1", b"1"]
 
 
+@pytest.mark.slow
 def test_a_compaction_that_fails_does_not_end_archiving(
     spark: Any, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

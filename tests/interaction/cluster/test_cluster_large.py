@@ -23,6 +23,7 @@ def written(producer, topic: str, value: bytes) -> None:
     assert producer.flush(120) == 0 and not failed, failed
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_large_records_are_replicated_and_relayed(tmp_path: Path) -> None:
     values = [os.urandom(1 << 16) * 16 * mebibytes for mebibytes in (20, 1, 90, 20, 30)]

@@ -153,6 +153,7 @@ def only_one_has_all(cluster: Cluster, name: str, both: list[bytes], one: list[b
     until("nobody leads: the second is not known to have all", lambda: leader(cluster, name) == -1, cluster)
 
 
+@pytest.mark.slow
 def test_unclean_leader_election_enable_is_told_loudly(never_replaced: Cluster) -> None:
     cluster = never_replaced
     both, one, after = ([b"%s %d" % (word, number) for number in range(50)] for word in (b"both", b"one", b"after"))

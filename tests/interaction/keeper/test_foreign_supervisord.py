@@ -135,6 +135,7 @@ def supervisord(tmp_path):
         one.process.wait()
 
 
+@pytest.mark.slow
 def test_the_broker_comes_and_goes_and_the_other_program_stays(supervisord):
     pids = supervisord.serves()
     assert set(pids) == {"mqd-keeper", "mqd-controller", "mqd-acceptor", "mqd-worker-0", "mqd-worker-1"}

@@ -8,6 +8,7 @@ import re
 import urllib.request
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqd.log.dump import dump_segment
@@ -92,6 +93,7 @@ def test_a_flipped_bit_is_named_and_nothing_else_suffers(start_broker) -> None:
         assert len(damage_lines(broker)) == 3, f"looked at every second, told once a day\n{broker.logs()}"
 
 
+@pytest.mark.slow
 def test_damage_is_remembered_across_a_restart_and_can_be_switched_off(start_broker) -> None:
     broker: Broker = start_broker(
         workers=1, config={"log.scrub.interval.ms": "1000", "log.segment.bytes": str(SEGMENT_BYTES)}

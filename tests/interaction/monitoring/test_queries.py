@@ -101,6 +101,7 @@ def faults(query: str, labels: dict[str, set[str]]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_promtool_finds_no_fault_with_the_page(broker: Broker) -> None:
     status, page = get(broker, "/metrics")
     assert status == 200

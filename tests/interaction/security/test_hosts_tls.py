@@ -156,6 +156,7 @@ def wait_taken(load: Load, cluster: WatchedCluster) -> None:
     wait(lambda: load.count > before + 30, cluster, "no records are taken")
 
 
+@pytest.mark.slow
 def test_nothing_is_in_clear_while_certificates_and_the_key_rotate(cluster: WatchedCluster) -> None:
     transact(cluster)
     with Load(cluster) as load:

@@ -184,6 +184,7 @@ def _settles(watch: Watch, seconds: float, patience: float) -> None:
     watch.wait_quiet()
 
 
+@pytest.mark.slow
 def test_memory_finds_its_level_in_seconds(start_broker):
     _settles(Watch(start_broker(config={"log.flush.on.ack": "false"})), 4.0, 60.0)
 

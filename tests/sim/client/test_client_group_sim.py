@@ -30,6 +30,7 @@ def test_many_histories(share: int) -> None:
         run(seed)
 
 
+@pytest.mark.slow
 def test_what_histories_meet() -> None:
     """Fenced, forgotten and kept-out members, and applications that do not poll, are among it."""
     worlds = [run(seed) for seed in range(25)]

@@ -18,6 +18,7 @@ def test_schedules_with_retirements(first: int) -> None:
     assert not report(found), report(found)
 
 
+@pytest.mark.slow
 def test_what_schedules_meet() -> None:
     """Otherwise they prove nothing: partitions go through all steps, also in twos, and producers
     are handed on while they do.

@@ -26,6 +26,7 @@ def test_schedules_with_rights(first: int) -> None:
     assert not report(found), report(found)
 
 
+@pytest.mark.slow
 def test_what_schedules_meet() -> None:
     """Otherwise they prove nothing."""
     counts: Counter[str] = Counter()

@@ -28,6 +28,7 @@ from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.disks import Entry, PartitionLog
 from tests.sim.replica.native_replica import NativeReplica
 from tests.sim.replica.partition_replica import FENCED_EPOCH, Assignment, Fetch, Member
+from tests.tiers import quick
 
 TOPIC = bytes(15) + b"\x01"
 CONTROLLER = 7  # epoch
@@ -450,7 +451,9 @@ def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
 # -- partial restarts ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kill", ["worker", "controller", "acceptor", "both", "data_plane", "processes"])
+@pytest.mark.parametrize(
+    "kill", quick(["worker", "controller", "acceptor", "both", "data_plane", "processes"], ["data_plane", "processes"])
+)
 def test_each_process_dies_alone_and_what_was_acknowledged_stays(kill: str) -> None:
     """On every host in turn, again and again, under load: the checks of the world hold at every
     step, and everything comes back by itself.

@@ -40,6 +40,7 @@ def test_many_more_schedules_with_transactions(block: int, kind: str) -> None:
     assert not report(found), "\n" + report(found)
 
 
+@pytest.mark.slow
 def test_transactions_get_on() -> None:
     """Otherwise the schedules prove nothing: they end both ways, fenced and by themselves; readers
     read and leave out; coordinators move.

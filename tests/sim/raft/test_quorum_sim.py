@@ -17,7 +17,7 @@ from tests.sim.raft import quorum_mutants as mutants
 from tests.sim.raft import quorum_scenarios as scenarios
 from tests.sim.raft.quorum_host import Host
 from tests.sim.raft.quorum_world import CHANGE_PLAN, LEASE_PLAN, Plan, World, run
-from tests.tiers import quick
+from tests.tiers import examples, quick
 
 LATE_PLAN = LEASE_PLAN._replace(pause=10, noise=12, restart=4)
 
@@ -106,7 +106,7 @@ DIRECTED = (
 
 @pytest.mark.parametrize("scenario", DIRECTED, ids=lambda scenario: scenario.__name__)
 def test_directed_traces_hold(scenario) -> None:
-    for seed in range(5):
+    for seed in range(examples(2, 5)):
         scenario(seed, QuorumCore)
 
 
@@ -123,7 +123,7 @@ def test_directed_traces_hold(scenario) -> None:
 )
 def test_how_long_there_is_no_controller(scenario, seconds_max: float) -> None:
     """With P = 2 s, disks that flush in up to 3 ms and links of up to 1.5 ms."""
-    assert max(scenario(seed, QuorumCore) for seed in range(20)) < seconds_max
+    assert max(scenario(seed, QuorumCore) for seed in range(examples(8, 20))) < seconds_max
 
 
 @pytest.mark.parametrize(

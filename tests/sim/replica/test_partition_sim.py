@@ -62,7 +62,7 @@ BLOCK = 25  # seeds
 BLOCKS = [*((block, "native") for block in range(12)), *((block, "model") for block in range(6))]
 
 
-@pytest.mark.parametrize(("block", "core"), quick(BLOCKS, [0]))
+@pytest.mark.parametrize(("block", "core"), quick(BLOCKS, lambda one: one == (0, "native")))
 def test_the_rules_hold(block: int, core: str) -> None:
     results = findings(range(BLOCK * block, BLOCK * block + BLOCK), core)
     assert not [f"seed {seed}: {name}" for seed, name, *_ in results if name]

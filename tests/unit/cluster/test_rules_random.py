@@ -21,7 +21,7 @@ def history(seed: int, steps: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", quick(range(40), range(15)))
+@pytest.mark.parametrize("seed", quick(range(40), range(6)))
 def test_history(seed: int) -> None:
     history(seed, 500)
 

@@ -21,6 +21,7 @@ from mqd.log.lookup import (
     offset_for_timestamp,
     timestamp_from,
 )
+from tests.tiers import examples
 from tests.unit.log.log_files import encode_batch, write_segment
 
 
@@ -139,7 +140,7 @@ shapes = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(shape=shapes, index_every=st.integers(1, 4), seed=st.integers(0, 2**32))
 def test_any_log_answers_like_the_model(
     tmp_path_factory: pytest.TempPathFactory, shape: list[list[list[int]]], index_every: int, seed: int

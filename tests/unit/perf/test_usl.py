@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 from perf import usl
+from tests.tiers import quick
 
 COUNTS = (1, 2, 4, 8, 16)
 
@@ -24,7 +25,7 @@ def test_without_noise_the_law_is_found_exactly(contention, coherency):
     assert found.error == pytest.approx(0, abs=1e-9) and found.reported == 3
 
 
-@pytest.mark.parametrize(("contention", "coherency"), [(0.05, 0.002), (0.2, 0.01), (0.02, 0.0005)])
+@pytest.mark.parametrize(("contention", "coherency"), quick([(0.05, 0.002), (0.2, 0.01), (0.02, 0.0005)], [0.05]))
 def test_intervals_hold_the_truth_about_as_often_as_they_say(contention, coherency):
     """Twenty experiments: an interval of 95 % from five repetitions is a little too narrow, but not
     by much.

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mqd.client.messages import decode_headers, encode_headers
 from mqd.spark import headers
+from tests.tiers import examples
 
 Row = list[tuple[str, bytes | None]] | None
 
@@ -33,7 +34,7 @@ def one_by_one(rows: list[Row]) -> list[bytes]:
     return [encode_headers(row) if row else b"\0" for row in rows]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(80, 300))
 @given(rows=ROWS, large=st.booleans(), before=st.integers(0, 3), behind=st.integers(0, 3))
 @example(rows=[], large=False, before=0, behind=0)
 @example(rows=[None, []], large=False, before=1, behind=1)

@@ -17,6 +17,7 @@ from mqd.client.encryption.keys import Keys, new_key
 from mqd.client.encryption.payload import Opener, Sealer
 from mqd.client.encryption.settings import Encryption
 from mqd.protocol.compression import CODECS, compress
+from tests.tiers import examples
 from tests.unit.client.encryption.vectors import FILE, KEYS, make, sealed
 
 PUBLISHED = json.loads(FILE.read_text("utf-8"))
@@ -110,7 +111,7 @@ _VALUES = st.one_of(st.binary(max_size=300), st.binary(min_size=1, max_size=4).m
     codec=st.sampled_from(range(len(CODECS))),
     key_id=st.text(min_size=1, max_size=30),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(20, 60))
 def test_what_is_sealed_is_opened(topic: str, rows: list, codec: int, key_id: str) -> None:
     provider = Keys({key_id: new_key()}, "memory")
     reported = Encryption(provider, codec=codec)
@@ -131,7 +132,7 @@ def test_what_is_sealed_is_opened(topic: str, rows: list, codec: int, key_id: st
 
 
 @given(data=st.binary(max_size=200), sealed_like=st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 def test_bytes_of_any_kind_are_refused(data: bytes, sealed_like: bool) -> None:
     with pytest.raises(PayloadError):
         Opener(Encryption(PROVIDER), PROVIDER).open("t", None, (envelope.MAGIC + b"\1" if sealed_like else b"") + data)
