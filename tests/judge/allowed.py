@@ -216,6 +216,14 @@ ALLOWED = (
     Allowed("DescribeConfigs", "1-4", "results[].configs[] only mqd", OWN_PROPERTY, mqd="'replica.lag.max.messages'"),
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
     Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
+    Allowed(
+        "IncrementalAlterConfigs",
+        "0-1",
+        "responses[].error_code",
+        "of several operations that are wrong Kafka names the first one of its hash table, mqd the unknown one",
+        kafka=40,
+        mqd=42,
+    ),
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ELR, kafka=40, mqd=0),
     Allowed("AlterClientQuotas", "0-1", "entries[].entity", HASHED, order=True),
     Allowed(

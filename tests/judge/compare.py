@@ -206,7 +206,10 @@ def _identity(item: object) -> str:
     return " ".join(named[:3])
 
 
-CLOCKS = frozenset({"transaction_start_time_ms", "issue_timestamp_ms", "issue_timestamp"})  # when it was done
+# when it was done
+CLOCKS = frozenset({
+    "transaction_start_time_ms", "issue_timestamp_ms", "issue_timestamp", "last_fetch_timestamp", "last_caught_up_timestamp",
+})  # fmt: skip
 UUID_TAIL = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 

@@ -113,6 +113,9 @@ POOLS: dict[object, list[object]] = {
     ("JoinGroup", "name"): ["range", "range", "sticky", ""],
     ("CreateTopics", "name"): ["¤c", "¤c", "¤c", "¤d", A, "", "bad name!", "..", "x" * 249, "x" * 250],
     ("CreateTopics", "partition_index"): [0, 0, 1, 1, 2, -1],
+    # Kafka fails on an empty name without a cursor, and counts past the largest index.
+    ("DescribeTopicPartitions", "name"): [name for name in _SEEN_TOPICS if name],
+    ("DescribeTopicPartitions", "partition_index"): [0, 0, 0, 0, 1, 1, 2, -1],
     ("ElectLeaders", "partitions"): _PARTITIONS,
     ("DescribeQuorum", "topic_name"): ["__cluster_metadata", "__cluster_metadata", "__other", ""],
     ("OffsetForLeaderEpoch", "replica_id"): [-1, -1, -2],
