@@ -21,6 +21,13 @@ def _name(common_name: str) -> x509.Name:
     )
 
 
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
@@ -86,9 +93,7 @@ class Authority:
         Negative `days`: it has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        names: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts or ("localhost",)]
-        if not hosts:
-            names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
+        names = [_host(host) for host in hosts or ("localhost", "127.0.0.1")]
         certificate = (
             self._builder(_name(common_name), self.certificate.subject, key, days)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)

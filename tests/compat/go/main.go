@@ -1,9 +1,12 @@
 // Command roundtrip produces and consumes with franz-go, an independent client in Go, over a listener
 // with TLS or SASL: one transaction that commits, one that aborts, then a group that reads committed
-// records. It prints how many it has read. With -share it is a member of a share group instead (share.go).
+// records. It prints how many it has read. With -share it is a member of a share group instead (share.go);
+// with -lines it produces each line of its input, and prints "acked LINE" and "read LINE" until the input
+// ends.
 package main
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -28,10 +31,12 @@ var (
 	mechanism = flag.String("mechanism", "", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER")
 	user      = flag.String("user", "", "")
 	password  = flag.String("password", "", "or the token of OAUTHBEARER")
+	tokenFile = flag.String("token-file", "", "read for each authentication by OAUTHBEARER")
 	topic     = flag.String("topic", "", "is created if it does not exist")
 	group     = flag.String("share", "", "a share group, which consumes instead")
 	count     = flag.Int("count", 100, "records of each transaction")
 	seconds   = flag.Int("seconds", 30, "time limit")
+	lines     = flag.Bool("lines", false, "produce the lines of the input, and print what is acknowledged and read")
 )
 
 func options() ([]kgo.Opt, error) {
@@ -63,7 +68,13 @@ func options() ([]kgo.Opt, error) {
 	case "SCRAM-SHA-512":
 		all = append(all, kgo.SASL(scram.Auth{User: *user, Pass: *password}.AsSha512Mechanism()))
 	case "OAUTHBEARER":
-		all = append(all, kgo.SASL(oauth.Auth{Token: *password}.AsMechanism()))
+		all = append(all, kgo.SASL(oauth.Oauth(func(context.Context) (oauth.Auth, error) {
+			if *tokenFile == "" {
+				return oauth.Auth{Token: *password}, nil
+			}
+			token, err := os.ReadFile(*tokenFile)
+			return oauth.Auth{Token: strings.TrimSpace(string(token))}, err
+		})))
 	default:
 		return nil, errors.New("unknown mechanism " + *mechanism)
 	}
@@ -139,11 +150,59 @@ func consume(ctx context.Context, common []kgo.Opt) (int, error) {
 	return read, client.CommitUncommittedOffsets(ctx)
 }
 
+// What failed is printed, and not acknowledged: the caller waits for it in vain.
+func relay(ctx context.Context, common []kgo.Opt) error {
+	producer, err := kgo.NewClient(append(common[:len(common):len(common)], kgo.DefaultProduceTopic(*topic))...)
+	if err != nil {
+		return err
+	}
+	defer producer.Close()
+	consumer, err := kgo.NewClient(append(common[:len(common):len(common)], kgo.ConsumeTopics(*topic),
+		kgo.ConsumerGroup(*topic+"-group"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))...)
+	if err != nil {
+		return err
+	}
+	defer consumer.Close()
+	ended, end := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ended.Err() == nil {
+			fetches := consumer.PollFetches(ended)
+			for _, failed := range fetches.Errors() {
+				fmt.Fprintln(os.Stderr, failed.Err)
+			}
+			fetches.EachRecord(func(record *kgo.Record) { fmt.Printf("read %s\n", record.Value) })
+		}
+	}()
+	for input := bufio.NewScanner(os.Stdin); input.Scan(); {
+		line := input.Text()
+		producer.Produce(ctx, kgo.StringRecord(line), func(_ *kgo.Record, failed error) {
+			if failed != nil {
+				fmt.Fprintln(os.Stderr, line, failed)
+			} else {
+				fmt.Printf("acked %s\n", line)
+			}
+		})
+	}
+	err = producer.Flush(ctx)
+	end()
+	<-done
+	return err
+}
+
 func main() {
 	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*seconds)*time.Second)
 	defer cancel()
 	common, err := options()
+	if err == nil && *lines {
+		if err = relay(ctx, common); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err == nil {
 		err = create(ctx, common)
 	}
