@@ -29,7 +29,7 @@ static struct mqd_rights_tables rights_tables(const struct table *topics, const 
 
 /* Gives a subject its rights on topic "quick", on every transactional id and group, and `otherwise` on
  * other topics. Returns the command's error. */
-static int rights_grant(struct bench *b, uint64_t subject, uint16_t quick, uint16_t otherwise)
+__attribute__((unused)) static int rights_grant(struct bench *b, uint64_t subject, uint16_t quick, uint16_t otherwise)
 {
     struct right right = {.name = "quick", .mask = quick};
     struct table topics = table_of(&right, 1, NULL, 0, otherwise), ids = table_of(NULL, 0, NULL, 0, quick);

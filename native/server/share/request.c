@@ -332,7 +332,7 @@ static struct mqd_share_work *make_work(struct mqd_reactor *r, struct arrival *a
         work->bytes_min = work->bytes_max;
     work->strict = wire->acquire_mode == 1;
     work->fetches = wire->api_key == MQD_API_SHARE_FETCH && wire->session_epoch != FINAL_EPOCH && !wire->is_renewal &&
-                    work->records_max && work->bytes_max;
+                    work->records_max && wire->bytes_max; /* a quota's bytes_max may be 0: one batch still comes */
     work->expired = wire->wait_ms_max <= 0;
     work->looks = work->bytes_min > 1 && !work->expired;
     a->request->share = work;
