@@ -47,6 +47,7 @@ CLASSES = {
     "transactions": "org.apache.kafka.tools.TransactionsCommand",
     "verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
     "verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
+    "verifiable-share-consumer": "org.apache.kafka.tools.VerifiableShareConsumer",
 }
 # A process for each call: their shutdown hooks are the Java runtime's own
 ALONE = ("replica-verification", "verifiable-producer")

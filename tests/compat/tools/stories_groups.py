@@ -4,6 +4,8 @@ streams groups.
 
 from __future__ import annotations
 
+import re
+
 from tests.compat.tools.sides import Side
 from tests.compat.tools.story import story
 
@@ -233,8 +235,7 @@ def share_group(side: Side) -> None:
     of, group = ("--topic", "of-sharers"), ("--group", "sharers")
     side.topic("of-sharers", "--partitions", "2")
     side.produce("of-sharers", [f"v{n}" for n in range(10)])
-    entity = ("--entity-type", "groups", "--entity-name", "sharers")
-    side.run("configs", "--alter", *entity, "--add-config", "share.auto.offset.reset=earliest", quiet=True)
+    begin_at_first_record(side, "sharers")
     side.run("console-share-consumer", *of, *group, "--max-messages", "10", "--timeout-ms", "30000", seconds=40)
     side.run("share-groups", "--list", until=lambda ran: "sharers" in ran.out)
     side.run("share-groups", "--list", "--state", until=lambda ran: "Empty" in ran.out)
@@ -256,10 +257,78 @@ def share_group(side: Side) -> None:
     side.run("share-groups", "--list")
 
 
+def begin_at_first_record(side: Side, group: str) -> None:
+    entity = ("--entity-type", "groups", "--entity-name", group)
+    side.run("configs", "--alter", *entity, "--add-config", "share.auto.offset.reset=earliest", quiet=True)
+
+
 @story("console-share-consumer", "reads a topic")
 def share_consumer(side: Side) -> None:
     side.topic("shared")
     side.run("console-share-consumer", "--topic", "shared", "--group", "sharing", "--timeout-ms", "3000", seconds=20)
+    begin_at_first_record(side, "answering")
+    side.produce("shared", [f"v{n}" for n in range(6)], keys=True)
+    read = ("console-share-consumer", "--topic", "shared", "--group", "answering", "--timeout-ms", "30000")
+    shown = [word for name in ("key", "offset", "delivery") for word in ("--formatter-property", f"print.{name}=true")]
+    side.run(*read, *shown, "--release", "--max-messages", "6", seconds=40)
+    side.run(*read, *shown, "--reject", "--max-messages", "2", seconds=40)
+    side.run(*read, *shown, "--max-messages", "4", seconds=40)
+    side.run(*read, "--release", "--reject")
+    side.run("console-share-consumer", "--topic", "shared", "--group", "answering", "--timeout-ms", "3000", seconds=20)
+
+
+@story("console-consumer", "the states of a share group")
+def share_states(side: Side) -> None:
+    side.topic("of-states")
+    begin_at_first_record(side, "stateful")
+    side.produce("of-states", [f"v{n}" for n in range(6)])
+    read = ("console-share-consumer", "--topic", "of-states", "--group", "stateful", "--timeout-ms", "30000")
+    side.run(*read, "--release", "--max-messages", "6", seconds=40)
+    side.run(*read, "--reject", "--max-messages", "2", seconds=40)
+    formatters = {
+        "__share_group_state": "group.share.ShareGroupStateMessageFormatter",
+        "__consumer_offsets": "ShareGroupMessageFormatter",
+    }
+    for topic, name in formatters.items():
+        words = ("--formatter", f"org.apache.kafka.tools.consumer.{name}", "--timeout-ms", "5000")
+        side.run("console-consumer", "--topic", topic, "--from-beginning", *words, shown=last_of_each_type)
+
+
+def last_of_each_type(text: str) -> str:
+    """What a formatter, which ends no line, says last of the group `stateful`, by type of the key. The
+    hash of topics is each broker's own. An update may name the start or -1, as it was.
+    """
+    found, start = {}, "-1"
+    text = re.sub(r'"metadataHash":-?[0-9]+', '"metadataHash":OWN', text)
+    for entry in text.replace('}{"key"', '}\n{"key"').splitlines():
+        if "stateful" not in entry:
+            continue
+        if (named := re.search(r'"startOffset":([0-9]+)', entry)) is not None:
+            start = named[1]
+        found[entry[: entry.index(",")]] = entry.replace('"startOffset":-1', f'"startOffset":{start}')
+    return "\n".join(found[key] for key in sorted(found))
+
+
+def in_order_of_offsets(text: str) -> str:
+    """Java's sets have another order in each process."""
+    return re.sub(
+        r'"offsets":\[([0-9,]*)\]', lambda found: f'"offsets":[{",".join(sorted(found[1].split(","), key=int))}]', text
+    )
+
+
+@story("verifiable-share-consumer", "each way to acknowledge")
+def verifiable_share_consumer(side: Side) -> None:
+    side.topic("verify-shared")
+    side.produce("verify-shared", [f"v{n}" for n in range(20)])
+    for mode in ("auto", "sync", "async"):
+        words = ("--max-messages", "20", "--acknowledgement-mode", mode, "--offset-reset-strategy", "earliest")
+        side.run(
+            "verifiable-share-consumer",
+            *("--topic", "verify-shared", "--group-id", f"verified-{mode}", *words),
+            unordered=True,
+            shown=in_order_of_offsets,
+        )
+    side.run("verifiable-share-consumer", "--topic", "verify-shared")
 
 
 @story("streams-groups", "list, describe")
