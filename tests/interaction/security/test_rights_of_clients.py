@@ -21,7 +21,15 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from mqd.protocol.messages import CreateAclsRequest, DeleteAclsRequest
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    CreateAclsRequest,
+    DeleteAclsRequest,
+    MetadataRequest,
+    ShareAcknowledgeRequest,
+    ShareFetchRequest,
+)
+from mqd.security.client import of_properties
 from tests.broker import Broker
 from tests.interaction.security.secured import Secured
 from tests.interaction.traffic import eventually
@@ -177,3 +185,41 @@ def test_ten_thousand_rules_of_one_user(secured: Secured) -> None:
         (found,) = kafka.call(31, 3, DeleteAclsRequest([every])).filter_results
         assert len(found.matching_acls) == size + 1
     assert written(secured, "bob", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def test_a_share_group_needs_rights_on_group_and_topic(secured: Secured) -> None:
+    topic = topic_of(secured, "shared")
+    with KafkaConnection(port=secured.broker.port) as kafka:
+        (found,) = kafka.call(3, 12, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)])).topics
+    of_group = rule("alice", AclOperation.READ, "sharers", ResourceType.GROUP)
+    of_topic = rule("alice", AclOperation.READ, topic)
+    settings = {name: str(value) for name, value in secured.client("alice").items()}
+    with secured.connect() as kafka:
+        of_properties(settings).authenticate(lambda key, request, version: kafka.call(key, version, request))
+        request = ShareFetchRequest(
+            group_id="sharers",
+            member_id="member",
+            max_records=10,
+            batch_size=10,
+            topics=[ShareFetchRequest.Topic(found.topic_id, [ShareFetchRequest.Partition(partition_index=0)])],
+        )
+
+        def fetched() -> list[int]:
+            """The error of the whole, then of each partition; each is the first fetch of a session."""
+            answer = kafka.call(78, 1, request)
+            return [answer.error_code, *[one.error_code for part in answer.responses for one in part.partitions]]
+
+        def acknowledged() -> int:
+            return kafka.call(79, 1, ShareAcknowledgeRequest("sharers", "member", share_session_epoch=1)).error_code
+
+        assert fetched() == [ErrorCode.GROUP_AUTHORIZATION_FAILED]
+        assert acknowledged() == ErrorCode.GROUP_AUTHORIZATION_FAILED
+        grant(secured, of_group)
+        assert fetched() == [0, ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+        grant(secured, of_topic)
+        eventually(lambda: fetched() == [0, 0], "the partition is served")
+        revoke(secured, of_topic)
+        assert fetched() == [0, ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+        revoke(secured, of_group)
+        assert fetched() == [ErrorCode.GROUP_AUTHORIZATION_FAILED]
+        assert acknowledged() == ErrorCode.GROUP_AUTHORIZATION_FAILED
