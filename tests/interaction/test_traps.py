@@ -414,7 +414,7 @@ def test_a_killed_worker_gives_back_what_it_had_borrowed(start_broker, io_backen
 
 
 def test_quiet_partitions_take_little_disk(start_broker):
-    count = 2000
+    count = 600
     watch = Watch(start_broker(config={"log.flush.on.ack": "false"}))
     with watch.connect(timeout_s=60) as kafka:
         create_topic(kafka, "quiet", count)

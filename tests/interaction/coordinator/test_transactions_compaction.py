@@ -206,7 +206,7 @@ def sealed_bytes(broker: Broker, topic: str, partition: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("seed", "turns"), [(7, 4), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(8, 14))]
+    ("seed", "turns"), [(7, 2), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(8, 14))]
 )
 def test_committed_values_stay_and_aborted_ones_are_never_seen(start_broker, seed: int, turns: int) -> None:
     broker = start_broker(workers=2, config=CONFIG)
