@@ -17,7 +17,6 @@ from tests.broker import Broker
 from tests.client_reading import read_all
 from tests.spark.support import new_topic
 from tests.spark.test_pipelines_running import archive_of, run
-from tests.tiers import quick
 
 ROWS = [(b"a", b"first"), (b"b", None), (None, b"third"), (b"", b"fourth" * 100)]
 
@@ -42,7 +41,8 @@ def _opened(broker: Broker, topic: str, provider: str, count: int) -> list[tuple
     return [(message.key(), message.value()) for message in found]
 
 
-@pytest.mark.parametrize("transport", quick(["auto", "tcp"], ["auto"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_written_sealed_and_read_opened(spark: Any, broker: Broker, provider: str, transport: str) -> None:
     topic = new_topic(broker)
     options = {"transport": transport, "encryption.key.provider": provider, "encryption.compression": "zstd"}

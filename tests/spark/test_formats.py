@@ -15,7 +15,7 @@ from tests.spark.connector import jars
 from tests.spark.support import new_topic, produce
 
 
-@pytest.fixture(params=["mqd", "kafka"])
+@pytest.fixture(params=["mqd", pytest.param("kafka", marks=pytest.mark.slow)])
 def form(request: pytest.FixtureRequest) -> str:
     if request.param == "kafka" and not jars()[0]:
         pytest.skip(jars()[1])
@@ -143,6 +143,7 @@ def word_count(spark: Any, form: str, servers: str, topic: str, checkpoint: Path
     return {row.word: row["count"] for row in spark.table("counts").collect()}
 
 
+@pytest.mark.slow
 def test_the_word_count_of_sparks_guide(spark: Any, form: str, broker: Broker, topic: str, tmp_path: Path) -> None:
     write(broker, topic, "one two two", "three one", "two", "two")
     assert word_count(spark, form, broker.bootstrap, topic, tmp_path / "checkpoint") == {"one": 2, "two": 4, "three": 1}

@@ -9,9 +9,9 @@ import pytest
 from mqd.client.group import consumer_protocol as group_core
 from mqd.client.group.consumer_protocol import GroupCore
 from tests.sim.client.client_group_world import acknowledges_before_it_lets_go, run
-from tests.tiers import quick
+from tests.tiers import examples, quick
 
-QUICK_SEEDS = 30
+QUICK_SEEDS = examples(15, 30)
 
 
 def test_histories() -> None:

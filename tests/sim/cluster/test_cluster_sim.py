@@ -19,7 +19,7 @@ from tests.sim.schedules import outcome, outcomes, report
 from tests.tiers import quick
 
 ROOT = Path(__file__).resolve().parents[3]
-COUNT, PARTS = 2_000, 50
+COUNT, PARTS = 2_000, 100
 EVENTS_MIN = 1_500
 
 

@@ -29,10 +29,10 @@ def test_schedules_hold_the_invariants(first_seed: int) -> None:
     assert sum(world.counts["committed"] for world in worlds) > 250, "too little happens to prove anything"
 
 
-HARD = {"lease": (LEASE_PLAN, 50), "late": (LATE_PLAN, 50), "change": (CHANGE_PLAN, 7)}
+HARD = {"lease": (LEASE_PLAN, 25), "late": (LATE_PLAN, 25), "change": (CHANGE_PLAN, 4)}
 
 
-@pytest.mark.parametrize("part", quick(range(3), [0]))
+@pytest.mark.parametrize("part", quick(range(6), [0]))
 @pytest.mark.parametrize("name", HARD)
 def test_hard_plans(name: str, part: int) -> None:
     plan, seeds = HARD[name]
@@ -68,7 +68,7 @@ def test_many_schedules(block: int) -> None:
 
 
 def trace(hash_seed: str) -> str:
-    code = "from tests.sim.raft.quorum_world import run; print(*[run(seed, seconds=4).kernel.trace_hash() for seed in (4, 33)])"
+    code = "from tests.sim.raft.quorum_world import run; print(*[run(seed, seconds=3).kernel.trace_hash() for seed in (4,)])"
     root = Path(__file__).parents[3]
     ended = subprocess.run(
         [sys.executable, "-c", code],
