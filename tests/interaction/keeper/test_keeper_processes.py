@@ -17,7 +17,7 @@ import pytest
 from mqd import native
 from mqd.base import paths
 from mqd.shm import locks, segments
-from mqd.shm.attach import KeeperClient, KeeperError, connect_keeper, send_message
+from mqd.shm.attach import KeeperError, connect_keeper, send_message
 from mqd.shm.keeper_messages import Hello, SetLogLevel
 from mqd.shm.tools import KeeperTool, free_port
 from tests.broker import pause
@@ -257,13 +257,18 @@ def test_what_was_handed_over_survives_both_sides(host):
     children[0].kill()
     children[2].kill()
     host.wait(lambda status: sum(one.state == "dead" for one in status.processes) == 2)
-    acceptor = KeeperClient.connect(host.places.run_dir, "acceptor")
     ours, theirs = socket.socketpair()
-    with socket.socket(fileno=os.dup(acceptor.handoff_fds[0])) as handoff:
-        socket.send_fds(handoff, [b"x"], [theirs.fileno()])
-    acceptor.close()  # the keeper takes this for a process that hangs; it is this one, so the grace must not pass
-    with socket.socket(fileno=acceptor.listeners[0].detach()):
-        pass
+    # in a process of its own: the keeper kills one that lets go of it and does not end
+    program = (
+        "import os, socket, sys\n"
+        "from mqd.shm.attach import KeeperClient\n"
+        "client = KeeperClient.connect(sys.argv[1], 'acceptor')\n"
+        "handoff = socket.socket(fileno=client.handoff_fds[0])\n"
+        "socket.send_fds(handoff, [b'x'], [int(sys.argv[2])])\n"
+        "os._exit(0)\n"
+    )
+    command = [sys.executable, "-c", program, str(host.places.run_dir), str(theirs.fileno())]
+    subprocess.run(command, pass_fds=[theirs.fileno()], check=True, timeout=PATIENCE_S)
     theirs.close()
     ours.settimeout(PATIENCE_S)
     worker = KeeperClient_in_child(host, "worker", 0)
