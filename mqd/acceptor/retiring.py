@@ -181,7 +181,7 @@ async def _request(context: Context, header: RequestHeader, node: int, name: str
             reason = error_message(partition.error_code)
             raise _Unknown(
                 f"The leader of partition {partition.partition_index} of {name} cannot say whether a transaction is"
-                f" open on it ({reason}); try again. If that goes on, its disk has failed: {WAY_OUT}"
+                f" open on it ({reason}); try again. If that persists, its disk has failed: {WAY_OUT}"
             )
         found += [
             Open(partition.partition_index, one.producer_id)

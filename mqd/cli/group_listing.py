@@ -377,7 +377,7 @@ def progress(cluster: Cluster, group: Group) -> list[Progress]:
         if index not in known.get(topic, {}):
             note = "the topic is gone" if topic not in known else "the partition is gone"
         elif end is None:
-            note = "nobody serves it"
+            note = "not served"
         elif offset is not None and start is not None and offset < start:
             note = f"{start - offset} of the lag are deleted"
         elif offset is not None and offset > end:

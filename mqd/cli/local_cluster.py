@@ -207,6 +207,6 @@ def guide(brokers: list[Member]) -> str:
             f"  mqd down --data-dir {last.data_dir}",
             f"  {again}",
             "",
-            "Ctrl-C stops all of them; the data stays, the next start goes on with it.",
+            "Ctrl-C stops all of them; the data stays, the next start continues with it.",
         ]
     )

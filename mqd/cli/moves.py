@@ -247,7 +247,7 @@ def held_by(broker: Broker, node: int) -> set[Partition]:
 
 
 def wait(
-    broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool, why_stopped: str = "somebody has cancelled it"
+    broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool, why_stopped: str = "it was cancelled"
 ) -> None:
     """Until every partition is where the plan says. Interrupting it interrupts the looking, not the
     moves. Raises CliError when nothing has moved for STALLED_S and nothing is moving.

@@ -36,7 +36,7 @@ NAMES = (
     "replicas and leaders go to those of the partitions that take the records",
     "consumers read what is there",
     "their records go to other partitions",
-    "empty, and shown to nobody any more",
+    "empty, and not shown to clients any more",
 )
 LOOK_S = 0.25
 TIMEOUT_MS = 30_000

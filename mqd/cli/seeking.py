@@ -109,14 +109,14 @@ def _aim(
     old: int | None, first: int | None, end: int | None, at_time: int | None, start: Start | None, shift: int
 ) -> tuple[int | None, str]:
     if first is None or end is None:
-        return None, "stays: the partition is gone, or nobody serves it"
+        return None, "stays: the partition is gone, or not served"
     if start is None:
         if old is None:
             return None, "stays: nothing is committed to shift from"
         target = old + shift
     elif start.kind == "time":
         if at_time is None:
-            return None, "stays: nobody serves it"
+            return None, "stays: it is not served"
         if at_time < 0:
             return end, "no record is so late: the end"
         target = at_time

@@ -93,7 +93,7 @@ class Reader:
             holders = sorted({node for index in offline if index in known for node in known[index].replicas})
             where = f"broker {' or '.join(map(str, holders))}" if holders else "the broker"
             raise CliError(
-                f"topic {self.topic}: nobody serves {which}: {where} is away, or its log directory is offline (mqd"
+                f"topic {self.topic}: no broker serves {which}: {where} is away, or its log directory is offline (mqd"
                 " cluster status, and its logs); -p NUMBER reads the others"
             )
 

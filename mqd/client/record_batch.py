@@ -380,7 +380,7 @@ class RecordBatchView:
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the last record: what to commit when all of them were dealt with."""
+        """The offset after the last record: what to commit when all of them were processed."""
         return int(self._held()[-1]) + 1
 
     def __len__(self) -> int:

@@ -204,8 +204,8 @@ class Quorum:
     def _outdated(self, effect: events.Outdated) -> None:
         self._stopped = True
         self._fail(
-            f"node {effect.sender} is of generation {effect.generation} of this cluster, which was forced to go on"
-            " without this host: empty this host's data directory, then it joins anew"
+            f"node {effect.sender} is of generation {effect.generation} of this cluster, which was forced to continue"
+            " without this host: empty this host's data directory, then it joins as a new host"
         )
 
     def _note(self, effect: events.Note) -> None:

@@ -288,7 +288,7 @@ class Coordinator:
             )
         except Exception:
             log.exception(
-                "a coordinator's core failed at the end of a transaction; its partition is loaded anew",
+                "a coordinator's core failed at the end of a transaction; its partition is loaded again",
                 topic=self.topic,
                 partition=partition,
                 producer_id=producer_id,
@@ -329,7 +329,7 @@ class Coordinator:
             self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} cannot be written: {error}")
         except Exception:
             log.exception(
-                "a coordinator's core failed; its partition is loaded anew",
+                "a coordinator's core failed; its partition is loaded again",
                 topic=self.topic,
                 partition=place.index,
                 core=name,
@@ -346,7 +346,7 @@ class Coordinator:
         """Runs in a later turn of the loop: events that it posts must not reach a core at work."""
         if self._carry_out is None:
             raise TypeError(
-                f"a core of {self.topic} wants {type(effect).__name__} carried out, and nobody does that here"
+                f"a core of {self.topic} wants {type(effect).__name__} carried out, and nothing here does that"
             )
         if self._loop is not None:
             self._loop.call_soon(self._carry_out, name, effect, leader_epoch)
@@ -496,7 +496,7 @@ class Coordinator:
                 self._unload(
                     place,
                     int(ErrorCode.NOT_COORDINATOR),
-                    "its partition is served anew" if source is not None else "its partition is not served",
+                    "its partition is loaded again" if source is not None else "its partition is not served",
                 )
             return
         if source is None:
@@ -583,7 +583,7 @@ class Coordinator:
             self._loop.call_later(RETRY_S, self.look)
         if not quiet and (len(shard) or place.requests):
             log.warning(
-                "a coordinator's partition is loaded anew",
+                "a coordinator's partition is loaded again",
                 topic=self.topic,
                 partition=place.index,
                 cores=len(shard),

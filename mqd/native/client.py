@@ -285,7 +285,7 @@ class Producer:
 
     @property
     def pointer(self) -> Any:
-        """struct mqd_producer *: whoever calls lib himself on a hot path."""
+        """struct mqd_producer *: for callers that use lib directly on a hot path."""
         if self._pointer == ffi.NULL:
             raise NativeError(E_INVALID, "this producer was closed")
         return self._pointer

@@ -6,7 +6,7 @@
                                           full, finish() and continue
     arrays = rows.finish()                # {"key": pyarrow.Array...}; the rows begin again
 
-Buffers are used again as soon as nobody holds an array over them (BUFFER_SETS_MAX are kept): new
+Buffers are used again as soon as no array over them exists (BUFFER_SETS_MAX are kept): new
 memory for each batch would cost more than filling it. Concurrency: one thread at a time.
 """
 

@@ -115,7 +115,7 @@ class Compaction:
         return CompactFigures(*[getattr(figures, name) for name in CompactFigures.__struct_fields__])
 
     def close(self) -> None:
-        """What is half written is thrown away."""
+        """Discards what is half written."""
         if self._compact != ffi.NULL:
             lib.mqd_compact_close(self._compact)
             self._compact = ffi.NULL

@@ -1,7 +1,7 @@
 """Files that Python keeps beside the log, changed through the layer in which tests can see and
 refuse every change.
 
-Concurrency: functions without state; a descriptor belongs to whoever opened it.
+Concurrency: functions without state; a descriptor belongs to its opener.
 """
 
 from __future__ import annotations

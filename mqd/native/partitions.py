@@ -1,6 +1,6 @@
 """One partition's log in the hands of Python: options, recovery, what it knows of producers.
 
-Concurrency: a Partition belongs to whoever holds it, one thread at a time; Reactor.partition_open
+Concurrency: a Partition belongs to its holder, one thread at a time; Reactor.partition_open
 gives it away.
 """
 
@@ -116,7 +116,7 @@ class Partition:
     ) -> Partition:
         """Opens or creates and recovers; fills `recovery`. May read the whole log: call it off the
         event loop. `committed_end`: it has several replicas, and below this offset everything is
-        known to be committed; until its first assignment the reactor serves it to nobody.
+        known to be committed; until its first assignment the reactor does not serve it.
         `has_others`: on other hosts.
         """
         recovery = recovery if recovery is not None else Recovery()

@@ -4,7 +4,7 @@ first use.
 Decoding treats every byte as hostile:
  1. The frame is copied once, before anything is checked: a peer that shares the memory cannot
     change it between check and use.
- 2. A length is compared with the bytes that remain before it is believed; an array's, times the
+ 2. A length is compared with the bytes that remain before it is used; an array's, times the
     smallest size of its element, before the list is begun.
  3. Unknown tagged fields are skipped (KIP-482); known ones must fill exactly the size they claim;
     bytes left over after the message are refused.

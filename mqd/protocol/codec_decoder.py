@@ -37,7 +37,7 @@ def read_uvarint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def skip_tagged_fields(data: bytes, position: int, count: int, end: int) -> int:
-    """The position after `count` tagged fields nobody here knows."""
+    """The position after `count` unknown tagged fields."""
     if count > 127:
         count, position = read_uvarint(data, position - 1)
     for _ in range(count):

@@ -114,7 +114,7 @@ def decode_request_header(frame: bytes, spoken: Mapping[int, ApiSpec] = SUPPORTE
 
 
 def _refuse_unsupported(header: RequestHeader, problem: str | None, spoken: Mapping[int, ApiSpec]) -> RequestHeader:
-    """Always raises: whoever asks for what is not spoken hears that first, the rest of the header
+    """Always raises: an unsupported API or version is reported first; the rest of the header
     may have another shape.
     """
     spec = spoken.get(header.api_key)

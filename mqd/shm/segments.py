@@ -223,7 +223,7 @@ def taking_over(base: str) -> Iterator[None]:
         raise SegmentError(
             errno.EBUSY,
             f"another broker's keeper has been removing the shared memory segments {base}-* for {TAKE_OVER_S:.0f} s:"
-            " has it been stopped? Let it go on, or end it",
+            " has it been stopped? Let it continue, or end it",
         ) from None
     except OSError:
         fd = -1  # nothing is left, or nothing that we may access: the creation reports that

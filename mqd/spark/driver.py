@@ -320,7 +320,7 @@ def report_loss(options: SourceOptions, text: str) -> None:
             f"{text}. Some data may have been lost because they are not available in mqd any more. To let the query go"
             " on without them set failOnDataLoss to false"
         )
-    log.warning("%s; failOnDataLoss is false: going on without them", text)
+    log.warning("%s; failOnDataLoss is false: continuing without them", text)
 
 
 # -- a batch ---------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class LocalViews:
                 view = reader.read(RECORDS_MAX, BYTES_MAX)
             except OSError as error:
                 log.info(
-                    "%s-%d: the attachment has ended (%s): going on over TCP at offset %d",
+                    "%s-%d: the attachment has ended (%s): continuing over TCP at offset %d",
                     self._range.topic,
                     self._range.partition,
                     error,

@@ -44,7 +44,7 @@ REFUSED_BY_SOURCE = {
     **_FOR_BOTH,
     "auto.offset.reset": (
         "set startingOffsets to earliest or latest; it applies when a query is new, afterwards its checkpoint says"
-        " where to go on"
+        " where to continue"
     ),
     "key.deserializer": "keys are read as bytes: deserialize them with DataFrame operations",
     "value.deserializer": "values are read as bytes: deserialize them with DataFrame operations",

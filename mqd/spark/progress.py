@@ -192,7 +192,7 @@ class Progress:
                 for key in [key for key in missing if ends.get(key) == start.offsets[key]]:
                     missing.remove(key)
                     log.warning(
-                        "%s-%d was retired, and the query has read it to its end, offset %d: it goes on without it",
+                        "%s-%d was retired, and the query has read it to its end, offset %d: it continues without it",
                         *key,
                         start.offsets[key],
                     )
@@ -290,8 +290,8 @@ class Progress:
         except (OSError, BrokerError, MqdReadError) as error:
             self._driver.close()
             log.warning(
-                "the query's progress could not be published as group %s: %s; it goes on, and the next batch says it"
-                " again",
+                "the query's progress could not be published as group %s: %s; the query continues, and the next batch"
+                " tries again",
                 self.options.group_id,
                 error,
             )

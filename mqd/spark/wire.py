@@ -96,7 +96,7 @@ def parse_servers(text: str) -> list[tuple[str, int]]:
             raise MqdReadError(f"kafka.bootstrap.servers: {word!r} is no host:port")
         found.append(((host or word).strip("[]"), int(port) if colon else PORT_DEFAULT))
     if not found:
-        raise MqdReadError(f"kafka.bootstrap.servers: {text!r} names nobody; host:port, several by commas")
+        raise MqdReadError(f"kafka.bootstrap.servers: {text!r} names no host; host:port, several by commas")
     return found
 
 

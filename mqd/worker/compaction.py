@@ -227,7 +227,7 @@ class Compactor:
             await self._background.slow(log_dir.index, checkpoint.load)
             for problem in checkpoint.problems:
                 self._log.warning(
-                    "checkpoint of compaction cannot be read; its partitions are compacted anew", reason=problem
+                    "checkpoint of compaction cannot be read; its partitions are compacted again", reason=problem
                 )
             self._checkpoints[log_dir.index] = checkpoint
         return self._checkpoints[log_dir.index]
@@ -406,7 +406,7 @@ class Compactor:
         self._uncleanable[opened.owned.key] = (self._control.slot_view(opened.owned.slot).log_start_offset, reason)
         self._of(opened).uncleanable = reason
         self._log.error(
-            "partition cannot be compacted and is left as it is; everything else goes on",
+            "partition cannot be compacted and is left as it is; everything else continues",
             partition=opened.owned.name,
             reason=reason,
         )

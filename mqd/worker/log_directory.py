@@ -146,7 +146,7 @@ class LogDirectory:
             self._writer.write_high_watermarks(entries)
         except OSError as error:
             self._log.warning(
-                "high watermarks cannot be written down; after a crash they are found anew", reason=str(error)
+                "high watermarks cannot be written down; after a crash they are found again", reason=str(error)
             )
 
     def mark_clean(self, generation: int) -> None:

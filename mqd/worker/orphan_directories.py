@@ -85,7 +85,7 @@ def _in_directory(
         target = log_dir.path / directories.aside_name(match[1], index, "stray")
         files.rename(Path(entry.path), target)
         logging.get("worker.strays").warning(
-            "partition of no known topic was moved aside; delete it when nobody needs it",
+            "partition of no known topic was moved aside; delete it when it is not needed",
             path=entry.path,
             moved_to=str(target),
         )

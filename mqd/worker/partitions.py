@@ -165,7 +165,7 @@ class PartitionSet(OpenPartitions):
         )
         if moved is not None:
             self._log.warning(
-                "directory of another topic was moved aside; delete it when nobody needs it",
+                "directory of another topic was moved aside; delete it when it is not needed",
                 partition=owned.name,
                 moved_to=str(moved),
             )

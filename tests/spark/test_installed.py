@@ -153,7 +153,7 @@ def test_a_pipeline_of_the_page(installed: Installed) -> None:
     ), [*output, rest]
     assert (process.returncode, rest) == (
         0,
-        "mqd: archive-flights: stopped; started again it goes on from its checkpoint\n",
+        "mqd: archive-flights: stopped; started again it continues from its checkpoint\n",
     )
 
 

@@ -104,7 +104,7 @@ def test_a_pipeline_goes_on_where_it_was(broker: Broker, tmp_path: Path) -> None
         produce(
             broker, source, [json.dumps({"n": number}) for number in range(100, 200)] if stop == signal.SIGKILL else []
         )
-    assert process.returncode == 0 and "stopped; started again it goes on from its checkpoint" in output
+    assert process.returncode == 0 and "stopped; started again it continues from its checkpoint" in output
     done = mqd("pipeline", "run", "r", "--once", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     from confluent_kafka import Consumer, TopicPartition

@@ -111,7 +111,7 @@ def test_a_compaction_that_fails_does_not_end_archiving(
     logged = [
         record.getMessage()
         for record in caplog.records
-        if record.levelno == logging.WARNING and "archiving goes on" in record.getMessage()
+        if record.levelno == logging.WARNING and "archiving continues" in record.getMessage()
     ]
     assert logged and all(damaged.name in text for text in logged)
 

@@ -362,8 +362,8 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
                 broker,
                 plan,
                 not settings.json,
-                "there is another active controller, which does not know of the balance, or somebody has cancelled it;"
-                " run mqd cluster balance again, it goes on from here",
+                "there is another active controller, which does not know of the balance, or it was cancelled;"
+                " run mqd cluster balance again, it continues from here",
             )
     extent = moves.extent(before, plan)
     if settings.json:
@@ -385,10 +385,10 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
         if no_wait:
             click.echo(
                 "another active controller ends what it has begun, and begins no more: if there is one before all has"
-                " moved, run mqd cluster balance again, it goes on from there"
+                " moved, run mqd cluster balance again, it continues from there"
             )
     if plan and not settings.json and max(extent.copies, extent.led) >= BALANCE_MOVES_MAX:
-        click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; the controller goes on with the next one after it")
+        click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; the controller continues with the next one after it")
 
 
 def _done(settings: Settings, text: str) -> None:
@@ -420,7 +420,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
         emit_table(("FEATURE", "IN FORCE", *(f"NODE {node}" for node in versions.supported)), versions.table())
     if versions.behind():
         raise CliError(
-            f"{'; '.join(versions.behind())}. Upgrade first, then try again; a host that is gone for good: mqd cluster"
+            f"{'; '.join(versions.behind())}. Upgrade first, then try again; a host that is lost forever: mqd cluster"
             " forget"
         )
     if raised:
@@ -459,7 +459,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Of the host that goes on; its broker must not run.  [env: MQD_DATA_DIR]",
+    help="Of the host that continues; its broker must not run.  [env: MQD_DATA_DIR]",
 )
 @click.option("--i-accept-data-loss", "accepted", is_flag=True, help="Without it nothing is done.")
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:

@@ -20,7 +20,7 @@ WAITED_FOR = {
     "sync": "to fetch its assignment",
     "assignment": "to assign partitions: it leads",
     "first join": "to join with the id it was given",
-    "revocation": "to let go of partitions",
+    "revocation": "to release partitions",
     "return": "to come back: static, away",
     "heartbeat": "to send a heartbeat",
 }
@@ -197,7 +197,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
     since = f" since {lasting(about.lasting_ms)}" if about.lasting_ms >= 0 else ""
     click.echo(f"\nrebalancing{since}{': ' + about.reason if about.reason else ''}")
     if not about.held_up_by:
-        click.echo("held up by nobody: it waits a moment for more members to join, or is just ending")
+        click.echo("delayed by no member: it waits a moment for more members to join, or is just ending")
         return
     click.echo("held up by:")
 
@@ -339,7 +339,7 @@ def seek_refusal(group: "Group") -> str:
     )
     more = f" and {len(group.members) - 3} more" if len(group.members) > 3 else ""
     return (
-        f"group {group.group} has {_plural(len(group.members), 'member')} ({who}{more}), which would go on where they"
+        f"group {group.group} has {_plural(len(group.members), 'member')} ({who}{more}), which would continue where they"
         " are; stop them, wait until mqd group describe shows Empty, and seek again"
     )
 

@@ -80,7 +80,7 @@ def run(
         raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_FAILED) from error
     finally:
         spark.stop()
-    error_line(f"{pipeline.name}: {'done' if ended else 'stopped; started again it goes on from its checkpoint'}")
+    error_line(f"{pipeline.name}: {'done' if ended else 'stopped; started again it continues from its checkpoint'}")
     return 0
 
 

@@ -39,7 +39,7 @@ _PROGRESS_S = 0.1
     type=click.Choice(["0", "1", "all"]),
     default="all",
     show_default=True,
-    help="Who must have a record: nobody, the leader, all in sync.",
+    help="Which replicas must have a record: none, the leader, all in sync.",
 )
 @click.option("--idempotent", is_flag=True, help="No duplicates and no change of order when the client tries again.")
 @click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="What ends a record.")

@@ -34,7 +34,7 @@ def _when(timestamp_ms: int) -> str:
 
 @command.command()
 @options
-@click.option("--owner", help="The user that the token stands for; needs CREATE_TOKENS on it.  [default: yourself]")
+@click.option("--owner", help="The user that the token represents; needs CREATE_TOKENS on it.  [default: yourself]")
 @click.option("--renewer", "renewers", multiple=True, help="A user that may renew and expire it, too.")
 @click.option("--max-lifetime", type=Duration(), help="It ends after this time, however often it is renewed: 12h, 7d.")
 @click.option("--form", type=click.Choice(list(FORMS)), default="librdkafka", show_default=True, help="Of --out.")

@@ -460,8 +460,8 @@ def reassign(
     cancel: bool,
     no_wait: bool,
 ) -> int:
-    """Move the partitions of the topic NAME to other brokers. Records are copied first; nobody is
-    without them meanwhile.
+    """Move the partitions of the topic NAME to other brokers. Records are copied first, so readers
+    have them all the time.
 
     --plan FILE --status moves nothing and says of each partition of the plan whether it is done,
     under way (how far), or not done. Exit status: 0 all is done, 1 it is not.

@@ -266,7 +266,7 @@ def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: boo
     found = txns.describe(cluster, name)
     if found.state in ("PrepareCommit", "PrepareAbort"):
         raise CliError(
-            f"the transaction of {name} is decided ({found.state}): its coordinator writes the markers, and nobody can"
+            f"the transaction of {name} is decided ({found.state}): its coordinator writes the markers, and nothing can"
             " change that"
         )
     if found.state != "Ongoing":

@@ -6,7 +6,7 @@
                                a KeyProvider        in Python
 
 A key file has one key a line, `ID:BASE64` of 32 bytes. The first key seals; every key opens. Lines
-that begin with # are comments. In a variable commas may stand for the ends of lines.
+that begin with # are comments. In an environment variable commas may separate the lines.
 """
 
 from __future__ import annotations

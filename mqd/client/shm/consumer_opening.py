@@ -1,4 +1,4 @@
-"""Makes a consumer on shared memory with all that it stands on."""
+"""Makes a consumer on shared memory with all its parts."""
 
 from __future__ import annotations
 

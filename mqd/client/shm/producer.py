@@ -44,7 +44,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class ShmProducer(ProducerDriver):
-    """What mqd.Producer stands on when the broker is this host's. Raises KafkaException or OSError
+    """What mqd.Producer uses when the broker is on this host. Raises KafkaException or OSError
     when attaching fails.
     """
 

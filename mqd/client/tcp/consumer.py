@@ -35,7 +35,7 @@ _TRUE = {"true", "t", "1"}
 
 
 class TcpConsumer:
-    """What mqd.Consumer stands on when the broker is elsewhere. Raises KafkaException as
+    """What mqd.Consumer uses when the broker is on another host. Raises KafkaException as
     confluent_kafka.Consumer does. `owner`: whom callbacks are given.
 
     With enable.auto.offset.store (the default) this class stores offsets, not librdkafka: that

@@ -242,7 +242,7 @@ class MetadataCore(LogTail):
         return actions
 
     def _on_snapshot_installed(self, event: SnapshotInstalled, now_ms: int) -> list[Action]:
-        assert self._active is None, "whoever is active has everything that is committed"
+        assert self._active is None, "the active controller has everything that is committed"
         new, old = event.state, self.committed
         removed = tuple(topic for topic in old.topics.values() if topic.topic_id not in new.topics_by_id)
         changed = tuple(topic for name, topic in new.topics.items() if old.topics.get(name) != topic)

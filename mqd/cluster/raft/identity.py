@@ -45,7 +45,7 @@ def settle_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaKey:
         if (directory / TOPIC_DIRECTORY / "vote").exists():
             raise MetadataCorrupt(
                 f"{path} is missing, but this replica has voted: restore it from a copy; or empty {directory}, then"
-                " this host joins its cluster anew"
+                " this host joins its cluster as a new one"
             ) from None
         directory.mkdir(parents=True, exist_ok=True)
         native.file_replace(path, f"version=1\nnode.id={node_id}\ndirectory.id={directory_text(new_id)}\n".encode())

@@ -35,7 +35,7 @@ def force_standalone(directory: Path, node_id: int) -> Standalone:
     try:
         stored, state, _ = store.open()
         if stored.snapshot is None:
-            raise MetadataCorrupt(f"{directory} holds no metadata yet: there is nothing to go on with")
+            raise MetadataCorrupt(f"{directory} holds no metadata yet: there is nothing to continue with")
         voters = stored.snapshot.voters
         for batch in stored.batches:
             for value in batch.values if batch.kind == DATA else ():

@@ -197,7 +197,7 @@ class QuorumStore:
             reason = f"is damaged ({error})"
         raise MetadataCorrupt(
             f"{self._vote_path} {reason}, so this replica could vote twice: restore it from a copy; or empty"
-            f" {self.directory.parent}, then this host joins its cluster anew"
+            f" {self.directory.parent}, then this host joins its cluster as a new one"
         )
 
     def _read_mark(self) -> Mark:
@@ -303,13 +303,13 @@ class QuorumStore:
         known = (
             f"a sound batch follows at byte {later}"
             if later >= 0
-            else "the log goes on in the next file"
+            else "the log continues in the next file"
             if not may_be_torn
             else f"the first {flushed} bytes were in force"
         )
         raise MetadataCorrupt(
             f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {known}, so this is no interrupted"
-            f" write. Restore the file from a copy. To go on without the changes from offset {offset} on: stop the"
+            f" write. Restore the file from a copy. To continue without the changes from offset {offset} on: stop the"
             f" broker, cut the file to {position} bytes and delete {self._mark_path}"
         )
 

@@ -51,7 +51,7 @@ SNAPSHOT_EVERY = 1000
 """Commits."""
 SNAPSHOTS_KEPT = 2
 KEEP_S = 3600.0
-"""A file that does not count, or does so no more, is left alone for this long: somebody may still write or read it."""
+"""A file that does not count, or does so no more, is left alone for this long: a process may still write or read it."""
 _OWN = re.compile(rf"topic=[^/]+/date=\d{{4}}-\d\d-\d\d/[^/]+\.parquet|{STAGING}/.+")
 
 

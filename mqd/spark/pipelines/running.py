@@ -205,7 +205,7 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
         skipped.update(paths)
         log.warning(
             "compacting %d files of %s, %s to %s, failed: %s; they are left alone until the pipeline is started again,"
-            " archiving goes on",
+            " archiving continues",
             len(paths),
             archive.path,
             paths[0],
@@ -387,9 +387,9 @@ def _stopped_text(pipeline: Replay) -> str:
     ):
         return (
             "stopped before its end; what was written so far stays (delivery is at-least-once), and started again it"
-            " begins anew"
+            " begins again"
         )
-    return "stopped before its end: nothing was written; started again it begins anew"
+    return "stopped before its end: nothing was written; started again it begins again"
 
 
 def _progress(name: str, progress: Any) -> Progress:

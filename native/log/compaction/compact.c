@@ -364,7 +364,7 @@ int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64
     uint64_t before = moved_bytes(compact);
     int waiting = compact->waiting, state;
     if (!waiting)
-        return mqd_error_set_static(MQD_E_INVALID, "nobody waits for these bytes");
+        return mqd_error_set_static(MQD_E_INVALID, "no step waits for these bytes");
     if (compact->phase == MQD_PHASE_MAP)
         state = map_records(compact, bytes, size_bytes);
     else if (waiting == MQD_COMPACT_DECOMPRESS)

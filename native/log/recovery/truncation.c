@@ -50,7 +50,7 @@ static int read_mark(const char *directory, const char *name, int64_t *cut_offse
     if (got == 0 || text[got - 1] != '\n' || sscanf(text, "%lld %lld", &cut, &start) < 1)
         return mqd_error_set(
             MQD_E_CORRUPT,
-            "%s does not say where the log is to be cut; delete the partition's directory, its replica is copied anew",
+            "%s does not say where the log is to be cut; delete the partition's directory, its replica is copied again",
             path);
     *cut_offset = cut;
     *start_offset = start;

@@ -130,7 +130,7 @@ static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const 
     case MQD_REPLICA_RESTART:
         mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log is to %s offset %lld (from %lld)",
                 owned->replica->leader, owned->replica->leader_epoch,
-                step.action == MQD_REPLICA_RESTART ? "begin anew at" : "be cut to", (long long)step.offset,
+                step.action == MQD_REPLICA_RESTART ? "restart at" : "be cut to", (long long)step.offset,
                 (long long)owned->replica->log_end);
         mqd_followed_changed(followed);
         mqd_follow_truncate(r, owned, step.offset, step.action == MQD_REPLICA_RESTART ? step.offset : -1);
@@ -292,7 +292,7 @@ static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         char text[120];
         snprintf(text, sizeof text,
                  fetcher->outstanding ? "an answer of %u bytes; at most %u are taken"
-                                      : "an answer of %u bytes (at most %u) that nobody asked for",
+                                      : "an answer of %u bytes (at most %u) that was not requested",
                  size_bytes, fetcher->options.response_bytes_limit);
         mqd_fetcher_end(r, fetcher, EPROTO, text);
         return false;

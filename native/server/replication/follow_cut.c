@@ -90,7 +90,7 @@ static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const s
                               .offset = job->outcome.log_end_offset,
                               .level = job->outcome.below_high_watermark ? 4 : 6};
     snprintf(event.text, sizeof event.text, "%s: %lld bytes that its leader does not have were cut off%s",
-             job->restart ? "log begun anew" : "log cut", (long long)job->outcome.cut_bytes,
+             job->restart ? "log restarted" : "log cut", (long long)job->outcome.cut_bytes,
              job->outcome.below_high_watermark ? "; committed records were among them (unclean election?)" : "");
     mqd_reactor_emit(r, &event);
 }

@@ -120,7 +120,7 @@ def troubles(watch: Watch) -> list[str]:
         "a handler failed",
         "core failed",
         "Traceback",
-        "is loaded anew",
+        "is loaded again",
         "cannot be loaded",
         "a check failed",
         "Task exception",

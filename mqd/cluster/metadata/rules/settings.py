@@ -174,7 +174,7 @@ def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None
         raise Refusal(
             ErrorCode.INVALID_UPDATE_VERSION,
             f"Invalid update version {update.level} for feature {update.name}. Not supported by broker"
-            f" {', '.join(lacking)}: upgrade it first, or have it forgotten if it is gone for good.",
+            f" {', '.join(lacking)}: upgrade it first, or have it forgotten if it is gone permanently.",
         )
 
 
