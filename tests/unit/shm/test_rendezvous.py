@@ -76,11 +76,11 @@ def test_what_is_not_there_is_not_found_and_says_why(client_socket, places, boot
     assert found.path is None and reason in found.reason
 
 
-def test_a_directory_that_others_can_write_is_not_believed(client_socket, places):
+def test_a_directory_that_others_can_write_is_not_trusted(client_socket, places):
     rendezvous.publish([("0.0.0.0", 9092)], client_socket, places)
     places[0].chmod(0o777)
     assert rendezvous.find("127.0.0.1:9092", places=places[:1]) == rendezvous.Rendezvous(
-        None, f"{places[0]} is not believed: others can write to it"
+        None, f"{places[0]} is not trusted: others can write to it"
     )
     places[1].rename(places[1].with_name("moved"))
     places[1].symlink_to(places[1].with_name("moved"))
