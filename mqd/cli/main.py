@@ -43,6 +43,7 @@ COMMANDS = {
     "acl": ("mqd.cli.verbs.acl", "Allow and deny clients what they do, show why, and test the rules."),
     "user": ("mqd.cli.verbs.user", "Create, list and delete users that authenticate by a password."),
     "token": ("mqd.cli.verbs.token", "Create, list, renew and expire delegation tokens."),
+    "service": ("mqd.cli.service.command", "Run a broker as a service of systemd."),
     "monitoring": ("mqd.cli.verbs.monitoring", "Write alerts for Prometheus and dashboards for Grafana."),
     "console": ("mqd.console.command", "Serve a web page of the cluster: topics, messages, groups."),
     "connect": ("mqd.cli.verbs.connect", "Write the settings with which a client reaches the cluster."),

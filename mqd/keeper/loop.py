@@ -43,10 +43,14 @@ from mqd.keeper.sockets import will_recur
 from mqd.native import ProcessState
 from mqd.shm.attach import peer_pid, peer_pidfd, receive_packet, send_message
 from mqd.shm.keeper_messages import (
+    Alive,
     Death,
     Hello,
     Leave,
     Left,
+    Probe,
+    Probed,
+    ProbeQuery,
     Ready,
     Refused,
     SetLogLevel,
@@ -220,6 +224,11 @@ class Keeper(BrokerState):
         elif isinstance(message, Left):
             if process is not None and process.role == "controller" and self._leaving:
                 self.shut_down(self._leaving)
+        elif isinstance(message, Alive):
+            if process is not None:
+                process.answered_s, process.probed = time.monotonic(), False
+        elif isinstance(message, ProbeQuery):
+            self._answer(connection, Probed(self._silent(message.within_s)))
         elif isinstance(message, StatusQuery):
             self._answer(connection, self.status())
         elif isinstance(message, SetLogLevel):
@@ -397,11 +406,22 @@ class Keeper(BrokerState):
 
     def _on_ready(self, process: Process, message: Ready) -> None:
         process.state, process.detail, process.confinement = "running", message.detail, message.confinement
+        process.answered_s, process.probed = time.monotonic(), False
         self.resources.control.set_endpoint_state(process.endpoint, ProcessState.RUNNING, process.pid)
         log.info("process ready", process=process.name, pid=process.pid)
         if self.is_ready():
             log.info("the broker serves", after_ms=now_ms() - self.started_ms)
         self._publish()
+
+    def _silent(self, within_s: float) -> list[str]:
+        """Which processes that serve have not answered lately; and probes all of them."""
+        running = [process for process in self.processes if process.state == "running"]
+        for process in running:
+            if not process.probed:
+                process.probed = True
+                process.notices.append(Probe())
+                self._send_notices(process)
+        return [process.name for process in running if time.monotonic() - process.answered_s > within_s]
 
     def _on_pidfd(self, process: Process, pidfd: int) -> None:
         if process.pidfd == pidfd:

@@ -35,6 +35,7 @@ from supervisor.supervisord import Supervisor
 
 from mqd.base import restarts
 from mqd.base.paths import Layout
+from mqd.keeper import systemd
 from mqd.shm.keeper_messages import CANNOT_START
 
 KEEPER = "mqd-keeper"
@@ -168,6 +169,9 @@ class BrokerSupervisor(Supervisor):
         self._restarts: restarts.Restarts = {}
         self._reap = options.waitpid
         options.waitpid = self._reap_and_count
+        self._manager = systemd.Manager.take(os.environ, os.getpid())
+        self._feeder = systemd.Feeder(self._manager, places.keeper_socket, options.get_socket_map())
+        self._says_stopping = False
 
     def runforever(self) -> None:
         waker = _Waker()
@@ -191,6 +195,11 @@ class BrokerSupervisor(Supervisor):
     def _poll_timeout_s(self, timeout: float) -> float:
         if not self._is_ready and not self.stopping:
             self._look_for_ready()
+        if self._is_ready:
+            self._feeder.tick()
+        if self.options.mood < SupervisorStates.RUNNING and not self._says_stopping:
+            self._says_stopping = True
+            self._manager.notify("STOPPING=1")
         if self._hurry:
             self._hurry -= 1
             return _SOON_S
@@ -213,6 +222,7 @@ class BrokerSupervisor(Supervisor):
         if about is not None and about.ready:
             self._is_ready = True
             self._on_ready(about)
+            self._manager.notify("READY=1", f"MAINPID={os.getpid()}")
 
     def _process(self, name: str) -> Any:
         group = self.process_groups.get(name)

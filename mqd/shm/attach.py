@@ -17,6 +17,7 @@ One thread. The socket is blocking until `ready`, then read only when it is read
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -37,11 +38,13 @@ from mqd.base.paths import trusts
 from mqd.shm import segments
 from mqd.shm.keeper_messages import (
     STARTED_AGAIN,
+    Alive,
     Death,
     FromKeeper,
     Hello,
     Leave,
     Left,
+    Probe,
     Ready,
     Refused,
     Shutdown,
@@ -310,7 +313,7 @@ class KeeperClient:
         return next((reason for fd, reason in self._parent_fds if fd in ended), None)
 
     def receive(self) -> list[Death | Leave | Shutdown]:
-        """Returns the notices that have arrived; never blocks. Raises KeeperError when the keeper
+        """Returns the notices that have arrived, and answers probes; never blocks. Raises KeeperError when the keeper
         has ended.
         """
         notices: list[Death | Leave | Shutdown] = []
@@ -330,6 +333,8 @@ class KeeperClient:
             message = _decode(packet)
             if isinstance(message, Death | Leave | Shutdown):
                 notices.append(message)
+            elif isinstance(message, Probe):
+                self._alive()
 
     def watch(
         self,
@@ -380,6 +385,10 @@ class KeeperClient:
         loop.add_reader(self._connection.fileno(), notices)
         for fd, reason in self._parent_fds:
             loop.add_reader(fd, parent_died, reason)
+
+    def _alive(self) -> None:
+        with contextlib.suppress(OSError):  # the keeper reads late, or has ended: it asks again, or another one does
+            self._connection.sendmsg([_encode(Alive())], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _end_supervisor(self) -> None:
         """Its own supervisord does not restart the keeper, so without it the whole broker ends, even if no `mqd up` is

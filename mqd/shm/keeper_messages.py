@@ -97,6 +97,26 @@ class Left(msgspec.Struct, tag=True, frozen=True):
     """From the controller: nothing depends on this host any more, as far as it could arrange that."""
 
 
+class Probe(msgspec.Struct, tag=True, frozen=True):
+    """To a process that serves: its event loop answers with Alive."""
+
+
+class Alive(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class ProbeQuery(msgspec.Struct, tag=True, frozen=True):
+    """From supervisord's process, every few seconds: has every process answered within `within_s`?
+    The keeper answers at once, and probes them for the next time.
+    """
+
+    within_s: float
+
+
+class Probed(msgspec.Struct, tag=True, frozen=True):
+    silent: list[str]  # names of the processes that have not
+
+
 class StatusQuery(msgspec.Struct, tag=True, frozen=True):
     pass
 
@@ -132,5 +152,5 @@ class Status(msgspec.Struct, tag=True, frozen=True):
     client_socket: str = ""  # where they attach; "" = nowhere
 
 
-ToKeeper = Hello | Ready | Waiting | Left | StatusQuery | SetLogLevel
-FromKeeper = Welcome | Refused | Death | Leave | Shutdown | Status
+ToKeeper = Hello | Ready | Waiting | Left | Alive | ProbeQuery | StatusQuery | SetLogLevel
+FromKeeper = Welcome | Refused | Death | Leave | Shutdown | Probe | Probed | Status

@@ -1,0 +1,137 @@
+"""What a broker under systemd tells it (sd_notify(3)): one datagram each, no library.
+
+    READY=1       every process serves
+    WATCHDOG=1    the keeper has answered, and says that every process has within ANSWER_S
+    STOPPING=1    the broker ends
+
+The watchdog is fed by supervisord's process and through its loop, so a hang there is noticed as well.
+Only processes that serve are probed: one that starts or recovers is supervisord's affair.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mqd.shm.keeper_messages import Probed, ProbeQuery
+
+ANSWER_S = 5.0
+PROBE_S = 2.0
+PACKET_BYTES_MAX = 64 << 10
+
+
+class Manager:
+    """systemd, or nothing."""
+
+    def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
+        self._address = address
+        self.watchdog_s = watchdog_s
+
+    @classmethod
+    def take(cls, environment: MutableMapping[str, str], pid: int) -> Manager:
+        """Removes systemd's variables, so that no child inherits them."""
+        address = environment.pop("NOTIFY_SOCKET", "")
+        microseconds, meant = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", str(pid))
+        watches = bool(address) and microseconds.isdigit() and meant == str(pid)
+        return cls(address, int(microseconds) / 1e6 if watches else 0.0)
+
+    def notify(self, *states: str) -> None:
+        """Never blocks or fails: a manager that does not read loses the message."""
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+                out.setblocking(False)
+                out.sendto("\n".join(states).encode(), address)
+        except OSError:
+            pass
+
+
+class Feeder:
+    """Feeds the watchdog from supervisord's loop, whose dispatcher it is while it waits for the
+    keeper. tick() is called in every turn. `dispatchers`: supervisord's, by descriptor.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        keeper_socket: Path,
+        dispatchers: MutableMapping[int, Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._path = keeper_socket
+        self._dispatchers = dispatchers
+        self._clock = clock
+        self._period_s = min(PROBE_S, manager.watchdog_s / 4)
+        self._next_s = self._asked_s = 0.0
+        self._status = ""
+        self._connection: socket.socket | None = None
+        self.fd = -1
+
+    def tick(self) -> None:
+        if not self._manager.watchdog_s or self._clock() < self._next_s:
+            return
+        self._next_s = self._clock() + self._period_s
+        self.handle_read_event()
+        if self._connection is not None:
+            if self._clock() - self._asked_s > ANSWER_S:
+                self._say("the keeper does not answer")
+            return
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        connection.setblocking(False)
+        try:
+            connection.connect(os.fspath(self._path))
+            connection.send(msgspec.msgpack.encode(ProbeQuery(ANSWER_S)))
+        except OSError:
+            connection.close()
+            self._say("the keeper cannot be asked")
+            return
+        self._connection, self.fd, self._asked_s = connection, connection.fileno(), self._clock()
+        self._dispatchers[self.fd] = self
+
+    def _say(self, status: str) -> None:
+        if status != self._status:
+            self._status = status
+            self._manager.notify(f"STATUS={status}")
+
+    # -- supervisord's dispatcher ------------------------------------------------------------------
+
+    def readable(self) -> bool:
+        return self._connection is not None
+
+    def writable(self) -> bool:
+        return False
+
+    def handle_read_event(self) -> None:
+        if self._connection is None:
+            return
+        try:
+            answer = msgspec.msgpack.decode(self._connection.recv(PACKET_BYTES_MAX), type=Probed)
+        except BlockingIOError:
+            return
+        except (OSError, msgspec.DecodeError):
+            self._say("the keeper's answer makes no sense")
+        else:
+            if answer.silent:
+                self._say(f"does not answer: {', '.join(answer.silent)}")
+            else:
+                self._manager.notify("WATCHDOG=1")
+                self._say("every process answers")
+        self.close()
+
+    def handle_error(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._dispatchers.pop(self.fd, None)
+            self._connection.close()
+            self._connection, self.fd = None, -1

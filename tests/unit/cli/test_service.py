@@ -1,0 +1,119 @@
+"""`mqd service`: its unit, judged by systemd, and what it does with it, systemd being played."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mqd.cli.common import CliError
+from mqd.cli.main import cli
+from mqd.cli.service import command as service
+from mqd.cli.service import unit as service_unit
+
+EXPOSURE_MAX = 3.0
+
+
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["service", *arguments])
+
+
+def settings(text: str) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in text.splitlines() if re.match(r"\w+=", line))
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Root, a directory for units, and the commands that are run."""
+    commands: list[str] = []
+
+    def run(*command: str) -> str:
+        commands.append(" ".join(command[:3]))
+        shown = "LoadState=loaded\nActiveState=active\nSubState=running\nMainPID=7\nNRestarts=2\nStatusText=every process answers\nResult=success\n"
+        return shown if command[1] == "show" else ""
+
+    monkeypatch.setattr(service, "_run", run)
+    monkeypatch.setattr(service, "UNITS", tmp_path)
+    monkeypatch.setattr(service.os, "geteuid", lambda: 0)
+    return commands
+
+
+@pytest.mark.parametrize("data_dir", ["/var/lib/mqd", "/srv/a b", "/home/me/mqd"])
+def test_systemd_understands_the_unit_and_finds_it_confined(tmp_path: Path, data_dir: str) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed: apt-get install systemd")
+    config = tmp_path / "100%.properties"
+    config.write_text("log.dirs=/disk1,/disk2\n")
+    printed = called("install", "--print", "--data-dir", data_dir, "--user", "root", "--config", str(config))
+    assert printed.exit_code == 0
+    unit = tmp_path / "mqd.service"
+    program = settings(printed.output)["ExecStart"].split()[0]
+    unit.write_text(printed.output.replace(f"ExecStart={program}", "ExecStart=/bin/true"))
+    verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", str(unit)], capture_output=True, text=True, timeout=60
+    )
+    found = re.search(r"Overall exposure level for mqd.service: ([\d.]+)", judged.stdout)
+    assert found is not None and float(found[1]) <= EXPOSURE_MAX, judged.stdout
+
+
+def test_what_is_in_the_unit() -> None:
+    found = settings(called("install", "--print", "--secure").output)
+    assert found["Type"] == "notify" and found["NotifyAccess"] == "main" and found["LimitNOFILE"] == "1048576"
+    assert found["StateDirectory"] == "mqd" and "ReadWritePaths" not in found
+    assert found["ExecStart"].endswith(" up --data-dir /var/lib/mqd --secure")
+    assert Path(found["ExecStart"].split()[0]).is_absolute()
+    # the watchdog of the broker itself ends a hung process after a minute
+    assert int(found["WatchdogSec"]) == 120
+
+
+def test_directories_elsewhere_may_be_written(tmp_path: Path) -> None:
+    text = service_unit.unit("mqd", "mqd", Path("/srv/mqd"), ["/bin/mqd"], [Path("/disk 1"), Path("/srv/mqd/log")])
+    assert [line for line in text.splitlines() if line.startswith("ReadWritePaths")] == [
+        "ReadWritePaths=/srv/mqd",
+        'ReadWritePaths="/disk 1"',
+    ]
+    assert "StateDirectory" not in settings(text)
+
+
+@pytest.mark.parametrize(
+    ("word", "quoted"), [("/a-b.c", "/a-b.c"), ("a b", '"a b"'), ("100%", "100%%"), ("$x", "$$x"), ('"', '"\\""')]
+)
+def test_words_are_quoted_for_systemd(word: str, quoted: str) -> None:
+    assert service_unit.quoted(word) == quoted
+
+
+def test_install_and_uninstall(tmp_path: Path, systemd: list[str]) -> None:
+    done = called("install", "--name", "mqd-2", "--user", "no-such-user")
+    assert done.exit_code == 0 and (tmp_path / "mqd-2.service").read_text().startswith("# Written by")
+    assert systemd == ["useradd --system --user-group", "systemctl daemon-reload", "systemctl enable mqd-2.service"]
+    systemd.clear()
+    assert called("uninstall", "--name", "mqd-2").exit_code == 0
+    assert (
+        systemd == ["systemctl disable --now", "systemctl daemon-reload"] and not (tmp_path / "mqd-2.service").exists()
+    )
+    assert isinstance(called("uninstall", "--name", "mqd-2").exception, SystemExit | CliError)
+
+
+def test_status(systemd: list[str]) -> None:
+    assert called("status").output.splitlines() == [
+        "mqd.service is active (running), process 7",
+        "restarted by systemd 2 times; every process answers",
+    ]
+
+
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "letters, digits" in called("install", "--print", "--name", "../x").output
+    monkeypatch.setattr(service.os, "geteuid", lambda: 1000)
+    assert "this takes root" in called("install").output
+
+
+def test_a_user_who_logs_in_is_warned_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(service.pwd, "getpwnam", lambda name: type("Entry", (), {"pw_uid": 1000}))
+    service._user("me", Path("/var/lib/mqd"))
+    assert "RemoveIPC" in capsys.readouterr().err
