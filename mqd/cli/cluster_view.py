@@ -101,6 +101,14 @@ class Partitions:
             if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)
         ]
 
+        self.alone = frozenset(
+            f"{name}-{one.partition_index}" for name, one in found if one.leader_id >= 0 and len(one.replica_nodes) == 1
+        )
+        self.behind: dict[int, list[str]] = {}  # broker -> where its replica is not in sync
+        for name, one in found:
+            for node in sorted(set(one.replica_nodes) - set(one.isr_nodes)) if one.leader_id >= 0 else ():
+                self.behind.setdefault(node, []).append(f"{name}-{one.partition_index}")
+
     def lines(self) -> list[str]:
         lines = []
         if self.without_leader:

@@ -27,6 +27,10 @@ REBALANCE_MS_MAX = 10_000
 FILES_MIN = 10_000
 SWAPPINESS_MAX = 10
 DAY_S = 86400
+STALLED_S_MIN = 60.0
+COMMIT_S = 6.0  # more than auto.commit.interval.ms, 5 s
+FLUSH_S = 2.0
+_END, _HIGH = "mqd_partition_log_end_offset", "mqd_partition_high_watermark"
 
 
 class Harm(IntEnum):
@@ -123,12 +127,18 @@ def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[Place], now_
                 "start their hosts; mqd cluster status shows each voter",
             )
         )
-    if partitions.not_in_sync:
+    fenced = {one.broker_id for one in seen.brokers if one.is_fenced}
+    for node, names in sorted(partitions.behind.items()):
+        away = node in fenced or node not in {one.broker_id for one in seen.brokers}
         found.append(
             Finding(
                 Harm.NO_RESERVE,
-                f"with a replica that is not in sync: {some(partitions.not_in_sync)}",
-                "mqd topic describe shows which; is a host down, a disk slow, or a move throttled?",
+                f"broker {node} is not in sync in {some(names)}"
+                + (": it is not in service" if away else ", though it is in service: it is too slow, or catches up"),
+                f"start broker {node}; it fetches what it lacks. If its disks are lost: docs/operations.md, One host is lost"
+                if away
+                else f"mqd doctor and mqd top on the host of broker {node}: a slow disk (mqd_sync_seconds), a busy CPU, or its"
+                " network; a move has a throttle (mqd topic reassign)",
             )
         )
     skew_ms = now_ms - seen.judged.now_ms
@@ -236,6 +246,79 @@ def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[F
         )
         for (group, topic), seconds in sorted(behind.items())
     ]
+    return found
+
+
+def waiting_for_flushes(samples: Iterable[Sample], alone: frozenset[str]) -> dict[str, float]:
+    """Of the partitions in `alone` that have records above the high watermark: the high watermark."""
+    found: dict[str, dict[str, float]] = {}
+    for one in samples:
+        if one.name in (_END, _HIGH):
+            found.setdefault(f"{one.labels['topic']}-{one.labels['partition']}", {})[one.name] = one.value
+    return {
+        name: offsets[_HIGH]
+        for name, offsets in found.items()
+        if name in alone and len(offsets) == 2 and offsets[_HIGH] < offsets[_END]
+    }
+
+
+def of_flushes(before: Iterable[Sample], after: Iterable[Sample], alone: frozenset[str]) -> list[Finding]:
+    """Two looks at the metrics, FLUSH_S apart. `alone`: partitions with one replica, whose records wait
+    for nothing but this host's disk.
+    """
+    then = waiting_for_flushes(before, alone)
+    stuck = [name for name, high in waiting_for_flushes(after, alone).items() if then.get(name) == high]
+    if not stuck:
+        return []
+    return [
+        Finding(
+            Harm.OUTAGE,
+            f"the disk does not answer: records of {some(stuck)} have waited for a flush for {FLUSH_S:.0f} s or more",
+            "dmesg, smartctl and iostat -x show what hangs; if it stays so, mqd cluster drain moves leaderships away, and"
+            " a restart of the host's broker goes on without the directory once it is removed from log.dirs",
+        )
+    ]
+
+
+def stalled(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """(group, topic, partition) -> committed offset and lag in seconds, where a group that has members is
+    STALLED_S_MIN behind.
+    """
+    listed = list(samples)
+    with_members = {
+        one.labels["consumergroup"] for one in listed if one.name == "kafka_consumergroup_members" and one.value
+    }
+    offsets = {_key(one): one.value for one in listed if one.name == "kafka_consumergroup_current_offset"}
+    return {
+        _key(one): (offsets[_key(one)], one.value)
+        for one in listed
+        if one.name == "mqd_consumergroup_lag_seconds"
+        and one.value > STALLED_S_MIN
+        and one.labels["consumergroup"] in with_members
+        and _key(one) in offsets
+    }
+
+
+def _key(sample: Sample) -> tuple[str, str, str]:
+    return sample.labels["consumergroup"], sample.labels["topic"], sample.labels["partition"]
+
+
+def of_consumers(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
+    """Two looks at the metrics, COMMIT_S apart, longer than clients wait between two commits."""
+    then, now = stalled(before), stalled(after)
+    found = []
+    for (group, topic, partition), (offset, behind_s) in sorted(now.items()):
+        if then.get((group, topic, partition), (None, 0))[0] != offset:
+            continue
+        found.append(
+            Finding(
+                Harm.NUISANCE,
+                f"group {group} has members and has not passed offset {offset:.0f} of {topic}-{partition} for"
+                f" {behind_s / 60:.0f} min: its member fails at that record, or hangs",
+                f"look at it: mqd consume {topic} --partition {partition} --offset {offset:.0f} --count 1; to skip"
+                f" it, stop the group's members, then mqd group seek {group} {topic}:{partition} --shift-by 1 --execute",
+            )
+        )
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,27 @@ def _last_errors(logs: Path) -> list[Finding]:
     ]
 
 
+def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
+    """Looks a second time where the first look does not tell what is slow from what stands still.
+    Raises OSError, ValueError.
+    """
+    from mqd.cli.cluster_view import Partitions
+
+    samples = metrics_page.read(url, data_dir)
+    found = diagnosis.of_metrics(samples, now_ms() / 1000, str(data_dir))
+    try:
+        alone = Partitions(settings).alone
+    except CliError:  # it is said by what asks the cluster
+        alone = frozenset()
+    if diagnosis.waiting_for_flushes(samples, alone):
+        time.sleep(diagnosis.FLUSH_S)
+        found += diagnosis.of_flushes(samples, metrics_page.read(url, data_dir), alone)
+    if diagnosis.stalled(samples):
+        time.sleep(diagnosis.COMMIT_S)
+        found += diagnosis.of_consumers(samples, metrics_page.read(url, data_dir))
+    return found
+
+
 def _cluster(settings: Settings) -> list[Finding]:
     from mqd.cli import offline_replicas
     from mqd.cli.broker_lookup import Cluster
@@ -115,8 +137,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
             found += _last_errors(data_dir / "logs")
         elif about.get("metrics_url"):
             try:
-                samples = metrics_page.read(about["metrics_url"], data_dir)
-                found += diagnosis.of_metrics(samples, now_ms() / 1000, str(data_dir))
+                found += _metrics(about["metrics_url"], data_dir, settings)
             except (OSError, ValueError) as error:
                 found.append(
                     Finding(

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from mqd.cli.inspection.diagnosis import Finding, Harm, of_cluster, of_groups, of_host, of_metrics, of_processes
+from mqd.cli.inspection.diagnosis import (
+    Finding,
+    Harm,
+    of_cluster,
+    of_consumers,
+    of_flushes,
+    of_groups,
+    of_host,
+    of_metrics,
+    of_processes,
+)
 from mqd.cli.inspection.metrics_page import Sample
 from mqd.cli.offline_replicas import Place
 from mqd.cli.voters import Judged
@@ -29,8 +39,8 @@ def cluster(fenced: list[int], judged: Judged) -> Any:
     return SimpleNamespace(brokers=brokers, judged=judged, quorum=SimpleNamespace(leader_id=1))
 
 
-def partitions(leaderless: list[tuple[str, int, list[int]]], not_in_sync: list[str]) -> Any:
-    return SimpleNamespace(leaderless=leaderless, not_in_sync=not_in_sync)
+def partitions(leaderless: list[tuple[str, int, list[int]]], behind: dict[int, list[str]]) -> Any:
+    return SimpleNamespace(leaderless=leaderless, behind=behind)
 
 
 def test_processes() -> None:
@@ -46,19 +56,23 @@ def test_processes() -> None:
 
 
 def test_a_cluster_that_is_well() -> None:
-    assert of_cluster(cluster([], Judged(NOW_MS, [], [], 1)), partitions([], []), [], NOW_MS + 1_500) == []
+    assert of_cluster(cluster([], Judged(NOW_MS, [], [], 1)), partitions([], {}), [], NOW_MS + 1_500) == []
 
 
 def test_a_cluster_that_is_not() -> None:
     seen = cluster([3], Judged(NOW_MS, [3], [], 0))
-    lacking = partitions([("t", 0, [3]), ("t", 1, [2])], ["u-0"])
+    lacking = partitions([("t", 0, [3]), ("t", 1, [2])], {2: ["u-0"], 3: ["u-1"]})
     place = Place("t-1", 2, ("/disk",))
     assert report(of_cluster(seen, lacking, [place], NOW_MS - 3_600_000)) == [
         (Harm.OUTAGE, "t-1 is not served by node 2, which is in service: log directory /disk"),
         (Harm.OUTAGE, "without a leader, neither read nor written: 1 partition (t-0)"),
         (Harm.NO_RESERVE, "broker 3 (h:9092) is fenced: the controllers do not hear from it"),
         (Harm.NO_RESERVE, "voters 3 of the metadata are silent or behind; none more may be lost"),
-        (Harm.NO_RESERVE, "with a replica that is not in sync: 1 partition (u-0)"),
+        (
+            Harm.NO_RESERVE,
+            "broker 2 is not in sync in 1 partition (u-0), though it is in service: it is too slow, or catches up",
+        ),
+        (Harm.NO_RESERVE, "broker 3 is not in sync in 1 partition (u-1): it is not in service"),
         (
             Harm.NUISANCE,
             "this host's clock is 3600 s behind the active controller's (broker 1): times of records and retention are"
@@ -134,3 +148,41 @@ def test_the_host() -> None:
     assert of_host(good) == []
     bad = {"open_files": 1024, "transparent_hugepages": "always", "swappiness": 60, "shm_free": 0.05}
     assert [one.harm for one in of_host(bad)] == [Harm.NO_RESERVE, Harm.NO_RESERVE, Harm.NUISANCE, Harm.NUISANCE]
+
+
+def offsets(high: float, end: float, topic: str = "t") -> list[Sample]:
+    labels = {"topic": topic, "partition": "0"}
+    return [Sample("mqd_partition_log_end_offset", labels, end), Sample("mqd_partition_high_watermark", labels, high)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_stuck"),
+    [
+        ((10, 10), (10, 12), False),  # written just now
+        ((10, 12), (12, 14), False),  # slow
+        ((10, 12), (10, 14), True),
+    ],
+)
+def test_a_disk_that_does_not_answer(before: tuple[int, int], after: tuple[int, int], is_stuck: bool) -> None:
+    found = of_flushes(offsets(*before), offsets(*after), frozenset({"t-0"}))
+    assert [one.harm for one in found] == [Harm.OUTAGE] * is_stuck
+    # with followers, it may wait for those
+    assert of_flushes(offsets(*before), offsets(*after), frozenset()) == []
+
+
+def consumer(offset: float, behind_s: float, members: float = 1) -> list[Sample]:
+    labels = {"consumergroup": "g", "topic": "t", "partition": "3"}
+    return [
+        Sample("kafka_consumergroup_members", {"consumergroup": "g"}, members),
+        Sample("kafka_consumergroup_current_offset", labels, offset),
+        Sample("mqd_consumergroup_lag_seconds", labels, behind_s),
+    ]
+
+
+def test_a_record_that_a_group_does_not_get_past() -> None:
+    (found,) = of_consumers(consumer(7, 120), consumer(7, 126))
+    assert "has not passed offset 7 of t-3 for 2 min" in found.what
+    assert "mqd consume t --partition 3 --offset 7" in found.cure and "mqd group seek g t:3 --shift-by 1" in found.cure
+    assert of_consumers(consumer(7, 120), consumer(8, 120)) == []  # it moves
+    assert of_consumers(consumer(7, 30), consumer(7, 36)) == []  # it may be slow
+    assert of_consumers(consumer(7, 120, 0), consumer(7, 126, 0)) == []  # nothing runs: only behind
