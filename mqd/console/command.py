@@ -13,6 +13,7 @@ from mqd.console.options import LISTEN, Options, checked, parse_listen
 
 CONNECTIONS_MAX = 500
 SHUTDOWN_S = 2
+KEEP_ALIVE_S = 75  # longer than pages wait until they look again: they need no new connection then
 
 
 @click.command(short_help="Serve a web page of the cluster: topics, messages, groups.")
@@ -109,6 +110,7 @@ def command(
             http="h11",
             loop="asyncio",
             limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_S,
             ssl_certfile=str(tls_certificate) if tls_certificate else None,
             ssl_keyfile=str(tls_key) if tls_key else None,

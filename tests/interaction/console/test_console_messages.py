@@ -10,6 +10,8 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from html import unescape
+from urllib.parse import parse_qsl, urlsplit
 
 import confluent_kafka
 import pytest
@@ -91,6 +93,14 @@ def test_a_search_says_how_far_it_got(records: None, browser: Browser) -> None:
     assert (about["scanned"], about["total"], about["matches"], about["ended"]) == (300, 300, 100, "end")
     rows, said = searched(browser, "shop", **{"from": "beginning", "key": "cust-1", "value": '"order": 17'})
     assert len(offsets(rows)) == 11 and said["said"]["matches"] == 11  # 17, 170 to 179
+
+
+def test_the_page_leads_to_the_search_that_its_url_says(records: None, browser: Browser) -> None:
+    query = {"from": "beginning", "path": '$.customer.country = "de"', "key": "cust", "count": "5"}
+    page = browser.get("/messages", topic="shop", **query)
+    assert page.status == 200 and "mqd consume shop -b" in page.words
+    (stream,) = re.findall(r'data-stream="([^"]*)"', page.text)
+    assert dict(parse_qsl(urlsplit(unescape(stream)).query)) == {"topic": "shop", **query}
 
 
 def test_hostile_bytes_are_text(records: None, browser: Browser) -> None:
