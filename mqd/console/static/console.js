@@ -82,7 +82,8 @@ function showRecords(rows) {
     if (last === null) return "";
     const among = isLive ? "" : ` of ${number.format(last.total)}`;
     const all = !isLive && last.whole > last.total ? ` (the topic has ${number.format(last.whole)})` : "";
-    return `${number.format(last.matches)} found in ${number.format(last.scanned)}${among} records${all}, ${size(last.bytes)} read`;
+    const shown = rows.rows.length && rows.rows.length < last.matches ? `; the newest ${rows.rows.length} of them are shown` : "";
+    return `${number.format(last.matches)} found in ${number.format(last.scanned)}${among} records${all}, ${size(last.bytes)} read${shown}`;
   }
 
   source.addEventListener("records", (event) => {  // escaped by the server

@@ -1,0 +1,253 @@
+"""The console in a real browser: an operator's story, hostile values, a broker that dies while the page is
+open, phones, dark mode and contrast. CONSOLE_SCREENSHOTS=docs/images renews the pictures of the docs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from selenium.common.exceptions import TimeoutException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from mqd.cli.verbs import status
+from tests.broker import Broker
+from tests.interaction.console.chromium import PHONE, WIDE, faults, opened, resize
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+WAIT_S = 60.0
+HOSTILE = [
+    ("<b>key</b>", b"<script>document.title = 'owned'</script>"),
+    (
+        '"><img src=x onerror="document.title = \'owned\'">',
+        b'{"a": "</pre><script>document.title = \'owned\'</script>"}',
+    ),
+    ("bytes", bytes(range(256))),
+    ("large", b"\xc3" + b"x" * 1_000_000),
+]
+
+
+class Console:
+    def __init__(self, broker: Broker, *words: str) -> None:
+        command = [sys.executable, "-m", "mqd.cli.main", "-b", broker.bootstrap, "console", "--listen", "127.0.0.1:0"]
+        self.process = subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], WAIT_S)[0], "the console does not start"
+        self.url = self.process.stdout.readline().split(" on ")[1].split(" ")[0].rstrip("/")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=30)
+
+
+@pytest.fixture
+def start_console() -> Iterator[Callable[..., Console]]:
+    consoles: list[Console] = []
+
+    def start(broker: Broker, *words: str) -> Console:
+        consoles.append(Console(broker, *words))
+        return consoles[-1]
+
+    yield start
+    for console in consoles:
+        console.stop()
+
+
+def wait(window: Any, text: str, seconds: float = WAIT_S) -> str:
+    """Until the page says it."""
+
+    def shown(_window: Any) -> str | None:
+        try:
+            found = window.find_element(By.TAG_NAME, "body").text
+        except Exception:
+            return None  # it is just being replaced
+        return found if text in found else None
+
+    try:
+        return WebDriverWait(window, seconds, 0.1).until(shown)
+    except TimeoutException:
+        said = window.find_element(By.TAG_NAME, "body").text[:2000]
+        raise AssertionError(f"the page does not say {text!r}, but: {said}") from None
+
+
+def press(window: Any, text: str) -> None:
+    window.find_element(By.XPATH, f"//main//*[self::a or self::button][normalize-space()={json.dumps(text)}]").click()
+
+
+def fill(window: Any, **fields: str) -> None:
+    for name, value in fields.items():
+        field = window.find_element(By.CSS_SELECTOR, f"main [name={name}]:not([type=hidden])")
+        if field.tag_name == "select":
+            Select(field).select_by_value(value)
+        else:
+            field.clear()
+            field.send_keys(value)
+
+
+def picture(window: Any, name: str) -> None:
+    folder = os.environ.get("CONSOLE_SCREENSHOTS")
+    if folder:
+        window.save_screenshot(str(Path(folder) / f"console-{name}.png"))
+
+
+def write(broker: Broker, topic: str, records: list[tuple[str, bytes]], partitions: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # outlives its futures
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "message.max.bytes": 2_000_000})
+    for number, (key, value) in enumerate(records):
+        producer.produce(topic, value, key, number % partitions, headers=[("source", b"shop"), (key[:20], b"\xff")])
+    assert producer.flush(60) == 0
+
+
+def test_an_operators_story(start_broker: Callable[..., Broker], start_console: Callable[..., Console]) -> None:
+    broker = start_broker(config={"offsets.topic.num.partitions": "4"})
+    countries = ("de", "fr", "us")
+    orders = [
+        (f"cust-{number % 97}", json.dumps({"order": number, "customer": {"country": countries[number % 3]},
+         "total": number * 7 % 300, "items": [{"sku": f"A-{number % 13}"}]}).encode())
+        for number in range(3000)
+    ]  # fmt: skip
+    write(broker, "orders", orders, 6)
+    write(broker, "payments", orders[:300], 3)
+    client = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "billing",
+            "client.id": "biller",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    client.subscribe(["orders"])
+    while not client.assignment():
+        client.poll(0.2)
+    lagging = [TopicPartition("orders", index, 500 - 80 * index) for index in range(6)]
+    client.commit(offsets=lagging, asynchronous=False)
+    console = start_console(broker, "--metrics", status.request(broker.data_dir)["metrics_url"])
+    with opened() as window:
+        begun = time.monotonic()
+        window.get(console.url)
+        first_s = time.monotonic() - begun
+        wait(window, "All is well: 1 broker in service")
+        print(f"first page after {first_s:.2f} s")
+
+        window.get(console.url + "/topics")
+        fill(window, q="pay")
+        press(window, "Search")
+        assert "orders" not in wait(window, "payments") and "q=pay" in window.current_url
+        press(window, "payments")
+        wait(window, "3\npartitions")
+
+        window.get(console.url + "/topics")
+        press(window, "Create a topic")
+        fill(window, name="refunds", partitions="2", configs="retention.ms=86400000")
+        press(window, "Go on")
+        wait(window, "mqd topic create refunds -p 2")
+        assert faults(window) == []
+        press(window, "Do it")
+        wait(window, "Created the topic refunds.")
+        press(window, "Write a record")
+        fill(window, key="cust-1", value='{"refund": 1}')
+        press(window, "Go on")
+        press(window, "Do it")
+        wait(window, "1 found in 1 of 1 records")
+        wait(window, '{"refund": 1}')
+
+        window.get(console.url + "/messages?topic=orders")
+        fill(window, **{"from": "beginning", "path": "$.customer.country = de", "count": "20"})
+        press(window, "Show")
+        wait(window, "Enough: 20 found in")
+        rows = window.find_elements(By.CSS_SELECTOR, "#records tr")
+        assert len(rows) == 20 and all('"de"' in row.text for row in rows)
+        rows[0].find_element(By.TAG_NAME, "summary").click()
+        assert '"country": "de"' in rows[0].text and "Copy as kcat" in rows[0].text
+
+        window.get(console.url + "/messages?topic=refunds&from=live")
+        wait(window, "Live: 0 found")
+        producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce("refunds", b"just now")
+        producer.flush(30)
+        wait(window, "just now")
+        press(window, "Stop")
+        wait(window, "Stopped: 1 found")
+
+        window.get(console.url + "/group?name=billing")
+        wait(window, "biller")
+        client.commit(offsets=[TopicPartition("orders", index, 500) for index in range(6)], asynchronous=False)
+        wait(window, "0\nrecords behind")  # by itself
+        client.commit(offsets=lagging, asynchronous=False)
+        wait(window, "1,200\nrecords behind")
+
+        pages = {
+            "overview": "/", "topics": "/topics", "topic": "/topic?name=orders", "records": "/messages?topic=orders&count=8",
+            "record": "/message?topic=orders&partition=0&offset=3", "groups": "/groups", "group": "/group?name=billing",
+            "cluster": "/cluster", "create": "/topic/create", "seek": "/group/seek?name=billing",
+            "produce": "/produce?topic=orders", "nowhere": "/nowhere",
+        }  # fmt: skip
+        said: dict[str, list[str]] = {}
+        for is_dark in (False, True):
+            for size in (WIDE, PHONE):
+                resize(window, size, is_dark)
+                for name, path in pages.items():
+                    window.get(console.url + path)
+                    if name == "records":
+                        wait(window, "All seen")
+                    found = [one for one in faults(window) if "404" not in one]
+                    if found:
+                        said[f"{name} {'dark' if is_dark else 'light'} {size[0]}"] = found
+                    if size == WIDE and name in ("overview", "records", "group") and not is_dark:
+                        picture(window, name)
+                    if size == PHONE and is_dark and name == "group":
+                        picture(window, "phone-dark")
+        assert said == {}
+    client.close()
+
+
+def test_hostile_values_are_only_shown(
+    start_broker: Callable[..., Broker], start_console: Callable[..., Console]
+) -> None:
+    broker = start_broker()
+    write(broker, "hostile", HOSTILE)
+    console = start_console(broker)
+    with opened() as window:
+        for path in (
+            "/messages?topic=hostile",
+            *(f"/message?topic=hostile&partition=0&offset={at}" for at in range(4)),
+        ):
+            window.get(console.url + path)
+            if path.startswith("/messages"):
+                text = wait(window, "All seen: 4 found")
+                assert "<script>document.title" in text and "<b>key</b>" in text
+                for summary in window.find_elements(By.TAG_NAME, "summary"):
+                    summary.click()
+            assert window.title != "owned" and not window.find_elements(By.CSS_SELECTOR, "main script, main img")
+            assert faults(window) == []
+
+
+def test_a_broker_that_dies_while_the_page_is_open(
+    start_broker: Callable[..., Broker], start_console: Callable[..., Console]
+) -> None:
+    broker = start_broker()
+    console = start_console(broker)
+    with opened() as window:
+        window.get(console.url)
+        wait(window, "All is well")
+        broker.kill_all()
+        wait(window, "The cluster cannot be reached")
+        assert "mqd up" in wait(window, "cannot reach a broker")
+        broker.start()
+        wait(window, "All is well")
+        console.process.kill()
+        wait(window, "The console does not answer")
