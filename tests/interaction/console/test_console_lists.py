@@ -46,12 +46,12 @@ def commit(secured: Secured, group: str, *offsets: int) -> None:
 
 
 def test_topics_are_searched_sorted_and_paged_by_the_server(topics: None, browser: Browser) -> None:
-    first = browser.get("/topics")
-    assert "1–50 of 61" in first.words and "many-049" in first.words and "many-050" not in first.words
-    assert "orders" in browser.get("/topics", page=2).words
-    assert "orders" in browser.get("/topics", page="9" * 30).words, "beyond the last page is the last page"
+    first = browser.get("/topics", q="many-")  # other modules have topics of their own here
+    assert "1–50 of 60" in first.words and "many-049" in first.words and "many-050" not in first.words
+    assert "many-050" in browser.get("/topics", q="many-", page=2).words
+    assert "many-059" in browser.get("/topics", q="many-", page="9" * 30).words, "beyond the last page is the last page"
     found = browser.get("/topics", q="MANY-05")
-    assert "10 of 61 topics" in found.words and "many-050" in found.words and "orders" not in found.words
+    assert re.search(r"10 of \d+ topics", found.words) and "many-050" in found.words and "orders" not in found.words
     assert "No topic has “<b>” in its name" in browser.get("/topics", q="<b>").words
     assert "orders 3 1 30" in browser.get("/topics", q="orders").words
     largest = browser.get("/topics", sort="size", order="down").words
