@@ -7,7 +7,9 @@ from __future__ import annotations
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from perf.peers import maven
 from perf.peers.kafka_protocol import KafkaProtocolPeer
@@ -73,6 +75,8 @@ class ApacheKafka(KafkaProtocolPeer):
         " second"
     )
     flush_settings = "`flush.messages=1` on the topic"
+    more: Mapping[str, str] = MappingProxyType({})  # of server.properties
+    more_listeners = ""
 
     def prepare(self) -> None:
         self._java = maven.java()
@@ -81,7 +85,7 @@ class ApacheKafka(KafkaProtocolPeer):
         controller = free_port()
         self.directory.mkdir(parents=True, exist_ok=True)
         self.data.mkdir(exist_ok=True)
-        listeners = f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}"
+        listeners = f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}{self.more_listeners}"
         # No advertised.listeners for the controller: the distribution's own file lets it follow
         # `listeners`.
         own = {
@@ -90,7 +94,7 @@ class ApacheKafka(KafkaProtocolPeer):
             "log.dirs": str(self.data),
         }
         (self.directory / "server.properties").write_text(
-            "".join(f"{key}={value}\n" for key, value in {**PROPERTIES, **own}.items())
+            "".join(f"{key}={value}\n" for key, value in {**PROPERTIES, **own, **self.more}.items())
         )
         (self.directory / "log4j2.xml").write_text(LOGGING)
         self._format()
