@@ -202,12 +202,16 @@ class ShareModel:
     def acknowledge(self, member: int, acks: Sequence[Ack], now_ms: int) -> int:
         before = -1
         for ack in acks:
-            if ack.first <= before or ack.last < ack.first or len(ack.types) not in (1, ack.last - ack.first + 1):
+            if ack.first < before or ack.last < ack.first or len(ack.types) not in (1, ack.last - ack.first + 1):
                 return INVALID_REQUEST
             if any(kind > RENEW for kind in ack.types):
                 return INVALID_REQUEST
             before = ack.last
+        before = -1
         for ack in acks:
+            if ack.first == before >= 0:
+                return INVALID_RECORD_STATE  # it is not held any more by then
+            before = ack.last
             for offset in range(max(ack.first, self.log_start_offset), ack.last + 1):
                 if not self.start <= offset < self.end:
                     return INVALID_RECORD_STATE
