@@ -67,7 +67,7 @@ void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t err
     partition->phase = MQD_SHARE_FAILED;
     partition->error = error;
     partition->failed_ms = now_ms;
-    partition->in_flight = partition->is_taken = 0;
+    partition->in_flight = partition->is_taken = partition->verifies = 0;
     partition->dirty_ms = -1;
     mqd_buffer_free(&partition->body);
     respond_all(partition, &partition->covered, error);
@@ -157,11 +157,12 @@ int mqd_share_partition_next_request(struct mqd_share_partition *partition, int6
 {
     if (partition->in_flight || now_ms < partition->due_ms)
         return 0; /* P1 */
-    if (partition->phase == MQD_SHARE_LOADING) {
+    bool verifies = partition->verifies && !partition->is_taken && !is_dirty(partition);
+    if (partition->phase == MQD_SHARE_LOADING || verifies) {
         partition->body.size_bytes = 0;
         mqd_share_read_put(&partition->body, &partition->name, partition->leader_epoch);
         partition->in_flight = MQD_SHARE_READ;
-    } else if (partition->phase == MQD_SHARE_ACTIVE && write_is_due(partition, now_ms)) {
+    } else if (partition->phase == MQD_SHARE_ACTIVE && (write_is_due(partition, now_ms) || partition->verifies)) {
         if (!partition->is_taken && !take_write(partition))
             return 0;
         partition->in_flight = MQD_SHARE_WRITE;
@@ -169,6 +170,11 @@ int mqd_share_partition_next_request(struct mqd_share_partition *partition, int6
             respond_all(partition, &partition->covered, 0);
     }
     return partition->in_flight;
+}
+
+void mqd_share_partition_verify(struct mqd_share_partition *partition)
+{
+    partition->verifies = partition->phase == MQD_SHARE_ACTIVE && partition->state.delayed_count;
 }
 
 void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t due_ms)
@@ -223,9 +229,21 @@ static void on_read(struct mqd_share_partition *partition, struct mqd_share_resp
     free(runs);
 }
 
+static void on_verified(struct mqd_share_partition *partition, const struct mqd_share_response *response,
+                        int64_t now_ms)
+{
+    struct mqd_share *state = &partition->state;
+    partition->verifies = 0;
+    state->settings = partition->settings.state;
+    if (response->state_epoch == partition->state_epoch && (response->start == state->start || state->start_moved))
+        return;
+    mqd_share_partition_fail(partition, MQD_KAFKA_FENCED_STATE_EPOCH, now_ms);
+    mqd_share_partition_restart(partition, partition->leader_epoch);
+}
+
 static void on_written(struct mqd_share_partition *partition)
 {
-    partition->is_taken = 0;
+    partition->is_taken = partition->verifies = 0;
     if (partition->body.capacity_bytes > BODY_KEEP_BYTES)
         mqd_buffer_free(&partition->body);
     if (PLANTED_RULE(partition, ANSWER_WAITING))
@@ -263,6 +281,10 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
     partition->backoff_ms = BACKOFF_MS;
     partition->due_ms = 0;
     partition->settings = settings;
+    if (api_key == MQD_SHARE_READ && partition->phase == MQD_SHARE_ACTIVE) {
+        on_verified(partition, &response, now_ms);
+        return;
+    }
     if (api_key == MQD_SHARE_READ) {
         on_read(partition, &response, now_ms);
         return;
@@ -286,8 +308,8 @@ int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition
     int64_t request_ms = MQD_SHARE_NEVER, expires = MQD_SHARE_NEVER;
     if (partition->phase == MQD_SHARE_ACTIVE)
         expires = mqd_share_deadline(&partition->state);
-    if (!partition->in_flight &&
-        (partition->phase == MQD_SHARE_LOADING || partition->is_taken || !mqd_list_empty(&partition->waiting)))
+    if (!partition->in_flight && (partition->phase == MQD_SHARE_LOADING || partition->is_taken || partition->verifies ||
+                                  !mqd_list_empty(&partition->waiting)))
         request_ms = partition->due_ms;
     else if (!partition->in_flight && is_dirty(partition))
         request_ms = partition->dirty_ms < 0 ? partition->due_ms : partition->dirty_ms + MQD_SHARE_LAZY_MS;

@@ -58,6 +58,7 @@ struct mqd_share_partition {
     struct mqd_share_group_settings settings;
     uint8_t phase;
     uint8_t in_flight; /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
+    uint8_t verifies;  /* a READ, or the WRITE in flight, has to confirm `state` */
     uint8_t is_taken;  /* `body` is a WRITE whose outcome is not known yet */
     int16_t error;
     int32_t leader_epoch, state_epoch;
@@ -84,6 +85,10 @@ void mqd_share_partition_restart(struct mqd_share_partition *partition, int32_t 
 void mqd_share_partition_free(struct mqd_share_partition *partition);
 /* UNPLACED -> ACTIVE; the start is written. */
 void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start);
+
+/* A session joins after a time without any, in which backoffs kept the state: an administrator may have
+ * set other offsets meanwhile. Nothing is to be acquired while it `verifies`. */
+void mqd_share_partition_verify(struct mqd_share_partition *partition);
 
 /* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
  * response; 0: none. It then counts as in flight. */

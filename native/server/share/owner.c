@@ -97,10 +97,8 @@ static void release(struct mqd_shares *shares, struct mqd_share_owned *owned)
     free(owned);
 }
 
-static bool is_used(const struct mqd_share_owned *owned)
+static bool has_users(const struct mqd_share_owned *owned)
 {
-    if (owned->lent >= 0 || owned->reads_ahead)
-        return true;
     for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
         if (owned->users[i])
             return true;
@@ -190,14 +188,14 @@ void mqd_share_on_stated(struct mqd_reactor *r, const struct mqd_descriptor *des
         return;
     if (owned && owned->lent >= 0 && owned->sequence == (uint32_t)(descriptor->token >> 16)) {
         struct mqd_share_partition *partition = &owned->partition;
-        uint8_t phase = partition->phase;
+        uint8_t phase = partition->phase, verifies = partition->verifies;
         end_loan(r, owned);
         mqd_share_partition_on_response(partition, inside ? r->options.arenas[from] + descriptor->offset : NULL,
                                         inside ? descriptor->size_bytes : 0, r->now_ms);
         if (partition->phase == MQD_SHARE_FAILED && phase != MQD_SHARE_FAILED)
             mqd_log(r, 4, 0, owned->slot, "the state of share group %.*s was refused by its coordinator: error %d",
                     (int)partition->name.group_id.size_bytes, (const char *)owned->group, partition->error);
-        if (partition->phase != phase)
+        if (partition->phase != phase || partition->verifies != verifies)
             mqd_owner_wake_slot(r, owned->slot);
         touch(shares, owned);
     }
@@ -248,7 +246,8 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     int api_key = owned->lent < 0 ? mqd_share_partition_next_request(partition, r->now_ms) : 0;
     if (api_key && !send_to_acceptor(r, owned, api_key))
         mqd_share_partition_unsent(partition, r->now_ms + AGAIN_MS);
-    if (!is_used(owned) && mqd_share_partition_is_idle(partition)) {
+    bool is_used = owned->lent >= 0 || owned->reads_ahead || has_users(owned);
+    if (!is_used && mqd_share_partition_is_idle(partition)) {
         release(shares, owned);
         return;
     }
@@ -369,7 +368,7 @@ static void acquire(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32
         mqd_share_partition_restart(partition, partition->leader_epoch);
     if (partition->phase == MQD_SHARE_FAILED)
         response->error = partition->error;
-    if (partition->phase == MQD_SHARE_FAILED || partition->phase == MQD_SHARE_LOADING)
+    if (partition->phase == MQD_SHARE_FAILED || partition->phase == MQD_SHARE_LOADING || partition->verifies)
         return;
     mqd_slot_positions(mqd_control_partition(r->options.control, owned->slot), &positions);
     if (partition->phase == MQD_SHARE_UNPLACED)
@@ -403,6 +402,8 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
         mqd_share_respond(r, from, &response);
         return;
     }
+    if (request.joins && !has_users(owned))
+        mqd_share_partition_verify(&owned->partition);
     owned->users[from] += request.joins;
     touch(shares, owned);
     switch (request.kind) {

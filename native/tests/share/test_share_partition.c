@@ -275,6 +275,47 @@ TEST(a_definite_refusal_ends_the_state_with_the_contracts_error)
     }
 }
 
+static void release_with_backoff(struct owner *o)
+{
+    struct mqd_share_run runs[8];
+    o->partition.state.settings.backoff_ms = o->partition.state.settings.backoff_ms_max = 1000;
+    CHECK_EQUAL(acquire(o, 1, runs), 1);
+    CHECK_EQUAL(acknowledge(o, runs[0].first, MQD_SHARE_RELEASE), 0);
+}
+
+/* Its offsets may have been altered while no session named it. */
+TEST(a_state_that_backoffs_kept_is_confirmed_before_it_is_used)
+{
+    struct owner *o = owner_of(0, 0);
+    ask(o);
+    mqd_share_partition_verify(&o->partition);
+    CHECK(!o->partition.verifies); /* no backoff kept it */
+    release_with_backoff(o);
+    mqd_share_partition_verify(&o->partition);
+    CHECK_EQUAL(ask(o), MQD_SHARE_WRITE); /* confirms it as well */
+    CHECK(!o->partition.verifies && !mqd_share_partition_is_idle(&o->partition));
+    mqd_share_partition_verify(&o->partition);
+    CHECK(mqd_share_partition_deadline(&o->partition) <= o->now_ms);
+    CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+    CHECK(!o->partition.verifies);
+    CHECK_EQUAL(o->partition.state.delayed_count, 1);
+    CHECK_EQUAL(ask(o), 0);
+    for (int other_start = 0; other_start < 2; other_start++) {
+        o->coordinator.state_epoch += !other_start;
+        o->coordinator.start += other_start;
+        mqd_share_partition_verify(&o->partition);
+        CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+        CHECK_EQUAL(o->partition.phase, MQD_SHARE_LOADING);
+        CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+        CHECK_EQUAL(o->partition.phase, MQD_SHARE_ACTIVE);
+        CHECK_EQUAL(o->partition.state.delayed_count, 0);
+        CHECK_EQUAL(o->partition.state.start, o->coordinator.start);
+        release_with_backoff(o);
+        CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+    }
+    owner_end(o);
+}
+
 TEST(what_is_no_answer_is_refused)
 {
     struct owner *o = owner_of(0, 0);
@@ -304,7 +345,7 @@ TEST(settings_that_make_no_sense_are_refused)
     struct mqd_share_group_settings settings;
     static const struct {
         int at, value;
-    } wrong[] = {{0, 0}, {4, 0}, {8, 0}, {6, 1}, {11, 1}, {13, 3}, {23, 0x80}};
+    } wrong[] = {{0, 0}, {4, 0}, {8, 0}, {6, 1}, {11, 1}, {13, 3}, {23, 0x80}, {24, 1}, {27, 0x80}};
     CHECK_EQUAL(mqd_share_settings_parse(settings_bytes, sizeof settings_bytes, &settings), 0);
     CHECK_EQUAL(mqd_share_settings_parse(settings_bytes, sizeof settings_bytes - 1, &settings), -1);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
