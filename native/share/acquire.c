@@ -192,7 +192,7 @@ static bool take(struct taking *t, int64_t first, int64_t last)
 {
     struct mqd_share *share = t->share;
     for (int64_t offset = first > share->start ? first : share->start; offset <= last;) {
-        if (offset >= share->end && !may_open(share))
+        if (t->acquired >= t->acquired_max || (offset >= share->end && !may_open(share)))
             return false;
         struct mqd_share_page *page = mqd_share_page_make(share, offset);
         if (!page) {
@@ -203,8 +203,6 @@ static bool take(struct taking *t, int64_t first, int64_t last)
             offset = page_end(offset);
             continue;
         }
-        if (t->acquired >= t->acquired_max)
-            return false;
         if (!mqd_share_page_split(share, page)) {
             share->starved = 1;
             return false;

@@ -153,15 +153,15 @@ class ShareModel:
                 position = batch.last + 1
                 continue
             for offset in range(max(first, self.start), batch.last + 1):
+                if len(acquired) >= most:
+                    break
                 if offset == self.end:
-                    if len(acquired) >= most or not self.may_open():
+                    if not self.may_open():
                         break
                     self.records.append(Record())
                 record = self.at(offset)
                 if record.state != AVAILABLE:
                     continue
-                if len(acquired) >= most:
-                    break
                 if record.count >= self.settings.delivery_limit:
                     record.state = ARCHIVED
                     continue
