@@ -147,6 +147,8 @@ ALLOWED = (
     ),
     Allowed("AlterShareGroupOffsets", "0", "responses[].partitions[].error_code", NEGATIVE, kafka=0, mqd=42),
     Allowed("ShareGroupDescribe", "1", "groups[].members[].subscribed_topic_names", HASHED, order=True),
+    Allowed("ShareGroupHeartbeat", "1", "assignment.topic_partitions", HASHED, order=True),
+    Allowed("ShareGroupDescribe", "1", "groups[].members[].assignment.topic_partitions", HASHED, order=True),
     Allowed("ShareFetch", "1-2", "responses", HASHED, order=True),
     Allowed("ShareFetch", "1-2", "responses[].partitions", HASHED, order=True),
     Allowed("ShareAcknowledge", "1-2", "responses", HASHED, order=True),

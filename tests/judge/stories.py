@@ -144,9 +144,8 @@ def delete_records(offset: int) -> Step:
 
 
 def share_heartbeat(epoch: object = 0, awaits: str = "") -> Step:
-    request = m.ShareGroupHeartbeatRequest(GROUP, SHARE_MEMBER, epoch, None, [A] if epoch == 0 else None)
-    saves = ((MEMBER, "member_id"), (GENERATION, "member_epoch"))
-    return step("ShareGroupHeartbeat", 1, request, saves=saves, awaits=awaits)
+    request = m.ShareGroupHeartbeatRequest(GROUP, SHARE_MEMBER, epoch, None, [A, B] if epoch == 0 else None)
+    return step("ShareGroupHeartbeat", 1, request, saves=((GENERATION, "member_epoch"),), awaits=awaits)
 
 
 def share_fetch(epoch: int = 0, acknowledged: tuple[int, int, int] | None = None, awaits: str = "") -> Step:
@@ -232,7 +231,7 @@ _ACQUIRED = [*_SHARED, share_fetch(awaits="responses.partitions.acquired_records
 SHARE_HISTORIES = (
     [],
     [join(), sync()],
-    [share_heartbeat()],
+    [share_heartbeat(awaits="assignment.topic_partitions")],
     _SHARED,
     [*_SHARED, share_heartbeat(-1)],
     _ACQUIRED,
@@ -307,7 +306,7 @@ READ_ONLY = frozenset(
 SAVES = {
     "JoinGroup": ((MEMBER, "member_id"), (GENERATION, "generation_id")),
     "ConsumerGroupHeartbeat": ((MEMBER, "member_id"), (GENERATION, "member_epoch")),
-    "ShareGroupHeartbeat": ((MEMBER, "member_id"), (GENERATION, "member_epoch")),
+    "ShareGroupHeartbeat": ((GENERATION, "member_epoch"),),
     "InitProducerId": ((ONE_ID, "producer_id"), (ONE_EPOCH, "producer_epoch")),
     "EndTxn": (),
 }
@@ -328,7 +327,10 @@ def case(draw: st.DrawFn, api_key: int, version: int) -> Case:
             pools["transactional_id"] = [TXN, TXN, TXN, None]
     generator = Generator(draw, api_key, version, pools)
     steps = []
-    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
+    count = draw(st.sampled_from([1, 1, 2, 3]))
+    if name == "ShareGroupHeartbeat" and not any(KNOWN[one.api_key].name == name for one in history):
+        count = 1  # its partitions are initialized in the background: what a second one sees is a race
+    for _ in range(count):
         damage = draw(st.sampled_from([""] * 28 + ["cut", "extra"]))
         saves = SAVES.get(name, ())
         connection = SHARE_CONNECTION if name in ("ShareFetch", "ShareAcknowledge") else 0
