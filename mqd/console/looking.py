@@ -342,11 +342,17 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
             _SOURCES.get(one.config_source, "?"),
             one.config_source == _OF_TOPIC,
             one.is_sensitive,
-            next((other.value for other in one.synonyms if other.source != _OF_TOPIC), None),
+            _otherwise(one),
             one.documentation or "",
         )
         for one in sorted(found.configs, key=lambda one: one.name)
     )
+
+
+def _otherwise(config: Any) -> str | None:
+    """Another name may be in another unit (log.retention.hours of retention.ms): it is left out."""
+    alike = (config.name, f"log.{config.name}")
+    return next((one.value for one in config.synonyms if one.source != _OF_TOPIC and one.name in alike), None)
 
 
 class Numbers(msgspec.Struct, frozen=True):
