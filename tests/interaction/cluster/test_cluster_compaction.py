@@ -13,7 +13,6 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from mqd.log import compaction_report
 from tests.cluster import Cluster
 from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, partitions, run, until
-from tests.tiers import quick
 
 COMPACT = {
     "cleanup.policy": "compact",
@@ -91,7 +90,8 @@ def compacted(cluster: Cluster, topic: str, node_id: int) -> bool:
     )
 
 
-@pytest.mark.parametrize("still", quick([True, False], [False]), ids=["compacted", "compacted once"])
+@pytest.mark.slow
+@pytest.mark.parametrize("still", [True, False], ids=["compacted", "compacted once"])
 def test_a_replica_that_comes_later_has_what_a_compacted_leader_has(cluster: Cluster, still: bool) -> None:
     topic = f"later-{still}"
     settings = [word for name, value in COMPACT.items() for word in ("-c", f"{name}={value}")]

@@ -205,6 +205,7 @@ def sealed_bytes(broker: Broker, topic: str, partition: int) -> int:
     return bytes_of(logs[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "turns"), [(7, 2), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(8, 14))]
 )
