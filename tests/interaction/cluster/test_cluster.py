@@ -10,7 +10,16 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.cluster import Cluster
-from tests.interaction.cluster_clients import all_in_sync, create, log, partitions, produce, read, until
+from tests.interaction.cluster_clients import (
+    all_in_sync,
+    create,
+    log,
+    partitions,
+    produce,
+    read,
+    until,
+    wait_for_in_sync,
+)
 from tests.tiers import quick
 
 
@@ -53,7 +62,7 @@ def test_records_survive_the_death_of_their_leader(cluster: Cluster) -> None:
 
 def test_a_controlled_shutdown_costs_no_producer_an_error(cluster: Cluster) -> None:
     create(cluster, "calm", partitions=3)
-    until("all replicas are in sync", lambda: all_in_sync(cluster, "calm"), cluster)
+    leader = wait_for_in_sync(cluster, "calm")[0].leader
     errors: list[object] = []
     producer = Producer(
         {
@@ -64,7 +73,7 @@ def test_a_controlled_shutdown_costs_no_producer_an_error(cluster: Cluster) -> N
             "error_cb": lambda error: None,
         }
     )
-    member = cluster.brokers[partitions(cluster, "calm")[0].leader]
+    member = cluster.brokers[leader]
     for number in range(300):
         producer.produce(
             "calm",
