@@ -460,3 +460,10 @@ def test_a_transaction_that_never_began_is_older_than_any(shared_broker: Broker)
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize(("partitions", "error"), [([], 0), (None, ErrorCode.INVALID_REQUEST)])
+def test_an_election_for_no_partition_needs_no_type(shared_broker: Broker, partitions: list | None, error: int) -> None:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(43, 2, m.ElectLeadersRequest(2, partitions, 1000))
+    assert found.error_code == error and not found.replica_election_results
