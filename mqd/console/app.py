@@ -23,16 +23,16 @@ from mqd.cli.kafka_request import Broker
 from mqd.console import rendering
 from mqd.console.guard import App, Guard
 from mqd.console.options import Options, of_user
+from mqd.console.page_request import PageRequest, Refused
 from mqd.console.pages import changes, cluster, groups, messages, overview, topics
 from mqd.console.sessions import Session
 from mqd.console.shared import Console
-from mqd.console.visit import Refused, Visit
 from mqd.security.client import ClientSecurity
 
 FORM_BYTES_MAX = 2 << 20  # a record of 1 MiB, written in %XX where it must be
 FIELDS_MAX = 100
 LOGIN_FAILED_S = 1.0
-Page = Callable[[Visit], Response]
+Page = Callable[[PageRequest], Response]
 
 
 def application(options: Options) -> App:
@@ -79,18 +79,18 @@ async def _change(console: Console, page: Page, request: Request) -> Response:
     session = console.session(cookie)
     if session is None:
         return Response(status_code=303, headers={"location": "/login"})
-    visit, refused = Visit(console, request, session, cookie), None
+    page_request, refused = PageRequest(console, request, session, cookie), None
     try:
-        visit.form = await read_form(request)
+        page_request.form = await read_form(request)
     except Refused as error:
         refused = error
 
-    def answer(visit: Visit) -> Response:
+    def answer(page_request: PageRequest) -> Response:
         if refused is not None:
             raise refused
-        return page(visit)
+        return page(page_request)
 
-    return await run_in_threadpool(_answer, visit, answer)
+    return await run_in_threadpool(_answer, page_request, answer)
 
 
 async def _show(console: Console, page: Page, request: Request) -> Response:
@@ -100,36 +100,38 @@ async def _show(console: Console, page: Page, request: Request) -> Response:
         return _to_login(request)
     is_new = not cookie
     cookie = cookie or console.sessions.new_cookie()
-    response = await run_in_threadpool(_answer, Visit(console, request, session, cookie), page)
+    response = await run_in_threadpool(_answer, PageRequest(console, request, session, cookie), page)
     if is_new:
         console.set_cookie(response, cookie)
     return response
 
 
-def _answer(visit: Visit, page: Page) -> Response:
+def _answer(page_request: PageRequest, page: Page) -> Response:
     """On a thread: with the user's credentials, every failure as a page that says the way out."""
-    with client_security.acting_as(visit.session.security):
+    with client_security.acting_as(page_request.session.security):
         try:
-            return page(visit)
+            return page(page_request)
         except Refused as error:
-            return visit.page(
+            return page_request.page(
                 "error.html", error.status, title="This page is not there", reason=str(error), retry=False
             )
         except CliError as error:
             is_away = error.exit_code == EXIT_UNREACHABLE
             title = "The cluster cannot be reached" if is_away else "The cluster refused"
-            return visit.page("error.html", 503 if is_away else 502, title=title, reason=error.message, retry=True)
+            return page_request.page(
+                "error.html", 503 if is_away else 502, title=title, reason=error.message, retry=True
+            )
         except Exception as error:
             if not isinstance(error, ConfigError) and not type(error).__module__.startswith(
                 ("confluent_kafka", "cimpl")
             ):
                 traceback.print_exc()
             reason, _ = explain(error)
-            return visit.page("error.html", 500, title="This page failed", reason=reason, retry=True)
+            return page_request.page("error.html", 500, title="This page failed", reason=reason, retry=True)
 
 
 async def _not_found(console: Console, request: Request, _error: Exception) -> Response:
-    def page(_visit: Visit) -> Response:
+    def page(_page_request: PageRequest) -> Response:
         raise Refused(404, "the console has no page of this address")
 
     return await _show(console, page, request)
@@ -178,13 +180,13 @@ async def _login(console: Console, request: Request) -> Response:
     if not console.options.has_login:
         return Response(status_code=303, headers={"location": "/"})
     cookie = request.cookies.get(console.cookie_name, "") or console.sessions.new_cookie()
-    visit = Visit(console, request, Session("", ClientSecurity(), 0.0, 0.0), cookie)
+    page_request = PageRequest(console, request, Session("", ClientSecurity(), 0.0, 0.0), cookie)
     to, reason, status = _target(request.query_params.get("to", "/")), "", 200
     if request.method == "POST":
         try:
             form = await read_form(request)
         except Refused as error:
-            return visit.page("error.html", error.status, title="Not logged in", reason=str(error), retry=False)
+            return page_request.page("error.html", error.status, title="Not logged in", reason=str(error), retry=False)
         to = _target(form.get("to", "/"))
         if not console.sessions.is_token(cookie, form.get("token", "")):
             reason, status = "this form is from before the console started again; try once more", 403
@@ -197,7 +199,7 @@ async def _login(console: Console, request: Request) -> Response:
                 console.set_cookie(response, console.sessions.begin(user, security))
                 return response
             status = 403
-    response = visit.page("login.html", status, to=to, reason=reason)
+    response = page_request.page("login.html", status, to=to, reason=reason)
     console.set_cookie(response, cookie)
     return response
 

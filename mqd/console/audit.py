@@ -1,4 +1,4 @@
-"""One line of JSON for each change that a page asked for: who, from where, what, and how it ended."""
+"""One line of JSON for each change made from a page: who, from where, what, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Audit:
         self._file = sys.stderr if path is None else open(path, "a", opener=_private)
 
     def write(self, user: str, address: str, command: str, outcome: str) -> None:
-        """`outcome`: "asked" before the change, then "done" or why it failed."""
+        """`outcome`: "begun" before the change, then "done" or why it failed."""
         line = json.dumps(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

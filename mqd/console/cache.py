@@ -1,4 +1,4 @@
-"""What many tabs ask for is looked up once."""
+"""What many tabs show is loaded once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 ENTRIES_MAX = 256
-# a look that took a second is kept for twenty: however many tabs are open, and however large the
-# cluster, looking costs it and us a twentieth of a core
+# what took a second to load is kept for twenty: however many tabs are open, and however large the
+# cluster, loading costs it and us a twentieth of a core
 SHARE = 20.0
 
 
 class Cache:
-    """Thread-safe. Two that ask for the same at once wait for one look. Failures are not kept. A
-    look uses no other entry: it would wait for itself.
+    """Thread-safe. Concurrent calls for the same entry wait for one load. Failures are not kept. A
+    load uses no other entry: it would wait for itself.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,14 +27,14 @@ class Cache:
         self._turns: dict[Hashable, tuple[threading.Lock, int]] = {}  # and how many wait for it or have it
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, seconds: float, look: Callable[[], T]) -> T:
+    def get(self, key: Hashable, seconds: float, load: Callable[[], T]) -> T:
         with self._turn(key):
             begun = self._clock()
             with self._lock:
                 found = self._kept.get(key)
             if found is not None and begun < found[0]:
                 return found[1]
-            value = look()
+            value = load()
             now = self._clock()
             with self._lock:
                 self._kept[key] = (now + max(seconds, SHARE * (now - begun)), value)

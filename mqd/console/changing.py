@@ -21,7 +21,7 @@ from mqd.cli.records import parse_header
 from mqd.cli.seeking import ONLY_SHOWN, Move, alter, commit, parse_where, plan
 from mqd.cli.topic_writing import Writer
 from mqd.cli.verbs.group import parse_target, seek_refusal
-from mqd.console import looking
+from mqd.console import queries
 from mqd.protocol.messages import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -40,12 +40,12 @@ Form = dict[str, str]
 
 
 class BadForm(Exception):
-    """What was typed cannot be meant; says what can."""
+    """An invalid field; the text says which values are valid."""
 
 
 class Change(msgspec.Struct):
-    """`typed`: what must be typed to confirm. `blocked`: why it would be refused now. `done`: what is
-    said afterwards, on the page `back`.
+    """`typed`: what must be typed to confirm. `blocked`: why it would be refused now. `done`: the
+    notice shown afterwards, on the page `back`.
     """
 
     title: str
@@ -140,7 +140,7 @@ def alter_topic(settings: Settings, form: Form) -> Change:
     name, key = _needed(form, "name", "a topic"), _needed(form, "key", "a property")
     is_reset, value = form.get("reset") == "1", form.get("config", "").strip()
     with Broker(settings.bootstrap) as broker:
-        known = {one.name: one for one in looking.topic_configs(broker, name)}
+        known = {one.name: one for one in queries.topic_configs(broker, name)}
     if key not in known:
         raise BadForm(f"topics have no property {key}")
     old = known[key]
@@ -150,7 +150,7 @@ def alter_topic(settings: Settings, form: Form) -> Change:
             name=key, config_operation=DELETE if is_reset else SET, value=None if is_reset else value
         )
         resource = IncrementalAlterConfigsRequest.Resource(
-            resource_type=looking.TOPIC_RESOURCE, resource_name=name, configs=[config]
+            resource_type=queries.TOPIC_RESOURCE, resource_name=name, configs=[config]
         )
         request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
         with Broker(settings.bootstrap) as broker:
@@ -196,7 +196,7 @@ def add_partitions(settings: Settings, form: Form) -> Change:
 
 def delete_topic(settings: Settings, form: Form) -> Change:
     name = _needed(form, "name", "a topic")
-    topic = looking.topic(settings, name)
+    topic = queries.topic(settings, name)
 
     def do() -> None:
         request = DeleteTopicsRequest(
@@ -237,7 +237,7 @@ def produce(settings: Settings, form: Form) -> Change:
     if len(lines) > HEADERS_MAX:
         raise BadForm(f"at most {HEADERS_MAX} headers")
     headers = [parse_header(line) for line in lines]
-    known = {part.index for part in looking.topic(settings, topic).parts}
+    known = {part.index for part in queries.topic(settings, topic).parts}
     if which and int(which) not in known:
         raise BadForm(f"topic {topic} has no partition {which}; it has 0 to {len(known) - 1}")
 

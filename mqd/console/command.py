@@ -66,7 +66,7 @@ def command(
     metrics_ca: Path | None,
     audit: Path | None,
 ) -> None:
-    """Serve a web page of the cluster: is it well, topics, messages, groups.
+    """Serve a web page of the cluster: health, topics, records, groups.
 
     It is a client of the cluster and works with any that speaks the Kafka protocol. It listens on
     this host's loopback address; elsewhere it needs a login and TLS. Where the cluster's listener

@@ -1,7 +1,7 @@
 """Who is logged in: random cookies, kept in this process alone, with the user's credentials. A
 restart of the console ends them all.
 
-Without a login a visitor still gets a cookie: the token against forged changes is bound to it.
+Without a login a browser still gets a cookie: the token against forged changes is bound to it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class Sessions:
 
     def token(self, cookie: str) -> str:
         """What a form must carry to change something."""
-        return hmac.digest(self._secret, cookie.encode(), "sha256").hex()
+        return self.signature(cookie, "form")
+
+    def signature(self, cookie: str, text: str) -> str:
+        return hmac.digest(self._secret, f"{cookie}\n{text}".encode(), "sha256").hex()
 
     def is_token(self, cookie: str, token: str) -> bool:
         return bool(cookie) and hmac.compare_digest(self.token(cookie).encode(), token.encode())

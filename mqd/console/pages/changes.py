@@ -11,9 +11,9 @@ from confluent_kafka import KafkaException
 from starlette.responses import Response
 
 from mqd.cli.common import CliError, Settings, explain
-from mqd.console import changing, looking
+from mqd.console import changing, queries
 from mqd.console.changing import BadForm, Change, Form
-from mqd.console.visit import Refused, Visit
+from mqd.console.page_request import PageRequest, Refused
 
 Prepare = Callable[[Settings, Form], Change]
 ROWS_MAX = 200
@@ -25,53 +25,53 @@ class Kind:
     def __init__(self, path: str, form: str, prepare: Prepare, fields: tuple[str, ...]) -> None:
         self.path, self.form, self.prepare, self.fields = path, form, prepare, fields
 
-    def show(self, visit: Visit) -> Response:
-        _must_write(visit)
-        return self._form(visit, {name: visit.text(name) for name in self.fields}, "", 200)
+    def show(self, request: PageRequest) -> Response:
+        _must_write(request)
+        return self._form(request, {name: request.text(name) for name in self.fields}, "", 200)
 
-    def _form(self, visit: Visit, given: Form, reason: str, status: int) -> Response:
-        configs: tuple[looking.Config, ...] = ()
+    def _form(self, request: PageRequest, given: Form, reason: str, status: int) -> Response:
+        configs: tuple[queries.Config, ...] = ()
         if self.prepare is changing.alter_topic and given.get("name"):
-            configs = looking.topic(visit.settings, given["name"]).configs
-        return visit.page(self.form, status, given=given, reason=reason, action=self.path, configs=configs)
+            configs = queries.topic(request.settings, given["name"]).configs
+        return request.page(self.form, status, given=given, reason=reason, action=self.path, configs=configs)
 
-    def post(self, visit: Visit) -> Response:
-        _must_write(visit)
-        console, form = visit.console, visit.form
-        if not console.sessions.is_token(visit.cookie, form.get("token", "")):
+    def post(self, request: PageRequest) -> Response:
+        _must_write(request)
+        console, form = request.console, request.form
+        if not console.sessions.is_token(request.cookie, form.get("token", "")):
             raise Refused(
                 403, "this form is from before the console started again, or of another session; load it again"
             )
         try:
-            change = self.prepare(visit.settings, form)
+            change = self.prepare(request.settings, form)
         except (BadForm, CliError, click.UsageError) as error:
             reason = error.message if isinstance(error, click.ClickException) else str(error)
-            return self._form(visit, form, reason, 400)
+            return self._form(request, form, reason, 400)
         if form.get("confirmed") != "1" or change.blocked:
-            return self._confirm(visit, change, "", 200)
+            return self._confirm(request, change, "", 200)
         if change.typed and form.get("typed", "").strip() != change.typed:
-            return self._confirm(visit, change, f"type {change.typed} to confirm", 400)
-        address = visit.request.client.host if visit.request.client else ""
+            return self._confirm(request, change, f"type {change.typed} to confirm", 400)
+        address = request.http.client.host if request.http.client else ""
 
         def log(outcome: str) -> None:
-            console.audit.write(visit.session.user, address, change.command, outcome)
+            console.audit.write(request.session.user, address, change.command, outcome)
 
-        log("asked")
+        log("begun")
         try:
             change.do()
         except (CliError, KafkaException) as error:
             reason = error.message if isinstance(error, CliError) else explain(error)[0]
             log(f"failed: {reason}")
-            return self._confirm(visit, change, reason, 502)
+            return self._confirm(request, change, reason, 502)
         finally:
             console.cache.clear()
         log("done")
         path, query = change.back
-        return visit.redirect(path, **query, said=change.done)
+        return request.redirect(path, change.done, **query)
 
-    def _confirm(self, visit: Visit, change: Change, reason: str, status: int) -> Response:
-        kept = {name: value for name, value in visit.form.items() if name not in ("token", "confirmed", "typed")}
-        return visit.page(
+    def _confirm(self, request: PageRequest, change: Change, reason: str, status: int) -> Response:
+        kept = {name: value for name, value in request.form.items() if name not in ("token", "confirmed", "typed")}
+        return request.page(
             "confirm.html",
             status,
             change=change,
@@ -82,8 +82,8 @@ class Kind:
         )
 
 
-def _must_write(visit: Visit) -> None:
-    if visit.console.options.is_read_only:
+def _must_write(request: PageRequest) -> None:
+    if request.console.options.is_read_only:
         raise Refused(403, "this console was started with --read-only")
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from starlette.responses import Response
 
 from mqd.cli.verbs.group import WAITED_FOR, assignment_text, member_labels
-from mqd.console import looking
+from mqd.console import queries
+from mqd.console.page_request import PageRequest
 from mqd.console.pages.overview import GROUPS_S, MOVING
 from mqd.console.rendering import url
-from mqd.console.visit import Visit
 
 PER_PAGE = 25
 LAGS_S = 2.0
@@ -18,15 +18,15 @@ GROUP_S = 2.0
 ROWS_PER_PAGE = 100
 
 
-def page(visit: Visit) -> Response:
-    text, state = visit.text("q"), visit.text("state")
-    every = visit.cached("groups", GROUPS_S, lambda: looking.groups(visit.settings))
+def page(request: PageRequest) -> Response:
+    text, state = request.text("q"), request.text("state")
+    every = request.cached("groups", GROUPS_S, lambda: queries.groups(request.settings))
     found = [one for one in every if text.casefold() in one.group.casefold() and (not state or one.state == state)]
-    number = visit.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
+    number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
     shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
     key = "lags " + " ".join(one.group for one in shown)
-    lags, reason = visit.attempt(lambda: visit.cached(key, LAGS_S, lambda: looking.lags(visit.settings, shown)))
-    return visit.page(
+    lags, reason = request.attempt(lambda: request.cached(key, LAGS_S, lambda: queries.lags(request.settings, shown)))
+    return request.page(
         "groups.html",
         groups=shown,
         lags=lags or {},
@@ -47,9 +47,9 @@ def _seconds(milliseconds: int) -> float | None:
     return None if milliseconds < 0 else milliseconds / 1000
 
 
-def group_page(visit: Visit) -> Response:
-    name = visit.named("name")
-    found = visit.cached(f"group {name}", GROUP_S, lambda: looking.group(visit.settings, name))
+def group_page(request: PageRequest) -> Response:
+    name = request.named("name")
+    found = request.cached(f"group {name}", GROUP_S, lambda: queries.group(request.settings, name))
     group, labels = found.group, member_labels(found.group)
     partitions: dict[str, int] = {}
     lags: dict[str, int] = {}
@@ -81,8 +81,8 @@ def group_page(visit: Visit) -> Response:
             }
             for one in group.rebalance.held_up_by
         ]
-    number = visit.number("page", 1, 1, max(1, -(-len(found.rows) // ROWS_PER_PAGE)))
-    return visit.page(
+    number = request.number("page", 1, 1, max(1, -(-len(found.rows) // ROWS_PER_PAGE)))
+    return request.page(
         "group.html",
         group=group,
         lag=sum(row.lag or 0 for row in found.rows) if found.rows else None,

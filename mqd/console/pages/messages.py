@@ -19,10 +19,10 @@ from mqd.cli.common import CliError, explain
 from mqd.cli.records import envelope, parse_time
 from mqd.console import filters, record_view, searching
 from mqd.console.filters import BadFilter
+from mqd.console.page_request import PageRequest, Refused
 from mqd.console.rendering import url
 from mqd.console.searching import COUNT_MAX, Query, Step
 from mqd.console.streaming import stream
-from mqd.console.visit import Refused, Visit
 
 STARTS = {
     "newest": "the newest",
@@ -36,12 +36,12 @@ DOWNLOAD_MAX = 100_000
 OFFSET_MAX = (1 << 63) - 1
 
 
-def query_of(visit: Visit, count_max: int = COUNT_MAX) -> Query:
+def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
     """What the URL says. Raises BadFilter: how it must be written."""
-    start = visit.text("from", "newest")
+    start = request.text("from", "newest")
     if start not in STARTS:
         raise BadFilter(f"records are shown from {', '.join(STARTS)}")
-    at, text = 0, visit.text("at").strip()
+    at, text = 0, request.text("at").strip()
     if start == "time":
         try:
             at = parse_time(text or "-1h", datetime.now().astimezone())
@@ -51,16 +51,16 @@ def query_of(visit: Visit, count_max: int = COUNT_MAX) -> Query:
         if text and not (text.isascii() and text.isdigit() and int(text) <= OFFSET_MAX):
             raise BadFilter(f"{text!r} is no offset")
         at = int(text or 0)
-    which = visit.text("partition").strip()
+    which = request.text("partition").strip()
     if which and not (which.isascii() and which.isdigit() and len(which) < 10):
         raise BadFilter(f"{which!r} is no partition")
     return Query(
-        visit.named("topic"),
+        request.named("topic"),
         start,
         at,
         int(which) if which else None,
-        visit.number("count", 50, 1, count_max),
-        filters.parse(visit.text("key"), visit.text("value"), visit.text("header"), visit.text("path")),
+        request.number("count", 50, 1, count_max),
+        filters.parse(request.text("key"), request.text("value"), request.text("header"), request.text("path")),
     )
 
 
@@ -75,16 +75,16 @@ def command_of(query: Query, bootstrap: str, at: str) -> str:
     return f"mqd consume {shlex.quote(query.topic)} -b {shlex.quote(bootstrap)} -o {shlex.quote(place)}{which}{end}"
 
 
-def page(visit: Visit) -> Response:
-    given = {name: visit.text(name) for name in FIELDS}
+def page(request: PageRequest) -> Response:
+    given = {name: request.text(name) for name in FIELDS}
     reason = ""
-    query = Query(visit.named("topic"))
+    query = Query(request.named("topic"))
     try:
-        query = query_of(visit)
+        query = query_of(request)
     except BadFilter as error:
         reason = str(error)
     words = {name: value for name, value in given.items() if value}
-    return visit.page(
+    return request.page(
         "messages.html",
         status=400 if reason else 200,
         given=given,
@@ -93,7 +93,7 @@ def page(visit: Visit) -> Response:
         reason=reason,
         stream="" if reason else url("/messages/stream", **words),
         download="" if reason or query.start == "live" else url("/messages/download", **words),
-        command=command_of(query, visit.console.options.bootstrap, given["at"]),
+        command=command_of(query, request.console.options.bootstrap, given["at"]),
         count_max=COUNT_MAX,
         help=filters.HELP,
     )
@@ -106,32 +106,34 @@ def _event(name: str, data: Any) -> bytes:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def _steps(visit: Visit, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool) -> Iterator[Step]:
-    with client_security.acting_as(visit.session.security):
-        yield from searching.search(visit.settings, query, stop, shape, is_sorted)
+def _steps(
+    request: PageRequest, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool
+) -> Iterator[Step]:
+    with client_security.acting_as(request.session.security):
+        yield from searching.search(request.settings, query, stop, shape, is_sorted)
 
 
 def _reason(error: Exception) -> str:
     return error.message if isinstance(error, CliError) else explain(error)[0]
 
 
-def stream_page(visit: Visit) -> Response:
-    places, user = visit.console.places, visit.session.user
+def stream_page(request: PageRequest) -> Response:
+    places, user = request.console.places, request.session.user
     try:
-        query = query_of(visit)
+        query = query_of(request)
     except BadFilter as error:
         raise Refused(400, str(error)) from None
     if not places.take(user):
         return _stream(_refused("too many searches run at once; stop one, or close its tab"))
-    rows = visit.console.templates.get_template("records.html")
+    rows = request.console.templates.get_template("records.html")
 
     def shown(step: Step) -> str:
-        return rows.render(records=step.found, bootstrap=visit.console.options.bootstrap)
+        return rows.render(records=step.found, bootstrap=request.console.options.bootstrap)
 
     shape = partial(record_view.record, most=record_view.ROW_BYTES)
 
     def work(stop: Event) -> Iterator[tuple[str, Step]]:
-        for step in _steps(visit, query, stop, shape, True):
+        for step in _steps(request, query, stop, shape, True):
             yield shown(step) if step.found else "", step  # rendered on the thread too
 
     async def events() -> AsyncIterator[bytes]:
@@ -157,11 +159,11 @@ def _stream(events: AsyncIterator[bytes]) -> Response:
     return StreamingResponse(events, media_type="text/event-stream")
 
 
-def download(visit: Visit) -> Response:
+def download(request: PageRequest) -> Response:
     """What the search finds, as `mqd consume --format json` writes it: a line of JSON for each record."""
-    places, user = visit.console.places, visit.session.user
+    places, user = request.console.places, request.session.user
     try:
-        query = query_of(visit, DOWNLOAD_MAX)
+        query = query_of(request, DOWNLOAD_MAX)
     except BadFilter as error:
         raise Refused(400, str(error)) from None
     if query.start == "live":
@@ -170,7 +172,7 @@ def download(visit: Visit) -> Response:
         raise Refused(503, "too many searches run at once; stop one, or close its tab")
 
     def work(stop: Event) -> Iterator[bytes]:
-        for step in _steps(visit, query, stop, envelope, False):
+        for step in _steps(request, query, stop, envelope, False):
             yield b"".join(step.found)
 
     async def lines() -> AsyncIterator[bytes]:
@@ -188,10 +190,10 @@ def _file_name(text: str) -> str:
 # -- one record ------------------------------------------------------------------------------------
 
 
-def _one(visit: Visit) -> Any:
-    topic = visit.named("topic")
-    partition, offset = visit.number("partition", 0, 0, 10**9), visit.number("offset", 0, 0, OFFSET_MAX)
-    message = searching.read_one(visit.settings, topic, partition, offset)
+def _one(request: PageRequest) -> Any:
+    topic = request.named("topic")
+    partition, offset = request.number("partition", 0, 0, 10**9), request.number("offset", 0, 0, OFFSET_MAX)
+    message = searching.read_one(request.settings, topic, partition, offset)
     if message is None:
         raise Refused(
             404,
@@ -201,14 +203,14 @@ def _one(visit: Visit) -> Any:
     return message
 
 
-def record_page(visit: Visit) -> Response:
-    record = record_view.record(_one(visit), record_view.PAGE_BYTES)
-    return visit.page("message.html", record=record, commands=record.commands(visit.console.options.bootstrap))
+def record_page(request: PageRequest) -> Response:
+    record = record_view.record(_one(request), record_view.PAGE_BYTES)
+    return request.page("message.html", record=record, commands=record.commands(request.console.options.bootstrap))
 
 
-def raw(visit: Visit) -> Response:
+def raw(request: PageRequest) -> Response:
     """The bytes themselves, which no browser may take for a page."""
-    message, part = _one(visit), visit.text("part", "value")
+    message, part = _one(request), request.text("part", "value")
     data = message.key() if part == "key" else message.value()
     name = _file_name(
         f"{message.topic()}-{message.partition()}-{message.offset()}-{'key' if part == 'key' else 'value'}"

@@ -1,4 +1,4 @@
-"""Is it well? One sentence, why, and what mends it; then the numbers."""
+"""Whether the cluster is healthy, in one sentence, and how to fix what is not; then the numbers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from mqd.base.clock import now_ms
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
 from mqd.cli.inspection import diagnosis
 from mqd.cli.inspection.diagnosis import TITLES, Finding, Harm
-from mqd.console import looking
-from mqd.console.looking import Health
+from mqd.console import queries
+from mqd.console.page_request import PageRequest
+from mqd.console.queries import Health
 from mqd.console.rendering import spark
-from mqd.console.visit import Visit
 
 HEALTH_S = 3.0
 GROUPS_S = 5.0
@@ -19,31 +19,31 @@ MOVING = ("PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling
 
 
 def sentence(health: Health, findings: list[Finding]) -> tuple[str, str]:
-    """(well | note | warn | bad, the sentence)."""
+    """(good | note | warn | bad, the sentence)."""
     if findings:
         worst = findings[0]
         grade = {Harm.LOSS: "bad", Harm.OUTAGE: "bad", Harm.NO_RESERVE: "warn", Harm.NUISANCE: "note"}[worst.harm]
         return grade, f"{TITLES[worst.harm].capitalize()}: {worst.what}."
     brokers = sum(not node.is_fenced for node in health.nodes)
-    replicas = "every replica is in sync" if any(topic.replicas > 1 for topic in health.topics) else "each is served"
+    replicas = "all replicas in sync" if any(topic.replicas > 1 for topic in health.topics) else "all online"
     unseen = ", as far as you may see" if health.hidden else ""
-    return "well", (
-        f"All is well{unseen}: {brokers} broker{'s' * (brokers != 1)} in service, {health.partitions:,}"
+    return "good", (
+        f"Healthy{unseen}: {brokers} broker{'s' * (brokers != 1)} online, {health.partitions:,}"
         f" partition{'s' * (health.partitions != 1)}, {replicas}."
     )
 
 
-def page(visit: Visit) -> Response:
+def page(request: PageRequest) -> Response:
     try:
-        health = visit.cached("health", HEALTH_S, lambda: looking.health(visit.settings))
+        health = request.cached("health", HEALTH_S, lambda: queries.health(request.settings))
     except CliError as error:
         if error.exit_code != EXIT_UNREACHABLE:
             raise
-        return visit.page("away.html", 503, reason=error.message)
-    groups, groups_reason = visit.attempt(
-        lambda: visit.cached("groups", GROUPS_S, lambda: looking.groups(visit.settings))
+        return request.page("away.html", 503, reason=error.message)
+    groups, groups_reason = request.attempt(
+        lambda: request.cached("groups", GROUPS_S, lambda: queries.groups(request.settings))
     )
-    metrics = visit.console.metrics
+    metrics = request.console.metrics
     findings = [*health.findings, *diagnosis.of_groups(groups or ()), *metrics.findings(now_ms() / 1000)]
     findings = sorted(dict.fromkeys(findings), key=lambda one: one.harm)
     grade, text = sentence(health, findings)
@@ -55,7 +55,7 @@ def page(visit: Visit) -> Response:
     ]
     hidden = [*health.hidden, *([f"groups: {groups_reason}"] if groups_reason else ())]
     hidden += [f"metrics of {url}: {reason}" for url, reason in metrics.failures().items()]
-    return visit.page(
+    return request.page(
         "overview.html",
         health=health,
         grade=grade,

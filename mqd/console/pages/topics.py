@@ -8,11 +8,11 @@ from typing import Any
 from starlette.responses import Response
 
 from mqd.cli.group_listing import Group
-from mqd.console import looking
-from mqd.console.looking import Topic
+from mqd.console import queries
+from mqd.console.page_request import PageRequest
 from mqd.console.pages.overview import GROUPS_S
+from mqd.console.queries import Topic
 from mqd.console.rendering import url
-from mqd.console.visit import Visit
 
 PER_PAGE = 50
 TOPICS_S = 3.0
@@ -28,16 +28,18 @@ def listed(topics: tuple[Topic, ...], text: str, internal: bool) -> list[Topic]:
     return [one for one in topics if (internal or not one.is_internal) and wanted in one.name.casefold()]
 
 
-def page(visit: Visit) -> Response:
-    text, sort, internal = visit.text("q"), visit.text("sort", "name"), bool(visit.text("internal"))
+def page(request: PageRequest) -> Response:
+    text, sort, internal = request.text("q"), request.text("sort", "name"), bool(request.text("internal"))
     sort = sort if sort in SORTS else "name"
-    down = visit.text("order") == "down"
-    every = visit.cached("topics", TOPICS_S, lambda: looking.topics(visit.settings))
+    down = request.text("order") == "down"
+    every = request.cached("topics", TOPICS_S, lambda: queries.topics(request.settings))
     found = listed(every, text, internal)
     sizes: dict[str, int] = {}
     reason = ""
     if sort == "size":
-        seen, reason = visit.attempt(lambda: visit.cached("sizes", SIZES_S, lambda: looking.all_sizes(visit.settings)))
+        seen, reason = request.attempt(
+            lambda: request.cached("sizes", SIZES_S, lambda: queries.all_sizes(request.settings))
+        )
         sizes = seen or {}
     keys: dict[str, Callable[[Topic], Any]] = {
         "name": lambda one: one.name,
@@ -45,18 +47,18 @@ def page(visit: Visit) -> Response:
         "size": lambda one: sizes.get(one.name, -1),
     }
     found.sort(key=keys[sort], reverse=down)
-    number = visit.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
+    number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
     shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
     names = [one.name for one in shown]
-    numbers = visit.cached(
-        f"numbers {' '.join(names)}", NUMBERS_S, lambda: looking.numbers(visit.settings, names) if names else {}
+    numbers = request.cached(
+        f"numbers {' '.join(names)}", NUMBERS_S, lambda: queries.numbers(request.settings, names) if names else {}
     )
 
     def link(page: int = 1, **changed: Any) -> str:
         query = {"q": text, "sort": sort, "order": "down" if down else "", "internal": "1" if internal else ""}
         return url("/topics", **(query | changed), page=page if page > 1 else "")
 
-    return visit.page(
+    return request.page(
         "topics.html",
         topics=shown,
         numbers=numbers,
@@ -73,19 +75,19 @@ def page(visit: Visit) -> Response:
     )
 
 
-def topic_page(visit: Visit) -> Response:
-    name = visit.named("name")
-    topic = visit.cached(f"topic {name}", TOPIC_S, lambda: looking.topic(visit.settings, name))
+def topic_page(request: PageRequest) -> Response:
+    name = request.named("name")
+    topic = request.cached(f"topic {name}", TOPIC_S, lambda: queries.topic(request.settings, name))
     ends = {part.index: part.end for part in topic.parts if part.end is not None}
 
-    def consumers() -> list[looking.Reader]:
-        known: list[Group] = looking.groups(visit.settings)
-        return looking.readers(visit.settings, known, name, ends)
+    def consumers() -> list[queries.Reader]:
+        known: list[Group] = queries.groups(request.settings)
+        return queries.readers(request.settings, known, name, ends)
 
-    readers, reason = visit.attempt(lambda: visit.cached(f"readers {name}", GROUPS_S, consumers))
+    readers, reason = request.attempt(lambda: request.cached(f"readers {name}", GROUPS_S, consumers))
     hidden = [*topic.hidden, *([f"groups: {reason}"] if reason else ())]
-    number = visit.number("page", 1, 1, max(1, -(-len(topic.parts) // PER_PAGE)))
-    return visit.page(
+    number = request.number("page", 1, 1, max(1, -(-len(topic.parts) // PER_PAGE)))
+    return request.page(
         "topic.html",
         topic=topic,
         parts=topic.parts[(number - 1) * PER_PAGE : number * PER_PAGE],

@@ -48,9 +48,9 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
   await navigator.clipboard.writeText(button.dataset.copy);
-  const said = button.textContent;
+  const before = button.textContent;
   button.textContent = "Copied";
-  setTimeout(() => { button.textContent = said; }, 1500);
+  setTimeout(() => { button.textContent = before; }, 1500);
 });
 
 // -- records: what a search finds, as it finds it --------------------------------------------------
@@ -66,7 +66,7 @@ function size(bytes) {
 }
 
 function showRecords(rows) {
-  const said = document.getElementById("said");
+  const status = document.getElementById("status");
   const bar = document.getElementById("progress");
   const stop = document.getElementById("stop");
   const isLive = new URL(rows.dataset.stream, location).searchParams.get("from") === "live";
@@ -75,7 +75,7 @@ function showRecords(rows) {
 
   function end(text) {
     source.close();
-    said.textContent = text;
+    status.textContent = text;
     stop.hidden = true;
   }
   function soFar() {
@@ -94,12 +94,12 @@ function showRecords(rows) {
     last = JSON.parse(event.data);
     if (isLive) bar.removeAttribute("value");
     else bar.value = last.total ? last.scanned / last.total : 1;
-    const how = { count: "Enough: ", end: "All seen: ", stopped: "Stopped: ", time: "Ended after a quarter of an hour: " };
+    const how = { count: "Enough: ", end: "Done: ", stopped: "Stopped: ", time: "Ended after a quarter of an hour: " };
     if (last.ended) {
       if (isLive) bar.value = 1;
       end(how[last.ended] + soFar() + (last.ended === "count" ? "; “At most” shows more" : ""));
     } else {
-      said.textContent = (isLive ? "Live: " : "Looking: ") + soFar();
+      status.textContent = (isLive ? "Live: " : "Searching: ") + soFar();
     }
   });
   source.addEventListener("failed", (event) => end(JSON.parse(event.data)));

@@ -140,7 +140,7 @@ def test_an_operators_story(start_broker: Callable[..., Broker], start_console: 
         begun = time.monotonic()
         window.get(console.url)
         first_s = time.monotonic() - begun
-        wait(window, "All is well: 1 broker in service")
+        wait(window, "Healthy: 1 broker online")
         print(f"first page after {first_s:.2f} s")
 
         window.get(console.url + "/topics")
@@ -156,12 +156,12 @@ def test_an_operators_story(start_broker: Callable[..., Broker], start_console: 
         press(window, "Go on")
         wait(window, "mqd topic create refunds -p 2")
         assert faults(window) == []
-        press(window, "Do it")
+        press(window, "Confirm")
         wait(window, "Created the topic refunds.")
-        press(window, "Write a record")
+        press(window, "Produce a record")
         fill(window, key="cust-1", value='{"refund": 1}')
         press(window, "Go on")
-        press(window, "Do it")
+        press(window, "Confirm")
         wait(window, "1 found in 1 of 1 records")
         wait(window, '{"refund": 1}')
 
@@ -186,9 +186,9 @@ def test_an_operators_story(start_broker: Callable[..., Broker], start_console: 
         window.get(console.url + "/group?name=billing")
         wait(window, "biller")
         client.commit(offsets=[TopicPartition("orders", index, 500) for index in range(6)], asynchronous=False)
-        wait(window, "0\nrecords behind")  # by itself
+        wait(window, "0\nrecords of lag")  # by itself
         client.commit(offsets=lagging, asynchronous=False)
-        wait(window, "1,200\nrecords behind")
+        wait(window, "1,200\nrecords of lag")
 
         pages = {
             "overview": "/", "topics": "/topics", "topic": "/topic?name=orders", "records": "/messages?topic=orders&count=8",
@@ -203,7 +203,7 @@ def test_an_operators_story(start_broker: Callable[..., Broker], start_console: 
                 for name, path in pages.items():
                     window.get(console.url + path)
                     if name == "records":
-                        wait(window, "All seen")
+                        wait(window, "Done")
                     found = [one for one in faults(window) if "404" not in one]
                     if found:
                         said[f"{name} {'dark' if is_dark else 'light'} {size[0]}"] = found
@@ -228,7 +228,7 @@ def test_hostile_values_are_only_shown(
         ):
             window.get(console.url + path)
             if path.startswith("/messages"):
-                text = wait(window, "All seen: 4 found")
+                text = wait(window, "Done: 4 found")
                 assert "<script>document.title" in text and "<b>key</b>" in text
                 for summary in window.find_elements(By.TAG_NAME, "summary"):
                     summary.click()
@@ -243,11 +243,11 @@ def test_a_broker_that_dies_while_the_page_is_open(
     console = start_console(broker)
     with opened() as window:
         window.get(console.url)
-        wait(window, "All is well")
+        wait(window, "Healthy")
         broker.kill_all()
         wait(window, "The cluster cannot be reached")
         assert "mqd up" in wait(window, "cannot reach a broker")
         broker.start()
-        wait(window, "All is well")
+        wait(window, "Healthy")
         console.process.kill()
         wait(window, "The console does not answer")

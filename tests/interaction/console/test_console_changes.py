@@ -64,9 +64,11 @@ def test_a_topic_from_its_creation_to_its_end(secured: Secured, browser: Browser
     assert command(answer) == create and "2 partitions, each with 1 replica" in answer.words
     assert "born" not in topics(secured) and not lines(audit), "nothing yet"
     done = confirmed(browser, "/topic/create", answer)
-    assert done.status == 303 and done.headers["location"].startswith("/topic?name=born&said=Created")
+    assert done.status == 303 and done.headers["location"].startswith("/topic?name=born&notice=Created")
     assert "Created the topic born." in browser.get(done.headers["location"]).words
-    assert topics(secured)["born"] == 2 and lines(audit) == [(create, "asked"), (create, "done")]
+    forged = browser.get("/topic", name="born", notice="Call 555-0100", signature="0" * 64)
+    assert forged.status == 200 and "555-0100" not in forged.words
+    assert topics(secured)["born"] == 2 and lines(audit) == [(create, "begun"), (create, "done")]
 
     answer = shown(browser, "/topic/alter", name="born", key="retention.ms", config="2000")
     assert "From 1000 (this topic) to 2000." in answer.words and "topic alter born -c retention.ms=2000" in command(
@@ -77,7 +79,7 @@ def test_a_topic_from_its_creation_to_its_end(secured: Secured, browser: Browser
     answer = shown(browser, "/topic/alter", name="born", key="retention.ms", reset="1")
     assert "topic alter born -d retention.ms" in command(answer)
     confirmed(browser, "/topic/alter", answer)
-    assert "None: every property has the broker's value" in browser.get("/topic", name="born").words
+    assert "None: every property has its default" in browser.get("/topic", name="born").words
 
     confirmed(browser, "/topic/partitions", shown(browser, "/topic/partitions", name="born", total="5"))
     assert topics(secured)["born"] == 5
@@ -204,6 +206,6 @@ def test_a_change_is_its_users(secured: Secured, audit: Path, login_browser: Bro
     confirmed(login_browser, "/topic/create", shown(login_browser, "/topic/create", name="alices"))
     written = [json.loads(line) for line in audit.read_text().splitlines()]
     assert [(line["user"], line["address"], line["outcome"]) for line in written] == [
-        ("alice", "127.0.0.1", "asked"),
+        ("alice", "127.0.0.1", "begun"),
         ("alice", "127.0.0.1", "done"),
     ]

@@ -70,7 +70,7 @@ def test_a_topic_shows_partitions_readers_and_what_is_its_own(secured: Secured, 
     words = browser.get("/topic", name="orders").words
     assert "3 partitions" in words and "30 records" in words
     assert "billing Empty 0 6" in words
-    assert "Configuration of its own Property Value Otherwise retention.ms 86400000" in words
+    assert "Overridden properties Property Value Without the override retention.ms 86400000" in words
     missing = browser.get("/topic", name="no-such")
     assert missing.status == 502 and "UNKNOWN_TOPIC_OR_PARTITION" in missing.words
     assert "no-such" not in browser.get("/topics", q="no-such").text.partition("<section")[2].partition("“")[0]
@@ -84,7 +84,7 @@ def test_a_group_is_behind_in_records_and_in_time(secured: Secured, topics: None
     assert "<script>alert" not in listed.text and "‹U+202E›" in listed.words and "Empty classic 0 6" in listed.words
     answer = browser.get("/group", name=HOSTILE)
     assert "<script>alert" not in answer.text
-    assert "6 records behind" in answer.words and re.search(r"orders-0 4 10 6 [1-9]\d* s", answer.words)
+    assert "6 records of lag" in answer.words and re.search(r"orders-0 4 10 6 [1-9]\d* s", answer.words)
     assert "orders-1 10 10 0 0 s" in answer.words
     missing = browser.get("/group", name="no-such")
     assert missing.status == 502 and "there is no group no-such" in missing.words

@@ -17,14 +17,14 @@ def log_in(browser: Browser, user: str, password: str) -> Answer:
 def test_the_overview_says_in_a_sentence_that_all_is_well(browser: Browser) -> None:
     answer = browser.get("/")
     assert answer.status == 200
-    assert "All is well: 1 broker in service" in answer.words and "0 without a leader" in answer.words
+    assert "Healthy: 1 broker online" in answer.words and "0 without a leader" in answer.words
 
 
 def test_the_cluster_page_shows_brokers_disks_and_controllers(secured: Secured, browser: Browser) -> None:
     answer = browser.get("/cluster")
     assert answer.status == 200 and "Not shown" not in answer.words
-    assert "in service controls" in answer.words and str(secured.broker.data_dir) in answer.words
-    assert "leads" in answer.words and "None: each partition has a leader" in answer.words
+    assert "online controller" in answer.words and str(secured.broker.data_dir) in answer.words
+    assert "Offline and under-replicated partitions None." in answer.words
 
 
 def test_rates_come_from_the_metrics_page(secured: Secured) -> None:
@@ -32,10 +32,10 @@ def test_rates_come_from_the_metrics_page(secured: Secured) -> None:
     browser = Browser(options(secured.broker.bootstrap, metrics=(url,)))
     sampler = browser.app._app.state.console.metrics
     sampler.sample()
-    assert "after the second look" in browser.get("/").words
+    assert "read twice" in browser.get("/").words
     sampler.sample()
     words = browser.get("/").words
-    assert "0 /s Records in, at most 0/s" in words and "free on the fullest disk" in words
+    assert "0 /s Records in, peak 0/s" in words and "free on the fullest disk" in words
     with urllib.request.urlopen(url) as page:
         assert "mqd_produce_seconds_bucket" in page.read().decode()  # a name that metrics.py rests on
 
@@ -62,7 +62,7 @@ def test_a_user_acts_by_its_own_rights(login_browser: Browser) -> None:
     inside = log_in(login_browser, "alice", PASSWORDS["alice"])
     assert inside.status == 303 and inside.headers["location"] == "/cluster"
     assert login_browser.cookies != before, "a cookie from before the login is worth nothing"
-    assert "All is well: 1 broker" in login_browser.get("/").words
+    assert "Healthy: 1 broker" in login_browser.get("/").words
 
     other = Browser(options("127.0.0.1:1"), login_browser.app)
     assert log_in(other, "bob", PASSWORDS["bob"]).status == 303

@@ -1,7 +1,8 @@
-"""One request for a page: who asks, what the URL says, and the answer as a page."""
+"""One request for a page: its user, the parameters of its URL, and the response."""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,18 +26,18 @@ class Refused(Exception):
         self.status = status
 
 
-class Visit:
+class PageRequest:
     """`form`: of a POST. Pages run on threads of their own and may block."""
 
     def __init__(
-        self, console: Console, request: Request, session: Session, cookie: str, form: dict[str, str] | None = None
+        self, console: Console, http: Request, session: Session, cookie: str, form: dict[str, str] | None = None
     ) -> None:
-        self.console, self.request, self.session, self.cookie = console, request, session, cookie
+        self.console, self.http, self.session, self.cookie = console, http, session, cookie
         self.form = form or {}
         self.settings = Settings(console.options.bootstrap)
 
     def text(self, name: str, default: str = "") -> str:
-        found = self.request.query_params.get(name, default)
+        found = self.http.query_params.get(name, default)
         if len(found) > TEXT_MAX:
             raise Refused(400, f"{name} is longer than {TEXT_MAX} characters")
         return found
@@ -54,32 +55,40 @@ class Visit:
             raise Refused(404, f"the URL names no {name}")
         return found
 
-    def cached(self, what: str, seconds: float, look: Callable[[], T]) -> T:
+    def cached(self, what: str, seconds: float, load: Callable[[], T]) -> T:
         """Of this user: another may see less."""
-        return self.console.cache.get((self.session.user, what), seconds, look)
+        return self.console.cache.get((self.session.user, what), seconds, load)
 
-    def attempt(self, look: Callable[[], T]) -> tuple[T | None, str]:
+    def attempt(self, load: Callable[[], T]) -> tuple[T | None, str]:
         """The result, or why there is none: a part of a page may fail."""
         try:
-            return look(), ""
+            return load(), ""
         except CliError as error:
             return None, error.message
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         console = self.console
         html = console.templates.get_template(template).render(
-            path=self.request.url.path,
+            path=self.http.url.path,
             bootstrap=console.options.bootstrap,
             user=self.session.user,
             has_login=console.options.has_login,
             is_read_only=console.options.is_read_only,
             token=console.sessions.token(self.cookie),
             version=console.version,
-            said=self.text("said")[:300],
+            notice=self._notice(),
             **values,
         )
         return HTMLResponse(html, status)
 
-    def redirect(self, path: str, **query: object) -> Response:
-        """After a change: loading the page again does not repeat it."""
-        return RedirectResponse(rendering.url(path, **query), 303)
+    def redirect(self, path: str, notice: str, **query: object) -> Response:
+        """After a change: loading the page again does not repeat it. `notice` is shown there; its
+        signature keeps links of others from showing texts of theirs.
+        """
+        signature = self.console.sessions.signature(self.cookie, notice)
+        return RedirectResponse(rendering.url(path, **query, notice=notice, signature=signature), 303)
+
+    def _notice(self) -> str:
+        notice = self.text("notice")
+        signature = self.console.sessions.signature(self.cookie, notice)
+        return notice if hmac.compare_digest(signature.encode(), self.text("signature").encode()) else ""
