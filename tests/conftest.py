@@ -38,6 +38,21 @@ def pytest_configure(config: pytest.Config) -> None:
         keep_bytecode_apart(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
 
 
+@pytest.fixture(autouse=True)
+def settings_stay() -> Iterator[None]:
+    """A command that runs in this process may set variables for itself; the next test must not get
+    them.
+    """
+    before = {name: value for name, value in os.environ.items() if name.startswith("MQD_")}
+    yield
+    after = {name: value for name, value in os.environ.items() if name.startswith("MQD_")}
+    if after != before:
+        for name in after:
+            del os.environ[name]
+        os.environ.update(before)
+        pytest.fail(f"the test has changed {dict(after.items() ^ before.items())} for all that follow")
+
+
 def keep_bytecode_apart(folder: Path) -> None:
     """Python was told to leave no bytecode in the tree: it goes elsewhere. Without it each of five
     processes compiles all its modules whenever a test starts a broker, which doubles the CPU time.

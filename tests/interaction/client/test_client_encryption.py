@@ -259,10 +259,11 @@ def test_the_command_line(
     assert stored[0].value().startswith(MAGIC) and (stored[1].key(), stored[1].value()) == (b"k", None)
     settings = tmp_path / "client.properties"
     settings.write_text(provider + "\n")
+    monkeypatch.setenv("MQD_CLIENT_CONFIG", "")  # --client-config sets it: what it was is set again
     for reported in (("-X", provider), ("--client-config", str(settings))):
         code, out, error = mqd("consume", topic, "-e", "-Z", "-f", "%k=%v\n", *reported)
         assert (code, out) == (0, f"k={SECRET.decode()}\nk=NULL\n"), error
-        monkeypatch.delenv("MQD_CLIENT_CONFIG", raising=False)
+        monkeypatch.setenv("MQD_CLIENT_CONFIG", "")
     code, out, _ = mqd("consume", topic, "-e", "-n", "1", "-f", "%V\n")
     assert (code, int(out)) == (0, len(stored[0].value()))
     other = tmp_path / "other"
