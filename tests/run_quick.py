@@ -1,11 +1,11 @@
 """`make test`: the core's own tests and pytest's quick tier, and what they cost.
 
-Seven lanes beside each other, since tests with brokers wait more than they compute. None is longer
-than eight minutes on a quiet machine, and the ones that compute fill the time that the others
-leave. Three have our own processes under attack: all that no other lane has, security and limits,
-clusters and the keeper. At a lower priority the patient ones, other people's clients and kills,
-and Spark; at the lowest, two that start no broker: `make native-test` before the properties, and
-the simulators. What the lanes beside the first say is shown when it is done. What fails fails the
+Eight lanes beside each other, since tests with brokers wait more than they compute. None is longer
+than nine minutes on a quiet machine, and the ones that compute fill the time that the others leave.
+Three have our own processes under attack: all that no other lane has, security and limits, clusters
+and the keeper. At a lower priority the patient ones: other people's clients and kills, Spark, and
+`make native-test` before the properties, which compute longest; at the lowest the simulators and
+the unit tests. The output of the other lanes is shown when the first is done. What fails fails the
 run: there is no second try. With arguments there is one run of pytest, with them.
 
 At the end it prints the CPU seconds of each part and what became slower than tests/durations.json
@@ -53,8 +53,9 @@ BESIDE = (
     Lane(("tests/interaction/security", "tests/interaction/server"), nice=0, has_core=False),
     Lane(("tests/crash", "tests/compat"), nice=5, has_core=False),
     Lane(("tests/spark",), nice=5, has_core=False),
-    Lane(("tests/property",), nice=10, has_core=True),
-    Lane(("tests/sim", "tests/unit"), nice=10, has_core=False),
+    Lane(("tests/property",), nice=5, has_core=True),
+    Lane(("tests/sim",), nice=10, has_core=False),
+    Lane(("tests/unit",), nice=10, has_core=False),
 )
 
 
