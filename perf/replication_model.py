@@ -2,8 +2,8 @@
 partition and each follower (`python -m perf.replication`). Arithmetic only.
 
 1. A batch costs something for itself and something for its bytes, a straight line through the two
-   measured points: one record of 1 KiB a batch, and many. Brokers never open a batch, so
-   compression takes away bytes and nothing else.
+   measured points: one record of 1 KiB a batch, and many. The leader's decompression, to validate
+   records, is left out, so compression takes away bytes and nothing else.
 2. A leader pays for each follower alike: what it costs beyond an unreplicated partition is divided
    among the followers that were there.
 3. Leaders and followers are spread evenly, so a record's cost is shared by all hosts. Workers of

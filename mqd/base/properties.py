@@ -81,7 +81,7 @@ local.memory.max.bytes: long >=1048576 <=1099511627776 = 1073741824
     allocated.
 local.socket.permissions: enum(0600|0660|0666) = 0600
     (mqd) File permissions of the client socket, run/client.sock in the data directory. A process that may connect to it
-    can read and write everything, like a client that reaches a listener without authentication.
+    has the rights of the user that local.principal.mapping.rules gives it; without an authorizer, every right.
 admin.port: int >=-1 <=65535 = 0
     (mqd) Port of the metrics page on the loopback address. 0: the clients' port + 552, or a free one if that is in use
     (mqd status shows it); -1: no metrics page.
