@@ -371,8 +371,8 @@ def _latency_lines(result: dict) -> list[str]:
     reached = "reached" if half["p99_us"] <= LATENCY_TARGET_US else "missed"
     return [
         (
-            f"The load generator, {BATCHED}, at fractions of the rate that it reached (target at 1/2: p99 ≤ 5 ms: {reached});"
-            " times count from when a batch was due. Figures of the turn with the median p99; in parentheses the lowest"
+            f"The load generator, {BATCHED}, at fractions of the rate that it reached (target at 1/2: p99 ≤ 5 ms:"
+            f" {reached}); times count from when a batch was due. Figures of the turn with the median p99; in parentheses the lowest"
             " and the highest p99 of all turns:"
         ),
         "",

@@ -83,7 +83,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         first_image.set()
         for topic, partition in metadata.take_unclean():
             log.error(
-                "a leader was chosen from outside the in-sync set: records that it lacks are lost, acknowledged ones too",
+                "a leader was elected from outside the in-sync set; records that it lacks are lost, even acknowledged",
                 topic=topic,
                 partition=partition.index,
                 leader=partition.leader,

@@ -210,7 +210,8 @@ def delete_topic(settings: Settings, form: Form) -> Change:
         f"Delete the topic {name}?",
         _command(settings, "topic", "delete", name, "-y"),
         [
-            f"Its {len(topic.parts):,} partitions and {topic.records:,} records are gone for all clients, and cannot be had back."
+            f"Its {len(topic.parts):,} partitions and {topic.records:,} records are deleted for all clients. They"
+            " cannot be restored."
         ],
         do,
         f"Deleted the topic {name}.",

@@ -118,8 +118,8 @@ def command(
     )
     shown = f"[{host}]" if ":" in host else host
     click.echo(
-        f"console of {settings.bootstrap} on http{'s' if chosen.has_tls else ''}://{shown}:{listening.getsockname()[1]}/"
-        " (ctrl-C stops it)"
+        f"console of {settings.bootstrap} on http{'s' if chosen.has_tls else ''}://{shown}:{listening.getsockname()[1]}"
+        "/ (ctrl-C stops it)"
     )
     server.run(sockets=[listening])
 

@@ -183,8 +183,8 @@ class Membership:
         if lacking:
             return Refusal(
                 handshake.REFUSED_FEATURES,
-                f"it runs a version of mqd that this cluster no longer supports: {lacking}. Install the version that the"
-                " other hosts run",
+                f"it runs a version of mqd that this cluster no longer supports: {lacking}. Install the version that"
+                " the other hosts run",
             )
         return own
 

@@ -71,7 +71,7 @@ class Feeder:
         self._dispatchers = dispatchers
         self._clock = clock
         self._period_s = min(PROBE_S, manager.watchdog_s / 4)
-        self._next_s = self._asked_s = 0.0
+        self._next_s = self._sent_s = 0.0
         self._status = ""
         self._connection: socket.socket | None = None
         self.fd = -1
@@ -82,8 +82,8 @@ class Feeder:
         self._next_s = self._clock() + self._period_s
         self.handle_read_event()
         if self._connection is not None:
-            if self._clock() - self._asked_s > ANSWER_S:
-                self._say("the keeper does not answer")
+            if self._clock() - self._sent_s > ANSWER_S:
+                self._report("the keeper does not answer")
             return
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         connection.setblocking(False)
@@ -92,12 +92,12 @@ class Feeder:
             connection.send(msgspec.msgpack.encode(ProbeQuery(ANSWER_S)))
         except OSError:
             connection.close()
-            self._say("the keeper cannot be asked")
+            self._report("the keeper is unreachable")
             return
-        self._connection, self.fd, self._asked_s = connection, connection.fileno(), self._clock()
+        self._connection, self.fd, self._sent_s = connection, connection.fileno(), self._clock()
         self._dispatchers[self.fd] = self
 
-    def _say(self, status: str) -> None:
+    def _report(self, status: str) -> None:
         if status != self._status:
             self._status = status
             self._manager.notify(f"STATUS={status}")
@@ -118,13 +118,13 @@ class Feeder:
         except BlockingIOError:
             return
         except (OSError, msgspec.DecodeError):
-            self._say("the keeper's answer makes no sense")
+            self._report("the keeper's answer is malformed")
         else:
             if answer.silent:
-                self._say(f"does not answer: {', '.join(answer.silent)}")
+                self._report(f"does not answer: {', '.join(answer.silent)}")
             else:
                 self._manager.notify("WATCHDOG=1")
-                self._say("every process answers")
+                self._report("every process answers")
         self.close()
 
     def handle_error(self) -> None:

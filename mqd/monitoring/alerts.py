@@ -191,7 +191,8 @@ ALERTS = (
         "mqd_certificate_expiry_timestamp_seconds - time() < 14 * 86400",
         "1h",
         False,
-        "The certificate of {{ $labels.listener }} at {{ $labels.instance }} expires in {{ $value | humanizeDuration }}",
+        "The certificate of {{ $labels.listener }} at {{ $labels.instance }} expires in"
+        " {{ $value | humanizeDuration }}",
     ),
     Alert(
         "MqdClockSkew",

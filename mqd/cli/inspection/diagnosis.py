@@ -135,10 +135,11 @@ def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[Place], now_
                 Harm.NO_RESERVE,
                 f"broker {node} is not in sync in {some(names)}"
                 + (": it is not in service" if away else ", though it is in service: it is too slow, or catches up"),
-                f"start broker {node}; it fetches what it lacks. If its disks are lost: docs/operations.md, One host is lost"
+                f"start broker {node}; it fetches what it lacks. If its disks are lost: docs/operations.md,"
+                " One host is lost"
                 if away
-                else f"mqd doctor and mqd top on the host of broker {node}: a slow disk (mqd_sync_seconds), a busy CPU, or its"
-                " network; a move has a throttle (mqd topic reassign)",
+                else f"mqd doctor and mqd top on the host of broker {node}: a slow disk (mqd_sync_seconds), a busy CPU,"
+                " or its network; a move has a throttle (mqd topic reassign)",
             )
         )
     skew_ms = now_ms - seen.judged.now_ms
@@ -274,8 +275,8 @@ def of_flushes(before: Iterable[Sample], after: Iterable[Sample], alone: frozens
         Finding(
             Harm.OUTAGE,
             f"the disk does not answer: records of {some(stuck)} have waited for a flush for {FLUSH_S:.0f} s or more",
-            "dmesg, smartctl and iostat -x show what hangs; if it stays so, mqd cluster drain moves leaderships away, and"
-            " a restart of the host's broker goes on without the directory once it is removed from log.dirs",
+            "dmesg, smartctl and iostat -x show what hangs; if it stays so, mqd cluster drain moves leaderships away,"
+            " and a restart of the host's broker goes on without the directory once it is removed from log.dirs",
         )
     ]
 
@@ -316,7 +317,8 @@ def of_consumers(before: Iterable[Sample], after: Iterable[Sample]) -> list[Find
                 f"group {group} has members and has not passed offset {offset:.0f} of {topic}-{partition} for"
                 f" {behind_s / 60:.0f} min: its member fails at that record, or hangs",
                 f"look at it: mqd consume {topic} --partition {partition} --offset {offset:.0f} --count 1; to skip"
-                f" it, stop the group's members, then mqd group seek {group} {topic}:{partition} --shift-by 1 --execute",
+                f" it, stop the group's members, then mqd group seek {group} {topic}:{partition} --shift-by 1"
+                " --execute",
             )
         )
     return found

@@ -164,7 +164,7 @@ def status(ctx: click.Context, name: str, output_format: str | None) -> int:
         result = f", {about['Result']}" if about.get("Result", "success") != "success" else ""
         click.echo(f"{unit} is {about['ActiveState']} ({about['SubState']}{result}){process}")
         click.echo(
-            f"restarted by systemd {about.get('NRestarts') or 0} times; {about.get('StatusText') or 'no word of its own'}"
+            f"restarted by systemd {about.get('NRestarts') or 0} times; {about.get('StatusText') or 'no status text'}"
         )
     state = about.get("ActiveState")
     return 0 if state == "active" else EXIT_UNREACHABLE if state in ("inactive", None) else EXIT_FAILED

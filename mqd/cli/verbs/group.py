@@ -339,8 +339,8 @@ def seek_refusal(group: "Group") -> str:
     )
     more = f" and {len(group.members) - 3} more" if len(group.members) > 3 else ""
     return (
-        f"group {group.group} has {_plural(len(group.members), 'member')} ({who}{more}), which would continue where they"
-        " are; stop them, wait until mqd group describe shows Empty, and seek again"
+        f"group {group.group} has {_plural(len(group.members), 'member')} ({who}{more}), which would continue where"
+        " they are; stop them, wait until mqd group describe shows Empty, and seek again"
     )
 
 

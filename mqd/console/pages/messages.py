@@ -197,8 +197,8 @@ def _one(request: PageRequest) -> Any:
     if message is None:
         raise Refused(
             404,
-            f"{topic}-{partition} has no record at offset {offset}: it is deleted or compacted away, not written yet, or"
-            " the marker of a transaction",
+            f"{topic}-{partition} has no record at offset {offset}: it is deleted or compacted away, not written yet,"
+            " or the marker of a transaction",
         )
     return message
 

@@ -12,6 +12,7 @@ import signal
 import ssl
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -97,7 +98,7 @@ class Way:
         return found
 
 
-class Pair:
+class Pair(ABC):
     """`failures`: what the client reported; a record in them is not acknowledged."""
 
     def __init__(self, way: Way, topic: str) -> None:
@@ -106,15 +107,15 @@ class Pair:
         self.read: set[str] = set()
         self.failures: list[str] = []
 
-    def write(self, line: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def write(self, line: str) -> None: ...
 
     def flush(self) -> None:
         """After some lines, where the client does not begin with each."""
 
+    @abstractmethod
     def finish(self) -> None:
         """All that was written is acknowledged, or in `failures`. Ends the pair."""
-        raise NotImplementedError
 
     def said(self) -> str:
         """What the programs printed."""
@@ -345,8 +346,8 @@ class _ThreadPair(Pair):
         except BaseException as error:
             self._broken = error
 
-    def _consume(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _consume(self) -> None: ...
 
     def check(self) -> None:
         if self._broken is not None:

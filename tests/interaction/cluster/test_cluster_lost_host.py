@@ -167,7 +167,7 @@ def test_unclean_leader_election_enable_is_told_loudly(never_replaced: Cluster) 
     assert read(cluster, "enabled", len(both) + len(after)) == [*both, *after]
     reported = cluster.brokers[3].logs(1_000)
     assert (
-        "a leader was chosen from outside the in-sync set" in reported
+        "a leader was elected from outside the in-sync set" in reported
         and "topic=enabled partition=0 leader=2" in reported
     ), reported
     address = f"http://127.0.0.1:{cluster.brokers[3].status()['metrics_port']}/metrics"

@@ -85,7 +85,7 @@ def test_a_topic_from_its_creation_to_its_end(secured: Secured, browser: Browser
     assert topics(secured)["born"] == 5
 
     answer = shown(browser, "/topic/delete", name="born")
-    assert "cannot be had back" in answer.words
+    assert "They cannot be restored" in answer.words
     assert "type born to confirm" in confirmed(browser, "/topic/delete", answer, typed="bron").words
     assert "born" in topics(secured)
     assert confirmed(browser, "/topic/delete", answer, typed="born").status == 303

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.console_client import Browser
 from tests.interaction.console.test_console_overview import log_in
 from tests.interaction.security.secured import PASSWORDS, Secured
+from tests.interaction.traffic import eventually
 
 HOSTILE = '"><script>alert(1)</script>\u202e'
 
@@ -78,13 +79,14 @@ def test_a_topic_shows_partitions_readers_and_what_is_its_own(secured: Secured, 
 
 
 def test_a_group_is_behind_in_records_and_in_time(secured: Secured, topics: None, browser: Browser) -> None:
-    time.sleep(1.1)  # the records have to be of some age
     commit(secured, HOSTILE, 4, 10, 10)
     listed = browser.get("/groups", q="alert")
     assert "<script>alert" not in listed.text and "‹U+202E›" in listed.words and "Empty classic 0 6" in listed.words
     answer = browser.get("/group", name=HOSTILE)
-    assert "<script>alert" not in answer.text
-    assert "6 records of lag" in answer.words and re.search(r"orders-0 4 10 6 [1-9]\d* s", answer.words)
+    assert "<script>alert" not in answer.text and "6 records of lag" in answer.words
+    eventually(
+        lambda: re.search(r"orders-0 4 10 6 [1-9]\d* s", browser.get("/group", name=HOSTILE).words), "an age of seconds"
+    )
     assert "orders-1 10 10 0 0 s" in answer.words
     missing = browser.get("/group", name="no-such")
     assert missing.status == 502 and "there is no group no-such" in missing.words

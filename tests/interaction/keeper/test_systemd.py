@@ -41,7 +41,7 @@ def test_ready_watched_stopped(tmp_path: Path) -> None:
                 try:
                     silent = f"does not answer: {process}" if process != "mqd-keeper" else "the keeper does not answer"
                     eventually(lambda: heard(f"STATUS={silent}"), "the name of the silent one")
-                    time.sleep(1.0)
+                    time.sleep(2.5)  # the watchdog is fed every second: an absence can only be watched
                     heard("")
                     assert "WATCHDOG=1" not in told
                 finally:

@@ -33,7 +33,10 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def run(*command: str) -> str:
         commands.append(" ".join(command[:3]))
-        shown = "LoadState=loaded\nActiveState=active\nSubState=running\nMainPID=7\nNRestarts=2\nStatusText=every process answers\nResult=success\n"
+        shown = (
+            "LoadState=loaded\nActiveState=active\nSubState=running\nMainPID=7\nNRestarts=2\n"
+            "StatusText=every process answers\nResult=success\n"
+        )
         return shown if command[1] == "show" else ""
 
     monkeypatch.setattr(service, "_run", run)

@@ -103,7 +103,7 @@ def test_a_keeper_that_is_gone_or_says_nonsense_feeds_nothing(world: World) -> N
     world.keeper.close()
     world.now_s += PROBE_S
     world.feeder.tick()
-    assert world.told() == ["STATUS=the keeper's answer makes no sense", "STATUS=the keeper cannot be asked"]
+    assert world.told() == ["STATUS=the keeper's answer is malformed", "STATUS=the keeper is unreachable"]
     assert not world.dispatchers
 
 

@@ -318,7 +318,7 @@ def test_another_life_of_the_leader_is_connected_to_at_once() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("wrong", ["key", "refused", "identity", "nobody"])
+@pytest.mark.parametrize("wrong", ["key", "refused", "identity", "address"])
 def test_who_is_not_the_leader_gets_nothing(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication, "BACKOFF_S_MAX", 0.02)
 
@@ -331,9 +331,9 @@ def test_who_is_not_the_leader_gets_nothing(wrong: str, monkeypatch: pytest.Monk
                 leader.node_id = 9
                 reported = Cluster(1, {1: broker(1), 2: broker(2, leader.port)})
             else:
-                reported = cluster(leader, port=1 if wrong == "nobody" else None)
+                reported = cluster(leader, port=1 if wrong == "address" else None)
             subject.update(reported, "cluster", {})
-            if wrong == "nobody":
+            if wrong == "address":
                 await asyncio.sleep(0.2)
             else:
                 await until(lambda: len(leader.streams) > 1)  # it is tried again

@@ -92,7 +92,7 @@ BOTH(an_answer_waits_for_persistence)
     stop(k);
 }
 
-BOTH(a_lock_that_ends_gives_the_record_to_who_waits)
+BOTH(a_lock_that_ends_gives_the_record_to_a_parked_fetch)
 {
     struct coordinator *k = start(backend);
     pthread_mutex_lock(&k->mutex);
