@@ -82,6 +82,22 @@ class ReadyBroker(msgspec.Struct):
         return next((process["pid"] for process in self.processes if process["role"] == "keeper"), 0)
 
 
+def _fork() -> int:
+    """os.fork() for a child that executes another program: a signal ends it already now. With the
+    handlers of this process it would take a SIGTERM and forget it with execve.
+    """
+    handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+    try:
+        pid = os.fork()
+        if not pid:
+            for number in handled:
+                signal.signal(number, signal.SIG_DFL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
 class _Waker:
     """Makes a signal readable. Implements the part of supervisord's dispatcher interface that its
     loop uses.
@@ -169,6 +185,7 @@ class BrokerSupervisor(Supervisor):
         self._restarts: restarts.Restarts = {}
         self._reap = options.waitpid
         options.waitpid = self._reap_and_count
+        options.fork = _fork
         self._manager = systemd.Manager.take(os.environ, os.getpid())
         self._feeder = systemd.Feeder(self._manager, places.keeper_socket, options.get_socket_map())
         self._says_stopping = False

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from supervisor import loggers
+from supervisor.options import ServerOptions
 
 from mqd.base.paths import Layout, create, layout
 from mqd.keeper import supervise
@@ -95,4 +96,12 @@ def test_sigterm_before_it_is_ready_is_no_failure_of_the_keepers(places: Layout)
 def test_a_keeper_that_is_killed_is_told_of(places: Layout) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     failure = supervise.run(configuration(places, program), places, lambda about: None)
+    assert failure is not None and "killed by a signal" in failure
+
+
+def test_sigterm_between_fork_and_exec_ends_the_child(places: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """supervisord's handler would take it, and a stop would last until supervisord kills."""
+    # the first thing that the child does
+    monkeypatch.setattr(ServerOptions, "setpgrp", lambda options: os.kill(os.getpid(), signal.SIGTERM))
+    failure = supervise.run(configuration(places, IMPORTING), places, lambda about: None)
     assert failure is not None and "killed by a signal" in failure
