@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import IO
 
 from mqd.cli.verbs import status
 from tests import preloaded
+from tests.ports import free_port
 
 is_forked = False  # by tests/preloaded.py; set for the quick tier
 START_SECONDS = 30.0
@@ -23,12 +23,6 @@ STOP_SECONDS = 30.0
 
 # tests read descriptors and memory of its processes in /proc, which only root may otherwise
 LOOKED_INTO = {} if os.geteuid() == 0 else {"core.files.allow": "true"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class BrokerFailed(AssertionError):

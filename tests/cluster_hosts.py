@@ -5,7 +5,6 @@ addresses of its own.
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -16,24 +15,13 @@ from typing import Any
 from mqd.cli.kafka_request import Broker as Client
 from mqd.protocol.messages import DescribeQuorumRequest, MetadataRequest
 from tests.broker import Broker, BrokerFailed
+from tests.ports import free_ports
 
 QUICK = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "300",
     "controller.quorum.fetch.timeout.ms": "1000",
 }
-
-
-def free_ports(count: int) -> list[int]:
-    """All different, free on every loopback address."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("0.0.0.0", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 class Host(Broker):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +75,3 @@ def held_pid(lock: Path) -> int | None:
     except OSError:
         return 0
     return int(text) if text.isdigit() else 0
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that is free at the moment; for tests and demos that start a broker on a port of
-    their own.
-    """
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]

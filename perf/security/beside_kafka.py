@@ -13,8 +13,8 @@ from perf.bench import Bench
 from perf.peers import processes
 from perf.peers.apache_kafka import PROPERTIES, ApacheKafka
 from perf.peers.peer import Load
-from tests.broker import free_port
 from tests.certificates import Authority
+from tests.ports import free_port
 
 MIB = 1 << 20
 PRODUCED = {"batch": 16384, "acks": 1, "connections": 4, "depth": 16, "burst": 8}

@@ -12,8 +12,8 @@ from perf import loading
 from perf.accounting import CpuTime, cpu_time, pss_bytes
 from perf.bench import Bench
 from perf.brokers import Measured
-from tests.broker import free_port
 from tests.certificates import Authority
+from tests.ports import free_port
 
 FILL = {"batch": 16384, "acks": 1, "connections": 4, "depth": 16, "burst": 8}
 IDLE_COUNT = 400

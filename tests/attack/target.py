@@ -17,10 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from mqd.base.paths import layout
 from mqd.protocol.messages import CreateAclsRequest, CreateTopicsRequest
 from mqd.security import client
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.certificates import Authority
 from tests.interaction.security.secured import set_password
 from tests.kafka_connection import KafkaConnection
+from tests.ports import free_port
 
 ADMIN, ALICE, MALLORY = "admin", "alice", "mallory"
 PASSWORDS = {ADMIN: "admin's s3cret", ALICE: "alice's s3cret", MALLORY: "mallory's own"}

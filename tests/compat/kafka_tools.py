@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mqd.protocol.messages import ApiVersionsRequest
 from perf.peers import apache_kafka, maven
-from tests.broker import free_port
 from tests.kafka_connection import KafkaConnection
+from tests.ports import free_port
 
 RUN_SECONDS = 120
 START_SECONDS = 180

@@ -19,9 +19,9 @@ import pytest
 
 from perf.peers import debian
 from perf.peers.peer import Unavailable
-from tests.broker import free_port
 from tests.packages import building
 from tests.packages.test_wheels import CLIENT
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 LIMIT_S = 300  # bounds a hang; emulation is some 20 times slower

@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -21,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.packages import building
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 LIMIT_S = 300  # bounds a hang
@@ -98,21 +96,6 @@ class Installed:
             assert process.wait() in (0, 130), rest
 
 
-def free_ports(hosts: int, ports: int) -> int:
-    """The first of `ports` successive ports that are free on 127.0.0.1, 127.0.0.2, ...; below those
-    that the kernel gives to connections.
-    """
-    for first in random.sample(range(20_000, 32_000), 100):
-        with contextlib.ExitStack() as bound:
-            try:
-                for host, port in itertools.product(range(1, hosts + 1), range(first, first + ports)):
-                    bound.enter_context(socket.create_server((f"127.0.0.{host}", port)))
-            except OSError:
-                continue
-            return first
-    pytest.fail("no free ports")
-
-
 def python_of(version: str) -> str:
     """A Python of that version: this one, one of the path, or one of pyenv's. Skips the test."""
     found = [sys.executable, *(f"{folder}/python{version}" for folder in os.get_exec_path())]
@@ -174,7 +157,7 @@ def test_the_demo(installed: Installed) -> None:
 
 
 def test_a_cluster_on_this_machine(installed: Installed) -> None:
-    data, port = str(installed.place / "cluster"), free_ports(3, 3)
+    data, port = str(installed.place / "cluster"), free_ports(3)[0]
     command = ("mqd", "cluster", "local", "--data-dir", data, "--port", str(port))
     with installed.running(*command, ready="3 brokers are ready"):
         bootstrap = f"127.0.0.1:{port}"

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.compat.java_client import build_java, java_program
 from tests.compat.programs.program import CommittedReader, Program, difference, kill_process
 from tests.crash.workload import wait_until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PATIENCE_S = 180.0

@@ -16,10 +16,11 @@ import pytest
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode as E
 from mqd.security import client
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.compat.kafka_tools import KafkaCluster, KafkaTools
 from tests.interaction.security.secured import PASSWORDS, Secured
 from tests.kafka_connection import KafkaConnection
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.certificates import Authority
 from tests.compat.kafka_tools import KafkaTools
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow  # a JVM for each step
 

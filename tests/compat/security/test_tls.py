@@ -19,11 +19,12 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.certificates import Authority, Identity
 from tests.compat import clients, topics
 from tests.compat.messages import PARTITION_COUNT, Message, messages_of
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.ports import free_port
 from tests.tiers import quick
 
 NOT_USED = "a changed certificate is not used, the previous one is"

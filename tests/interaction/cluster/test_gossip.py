@@ -22,28 +22,11 @@ from mqd.base import paths
 from mqd.cluster.membership import death_notice
 from tests.broker import is_alive, pause
 from tests.cluster import Cluster
+from tests.ports import free_ports
 from tests.tiers import quick
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "k" * 32
-
-
-def free_ports(count: int) -> list[int]:
-    """Free for TCP and UDP."""
-    held = []
-    while len(held) < 2 * count:
-        stream = socket.create_server(("127.0.0.1", 0))
-        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        try:
-            datagrams.bind(stream.getsockname())
-        except OSError:
-            stream.close()
-            continue
-        held += [stream, datagrams]
-    ports = [one.getsockname()[1] for one in held[::2]]
-    for one in held:
-        one.close()
-    return ports
 
 
 class Process:

@@ -16,7 +16,8 @@ import pytest
 from mqd.base import paths
 from mqd.shm import locks
 from mqd.shm.attach import KeeperError
-from mqd.shm.tools import KeeperTool, free_port
+from mqd.shm.tools import KeeperTool
+from tests.ports import free_port
 
 PATIENCE_S = 30.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MQD_", "SUPERVISOR_"))}

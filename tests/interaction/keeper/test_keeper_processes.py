@@ -19,8 +19,9 @@ from mqd.base import paths
 from mqd.shm import locks, segments
 from mqd.shm.attach import KeeperError, connect_keeper, send_message
 from mqd.shm.keeper_messages import Hello, SetLogLevel
-from mqd.shm.tools import KeeperTool, free_port
+from mqd.shm.tools import KeeperTool
 from tests.broker import pause
+from tests.ports import free_port
 
 WORKERS = 2
 PATIENCE_S = 20.0

@@ -365,7 +365,8 @@ def test_a_welcome_fits_into_one_packet_with_the_largest_broker(places):
 
 @pytest.mark.slow
 def test_a_process_that_does_not_end_is_killed_in_the_end(tmp_path):
-    from mqd.shm.tools import KeeperTool, free_port
+    from mqd.shm.tools import KeeperTool
+    from tests.ports import free_port
 
     data_dir = tmp_path / "data"
     command = [

@@ -16,8 +16,9 @@ import pytest
 
 from mqd.base import paths
 from mqd.shm import locks, segments
-from mqd.shm.tools import KeeperTool, free_port
+from mqd.shm.tools import KeeperTool
 from tests import broker
+from tests.ports import free_port
 from tests.preloaded import COMMAND, PRELOADED
 from tests.tiers import quick
 

@@ -12,8 +12,9 @@ from mqd.cli import local_controller, secure
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import ScramCredential
 from mqd.security import scram
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
+from tests.ports import free_port
 from tests.preloaded import PRELOADED
 
 PASSWORDS = {"alice": "alice's s3cret", "bob": "bob's, s3cret="}

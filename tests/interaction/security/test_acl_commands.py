@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker import Broker, free_port
+from tests.broker import Broker
+from tests.ports import free_port
 from tests.preloaded import PRELOADED
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,30 +16,15 @@ import confluent_kafka
 import pytest
 
 from mqd.cli import secure
+from tests.ports import free_ports
 
 PATIENCE_S = 60
-
-
-def free_port() -> int:
-    """Free on the three addresses, with the two that follow."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        try:
-            for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
-                for number in (port, port + 1, port + 2):
-                    with socket.socket() as probe:
-                        probe.bind((address, number))
-        except (OSError, OverflowError):
-            continue
-        return port
 
 
 @contextlib.contextmanager
 def secure_cluster(data_dir: Path) -> Iterator[tuple[int, Path]]:
     """(port, data directory)"""
-    port = free_port()
+    port = free_ports(3)[0]
     command = ["cluster", "local", "--secure", "--brokers", "3", "--port", str(port), "--data-dir", str(data_dir)]
     process = subprocess.Popen(
         [sys.executable, "-m", "mqd.cli.main", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

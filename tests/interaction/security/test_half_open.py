@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.certificates import Authority
 from tests.interaction.traffic import eventually
 from tests.kafka_connection import KafkaConnection
+from tests.ports import free_port
 
 COUNT = 10_000
 HANDSHAKE_S = 10.0  # what a handshake may take

@@ -14,8 +14,8 @@ import pytest
 
 from mqd.cli import secure
 from tests.broker import Broker
-from tests.cluster_hosts import free_ports
 from tests.interaction.security.secured import SecureBroker
+from tests.ports import free_ports
 
 PATIENCE_S = 60
 

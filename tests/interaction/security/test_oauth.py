@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import MetadataRequest, SaslAuthenticateRequest, SaslHandshakeRequest
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.ports import free_port
 
 PATIENCE_S = 20
 ISSUER = "https://issuer.example"

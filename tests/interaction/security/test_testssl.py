@@ -15,8 +15,9 @@ import pytest
 from mqd.cli import secure
 from perf.peers.debian import program, unpacked
 from perf.peers.peer import Unavailable
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

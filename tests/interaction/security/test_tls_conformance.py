@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.certificates import Authority
 from tests.kafka_connection import KafkaConnection
+from tests.ports import free_port
 
 tlslite = pytest.importorskip("tlslite", reason="tlslite-ng is not installed (pip install tlslite-ng)")
 from tlslite import messages  # noqa: E402

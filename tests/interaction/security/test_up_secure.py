@@ -17,8 +17,9 @@ import pytest
 from mqd.base.config import parse_properties
 from mqd.cli import secure
 from mqd.security import client
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.interaction.security.secured import SecureBroker, done, mqd
+from tests.ports import free_port
 
 PATIENCE_S = 30
 ROOT = Path(__file__).resolve().parents[3]

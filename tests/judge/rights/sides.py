@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mqd.protocol import messages as m
-from tests.broker import free_port
 from tests.compat.kafka_tools import KafkaCluster, KafkaTools
 from tests.judge.rights.table import PASSWORD, TOKEN_OWNER, USER
 from tests.kafka_connection import KafkaConnection
+from tests.ports import free_port
 
 SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

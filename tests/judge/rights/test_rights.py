@@ -22,7 +22,7 @@ from mqd.acceptor.local.relay import RELAYED
 from mqd.protocol.errors import ErrorCode as E
 from mqd.security.acl import Operation, Permission
 from perf.peers.peer import Unavailable
-from tests.broker import Broker, free_port
+from tests.broker import Broker
 from tests.cluster import Cluster
 from tests.interaction.security.secured import set_password
 from tests.judge.rights import stories
@@ -46,6 +46,7 @@ from tests.judge.rights.table import (
 from tests.kafka_connection import KafkaConnection
 from tests.local_connection import LocalConnection
 from tests.other_user import LOGIN, OtherUser, why_not
+from tests.ports import free_port
 from tests.unit.acceptor.rights_cases import NAME, topic
 
 OPERATOR = "operator"
