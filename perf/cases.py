@@ -16,7 +16,7 @@ from perf import compaction as compaction_bench
 from perf.accounting import CpuTime, cpu_time, pss_bytes
 from perf.bench import Bench
 from perf.brokers import Measured
-from perf.security import tls
+from perf.security import connections, tls
 
 BACKENDS = ("uring", "epoll")
 LABELS = {"uring": "io_uring", "epoll": "epoll"}
@@ -453,4 +453,5 @@ CASES: dict[str, Callable[[Bench], None]] = {
     **cases_coordinators.CASES,
     **cases_local.CASES,
     **tls.CASES,
+    **connections.CASES,
 }
