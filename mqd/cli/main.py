@@ -56,6 +56,8 @@ COMMANDS = {
     "sql": ("mqd.cli.verbs.sql", "Query topics with Spark SQL."),
     "pipeline": ("mqd.cli.verbs.pipeline", "Run a data pipeline on Spark."),
     "size": ("mqd.cli.verbs.size", "Disk, network, cores, memory and hosts that a load needs."),
+    "bench": ("mqd.cli.machine.bench", "Measure this machine's disks, before a broker runs on it."),
+    "tune": ("mqd.cli.machine.tune", "Say how this machine's settings suit a broker, and change them."),
     "demo": ("mqd.cli.verbs.demo", "Stream 336,776 flights through a broker and check them."),
     "demo-spark": (
         "mqd.cli.verbs.demo_spark",

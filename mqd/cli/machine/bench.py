@@ -1,0 +1,69 @@
+"""`mqd bench disk`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mqd.base.paths import default_data_dir
+from mqd.cli.common import CliError, emit_json
+from mqd.cli.machine import disk, storage
+
+
+@click.group(help="Measure this machine, before a broker runs on it.")
+def command() -> None:
+    pass
+
+
+@command.command("disk", short_help="Measure how fast a disk flushes, writes and reads.")
+@click.argument("directory", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--size",
+    "size_mib",
+    default=256,
+    show_default=True,
+    type=click.IntRange(4, 1 << 20),
+    metavar="MIB",
+    help="Space that is used meanwhile.",
+)
+@click.option(
+    "--seconds", default=8.0, show_default=True, type=click.FloatRange(0.2, 600), help="How long it takes, at most."
+)
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: str) -> None:
+    """Measure how fast the disk of DIRECTORY flushes, writes and reads: what acks=all depends on.
+
+    DIRECTORY is by default the data directory of `mqd up`, or where it would be. Nothing is left
+    there.
+    """
+    place = directory or default_data_dir()
+    while directory is None and not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise CliError(f"{place} is not a directory: name one on the disk that is to be measured")
+    disk.check_space(place, size_mib * disk.MIB)
+    about = storage.file_system_of(Path("/"), place)
+    figures = disk.measure(place, size_mib * disk.MIB, seconds)
+    kind = about.kind if about else "an unknown file system"
+    said = disk.advice(figures, kind)
+    if output_format == "json":
+        emit_json(
+            {
+                "directory": str(place),
+                "file_system": kind,
+                "append_and_flush": [one._asdict() for one in (figures.single, figures.commit)],
+                "write_bytes_per_s": figures.write_bytes_s,
+                "read_bytes_per_s": figures.read_bytes_s,
+                "read_from_memory": figures.is_cached,
+                "advice": said,
+            }
+        )
+        return
+    click.echo(f"{place} ({kind})")
+    shown = disk.rows(figures)
+    width = max(len(name) for name, _ in shown)
+    for name, text in shown:
+        click.echo(f"  {name.ljust(width)}  {text}")
+    for line in said:
+        click.echo(line)

@@ -1,0 +1,140 @@
+"""Settings of a machine are written, and written back: by a journal that says what each was before.
+
+C1  An entry is on disk before its setting is changed: whatever is changed can be undone.
+C2  Of a setting that is written again, the journal keeps what it was at first.
+C3  A setting that has been changed since by another program is left as it is.
+C4  Only files below /sys and /proc are written, whatever the journal says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mqd.cli.common import CliError
+from mqd.cli.machine.settings import Setting, chosen
+from mqd.cli.machine.storage import text
+
+JOURNAL = Path("/var/lib/mqd-tune/journal.json")
+BYTES_MAX = 1 << 20
+_PLACES = ("/sys/", "/proc/sys/", "/proc/irq/")
+
+
+class Entry(NamedTuple):
+    """`path`: as on a machine whose root is /."""
+
+    path: str
+    before: str
+    after: str
+
+
+class Outcome(NamedTuple):
+    path: str
+    done: bool
+    said: str
+
+
+class Journal:
+    """Entries in the order of the changes. Raises CliError where the file is not a journal."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: list[Entry] = self._read()
+
+    def _read(self) -> list[Entry]:
+        try:
+            with open(self.path, "rb") as file:
+                found: Any = json.loads(file.read(BYTES_MAX))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise CliError(f"{self.path} cannot be read: {error}") from error
+        entries = []
+        for one in found if isinstance(found, list) else [None]:
+            fields = [one.get(name) for name in Entry._fields] if isinstance(one, dict) else [None]
+            if not all(isinstance(field, str) for field in fields):
+                raise CliError(f"{self.path} is not a journal of mqd tune; move it away to begin another")
+            entries.append(Entry(*fields))
+        return entries
+
+    def write(self) -> None:
+        """Durable when it returns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.entries:
+            self.path.unlink(missing_ok=True)
+            return
+        new = self.path.with_suffix(".new")
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
+            json.dump([one._asdict() for one in self.entries], file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def note(self, path: str, before: str, after: str) -> None:
+        known = next((index for index, one in enumerate(self.entries) if one.path == path), None)
+        if known is None:
+            self.entries.append(Entry(path, before, after))
+        else:
+            self.entries[known] = self.entries[known]._replace(after=after)  # C2
+        self.write()
+
+
+def _place(root: Path, path: str) -> Path:
+    """Raises CliError (C4)."""
+    if not path.startswith(_PLACES) or ".." in Path(path).parts:
+        raise CliError(f"the journal names {path}, which is not a setting of the kernel: it is left alone")
+    return root / path.lstrip("/")
+
+
+def _write(path: Path, value: str) -> str:
+    """Empty, or why it failed: the kernel may refuse a value, or take another."""
+    try:
+        with open(path, "w") as file:
+            file.write(value)
+    except OSError as error:
+        return error.strerror or str(error)
+    now = chosen(text(path) or "")
+    return "" if now == value else f"it is {now} now"
+
+
+def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Outcome]:
+    outcomes = []
+    for setting in settings:
+        for file, value in setting.writes.items():
+            path = "/" + str(file.relative_to(root))
+            place = _place(root, path)
+            before = chosen(text(place) or "")
+            journal.note(path, before, value)  # C1
+            failed = _write(place, value)
+            outcomes.append(Outcome(path, not failed, failed or f"{before} -> {value}"))
+    return outcomes
+
+
+def undo(root: Path, journal: Journal) -> list[Outcome]:
+    """What could not be restored stays in the journal; what another program has changed does not."""
+    outcomes, kept = [], []
+    for entry in reversed(journal.entries):
+        place = _place(root, entry.path)
+        now = chosen(text(place) or "")
+        if now == entry.before:
+            outcomes.append(Outcome(entry.path, True, f"is {now} already"))
+        elif now != entry.after and text(place) is not None:  # C3
+            outcomes.append(
+                Outcome(entry.path, True, f"left at {now}: it was changed after mqd tune set {entry.after}")
+            )
+        elif failed := _write(place, entry.before):
+            kept.append(entry)
+            outcomes.append(Outcome(entry.path, False, failed))
+        else:
+            outcomes.append(Outcome(entry.path, True, f"{entry.after} -> {entry.before}"))
+    journal.entries = kept[::-1]
+    journal.write()
+    return outcomes

@@ -1,0 +1,437 @@
+"""What a machine's settings are, what a broker wants them to be, and why. Everything is read below a
+root directory, / on a real machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mqd.cli.machine.storage import Device, FileSystem, devices_of, file_system_of, number, text
+
+SWAPPINESS_MAX, SWAPPINESS = 10, 1
+BACKGROUND_MAX, DIRTY_MAX = 5, 40
+BACKLOG_MIN = 4096
+OPEN_FILES_MIN = 100_000
+LOCKED_BYTES_MIN = 64 << 20
+INOTIFY_MIN = 512
+READ_AHEAD_KB = {"ssd": 256, "disk": 2048}
+STRIPE_CACHE_MIN = 4096
+STRIPED = ("raid0", "raid4", "raid5", "raid6", "raid10")
+WITH_PARITY = {"raid4": 1, "raid5": 1, "raid6": 2}
+TRIED = ("ext4", "xfs")
+COPY_ON_WRITE = ("btrfs", "zfs", "bcachefs")
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs")
+MEMORY = ("tmpfs", "ramfs")
+
+
+class Setting(NamedTuple):
+    """`writes`: by file, what `mqd tune --apply` writes there; empty where it changes nothing, and
+    `how` says what to do. `is_risk`: records are at risk as it is.
+    """
+
+    name: str
+    now: str
+    wanted: str
+    is_good: bool
+    why: str
+    writes: Mapping[Path, str] = {}
+    how: str = ""
+    is_risk: bool = False
+
+
+def chosen(found: str) -> str:
+    """Of "[none] mq-deadline", the choice of several that the kernel shows in brackets."""
+    return found.split("[", 1)[1].split("]", 1)[0] if "[" in found and "]" in found else found
+
+
+def read_settings(root: Path, directories: Iterable[Path]) -> list[Setting]:
+    """All that this machine has, those of its disks first."""
+    return [*_storage(root, directories), *_memory(root), *_network(root), *_cpus(root), *_limits(root)]
+
+
+# -- file systems and disks ------------------------------------------------------------------------
+
+
+def _storage(root: Path, directories: Iterable[Path]) -> Iterator[Setting]:
+    seen: set[str] = set()
+    for directory in directories:
+        about = file_system_of(root, directory)
+        if about is None:
+            yield Setting(
+                f"{directory}: file system",
+                "not known",
+                "ext4 or xfs",
+                False,
+                "it is in no line of /proc/self/mountinfo, so nothing can be said of its disk",
+                how=f"mqd bench disk {directory} measures what it does",
+            )
+            continue
+        if about.device in seen:
+            continue
+        seen.add(about.device)
+        devices = devices_of(root, about.device)
+        yield from _file_system(about, directory)
+        yield from _stripes(about, devices)
+        for device in devices:
+            if device.name not in seen:
+                seen.add(device.name)
+                yield from _device(device)
+
+
+def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
+    place, kind = about.mount_point, about.kind
+    measure = f"mqd bench disk {directory} measures what it does"
+    if kind in TRIED:
+        yield Setting(f"{place}: file system", kind, "ext4 or xfs", True, "mqd is tested on these two")
+    elif kind in MEMORY:
+        why = "this is memory: all records are lost when the machine restarts"
+        yield Setting(
+            f"{place}: file system", kind, "ext4 or xfs", False, why, how="move the data directory", is_risk=True
+        )
+    elif kind in COPY_ON_WRITE:
+        why = "it copies on write: a flush writes more than the records, and files fall into pieces"
+        yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
+    elif kind in NETWORK:
+        why = "the disk is across a network: flushes wait for it, and a lost connection stops the broker"
+        yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
+    else:
+        why = f"mqd has not been tried on {kind}: whether a flush reaches the disk there is not known"
+        yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
+    if kind not in TRIED:
+        return
+    barrier = "nobarrier" if "nobarrier" in about.options or about.options.get("barrier") == "0" else "on"
+    yield Setting(
+        f"{place}: barriers",
+        barrier,
+        "on",
+        barrier == "on",
+        "without barriers a power cut may take back what acks=all has acknowledged"
+        if barrier != "on"
+        else "a flush reaches the disk, not only its cache",
+        how=f"remove nobarrier and barrier=0 from {place} in /etc/fstab, and mount it again",
+        is_risk=barrier != "on",
+    )
+    times = next((one for one in ("noatime", "strictatime", "relatime") if one in about.options), "strictatime")
+    yield Setting(
+        f"{place}: access times",
+        times,
+        "noatime or relatime",
+        times != "strictatime",
+        "with strictatime each read of a segment writes its inode, which flushes then wait for",
+        how=f"mount -o remount,noatime {place}, and noatime in /etc/fstab",
+    )
+    if "discard" in about.options:
+        yield Setting(
+            f"{place}: discard",
+            "on",
+            "off",
+            False,
+            "each deleted segment makes the SSD erase at once, and flushes wait meanwhile",
+            how=f"mount -o remount,nodiscard {place}; systemctl enable --now fstrim.timer does it weekly",
+        )
+
+
+def _rotates(device: Device) -> bool:
+    return number(device.directory / "queue/rotational") == 1
+
+
+def _device(device: Device) -> Iterator[Setting]:
+    scheduler = device.directory / "queue/scheduler"
+    found = text(scheduler)
+    rotates = _rotates(device)
+    if found is not None and found != "none":
+        good = ("mq-deadline",) if rotates else ("none", "mq-deadline")
+        possible = [one for one in good if one in found.replace("[", " ").replace("]", " ").split()]
+        is_good = chosen(found) in good
+        yield Setting(
+            f"{device.name}: I/O scheduler",
+            chosen(found),
+            good[0],
+            is_good,
+            "a spinning disk needs order, and no write may wait for long"
+            if rotates
+            else "an SSD needs no order, and schedulers that share fairly hold flushes back",
+            {scheduler: possible[0]} if possible and not is_good else {},
+            "" if possible or is_good else f"modprobe {good[-1]}, then mqd tune --apply",
+        )
+    read_ahead = device.directory / "queue/read_ahead_kb"
+    kilobytes, wanted = number(read_ahead), READ_AHEAD_KB["disk" if rotates else "ssd"]
+    array = _array(device)
+    if array is not None:
+        wanted = max(wanted, 2 * array.stripe_kb)
+    if kilobytes is not None:
+        yield Setting(
+            f"{device.name}: read-ahead",
+            f"{kilobytes} KB",
+            f"{wanted} KB or more",
+            kilobytes >= wanted,
+            "consumers that are behind read segments from the beginning to the end",
+            {} if kilobytes >= wanted else {read_ahead: str(wanted)},
+        )
+    if array is not None:
+        yield from _raid(device, array)
+
+
+class Array(NamedTuple):
+    """A software RAID. `stripe_kb`: of data, over all its disks; 0: it is not striped."""
+
+    level: str
+    stripe_kb: int
+
+
+def _array(device: Device) -> Array | None:
+    level = text(device.directory / "md/level")
+    if level is None:
+        return None
+    disks = number(device.directory / "md/raid_disks") or 0
+    chunk = (number(device.directory / "md/chunk_size") or 0) // 1024
+    if level not in STRIPED:
+        return Array(level, 0)
+    of_data = disks // 2 if level == "raid10" else disks - WITH_PARITY.get(level, 0)
+    return Array(level, chunk * max(of_data, 1))
+
+
+def _raid(device: Device, array: Array) -> Iterator[Setting]:
+    missing = number(device.directory / "md/degraded")
+    if missing is not None:
+        yield Setting(
+            f"{device.name}: missing disks",
+            str(missing),
+            "0",
+            missing == 0,
+            "one disk more, and the array is lost" if missing else "every disk of the array is there",
+            how=f"mdadm --detail /dev/{device.name} names what is missing; mdadm --add replaces it",
+            is_risk=missing > 0,
+        )
+    cache = device.directory / "md/stripe_cache_size"
+    entries = number(cache)
+    if entries is not None and array.level in WITH_PARITY:
+        yield Setting(
+            f"{device.name}: stripe cache",
+            str(entries),
+            f"{STRIPE_CACHE_MIN} or more",
+            entries >= STRIPE_CACHE_MIN,
+            f"{array.level} reads old data to compute parity, unless a whole stripe ({array.stripe_kb} KB) waits here",
+            {} if entries >= STRIPE_CACHE_MIN else {cache: str(STRIPE_CACHE_MIN)},
+        )
+
+
+def _stripes(about: FileSystem, devices: Sequence[Device]) -> Iterator[Setting]:
+    array = next((one for one in map(_array, devices) if one is not None and one.stripe_kb), None)
+    if array is None or about.kind not in TRIED:
+        return
+    # xfs counts in sectors of 512 bytes, ext4 in blocks of 4 KiB
+    width = about.options.get("swidth") or about.options.get("stripe") or "0"
+    now_kb = (int(width) if width.isdigit() else 0) // 2 if about.kind == "xfs" else 4 * int(width)
+    yield Setting(
+        f"{about.mount_point}: stripe",
+        f"{now_kb} KB" if now_kb else "not known to the file system",
+        f"{array.stripe_kb} KB",
+        now_kb == array.stripe_kb,
+        "files that begin on a stripe are written without reading parity first",
+        how=f"it is set when the file system is made: mkfs.{about.kind} finds it by itself on an array",
+    )
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def _memory(root: Path) -> Iterator[Setting]:
+    vm = root / "proc/sys/vm"
+    swappiness = number(vm / "swappiness")
+    swaps = len((text(root / "proc/swaps") or "").splitlines()) > 1
+    if swappiness is not None:
+        is_good = swappiness <= SWAPPINESS_MAX or not swaps
+        yield Setting(
+            "vm.swappiness",
+            str(swappiness),
+            str(SWAPPINESS),
+            is_good,
+            "the broker's own memory is swapped out to keep more segments in memory"
+            if swaps
+            else "there is no swap, so it has no effect",
+            {} if is_good else {vm / "swappiness": str(SWAPPINESS)},
+        )
+    for name, limit, why in (
+        ("dirty_background_ratio", BACKGROUND_MAX, "what is not written yet stays little, so a flush is short"),
+        ("dirty_ratio", DIRTY_MAX, "a burst of writes is not stopped to write gigabytes at once"),
+    ):
+        share, in_bytes = number(vm / name), number(vm / name.replace("ratio", "bytes"))
+        if share is None:
+            continue
+        is_good = bool(in_bytes) or share <= limit
+        yield Setting(
+            f"vm.{name}",
+            f"{in_bytes} bytes" if in_bytes else f"{share} %",
+            f"{limit} % or less",
+            is_good,
+            why,
+            {} if is_good else {vm / name: str(limit)},
+        )
+    huge = root / "sys/kernel/mm/transparent_hugepage/enabled"
+    pages = text(huge)
+    if pages is not None:
+        is_good = chosen(pages) != "always"
+        yield Setting(
+            "transparent huge pages",
+            chosen(pages),
+            "madvise",
+            is_good,
+            "with always, the kernel stops processes to make them",
+            {} if is_good else {huge: "madvise"},
+        )
+
+
+# -- network ---------------------------------------------------------------------------------------
+
+
+def _network(root: Path) -> Iterator[Setting]:
+    for name, why in (
+        ("core/somaxconn", "so many new connections wait to be accepted; more are refused, as after a restart"),
+        ("ipv4/tcp_max_syn_backlog", "so many connections are being opened at once"),
+    ):
+        path = root / "proc/sys/net" / name
+        found = number(path)
+        if found is not None:
+            is_good = found >= BACKLOG_MIN
+            writes = {} if is_good else {path: str(BACKLOG_MIN)}
+            yield Setting(f"net.{name.replace('/', '.')}", str(found), f"{BACKLOG_MIN} or more", is_good, why, writes)
+    cpus = _cpu_numbers(root)
+    interfaces = root / "sys/class/net"
+    for interface in sorted(interfaces.iterdir()) if interfaces.is_dir() else ():
+        yield from _interrupts(root, interface, cpus)
+
+
+def _interrupts(root: Path, interface: Path, cpus: Sequence[int]) -> Iterator[Setting]:
+    """Of a card with several queues, whose interrupts may all go to one CPU."""
+    listed = interface / "device/msi_irqs"
+    numbers = sorted(int(one.name) for one in listed.iterdir() if one.name.isdigit()) if listed.is_dir() else []
+    files = [root / f"proc/irq/{one}/smp_affinity_list" for one in numbers]
+    places = {path: found for path in files if (found := text(path)) is not None}
+    if len(places) < 2 or len(cpus) < 2:
+        return
+    is_good = len(set(places.values())) > 1 or not next(iter(places.values())).isdigit()
+    yield Setting(
+        f"{interface.name}: interrupts",
+        f"all of {len(places)} on CPU {next(iter(places.values()))}" if not is_good else "on several CPUs",
+        "spread over the CPUs",
+        is_good,
+        "one CPU receives all packets, and the worker there gets no time",
+        {} if is_good else {path: str(cpus[index % len(cpus)]) for index, path in enumerate(places)},
+    )
+
+
+# -- CPUs ------------------------------------------------------------------------------------------
+
+
+def _cpu_numbers(root: Path) -> list[int]:
+    folder = root / "sys/devices/system/cpu"
+    names = [one.name[3:] for one in folder.iterdir() if one.name.startswith("cpu")] if folder.is_dir() else []
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _cpus(root: Path) -> Iterator[Setting]:
+    folder = root / "sys/devices/system"
+    governors = {
+        path: found
+        for one in _cpu_numbers(root)
+        if (found := text(path := folder / f"cpu/cpu{one}/cpufreq/scaling_governor")) is not None
+    }
+    if governors:
+        slow = [path for path, found in governors.items() if found != "performance"]
+        yield Setting(
+            "CPU governor",
+            ", ".join(sorted(set(governors.values()))),
+            "performance",
+            not slow,
+            "a CPU that sleeps between requests answers the next one later",
+            {path: "performance" for path in slow},
+        )
+    clock = folder / "clocksource/clocksource0"
+    source, available = text(clock / "current_clocksource"), (text(clock / "available_clocksource") or "").split()
+    if source is not None and (source == "tsc" or "tsc" in available):
+        yield Setting(
+            "clock source",
+            source,
+            "tsc",
+            source == "tsc",
+            "other clocks take a system call or a device for each look at the time",
+            {} if source == "tsc" else {clock / "current_clocksource": "tsc"},
+        )
+    nodes = folder / "node"
+    count = (
+        sum(one.name[4:].isdigit() for one in nodes.iterdir() if one.name.startswith("node")) if nodes.is_dir() else 1
+    )
+    if count > 1:
+        lists = "; ".join(f"node {one}: {text(nodes / f'node{one}/cpulist')}" for one in range(count))
+        yield Setting(
+            "NUMA",
+            f"{count} nodes",
+            "worker.cpus set",
+            True,
+            f"a worker that stays on the node of its network card and disk does not wait for the other's memory ({lists})",
+            how="worker.cpus=CPUS of one node, in the broker's configuration",
+        )
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+def _kernel(root: Path) -> tuple[int, ...]:
+    """Major and minor; (0, 0) where it is not known."""
+    found = (text(root / "proc/sys/kernel/osrelease") or "").split(".")[:2]
+    return tuple(map(int, found)) if len(found) == 2 and all(map(str.isdigit, found)) else (0, 0)
+
+
+def _limits(root: Path) -> Iterator[Setting]:
+    limits = {}
+    for line in (text(root / "proc/self/limits") or "").splitlines()[1:]:
+        limits[line[:25].strip()] = line[25:].split()
+    for name, key, least, shown, why, how in (
+        (
+            "open files",
+            "Max open files",
+            OPEN_FILES_MIN,
+            str(OPEN_FILES_MIN),
+            "each connection and segment takes one",
+            "nofile in /etc/security/limits.d; mqd service install sets it for the service",
+        ),
+        (
+            "locked memory",
+            "Max locked memory",
+            LOCKED_BYTES_MIN if _kernel(root) < (5, 12) else 0,
+            f"{LOCKED_BYTES_MIN >> 20} MiB",
+            "this kernel counts io_uring's rings here",
+            "memlock in /etc/security/limits.d, or LimitMEMLOCK in the unit",
+        ),
+    ):
+        fields = limits.get(key)
+        if not fields or len(fields) < 2 or not least:
+            continue
+        hard = fields[1]
+        is_good = hard == "unlimited" or (hard.isdigit() and int(hard) >= least)
+        yield Setting(f"limit: {name}", hard, f"{shown} or more", is_good, f"{why} (hard limit of this shell)", how=how)
+    path = root / "proc/sys/fs/inotify/max_user_instances"
+    instances = number(path)
+    if instances is not None:
+        is_good = instances >= INOTIFY_MIN
+        yield Setting(
+            "fs.inotify.max_user_instances",
+            str(instances),
+            f"{INOTIFY_MIN} or more",
+            is_good,
+            "by these the broker sees that a local client has released its memory",
+            {} if is_good else {path: str(INOTIFY_MIN)},
+        )
+    forbidden = number(root / "proc/sys/kernel/io_uring_disabled")
+    if forbidden is not None:
+        yield Setting(
+            "kernel.io_uring_disabled",
+            str(forbidden),
+            "0",
+            forbidden == 0,
+            "without io_uring the broker uses epoll and threads, which takes more CPU",
+            how="sysctl -w kernel.io_uring_disabled=0, if the rules of this machine allow it",
+        )

@@ -1,0 +1,90 @@
+"""What directories are stored on: the file system, and the block devices below it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class FileSystem(NamedTuple):
+    """`device`: major:minor. `options`: of the mount and of the file system, by name; "" where one has no value."""
+
+    kind: str
+    mount_point: Path
+    device: str
+    options: dict[str, str]
+
+
+class Device(NamedTuple):
+    """`directory`: in /sys, of the whole disk or array."""
+
+    name: str
+    directory: Path
+
+
+def text(path: Path) -> str | None:
+    """None: this kernel does not have it, or this user may not read it."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def number(path: Path) -> int | None:
+    found = text(path)
+    try:
+        return None if found is None else int(found)
+    except ValueError:
+        return None
+
+
+def _unescaped(word: str) -> str:
+    r"""As proc(5) writes a space: \040."""
+    return word.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+
+
+def _options(*lists: str) -> dict[str, str]:
+    found = {}
+    for one in ",".join(lists).split(","):
+        name, _, value = one.partition("=")
+        found[name] = value
+    return found
+
+
+def file_system_of(root: Path, directory: Path) -> FileSystem | None:
+    """Of the mounted file systems that have the directory below them, the innermost; None: not known."""
+    best: FileSystem | None = None
+    for line in (text(root / "proc/self/mountinfo") or "").splitlines():
+        own, _, rest = line.partition(" - ")
+        fields, of_system = own.split(), rest.split()
+        if len(fields) < 6 or len(of_system) < 3:
+            continue
+        mount_point = Path(_unescaped(fields[4]))
+        inner = best is None or len(mount_point.parts) >= len(
+            best.mount_point.parts
+        )  # a later one hides an earlier one
+        if directory.is_relative_to(mount_point) and inner:
+            best = FileSystem(of_system[0], mount_point, fields[2], _options(fields[5], of_system[2]))
+    return best
+
+
+def devices_of(root: Path, major_minor: str) -> list[Device]:
+    """The device, and those that it consists of: an array and its disks, a volume and what it lies on. A
+    partition counts as its disk. Empty: not a block device.
+    """
+    found: dict[str, Device] = {}
+
+    def visit(directory: Path) -> None:
+        if (directory / "partition").exists():
+            directory = directory.parent
+        if directory.name in found or not directory.is_dir():
+            return
+        found[directory.name] = Device(directory.name, directory)
+        slaves = directory / "slaves"
+        for slave in sorted(slaves.iterdir()) if slaves.is_dir() else ():
+            visit(slave.resolve())
+
+    link = root / "sys/dev/block" / major_minor
+    if link.exists():
+        visit(link.resolve())
+    return list(found.values())

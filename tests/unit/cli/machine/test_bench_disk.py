@@ -1,0 +1,103 @@
+"""`mqd bench disk`: what it measures, in how much space and time, and how it says that."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from mqd.cli.common import CliError
+from mqd.cli.machine import disk
+from mqd.cli.machine.disk import COMMIT_BYTES, MIB, RECORD_BYTES, Figures, Flushes
+from mqd.cli.main import cli
+
+
+def figures(p50_ms: float, p99_ms: float = 1.0, is_cached: bool = False) -> Figures:
+    one = Flushes(RECORD_BYTES, 1000, p50_ms, p99_ms, p99_ms, 1000 / p50_ms)
+    return Figures(one, one._replace(size_bytes=COMMIT_BYTES), 5e8, 1e9, is_cached)
+
+
+def test_it_measures_and_leaves_nothing(tmp_path: Path) -> None:
+    found = disk.measure(tmp_path, 4 * MIB, 0.1)
+    for one, size in ((found.single, RECORD_BYTES), (found.commit, COMMIT_BYTES)):
+        assert one.size_bytes == size and one.appends >= 1
+        assert 0 < one.p50_ms <= one.p99_ms <= one.max_ms
+    assert found.write_bytes_s > 0 and found.read_bytes_s > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["bench", "disk", str(tmp_path), "--seconds", "0.2", "--size", "4"])
+    assert done.exit_code == 0 and "append 4 KiB and flush" in done.output and "a flush takes" in done.output
+    words = ["bench", "disk", str(tmp_path), "--seconds", "0.2", "--size", "4", "--format", "json"]
+    shown = json.loads(CliRunner().invoke(cli, words).output)
+    assert shown["directory"] == str(tmp_path) and shown["append_and_flush"][0]["size_bytes"] == RECORD_BYTES
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["bench", "disk", str(tmp_path / "no")], standalone_mode=False)
+    assert isinstance(done.exception, CliError) and "is not a directory" in str(done.exception)
+
+
+def test_the_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = SimpleNamespace(f_bavail=300, f_blocks=1000, f_frsize=MIB)
+    monkeypatch.setattr(os, "statvfs", lambda _path: about)
+    disk.check_space(tmp_path, 250 * MIB)
+    with pytest.raises(CliError, match="use --size, or free space"):
+        disk.check_space(tmp_path, 251 * MIB)
+
+
+def test_a_write_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fails)
+    with pytest.raises(CliError, match="Input/output error"):
+        disk.measure(tmp_path, 4 * MIB, 0.1)
+
+
+def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda _fd: answers.wait())
+    try:
+        with pytest.raises(CliError, match="has not answered a write or flush within"):
+            disk.measure(tmp_path, 4 * MIB, 0.0, patience_s=0.1)
+    finally:
+        answers.set()
+
+
+def test_percentiles() -> None:
+    ordered = [float(number) for number in range(1, 101)]
+    assert [disk.percentile(ordered, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
+    assert disk.percentile([7.0], 0.99) == 7
+    one = disk.flushes_of(RECORD_BYTES, [0.003, 0.001, 0.002])
+    assert (one.p50_ms, one.max_ms, one.per_second) == (2, 3, pytest.approx(500))
+
+
+@pytest.mark.parametrize(
+    ("p50_ms", "said"),
+    [
+        (0.005, "ignores flushes"),
+        (0.1, "survives a power cut"),
+        (1.5, "a usual SSD"),
+        (8, "slow"),
+        (20, "a spinning disk"),
+    ],
+)
+def test_the_kind_of_disk_in_words(p50_ms: float, said: str) -> None:
+    assert said in disk.advice(figures(p50_ms, p50_ms), "ext4")[0]
+
+
+def test_what_else_is_said() -> None:
+    assert any("1,000 records/s" in line for line in disk.advice(figures(1.0), "xfs"))
+    assert any("one flush in a hundred takes 80.0 ms" in line for line in disk.advice(figures(1.0, 80.0), "xfs"))
+    assert not any("in a hundred" in line for line in disk.advice(figures(10.0, 80.0), "xfs"))
+    assert any("read past memory" in line for line in disk.advice(figures(1.0, is_cached=True), "xfs"))
+    assert disk.advice(figures(0.001), "tmpfs") == [
+        "this is tmpfs, memory: nothing in it survives a restart of the machine"
+    ]
