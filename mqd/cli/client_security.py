@@ -6,15 +6,18 @@ mqd's encryption.*.
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeVar
 
 from mqd.client.encryption import settings as encryption_settings
 from mqd.client.encryption.settings import Encryption
 from mqd.security import client
 from mqd.security.client import ClientSecurity
 
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 VARIABLE = "MQD_CLIENT_CONFIG"
 _user: ContextVar[ClientSecurity | None] = ContextVar("user", default=None)
 
@@ -29,6 +32,22 @@ def acting_as(user: ClientSecurity) -> Iterator[None]:
         yield
     finally:
         _user.reset(token)
+
+
+def carried(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
+    """For other threads, which begin without acting_as(): `function` with the credentials that are in
+    force here.
+    """
+    user = _user.get()
+
+    def acting(argument: Argument) -> Result:
+        token = _user.set(user)
+        try:
+            return function(argument)
+        finally:
+            _user.reset(token)
+
+    return acting
 
 
 @functools.cache

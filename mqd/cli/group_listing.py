@@ -19,6 +19,7 @@ from mqd.protocol.messages import (
     OffsetFetchRequest,
     ShareGroupDescribeRequest,
 )
+from mqd.spark.offsets import SHOWN
 
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
 GROUPS_TOGETHER = 8  # the oldest OffsetFetch that names several groups
@@ -337,7 +338,9 @@ def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
 
 
 class Progress(msgspec.Struct):
-    """Of a group in a partition. None: not known, or not there."""
+    """Of a group in a partition. None: not known, or not there. `only_shown`: a streaming query of Spark
+    publishes its progress here, and reads by its checkpoint.
+    """
 
     topic: str
     partition: int
@@ -347,6 +350,7 @@ class Progress(msgspec.Struct):
     lag: int | None
     member: Member | None
     note: str
+    only_shown: bool = False
 
 
 def progress(cluster: Cluster, group: Group) -> list[Progress]:
@@ -383,7 +387,8 @@ def progress(cluster: Cluster, group: Group) -> list[Progress]:
         elif offset is not None and offset > end:
             note, lag = "beyond the log's end", 0
         owner = None if is_share else owners.get(partition)
-        rows.append(Progress(topic, index, offset, start, end, lag, owner, note))
+        only_shown = partition in found and found[partition].metadata == SHOWN
+        rows.append(Progress(topic, index, offset, start, end, lag, owner, note, only_shown))
     return rows
 
 

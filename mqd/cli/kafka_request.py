@@ -82,6 +82,13 @@ class Broker:
     def speaks(self, api_key: int) -> bool:
         return api_key in self._versions
 
+    def is_mqd(self) -> bool:
+        """Other brokers ignore mqd's own fields of a request, and do the rest of it. Raises CliError."""
+        request = message_class(API_VERSIONS_KEY, "Request")(
+            client_software_name="mqd-cli", client_software_version="1"
+        )  # in its newest version: others leave out features that may be 0
+        return any(one.name == "mqd.version" for one in self.request(API_VERSIONS_KEY, request).supported_features)
+
     def _call(self, api_key: int, request: object, version: int) -> Any:
         assert self._socket is not None
         self._correlation_id += 1

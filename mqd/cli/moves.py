@@ -21,9 +21,10 @@ from mqd.protocol.messages import (
     DescribeClusterRequest,
     ListPartitionReassignmentsRequest,
     MetadataRequest,
+    UnregisterBrokerRequest,
 )
 
-METADATA, ALTER, LIST, DESCRIBE_CLUSTER = 3, 45, 46, 60
+METADATA, ALTER, LIST, DESCRIBE_CLUSTER, UNREGISTER = 3, 45, 46, 60, 64
 LOOK_S = 0.25
 STALLED_S = 60.0
 
@@ -239,6 +240,32 @@ def under_way(broker: Broker, topic: str | None = None) -> dict[Partition, Move]
         for one in answer.topics
         for part in one.partitions
     }
+
+
+def balance(broker: Broker, topics: Sequence[str], dry_run: bool) -> Plan:
+    """Of all topics, or those named: what the active controller moves, or would move. Raises
+    CliError.
+    """
+    _must_be_mqd(broker, "spreads replicas by itself", "mqd topic reassign moves them there")
+    requested = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
+    answer = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1))
+    check("balancing", answer.error_code, answer.error_message)
+    return {
+        (topic.name, one.partition_index): list(one.target) for topic in answer.responses for one in topic.partitions
+    }
+
+
+def drain(broker: Broker, node: int, cancel: bool) -> None:
+    """All replicas leave `node`, or it takes part again. Raises CliError."""
+    # another broker would see a request to unregister the node, and do so
+    _must_be_mqd(broker, "drains a node", "mqd topic reassign moves its replicas there")
+    answer = broker.request(UNREGISTER, UnregisterBrokerRequest(broker_id=node, drain=2 if cancel else 1))
+    check(f"node {node}", answer.error_code, answer.error_message)
+
+
+def _must_be_mqd(broker: Broker, what: str, otherwise: str) -> None:
+    if not broker.is_mqd():
+        raise CliError(f"only a cluster of mqd {what}; {otherwise}")
 
 
 def held_by(broker: Broker, node: int) -> set[Partition]:

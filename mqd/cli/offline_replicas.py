@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple
 
+from mqd.cli import client_security
 from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker
 
@@ -52,8 +53,12 @@ def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: 
         lacks.setdefault(node, {}).setdefault(name, []).append(index)
     if not lacks:
         return []
+
+    def ask(node: int) -> list[Any]:
+        return log_directories(addresses[node], lacks[node])
+
     with ThreadPoolExecutor(len(lacks)) as threads:
-        results = dict(zip(lacks, threads.map(lambda node: log_directories(addresses[node], lacks[node]), lacks)))
+        results = dict(zip(lacks, threads.map(client_security.carried(ask), lacks)))
     return [_place(name, index, node, results[node]) for name, index, node in shown]
 
 

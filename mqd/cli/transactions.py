@@ -219,6 +219,60 @@ def _is_known(transaction: Transaction | None, one: OpenProducer) -> bool:
     )
 
 
+def check_open(found: Transaction) -> None:
+    """Raises CliError: there is nothing to abort."""
+    name = found.transactional_id
+    if found.state in ("PrepareCommit", "PrepareAbort"):
+        raise CliError(
+            f"the transaction of {name} is decided ({found.state}): its coordinator writes the markers, and nothing can"
+            " change that"
+        )
+    if found.state != "Ongoing":
+        raise CliError(f"transactional id {name} has no transaction open; it is {found.state}")
+
+
+def open_at(
+    cluster: Cluster, topic: str, index: int, start_offset: int | None, producer_id: int | None
+) -> tuple[OpenProducer, Transaction | None]:
+    """The transaction that begins there, or is of this producer; and what its coordinator knows of the
+    producer. Raises CliError: there is none.
+    """
+    if index not in cluster.topics([topic]).get(topic, {}):
+        raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
+    there = open_producers(cluster, [(topic, index)])
+    found = [
+        one
+        for one in there
+        if (one.producer_id == producer_id if start_offset is None else one.start_offset == start_offset)
+    ]
+    if not found:
+        others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in there[:5])
+        criterion = f"begins at {start_offset}" if start_offset is not None else f"is of producer id {producer_id}"
+        raise CliError(
+            f"no open transaction of {topic}-{index} {criterion}; "
+            + (f"those open begin at {others}" if others else "none is open there")
+        )
+    return found[0], known(cluster, [found[0].producer_id]).get(found[0].producer_id)
+
+
+def maybe_committed(owner: Transaction | None, one: OpenProducer) -> bool:
+    """Whether its coordinator remembers a commit that may have been of it. Clients of version 2
+    have another epoch after each.
+    """
+    return owner is not None and owner.state == "CompleteCommit" and 0 <= owner.producer_epoch - one.producer_epoch <= 1
+
+
+def places(cluster: Cluster, found: Transaction) -> dict[Partition, OpenProducer]:
+    """Where it is open."""
+    cluster.topics(found.partitions)
+    partitions = [(topic, index) for topic, indexes in found.partitions.items() for index in indexes]
+    return {
+        (one.topic, one.partition): one
+        for one in open_producers(cluster, partitions)
+        if one.producer_id == found.producer_id
+    }
+
+
 def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
     """As a new instance of the producer would: its transaction is aborted, and the old one fenced.
     Returns when it has ended.

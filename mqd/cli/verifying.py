@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from mqd.cli import moves
+from mqd.cli import client_security, moves
 from mqd.cli import offline_replicas as offline
 from mqd.cli.kafka_request import Broker, check
 from mqd.cli.moves import Move, Partition, Plan
@@ -95,8 +95,12 @@ def _measured(
                 requested.setdefault(node, {}).setdefault(topic, []).append(index)
     if not requested:
         return list(found)
+
+    def ask(node: int) -> dict[Partition, int]:
+        return _sizes(addresses[node], requested[node])
+
     with ThreadPoolExecutor(min(len(requested), offline.SHOWN_MAX)) as threads:
-        sizes = dict(zip(requested, threads.map(lambda node: _sizes(addresses[node], requested[node]), requested)))
+        sizes = dict(zip(requested, threads.map(client_security.carried(ask), requested)))
     return [
         _copied(one, sizes, leaders[one.partition]) if one.move is not None and one.move.adding else one
         for one in found

@@ -13,10 +13,10 @@ from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
 if TYPE_CHECKING:
     from mqd.cluster.host import messages
-    from mqd.security.acl import AclBinding, AclFilter
+    from mqd.security.acl import AclBinding
     from mqd.security.authorizer import Authorizer, Verdict
 
-_DESCRIBE, _CREATE, _DELETE, _DESCRIBE_CONFIGS = 29, 30, 31, 32
+_DESCRIBE_CONFIGS = 32
 _BROKER = 4  # Kafka's type of resource with a configuration
 TIMEOUT_S = 30.0
 _HOST = click.option("--from", "host", default="*", metavar="ADDRESS", help="Only from this address of the client.")
@@ -58,37 +58,14 @@ def _create(
     host: str,
     data_dir: Path | None,
 ) -> None:
-    from mqd.cli import acl_words
-    from mqd.cli.kafka_request import Broker, check
+    from mqd.cli import access
     from mqd.cluster.host import messages
-    from mqd.protocol.messages import CreateAclsRequest
-    from mqd.security.acl import AclBinding, Permission
 
-    kind, pattern, name = _usage(acl_words.resource, resource)
-    who = _usage(acl_words.principal, principal)
-    rules = [
-        AclBinding(kind, pattern, name, who, host, operation, Permission[permission])
-        for operation in _usage(acl_words.operations, operations, kind)
-    ]
+    rules = _usage(access.rules_in_words, permission, principal, operations, resource, host)
     if data_dir is not None:
         _locally(data_dir, messages.CreateAcls(rules))
     else:
-        creations = [
-            CreateAclsRequest.AclCreation(
-                resource_type=rule.resource_type,
-                resource_name=rule.name,
-                resource_pattern_type=rule.pattern_type,
-                principal=rule.principal,
-                host=rule.host,
-                operation=rule.operation,
-                permission_type=rule.permission,
-            )
-            for rule in rules
-        ]
-        with Broker(settings.bootstrap) as broker:
-            answer = broker.request(_CREATE, CreateAclsRequest(creations=creations))
-        for result in answer.results:
-            check("access control lists", result.error_code, result.error_message)
+        access.create_rules(settings, rules)
     _emit(settings, rules, "")
 
 
@@ -117,61 +94,6 @@ def allow(settings: Settings, principal: str, operations: str, resource: str, ho
 def deny(settings: Settings, principal: str, operations: str, resource: str, host: str, data_dir: Path | None) -> None:
     """Deny PRINCIPAL OPERATIONS on RESOURCE, whatever other rules allow."""
     _create(settings, "DENY", principal, operations, resource, host, data_dir)
-
-
-def _filter(
-    principal: str | None, operation: str | None, resource: str | None, host: str | None, permission: str | None
-) -> "AclFilter":
-    from mqd.cli import acl_words
-    from mqd.security.acl import AclFilter, Operation, PatternType, Permission, ResourceType
-
-    kind, pattern, name = ResourceType.ANY, PatternType.ANY, None
-    if resource is not None:
-        kind, pattern, name = _usage(acl_words.resource, resource)
-    return AclFilter(
-        kind,
-        pattern,
-        name,
-        _usage(acl_words.principal, principal) if principal is not None else None,
-        host,
-        _usage(acl_words.operation, operation) if operation is not None else Operation.ANY,
-        Permission[permission.upper()] if permission is not None else Permission.ANY,
-    )
-
-
-def _filter_fields(acl_filter: "AclFilter") -> dict[str, Any]:
-    return {
-        "resource_type_filter": acl_filter.resource_type,
-        "resource_name_filter": acl_filter.name,
-        "pattern_type_filter": acl_filter.pattern_type,
-        "principal_filter": acl_filter.principal,
-        "host_filter": acl_filter.host,
-        "operation": acl_filter.operation,
-        "permission_type": acl_filter.permission,
-    }
-
-
-def _found(settings: Settings, acl_filter: "AclFilter") -> list["AclBinding"]:
-    from mqd.cli.kafka_request import Broker, check
-    from mqd.protocol.messages import DescribeAclsRequest
-    from mqd.security.acl import AclBinding
-
-    with Broker(settings.bootstrap) as broker:
-        answer = broker.request(_DESCRIBE, DescribeAclsRequest(**_filter_fields(acl_filter)))
-    check("access control lists", answer.error_code, answer.error_message)
-    return sorted(
-        AclBinding(
-            one.resource_type,
-            one.pattern_type,
-            one.resource_name,
-            acl.principal,
-            acl.host,
-            acl.operation,
-            acl.permission_type,
-        )
-        for one in answer.resources
-        for acl in one.acls
-    )
 
 
 def _emit(settings: Settings, rules: list["AclBinding"], none: str) -> None:
@@ -210,7 +132,10 @@ def list_(
     host: str | None,
 ) -> None:
     """Show the rules: all, or those of one RESOURCE, written as in `mqd acl allow`."""
-    _emit(settings, _found(settings, _filter(principal, operation, resource, host, permission)), "there is no rule")
+    from mqd.cli import access
+
+    acl_filter = _usage(access.filter_in_words, principal, operation, resource, host, permission)
+    _emit(settings, access.rules(settings, acl_filter), "there is no rule")
 
 
 @command.command()
@@ -232,40 +157,21 @@ def remove(
     data_dir: Path | None,
 ) -> None:
     """Remove the rules that fit, and show them."""
-    from mqd.cli.kafka_request import Broker, check
+    from mqd.cli import access
     from mqd.cluster.host import messages
-    from mqd.protocol.messages import DeleteAclsRequest
-    from mqd.security.acl import AclBinding
 
     if not everything and not any((resource, principal, operation, permission, host)):
         raise click.UsageError("say which rules: a RESOURCE, --principal, ..., or --all")
-    acl_filter = _filter(principal, operation, resource, host, permission)
+    acl_filter = _usage(access.filter_in_words, principal, operation, resource, host, permission)
     if dry_run:
-        _emit(settings, _found(settings, acl_filter), "no rule fits")
+        _emit(settings, access.rules(settings, acl_filter), "no rule fits")
         return
     if data_dir is not None:
         removed = [
             rule for rules in _locally(data_dir, messages.DeleteAcls([acl_filter])).removed_acls for rule in rules
         ]
     else:
-        with Broker(settings.bootstrap) as broker:
-            answer = broker.request(
-                _DELETE, DeleteAclsRequest(filters=[DeleteAclsRequest.Filter(**_filter_fields(acl_filter))])
-            )
-        (result,) = answer.filter_results
-        check("access control lists", result.error_code, result.error_message)
-        removed = [
-            AclBinding(
-                one.resource_type,
-                one.pattern_type,
-                one.resource_name,
-                one.principal,
-                one.host,
-                one.operation,
-                one.permission_type,
-            )
-            for one in result.matching_acls
-        ]
+        removed = access.remove_rules(settings, acl_filter)
     _emit(settings, sorted(removed), "no rule fits")
 
 
@@ -274,13 +180,14 @@ def remove(
 
 def _authorizer(settings: Settings) -> "Authorizer":
     """The cluster's rules, with the settings of the broker that is asked."""
+    from mqd.cli import access
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import DescribeClusterRequest, DescribeConfigsRequest
     from mqd.security.acl import AclFilter
     from mqd.security.authorizer import Authorizer
     from mqd.security.principal import super_users
 
-    rules = _found(settings, AclFilter())
+    rules = access.rules(settings, AclFilter())
     with Broker(settings.bootstrap) as broker:
         node_id = broker.request(60, DescribeClusterRequest()).controller_id
         requested = DescribeConfigsRequest.Resource(

@@ -288,12 +288,10 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
     permanently.
     """
     from mqd.cli import moves
-    from mqd.cli.kafka_request import Broker, check
-    from mqd.protocol.messages import UnregisterBrokerRequest
+    from mqd.cli.kafka_request import Broker
 
     with Broker(settings.bootstrap) as broker:
-        answer = broker.request(_UNREGISTER, UnregisterBrokerRequest(broker_id=node, drain=2 if cancel else 1))
-        check(f"node {node}", answer.error_code, answer.error_message)
+        moves.drain(broker, node, cancel)
         if not cancel and not no_wait:
             moves.wait_until_empty(broker, node, not settings.json)
     outcome = (
@@ -341,22 +339,12 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     it again then, it continues from there.
     """
     from mqd.cli import moves
-    from mqd.cli.kafka_request import Broker, check
+    from mqd.cli.kafka_request import Broker
     from mqd.cluster.metadata.rules.placement import BALANCE_MOVES_MAX
-    from mqd.protocol.messages import AlterPartitionReassignmentsRequest
 
-    requested = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
     with Broker(settings.bootstrap) as broker:
         before = moves.replicas_of_all(broker)
-        answer = broker.request(
-            moves.ALTER, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1)
-        )
-        check("balancing", answer.error_code, answer.error_message)
-        plan = {
-            (topic.name, one.partition_index): list(one.target)
-            for topic in answer.responses
-            for one in topic.partitions
-        }
+        plan = moves.balance(broker, topics, dry_run)
         if not dry_run and not no_wait:
             moves.wait(
                 broker,

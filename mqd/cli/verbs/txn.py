@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.transactions import OpenProducer, Transaction
 
-_STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
+STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
 _HANGING_AFTER = "15m"  # transaction.max.timeout.ms: no coordinator lets one be open for longer
 
 
@@ -70,7 +70,7 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
     "--state",
     "states",
     multiple=True,
-    type=click.Choice(_STATES, case_sensitive=False),
+    type=click.Choice(STATES, case_sensitive=False),
     help="Only transactions in this state; may be repeated.",
 )
 @click.option("--longer-than", type=Duration(), help="Only those open for longer than this: 90s, 15m, 2h.")
@@ -178,7 +178,7 @@ def describe(settings: Settings, name: str) -> None:
 
     with Cluster(settings.bootstrap) as cluster:
         found = txns.describe(cluster, name)
-        places = _places(cluster, found)
+        places = txns.places(cluster, found)
     if settings.json:
         emit_json(_json(found) | {"open_in": [_open_json(one) for one in places.values()]})
         return
@@ -191,18 +191,6 @@ def describe(settings: Settings, name: str) -> None:
                 one = places.get((topic, index))
                 rows.append((topic, index, *((one.start_offset, _open_for(one.idle_ms)) if one else ("-", "-"))))
         emit_table(("TOPIC", "PARTITION", "START OFFSET", "SILENT FOR"), rows)
-
-
-def _places(cluster: "Cluster", found: "Transaction") -> "dict[tuple[str, int], OpenProducer]":
-    from mqd.cli import transactions as txns
-
-    cluster.topics(found.partitions)
-    partitions = [(topic, index) for topic, indexes in found.partitions.items() for index in indexes]
-    return {
-        (one.topic, one.partition): one
-        for one in txns.open_producers(cluster, partitions)
-        if one.producer_id == found.producer_id
-    }
 
 
 def _show(found: "Transaction") -> None:
@@ -264,13 +252,7 @@ def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: boo
     from mqd.cli import transactions as txns
 
     found = txns.describe(cluster, name)
-    if found.state in ("PrepareCommit", "PrepareAbort"):
-        raise CliError(
-            f"the transaction of {name} is decided ({found.state}): its coordinator writes the markers, and nothing can"
-            " change that"
-        )
-    if found.state != "Ongoing":
-        raise CliError(f"transactional id {name} has no transaction open; it is {found.state}")
+    txns.check_open(found)
     if execute:
         txns.abort_by_id(cluster, found)
     if settings.json:
@@ -298,23 +280,7 @@ def _abort_in_partition(
 ) -> None:
     from mqd.cli import transactions as txns
 
-    if index not in cluster.topics([topic]).get(topic, {}):
-        raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
-    there = txns.open_producers(cluster, [(topic, index)])
-    found = [
-        one
-        for one in there
-        if (one.producer_id == producer_id if start_offset is None else one.start_offset == start_offset)
-    ]
-    if not found:
-        others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in there[:5])
-        criterion = f"begins at {start_offset}" if start_offset is not None else f"is of producer id {producer_id}"
-        raise CliError(
-            f"no open transaction of {topic}-{index} {criterion}; "
-            + (f"those open begin at {others}" if others else "none is open there")
-        )
-    one = found[0]
-    owner = txns.known(cluster, [one.producer_id]).get(one.producer_id)
+    one, owner = txns.open_at(cluster, topic, index, start_offset, producer_id)
     everywhere = owner is not None and owner.state == "Ongoing"
     if execute:
         txns.abort_in_partition(cluster, one)
@@ -323,7 +289,7 @@ def _abort_in_partition(
             {
                 **_open_json(one),
                 "transactional_id": owner.transactional_id if owner and everywhere else None,
-                "maybe_committed": _maybe_committed(owner, one),
+                "maybe_committed": txns.maybe_committed(owner, one),
                 "aborted": execute,
             }
         )
@@ -336,17 +302,10 @@ def _abort_in_partition(
         )
     else:
         also = "" if execute else f"; silent for {_open_for(one.idle_ms)}, and no coordinator will end it"
-    if owner is not None and _maybe_committed(owner, one):
+    if owner is not None and txns.maybe_committed(owner, one):
         also += (
             f". It may be what {owner.transactional_id} committed last, its marker lost in a power cut (a topic with"
             " flush.on.ack=false): once it is aborted, readers of committed records never see it here. mqd cat -C -X"
             " isolation.level=read_uncommitted shows them"
         )
     click.echo(f"aborted {what}{also}" if execute else f"nothing was changed; --execute would abort {what}{also}")
-
-
-def _maybe_committed(owner: "Transaction | None", one: "OpenProducer") -> bool:
-    """Whether its coordinator remembers a commit that may have been of it. Clients of version 2
-    have another epoch after each.
-    """
-    return owner is not None and owner.state == "CompleteCommit" and 0 <= owner.producer_epoch - one.producer_epoch <= 1

@@ -9,10 +9,9 @@ import click
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
 if TYPE_CHECKING:
+    from mqd.cli.access import Salted
     from mqd.cluster.metadata.records import ScramCredential
 
-_DESCRIBE, _ALTER = 50, 51
-PASSWORD_BYTES = 20  # 160 bits: no attacker computes their way to it, so few iterations do
 TIMEOUT_S = 30.0
 _DATA_DIR = click.option(
     "--data-dir",
@@ -28,10 +27,10 @@ def command() -> None:
 
 def _password(read_stdin: bool) -> tuple[str, bool]:
     """(password, whether it was generated)."""
-    import secrets
+    from mqd.cli import access
 
     if not read_stdin:
-        return secrets.token_urlsafe(PASSWORD_BYTES), True
+        return access.generated_password(), True
     line = sys.stdin.readline().rstrip("\r\n")
     if not line:
         raise CliError("there is no password on stdin; without --password-stdin one is generated", 2)
@@ -45,60 +44,37 @@ def _password(read_stdin: bool) -> tuple[str, bool]:
 @_DATA_DIR
 def create(settings: Settings, name: str, password_stdin: bool, data_dir: Path | None) -> None:
     """Create NAME, or set its password. A generated password is printed once."""
-    from mqd.security import principal, scram
+    from mqd.cli import access
+    from mqd.security import principal
 
     try:
         who = principal.user(name)
     except ValueError as error:
         raise CliError(str(error), 2) from None
     password, generated = _password(password_stdin)
-    iterations = scram.ITERATIONS_MIN if generated else scram.ITERATIONS_MAX
-    _alter(settings, name, password, iterations, data_dir)
+    salted = access.Salted(password, generated)
+    if data_dir is not None:
+        _locally(data_dir, [], _credentials(name, salted))
+    else:
+        access.set_password(settings, name, salted)
     if settings.json:
         emit_json({"principal": who, **({"password": password} if generated else {})})
     else:
         click.echo(f"{who}{f', password {password}' if generated else ': password set'}")
 
 
-def _alter(settings: Settings, name: str, password: str, iterations: int, data_dir: Path | None) -> None:
-    import secrets
-
-    from mqd.cli.kafka_request import Broker, check
+def _credentials(name: str, salted: "Salted") -> "list[ScramCredential]":
     from mqd.cluster.metadata.records import ScramCredential
-    from mqd.protocol.messages import AlterUserScramCredentialsRequest
     from mqd.security import scram
 
-    salts = {mechanism: secrets.token_bytes(scram.SALT_BYTES) for mechanism in scram.MECHANISMS}
-    salted = {
-        mechanism: scram.salted_password(mechanism, password.encode(), salt, iterations)
-        for mechanism, salt in salts.items()
+    made = {
+        mechanism: scram.verifier_of(mechanism, salted.keys[mechanism], salt, salted.iterations)
+        for mechanism, salt in salted.salts.items()
     }
-    if data_dir is not None:
-        made = {
-            mechanism: scram.verifier_of(mechanism, salted[mechanism], salt, iterations)
-            for mechanism, salt in salts.items()
-        }
-        credentials = [
-            ScramCredential(name, scram.NUMBERS[mechanism], one.salt, iterations, one.stored_key, one.server_key)
-            for mechanism, one in made.items()
-        ]
-        _locally(data_dir, [], credentials)
-        return
-    request = AlterUserScramCredentialsRequest(
-        upsertions=[
-            AlterUserScramCredentialsRequest.ScramCredentialUpsertion(
-                name=name,
-                mechanism=scram.NUMBERS[mechanism],
-                iterations=iterations,
-                salt=salts[mechanism],
-                salted_password=salted[mechanism],
-            )
-            for mechanism in salts
-        ]
-    )
-    with Broker(settings.bootstrap) as broker:
-        for result in broker.request(_ALTER, request).results:
-            check(f"user {name}", result.error_code, result.error_message)
+    return [
+        ScramCredential(name, scram.NUMBERS[mechanism], one.salt, salted.iterations, one.stored_key, one.server_key)
+        for mechanism, one in made.items()
+    ]
 
 
 def _locally(data_dir: Path, removals: list[tuple[str, int]], credentials: "list[ScramCredential]") -> None:
@@ -115,27 +91,15 @@ def _locally(data_dir: Path, removals: list[tuple[str, int]], credentials: "list
         check(f"user {one.user}", one.error, one.message)
 
 
-def _found(settings: Settings) -> dict[str, list[tuple[int, int]]]:
-    """By user: (mechanism, iterations)."""
-    from mqd.cli.kafka_request import Broker, check
-    from mqd.protocol.messages import DescribeUserScramCredentialsRequest
-
-    with Broker(settings.bootstrap) as broker:
-        answer = broker.request(_DESCRIBE, DescribeUserScramCredentialsRequest(users=None))
-    check("users", answer.error_code, answer.error_message)
-    return {one.user: [(info.mechanism, info.iterations) for info in one.credential_infos] for one in answer.results}
-
-
 @command.command("list")
 @options
 def list_(settings: Settings) -> None:
     """Show the users that have a password."""
-    from mqd.security import scram
+    from mqd.cli import access
 
-    words = {number: mechanism for mechanism, number in scram.NUMBERS.items()}
     rows = [
-        (user, words.get(mechanism, str(mechanism)), str(iterations))
-        for user, known in sorted(_found(settings).items())
+        (user, access.mechanism(mechanism), str(iterations))
+        for user, known in sorted(access.users(settings).items())
         for mechanism, iterations in known
     ]
     if settings.json:
@@ -151,21 +115,9 @@ def list_(settings: Settings) -> None:
 @click.argument("name")
 def delete(settings: Settings, name: str) -> None:
     """Remove NAME's password. Its connections end when they authenticate again."""
-    from mqd.cli.kafka_request import Broker, check
-    from mqd.protocol.messages import AlterUserScramCredentialsRequest
+    from mqd.cli import access
 
-    known = _found(settings).get(name)
-    if known is None:
-        raise CliError(f"there is no user {name}; mqd user list shows them")
-    request = AlterUserScramCredentialsRequest(
-        deletions=[
-            AlterUserScramCredentialsRequest.ScramCredentialDeletion(name=name, mechanism=mechanism)
-            for mechanism, _ in known
-        ]
-    )
-    with Broker(settings.bootstrap) as broker:
-        for result in broker.request(_ALTER, request).results:
-            check(f"user {name}", result.error_code, result.error_message)
+    access.delete_user(settings, name)
     if settings.json:
         emit_json({"user": name, "deleted": True})
     else:

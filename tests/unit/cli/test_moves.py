@@ -44,6 +44,7 @@ class PlayedCluster:
         self.balanced: list[int] = []  # where a balance wants racked-0
         self.balanced_big: dict[int, list[int]] = {}  # and partitions of big
         self.balances = False  # at once
+        self.is_mqd = True
 
     def metadata(self, requested: MetadataRequest) -> MetadataResponse:
         topics = []
@@ -133,6 +134,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
 
         def __exit__(self, *_: object) -> None:
             pass
+
+        def is_mqd(self) -> bool:
+            return cluster.is_mqd
 
         def request(self, api_key: int, requested: object) -> object:
             match requested:
@@ -437,3 +441,11 @@ def test_the_command_asks_for_the_racks(mqd, played: PlayedCluster) -> None:
     played.racks = {1: "a", 2: "a", 3: "b", 4: "b"}
     code, output, _ = mqd("racked", "--brokers", "1,2,3", "--dry-run")
     assert code == 0 and json.loads(output)["partitions"] == [{"topic": "racked", "partition": 0, "replicas": [1, 3]}]
+
+
+@pytest.mark.parametrize("command", [("cluster", "balance"), ("cluster", "drain", "2")])
+def test_what_only_mqd_does_is_not_sent_to_another_cluster(mqd, played: PlayedCluster, command: tuple) -> None:
+    """It would see a request to unregister the node, and nothing of a drain."""
+    played.is_mqd = False
+    code, _, error = mqd(command=command)
+    assert code == 1 and "only a cluster of mqd" in error and "mqd topic reassign" in error

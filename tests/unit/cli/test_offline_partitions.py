@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from mqd.acceptor.handlers.cluster import describe_log_dirs
+from mqd.cli import client_security
 from mqd.cli import offline_replicas as offline
 from mqd.cli.common import CliError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse, MetadataResponse
+from mqd.security.client import ClientSecurity
 
 
 def directory(path: str, error: int = 0, **partitions: int) -> DescribeLogDirsResponse.Result:
@@ -116,6 +118,19 @@ def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what
     found = offline.places([("t", 0, (1, 2)), ("t", 3, (1,)), ("u", 4, (3, 2))], {1: "a:1", 2: "b:1", 3: "c:1"})
     assert [(one.partition, one.node) for one in found] == [("t-0", 1), ("t-0", 2), ("t-3", 1), ("u-4", 3), ("u-4", 2)]
     assert requested == {"a:1": [("t", [0, 3])], "b:1": [("t", [0]), ("u", [4])], "c:1": [("u", [4])]}
+
+
+def test_a_host_is_asked_as_the_user_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on the threads by which all are asked at the same time."""
+    users = []
+    monkeypatch.setattr(
+        offline,
+        "log_directories",
+        lambda *_: users.append(client_security.current().settings.get("sasl.username")) or [],
+    )
+    with client_security.acting_as(ClientSecurity({"sasl.username": "bob"})):
+        offline.places([("t", 0, (1, 2))], {1: "a:1", 2: "b:1"})
+    assert users == ["bob", "bob"]
 
 
 def test_a_directory_that_hangs_is_waited_for_until_its_broker_names_it() -> None:

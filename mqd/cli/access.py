@@ -1,0 +1,285 @@
+"""Users with a password, rules (ACLs) and quotas: what the cluster says of them, and their change. For
+`mqd user`, `mqd acl`, `mqd quota` and the console.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from mqd.cli import acl_words
+from mqd.cli.common import CliError, Settings, human_bytes
+from mqd.cli.kafka_request import Broker, check
+from mqd.protocol.messages import (
+    AlterClientQuotasRequest,
+    AlterUserScramCredentialsRequest,
+    CreateAclsRequest,
+    DeleteAclsRequest,
+    DescribeAclsRequest,
+    DescribeClientQuotasRequest,
+    DescribeUserScramCredentialsRequest,
+)
+from mqd.security import scram
+from mqd.security.acl import AclBinding, AclFilter, Operation, PatternType, Permission, ResourceType
+
+DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 29, 30, 31
+DESCRIBE_QUOTAS, ALTER_QUOTAS = 48, 49
+DESCRIBE_USERS, ALTER_USERS = 50, 51
+PASSWORD_BYTES = 20  # 160 bits: no attacker computes their way to it, so few iterations do
+
+
+# -- users -----------------------------------------------------------------------------------------
+
+
+def users(settings: Settings) -> dict[str, list[tuple[int, int]]]:
+    """By user: (mechanism, iterations). Raises CliError."""
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.request(DESCRIBE_USERS, DescribeUserScramCredentialsRequest(users=None))
+    check("users", answer.error_code, answer.error_message)
+    return {one.user: [(info.mechanism, info.iterations) for info in one.credential_infos] for one in answer.results}
+
+
+def mechanism(number: int) -> str:
+    return next((name for name, known in scram.NUMBERS.items() if known == number), str(number))
+
+
+def generated_password() -> str:
+    return secrets.token_urlsafe(PASSWORD_BYTES)
+
+
+class Salted:
+    """A password as each mechanism derives it."""
+
+    def __init__(self, password: str, is_generated: bool) -> None:
+        self.iterations = scram.ITERATIONS_MIN if is_generated else scram.ITERATIONS_MAX
+        self.salts = {mechanism: secrets.token_bytes(scram.SALT_BYTES) for mechanism in scram.MECHANISMS}
+        self.keys = {
+            mechanism: scram.salted_password(mechanism, password.encode(), salt, self.iterations)
+            for mechanism, salt in self.salts.items()
+        }
+
+
+def set_password(settings: Settings, name: str, salted: Salted) -> None:
+    """Raises CliError."""
+    message = AlterUserScramCredentialsRequest
+    upsertions = [
+        message.ScramCredentialUpsertion(
+            name=name,
+            mechanism=scram.NUMBERS[mechanism],
+            iterations=salted.iterations,
+            salt=salt,
+            salted_password=salted.keys[mechanism],
+        )
+        for mechanism, salt in salted.salts.items()
+    ]
+    _alter_users(settings, name, message(upsertions=upsertions))
+
+
+def must_know(settings: Settings, name: str) -> list[tuple[int, int]]:
+    """The user's mechanisms. Raises CliError: there is no such user."""
+    known = users(settings).get(name)
+    if known is None:
+        raise CliError(f"there is no user {name}; mqd user list shows them")
+    return known
+
+
+def delete_user(settings: Settings, name: str) -> None:
+    """Raises CliError."""
+    message = AlterUserScramCredentialsRequest
+    known = must_know(settings, name)
+    deletions = [message.ScramCredentialDeletion(name=name, mechanism=number) for number, _ in known]
+    _alter_users(settings, name, message(deletions=deletions))
+
+
+def _alter_users(settings: Settings, name: str, request: AlterUserScramCredentialsRequest) -> None:
+    with Broker(settings.bootstrap) as broker:
+        for result in broker.request(ALTER_USERS, request).results:
+            check(f"user {name}", result.error_code, result.error_message)
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def rules_in_words(permission: str, principal: str, operations: str, resource: str, host: str) -> list[AclBinding]:
+    """As `mqd acl allow` takes them. Raises ValueError."""
+    kind, pattern, name = acl_words.resource(resource)
+    who = acl_words.principal(principal)
+    return [
+        AclBinding(kind, pattern, name, who, host, operation, Permission[permission.upper()])
+        for operation in acl_words.operations(operations, kind)
+    ]
+
+
+def filter_in_words(
+    principal: str | None, operation: str | None, resource: str | None, host: str | None, permission: str | None
+) -> AclFilter:
+    """None: any. Raises ValueError."""
+    kind, pattern, name = ResourceType.ANY, PatternType.ANY, None
+    if resource is not None:
+        kind, pattern, name = acl_words.resource(resource)
+    return AclFilter(
+        kind,
+        pattern,
+        name,
+        acl_words.principal(principal) if principal is not None else None,
+        host,
+        acl_words.operation(operation) if operation is not None else Operation.ANY,
+        Permission[permission.upper()] if permission is not None else Permission.ANY,
+    )
+
+
+def rules(settings: Settings, acl_filter: AclFilter) -> list[AclBinding]:
+    """Raises CliError."""
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.request(DESCRIBE_ACLS, DescribeAclsRequest(**_fields(acl_filter)))
+    check("access control lists", answer.error_code, answer.error_message)
+    return sorted(
+        AclBinding(
+            one.resource_type,
+            one.pattern_type,
+            one.resource_name,
+            acl.principal,
+            acl.host,
+            acl.operation,
+            acl.permission_type,
+        )
+        for one in answer.resources
+        for acl in one.acls
+    )
+
+
+def create_rules(settings: Settings, created: list[AclBinding]) -> None:
+    """Raises CliError."""
+    creations = [
+        CreateAclsRequest.AclCreation(
+            resource_type=rule.resource_type,
+            resource_name=rule.name,
+            resource_pattern_type=rule.pattern_type,
+            principal=rule.principal,
+            host=rule.host,
+            operation=rule.operation,
+            permission_type=rule.permission,
+        )
+        for rule in created
+    ]
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.request(CREATE_ACLS, CreateAclsRequest(creations=creations))
+    for result in answer.results:
+        check("access control lists", result.error_code, result.error_message)
+
+
+def remove_rules(settings: Settings, acl_filter: AclFilter) -> list[AclBinding]:
+    """Those that were removed. Raises CliError."""
+    request = DeleteAclsRequest(filters=[DeleteAclsRequest.Filter(**_fields(acl_filter))])
+    with Broker(settings.bootstrap) as broker:
+        (result,) = broker.request(DELETE_ACLS, request).filter_results
+    check("access control lists", result.error_code, result.error_message)
+    return sorted(
+        AclBinding(
+            one.resource_type,
+            one.pattern_type,
+            one.resource_name,
+            one.principal,
+            one.host,
+            one.operation,
+            one.permission_type,
+        )
+        for one in result.matching_acls
+    )
+
+
+def _fields(acl_filter: AclFilter) -> dict[str, Any]:
+    return {
+        "resource_type_filter": acl_filter.resource_type,
+        "resource_name_filter": acl_filter.name,
+        "pattern_type_filter": acl_filter.pattern_type,
+        "principal_filter": acl_filter.principal,
+        "host_filter": acl_filter.host,
+        "operation": acl_filter.operation,
+        "permission_type": acl_filter.permission,
+    }
+
+
+# -- quotas ----------------------------------------------------------------------------------------
+
+QUOTA_KEYS = {
+    "produce": "producer_byte_rate",
+    "fetch": "consumer_byte_rate",
+    "requests": "request_percentage",
+    "changes": "controller_mutation_rate",
+    "connections": "connection_creation_rate",
+}
+NOUNS = {"user": ("user", "users"), "client-id": ("client", "clients"), "ip": ("address", "addresses")}
+_EXACT, _DEFAULT = 0, 1
+# Kafka's entity types and names, a user first; None: the default of all
+Entity = dict[str, str | None]
+
+
+def shown_entity(entity: Entity) -> str:
+    """ "client app of user alice", "the default of all clients"."""
+    words = [
+        f"the default of all {NOUNS[kind][1]}" if name is None else f"{NOUNS[kind][0]} {name}"
+        for kind, name in entity.items()
+    ]
+    return " of ".join(reversed(words))
+
+
+def quota_text(key: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if key == "request_percentage":
+        return f"{value:g} %"
+    return f"{value:g}/s" if key in (QUOTA_KEYS["changes"], QUOTA_KEYS["connections"]) else f"{human_bytes(value)}/s"
+
+
+def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, float]]]:
+    """{}: of all. Raises CliError."""
+    requested = [
+        DescribeClientQuotasRequest.ComponentData(
+            entity_type=kind, match_type=_DEFAULT if name is None else _EXACT, match=name
+        )
+        for kind, name in entity.items()
+    ]
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.request(DESCRIBE_QUOTAS, DescribeClientQuotasRequest(components=requested, strict=bool(entity)))
+    check("quotas", answer.error_code, answer.error_message)
+    found = []
+    for entry in answer.entries or []:
+        names = {part.entity_type: part.entity_name for part in entry.entity}
+        ordered = {kind: names[kind] for kind in NOUNS if kind in names}
+        found.append((ordered, {value.key: value.value for value in entry.values}))
+    return sorted(found, key=lambda one: [(kind not in one[0], one[0].get(kind) or "\uffff") for kind in NOUNS])
+
+
+def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | None], dry_run: bool) -> None:
+    """None removes a quota. Raises CliError."""
+    entry = AlterClientQuotasRequest.EntryData(
+        entity=[
+            AlterClientQuotasRequest.EntityData(entity_type=kind, entity_name=name) for kind, name in entity.items()
+        ],
+        ops=[
+            AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None)
+            for key, value in values.items()
+        ],
+    )
+    with Broker(settings.bootstrap) as broker:
+        (answer,) = broker.request(
+            ALTER_QUOTAS, AlterClientQuotasRequest(entries=[entry], validate_only=dry_run)
+        ).entries
+    check(shown_entity(entity), answer.error_code, answer.error_message)
+
+
+def remove_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
+    """Those of `keys` that were set. Raises CliError: none was."""
+    gone = quotas_among(settings, entity, keys)
+    set_quotas(settings, entity, dict.fromkeys(gone), False)
+    return gone
+
+
+def quotas_among(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
+    """Those of `keys` that are set. Raises CliError: none is."""
+    before = {key for _, values in quotas(settings, entity) for key in values}
+    found = [key for key in keys if key in before]
+    if not found:
+        raise CliError(f"{shown_entity(entity)} has no such quota; mqd quota list shows them")
+    return found

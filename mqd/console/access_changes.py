@@ -1,0 +1,234 @@
+"""Changes of users, rules (ACLs) and quotas."""
+
+from __future__ import annotations
+
+import click
+
+from mqd.cli import access
+from mqd.cli.access import Entity
+from mqd.cli.acl_words import shown
+from mqd.cli.common import CliError, Settings
+from mqd.cli.verbs.quota import Rate
+from mqd.console.changing import BadForm, Change, Form, command_of, needed
+from mqd.security import principal
+
+USERS, RULES, QUOTAS = (("/access", {"show": one}) for one in ("users", "rules", "quotas"))
+RULE = ("principal", "permission", "operations", "resource", "host")
+ENTITY = ("user", "client", "ip")
+QUOTA = (*ENTITY, *access.QUOTA_KEYS)
+DEFAULT = "<default>"
+
+
+# -- users -----------------------------------------------------------------------------------------
+
+
+def set_password(settings: Settings, form: Form) -> Change:
+    name = needed(form, "name", "the user a name")
+    try:
+        who = principal.user(name)
+    except ValueError as error:
+        raise BadForm(str(error)) from None
+    is_known = name in access.users(settings)
+
+    def do() -> str:
+        password = access.generated_password()
+        access.set_password(settings, name, access.Salted(password, is_generated=True))
+        return password
+
+    effects = ["A password is generated and shown once."]
+    if is_known:
+        effects.append(
+            f"{name} exists: its old password is not valid any more. Open connections stay until they must authenticate"
+            " again."
+        )
+    else:
+        effects.append(
+            f"{who} may do what rules allow it, nothing as yet unless there are some for it or for all users."
+        )
+    return Change(
+        f"{'Give a new password to' if is_known else 'Create'} the user {name}?",
+        command_of(settings, "user", "create", name),
+        effects,
+        do,
+        f"{'Set the password of' if is_known else 'Created'} the user {name}.",
+        USERS,
+    )
+
+
+def delete_user(settings: Settings, form: Form) -> Change:
+    name = needed(form, "name", "a user")
+    access.must_know(settings, name)
+    return Change(
+        f"Delete the user {name}?",
+        command_of(settings, "user", "delete", name),
+        [
+            "Its password is not valid any more. Rules that name it stay, and so do open connections until they must"
+            " authenticate again."
+        ],
+        lambda: access.delete_user(settings, name),
+        f"Deleted the user {name}.",
+        USERS,
+        typed=name,
+        is_danger=True,
+    )
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+_TITLES = ("Principal", "Permission", "Operation", "Resource", "From")
+
+
+def _permission(form: Form) -> str:
+    found = form.get("permission", "allow")
+    if found not in ("allow", "deny"):
+        raise BadForm(f"a rule allows or denies, not {found!r}")
+    return found
+
+
+def add_rule(settings: Settings, form: Form) -> Change:
+    who = needed(form, "principal", "a principal: alice, or * for every user")
+    operations = needed(form, "operations", "operations: read,write or all").replace(" ", "")
+    resource = needed(form, "resource", "a resource: topic/orders, topic/orders-*, group/*, cluster")
+    host, permission = form.get("host", "").strip() or "*", _permission(form)
+    try:
+        made = access.rules_in_words(permission, who, operations, resource, host)
+        existing = set(access.rules(settings, access.filter_in_words(None, None, resource, None, None)))
+    except ValueError as error:
+        raise BadForm(str(error)) from None
+    added = [rule for rule in made if rule not in existing]
+    words = [permission, who, operations, resource, *(["--from", host] if host != "*" else [])]
+    effects = [f"{len(added)} rule{'s' * (len(added) != 1)} would be added."]
+    if len(added) < len(made):
+        effects.append(
+            f"{len(made) - len(added)} of them {'exist' if len(made) - len(added) > 1 else 'exists'} already."
+        )
+    if permission == "deny":
+        effects.append("What is denied is refused, whatever other rules allow.")
+    return Change(
+        f"{permission.capitalize()} {who} {operations} on {resource}?",
+        command_of(settings, "acl", *words),
+        effects,
+        lambda: access.create_rules(settings, made),
+        f"{'Allowed' if permission == 'allow' else 'Denied'} {who} {operations} on {resource}.",
+        RULES,
+        _TITLES,
+        [shown(rule) for rule in added],
+        is_danger=permission == "deny",
+    )
+
+
+def remove_rule(settings: Settings, form: Form) -> Change:
+    who, resource = needed(form, "principal", "a principal"), needed(form, "resource", "a resource")
+    operation, host = needed(form, "operations", "an operation"), form.get("host", "").strip() or "*"
+    permission = _permission(form)
+    try:
+        chosen = access.filter_in_words(who, operation, resource, host, permission)
+    except ValueError as error:
+        raise BadForm(str(error)) from None
+    found = access.rules(settings, chosen)
+    if not found:
+        raise CliError("there is no such rule; another user may have removed it")
+
+    def do() -> None:
+        if not access.remove_rules(settings, chosen):
+            raise CliError("there is no such rule any more")
+
+    words = [resource, "--principal", who, "--operation", operation, "--permission", permission, "--from", host]
+    effects = ["What it allowed is refused, unless another rule allows it."]
+    if permission == "deny":
+        effects = ["What it denied is allowed where another rule allows it."]
+    return Change(
+        "Remove the rule?" if len(found) == 1 else f"Remove {len(found)} rules?",
+        command_of(settings, "acl", "remove", *words),
+        effects,
+        do,
+        f"Removed {len(found)} rule{'s' * (len(found) != 1)}.",
+        RULES,
+        _TITLES,
+        [shown(rule) for rule in found],
+        is_danger=True,
+    )
+
+
+# -- quotas ----------------------------------------------------------------------------------------
+
+
+def _entity(form: Form) -> tuple[Entity, list[str]]:
+    """And the words by which `mqd quota` names it."""
+    found: Entity = {}
+    words: list[str] = []
+    options = {"user": ("user", "--user", "--default-user"), "client": ("client-id", "", "--default"),
+               "ip": ("ip", "--ip", "--default-ip")}  # fmt: skip
+    for field, (kind, option, default) in options.items():
+        name = form.get(field, "").strip()
+        if not name:
+            continue
+        found[kind] = None if name == DEFAULT else name
+        words += [default] if name == DEFAULT else [option, name] if option else [name]
+    if not found:
+        raise BadForm(f"name a user, a client id or an address; {DEFAULT} is the default of all")
+    if "ip" in found and len(found) > 1:
+        raise BadForm("quotas of an address are not of users or clients too")
+    return found, words
+
+
+def _value(name: str, text: str) -> float:
+    try:
+        if name in ("produce", "fetch"):
+            return float(Rate().convert(text, None, None))
+        found = float(text)
+    except (click.UsageError, ValueError) as error:
+        reason = error.message if isinstance(error, click.UsageError) else f"{text!r} is no number"
+        raise BadForm(f"{name}: {reason}") from None
+    if not 0 < found < 1e15 or (name == "connections" and found != int(found)):
+        raise BadForm(f"{name}: {text!r} is no {'whole ' if name == 'connections' else ''}number above 0")
+    return found
+
+
+def set_quota(settings: Settings, form: Form) -> Change:
+    entity, words = _entity(form)
+    given = {name: text for name in access.QUOTA_KEYS if (text := form.get(name, "").strip())}
+    if not given:
+        raise BadForm("nothing to set; give one of the limits")
+    values: dict[str, float | None] = {access.QUOTA_KEYS[name]: _value(name, text) for name, text in given.items()}
+    access.set_quotas(settings, entity, values, dry_run=True)
+    before = next((found for of, found in access.quotas(settings, entity) if of == entity), {})
+    options = [word for name, text in given.items() for word in (f"--{name}", text)]
+    who = access.shown_entity(entity)
+    return Change(
+        f"Limit {who}?",
+        command_of(settings, "quota", "set", *words, *options),
+        ["Clients above a limit are slowed down, not refused. What is not named stays as it is."],
+        lambda: access.set_quotas(settings, entity, values, dry_run=False),
+        f"Limited {who}.",
+        QUOTAS,
+        ("Limit", "Now", "Then"),
+        [
+            (name, access.quota_text(key, before.get(key)), access.quota_text(key, values[key]))
+            for name, key in access.QUOTA_KEYS.items()
+            if key in values
+        ],
+    )
+
+
+def delete_quota(settings: Settings, form: Form) -> Change:
+    entity, words = _entity(form)
+    keys = list(access.QUOTA_KEYS.values())
+    gone = access.quotas_among(settings, entity, keys)
+    before = next((found for of, found in access.quotas(settings, entity) if of == entity), {})
+    who = access.shown_entity(entity)
+
+    def do() -> None:
+        access.remove_quotas(settings, entity, keys)
+
+    return Change(
+        f"Remove the quotas of {who}?",
+        command_of(settings, "quota", "delete", *words),
+        ["It is no longer limited, unless by a default."],
+        do,
+        f"Removed the quotas of {who}.",
+        QUOTAS,
+        ("Limit", "Now"),
+        [(name, access.quota_text(key, before.get(key))) for name, key in access.QUOTA_KEYS.items() if key in gone],
+        is_danger=True,
+    )

@@ -1,0 +1,229 @@
+"""Changes of the cluster's own work: transactions that hang, replicas that move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mqd.cli import moves
+from mqd.cli import transactions as txns
+from mqd.cli.broker_lookup import Cluster
+from mqd.cli.cluster_view import Seen
+from mqd.cli.common import CliError, Settings
+from mqd.cli.kafka_request import Broker
+from mqd.cli.moves import Partition, Plan
+from mqd.cli.verbs.group import lasting, ranges
+from mqd.cluster.metadata.rules.placement import BALANCE_MOVES_MAX
+from mqd.console.changing import BadForm, Change, Form, Row, command_of, needed
+
+MOVES: tuple[str, dict[str, str]] = ("/moves", {})
+
+
+# -- transactions ----------------------------------------------------------------------------------
+
+
+def whole_number(form: Form, name: str, what: str) -> int:
+    text = needed(form, name, what)
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise BadForm(f"{what}: {text!r} is no number")
+    return int(text)
+
+
+def abort(settings: Settings, form: Form) -> Change:
+    """By its id; or, where no coordinator knows of it, by where it begins in a partition."""
+    if form.get("id", "").strip():
+        return _abort_by_id(settings, form["id"].strip())
+    topic = needed(form, "topic", "a transactional id, or a topic, partition and offset")
+    index, offset = whole_number(form, "partition", "a partition"), whole_number(form, "offset", "an offset")
+    with Cluster(settings.bootstrap) as cluster:
+        one, owner = txns.open_at(cluster, topic, index, offset, None)
+    effects = [
+        f"The transaction of producer id {one.producer_id} that begins at {topic}-{index} offset {offset} is aborted:"
+        " readers of committed records pass it and do not see its records."
+    ]
+    if owner is not None and owner.state == "Ongoing":
+        effects.append(
+            f"It is that of {owner.transactional_id}: it is aborted in all of its partitions, and its producer fenced."
+        )
+    else:
+        effects.append(f"It has written nothing for {lasting(one.idle_ms)}, and no coordinator will end it.")
+    if txns.maybe_committed(owner, one):
+        assert owner is not None
+        effects.append(
+            f"It may be what {owner.transactional_id} committed last, its marker lost in a power cut: once it is"
+            " aborted, readers of committed records never see it here."
+        )
+
+    def do() -> None:
+        with Cluster(settings.bootstrap) as cluster:
+            found, _ = txns.open_at(cluster, topic, index, offset, None)
+            txns.abort_in_partition(cluster, found)
+
+    return Change(
+        f"Abort the transaction that begins at {topic}-{index} offset {offset}?",
+        command_of(settings, "txn", "abort", topic, str(index), str(offset), "--execute"),
+        effects,
+        do,
+        f"Aborted the transaction that began at {topic}-{index} offset {offset}.",
+        ("/transactions", {"show": "hanging"}),
+        is_danger=True,
+    )
+
+
+def _abort_by_id(settings: Settings, name: str) -> Change:
+    with Cluster(settings.bootstrap) as cluster:
+        found = txns.describe(cluster, name)
+        txns.check_open(found)
+
+    def do() -> None:
+        with Cluster(settings.bootstrap) as cluster:
+            now = txns.describe(cluster, name)
+            txns.check_open(now)
+            if (now.producer_id, now.producer_epoch, now.started_ms) != before:
+                raise CliError(f"the transaction that was shown has ended; {name} has begun another one")
+            txns.abort_by_id(cluster, now)
+
+    before = (found.producer_id, found.producer_epoch, found.started_ms)
+    return Change(
+        f"Abort the transaction of {name}?",
+        command_of(settings, "txn", "abort", name, "--execute"),
+        [
+            f"It has been open for {lasting(found.open_ms or 0)}. Its records are never seen by readers of committed"
+            " records.",
+            f"Its producer (id {found.producer_id}, epoch {found.producer_epoch}) is fenced: it fails at its next"
+            " request, and its application must start again.",
+        ],
+        do,
+        f"Aborted the transaction of {name}.",
+        ("/transaction", {"id": name}),
+        ("Topic", "Partitions"),
+        [(topic, ranges(indexes)) for topic, indexes in sorted(found.partitions.items())],
+        is_danger=True,
+    )
+
+
+# -- replicas --------------------------------------------------------------------------------------
+
+
+def _planned(before: Mapping[Partition, list[int]], plan: Plan) -> list[Row]:
+    def nodes(found: list[int]) -> str:
+        return ", ".join(map(str, found))
+
+    return [
+        (f"{topic}-{index}", nodes(before.get((topic, index), [])), nodes(target))
+        for (topic, index), target in sorted(plan.items())
+    ]
+
+
+_PLANNED = ("Partition", "Replicas now", "Replicas then")
+
+
+def balance(settings: Settings, form: Form) -> Change:
+    topics = form.get("topics", "").split()
+    with Broker(settings.bootstrap) as broker:
+        before = moves.replicas_of_all(broker)
+        plan = moves.balance(broker, topics, dry_run=True)
+    if not plan:
+        raise CliError("the cluster is balanced already; nothing would move")
+    extent = moves.extent(before, plan)
+    effects = [f"{line}." for line in extent.lines("would move", "would get")]
+    if extent.copies:
+        effects.append(f"{extent.copies} replica{'s' * (extent.copies != 1)} would be copied to other brokers first.")
+    if max(extent.copies, extent.led) >= BALANCE_MOVES_MAX:
+        effects.append(
+            f"A plan has {BALANCE_MOVES_MAX} moves at most; the controller continues with the next one after it."
+        )
+
+    def do() -> None:
+        with Broker(settings.bootstrap) as broker:
+            moves.balance(broker, topics, dry_run=False)
+
+    return Change(
+        "Spread replicas and leaderships evenly over the brokers?",
+        command_of(settings, "cluster", "balance", *topics, "--no-wait"),
+        effects,
+        do,
+        "The controller moves what was planned.",
+        MOVES,
+        _PLANNED,
+        _planned(before, plan),
+    )
+
+
+def drain(settings: Settings, form: Form) -> Change:
+    node, cancel = whole_number(form, "node", "a broker's number"), form.get("cancel") == "1"
+    seen = Seen(settings)
+    if node not in {one.broker_id for one in seen.brokers}:
+        raise CliError(f"there is no broker {node}")
+    with Broker(settings.bootstrap) as broker:
+        if not broker.is_mqd():
+            raise CliError("only a cluster of mqd drains a node; mqd topic reassign moves its replicas")
+        before = moves.replicas_of_all(broker)
+    held = {partition: replicas for partition, replicas in before.items() if node in replicas}
+    others = [one.broker_id for one in seen.brokers if not one.is_fenced and one.broker_id != node]
+    tight = [partition for partition, replicas in held.items() if len(replicas) > len(others)]
+
+    def do() -> None:
+        with Broker(settings.bootstrap) as broker:
+            moves.drain(broker, node, cancel)
+
+    if cancel:
+        effects = [
+            f"Broker {node} takes part again: it gets replicas of new topics. What has left it stays away until the"
+            " cluster is balanced."
+        ]
+    else:
+        leads = sum(replicas[0] == node for replicas in held.values())
+        effects = [
+            f"{len(held)} replica{'s' * (len(held) != 1)} of broker {node} move to other brokers, {leads} of them the"
+            f" preferred leader{'s' * (leads != 1)}; the controller chooses where. Records are copied first, so readers"
+            " have them all the time.",
+            f"Broker {node} gets none of new topics. When it holds no replica it can be stopped permanently.",
+        ]
+    if tight and not cancel:
+        topic, index = min(tight)
+        blocked = (
+            f"{len(tight)} partition{'s have' if len(tight) > 1 else ' has'} more replicas than there would be brokers,"
+            f" {topic}-{index} among them; start or add a broker"
+        )
+    else:
+        blocked = ""
+    return Change(
+        f"{'Stop draining' if cancel else 'Drain'} broker {node}?",
+        command_of(settings, "cluster", "drain", str(node), *(["--cancel"] if cancel else ["--no-wait"])),
+        effects,
+        do,
+        f"Broker {node} {'takes part again' if cancel else 'is being drained'}.",
+        MOVES,
+        () if cancel else ("Partition", "Replicas now"),
+        []
+        if cancel
+        else [(f"{topic}-{index}", ", ".join(map(str, replicas))) for (topic, index), replicas in sorted(held.items())],
+        blocked=blocked,
+    )
+
+
+def cancel_moves(settings: Settings, form: Form) -> Change:
+    topic = needed(form, "topic", "a topic")
+    with Broker(settings.bootstrap) as broker:
+        found = moves.under_way(broker, topic)
+    if not found:
+        raise CliError(f"topic {topic}: nothing moves")
+
+    def do() -> None:
+        with Broker(settings.bootstrap) as broker:
+            if now := moves.under_way(broker, topic):
+                moves.begin(broker, dict.fromkeys(now))
+
+    def kept(move: moves.Move) -> str:
+        return ", ".join(str(node) for node in move.replicas if node not in move.adding)
+
+    return Change(
+        f"Stop the moves of {topic}?",
+        command_of(settings, "topic", "reassign", topic, "--cancel"),
+        ["Its replicas stay where they were; what has been copied is deleted."],
+        do,
+        f"The replicas of {topic} stay where they were.",
+        MOVES,
+        ("Partition", "Replicas"),
+        [(f"{name}-{index}", kept(move)) for (name, index), move in sorted(found.items())],
+    )

@@ -1,0 +1,64 @@
+"""Who may use the cluster: users with a password, rules (ACLs) and quotas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from mqd.cli import access
+from mqd.cli.access import Entity
+from mqd.cli.acl_words import shown
+from mqd.console.access_changes import DEFAULT
+from mqd.console.page_request import PageRequest
+from mqd.console.rendering import url
+from mqd.security.acl import AclFilter
+
+PER_PAGE = 100
+LISTED_S = 3.0
+SHOWN = {"users": "Users", "rules": "Rules", "quotas": "Quotas"}
+
+
+def page(request: PageRequest) -> Response:
+    show, text = request.text("show", "users"), request.text("q")
+    show = show if show in SHOWN else "users"
+    settings = request.settings
+
+    def load() -> list[tuple[str, ...]]:
+        if show == "users":
+            return [_user(name, known) for name, known in sorted(access.users(settings).items())]
+        if show == "rules":
+            return [shown(rule) for rule in access.rules(settings, AclFilter())]
+        return [_quota(entity, values) for entity, values in access.quotas(settings, {})]
+
+    every, reason = request.attempt(lambda: request.cached(f"access {show}", LISTED_S, load))
+    wanted = text.casefold()
+    found = [row for row in every or () if wanted in " ".join(row).casefold()]
+    number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
+    return request.page(
+        "access.html",
+        show=show,
+        titles=SHOWN,
+        links=[(title, url("/access", show=one), one == show) for one, title in SHOWN.items()],
+        rows=found[(number - 1) * PER_PAGE : number * PER_PAGE],
+        count=len(found),
+        total=len(every or ()),
+        page=number,
+        per_page=PER_PAGE,
+        q=text,
+        limits=list(access.QUOTA_KEYS),
+        link=lambda page: url("/access", show=show, q=text, page=page),
+        reason=reason,
+    )
+
+
+def _user(name: str, known: list[tuple[int, int]]) -> tuple[str, ...]:
+    return name, ", ".join(f"{access.mechanism(number)} ({iterations:,} iterations)" for number, iterations in known)
+
+
+def _quota(entity: Entity, values: dict[str, Any]) -> tuple[str, ...]:
+    """User, client id, address ("": it is of all of them), then the limits."""
+    names = (DEFAULT if entity[kind] is None else entity[kind] or "" for kind in access.NOUNS if kind in entity)
+    by_kind = dict(zip((kind for kind in access.NOUNS if kind in entity), names, strict=True))
+    limits = (access.quota_text(key, values.get(key)) for key in access.QUOTA_KEYS.values())
+    return (*(by_kind.get(kind, "") for kind in access.NOUNS), *limits)

@@ -1,0 +1,100 @@
+"""Transactions: those open for longest first, one of them, and those that no coordinator will end."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from mqd.cli import transactions as txns
+from mqd.cli.broker_lookup import Cluster
+from mqd.cli.common import Settings
+from mqd.cli.transactions import OpenProducer, Transaction
+from mqd.cli.verbs.group import ranges
+from mqd.cli.verbs.txn import STATES
+from mqd.console.page_request import PageRequest
+from mqd.console.rendering import url
+
+PER_PAGE = 50
+LIST_S = 3.0
+HANGING_S = 10.0
+HANGING_AFTER_MS = 15 * 60_000  # transaction.max.timeout.ms: no coordinator lets one be open for longer
+LONG_MS = 60_000  # as long as a transaction may be open by default
+
+
+def _listed(settings: Settings) -> tuple[list[Transaction], list[str]]:
+    with Cluster(settings.bootstrap) as cluster:
+        return txns.all_transactions(cluster, (), -1)
+
+
+def _hanging(settings: Settings, idle_ms: int) -> list[OpenProducer]:
+    with Cluster(settings.bootstrap) as cluster:
+        return txns.hanging(cluster, idle_ms)
+
+
+def page(request: PageRequest) -> Response:
+    if request.text("show") == "hanging":
+        return _hanging_page(request)
+    text, state = request.text("q"), request.text("state")
+    every, away = request.cached("transactions", LIST_S, lambda: _listed(request.settings))
+    found = [
+        one for one in every if text.casefold() in one.transactional_id.casefold() and (not state or one.state == state)
+    ]
+    number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
+    return request.page(
+        "transactions.html",
+        show="",
+        transactions=found[(number - 1) * PER_PAGE : number * PER_PAGE],
+        count=len(found),
+        total=len(every),
+        page=number,
+        per_page=PER_PAGE,
+        q=text,
+        state=state,
+        states=STATES,
+        long_ms=LONG_MS,
+        link=lambda page: url("/transactions", q=text, state=state, page=page),
+        hidden=[f"transactional id {name}: its coordinator is just changing" for name in away[:3]],
+    )
+
+
+def _hanging_page(request: PageRequest) -> Response:
+    minutes = request.number("idle", HANGING_AFTER_MS // 60_000, 0, 100_000)
+    found, reason = request.attempt(
+        lambda: request.cached(f"hanging {minutes}", HANGING_S, lambda: _hanging(request.settings, minutes * 60_000))
+    )
+    number = request.number("page", 1, 1, max(1, -(-len(found or ()) // PER_PAGE)))
+    return request.page(
+        "transactions.html",
+        show="hanging",
+        hanging=None if found is None else found[(number - 1) * PER_PAGE : number * PER_PAGE],
+        count=len(found or ()),
+        page=number,
+        per_page=PER_PAGE,
+        idle=minutes,
+        link=lambda page: url("/transactions", show="hanging", idle=minutes, page=page),
+        hidden=[reason] if reason else [],
+    )
+
+
+def transaction_page(request: PageRequest) -> Response:
+    name = request.named("id")
+
+    def load() -> tuple[Transaction, dict[tuple[str, int], OpenProducer], str]:
+        with Cluster(request.settings.bootstrap) as cluster:
+            found = txns.describe(cluster, name)
+            places, reason = request.attempt(lambda: txns.places(cluster, found))
+        return found, places or {}, reason
+
+    found, places, reason = request.cached(f"transaction {name}", LIST_S, load)
+    rows = [
+        (topic, index, places.get((topic, index)))
+        for topic, indexes in sorted(found.partitions.items())
+        for index in indexes
+    ]
+    return request.page(
+        "transaction.html",
+        one=found,
+        rows=rows[: 4 * PER_PAGE],
+        row_count=len(rows),
+        summary=", ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(found.partitions.items())),
+        hidden=[f"where it is open: {reason}"] if reason else [],
+    )

@@ -1,0 +1,45 @@
+"""Changes from the console's pages, for its tests: shown first, then confirmed, and in the audit log."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+from mqd.console.pages.changes import KINDS
+from tests.console_client import Answer, Browser
+
+IN_THE_URL = {name for kind in KINDS for name in kind.fields}
+
+
+def fresh(browser: Browser, path: str, **query: object) -> str:
+    """What the page says now, whatever other tests have looked at."""
+    browser.app._app.state.console.cache.clear()
+    return browser.get(path, **query).words
+
+
+def lines(audit: Path) -> list[tuple[str, str]]:
+    return [(line["command"], line["outcome"]) for line in map(json.loads, audit.read_text().splitlines())]
+
+
+def shown(browser: Browser, path: str, **form: str) -> Answer:
+    """What a change would do."""
+    form_page = browser.get(path, **{name: value for name, value in form.items() if name in IN_THE_URL})
+    return browser.post(path, {**form, "token": form_page.fields["token"]})
+
+
+def command(answer: Answer) -> str:
+    (found,) = re.findall(r'data-copy="([^"]*)"', answer.text)
+    return unescape(found)
+
+
+def confirmed(browser: Browser, path: str, answer: Answer, **typed: str) -> Answer:
+    return browser.post(path, {**answer.fields, **typed})
+
+
+def change(browser: Browser, path: str, **form: str) -> Answer:
+    """Shown, confirmed, and the page where it leads."""
+    done = confirmed(browser, path, shown(browser, path, **form), typed=form.get("name", ""))
+    assert done.status == 303, done.words
+    return browser.get(done.headers["location"])
