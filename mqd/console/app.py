@@ -24,7 +24,7 @@ from mqd.console import rendering
 from mqd.console.guard import App, Guard
 from mqd.console.options import Options, of_user
 from mqd.console.page_request import PageRequest, Refused
-from mqd.console.pages import changes, cluster, groups, messages, overview, topics
+from mqd.console.pages import access, changes, cluster, groups, messages, moves, overview, topics, transactions
 from mqd.console.sessions import Session
 from mqd.console.shared import Console
 from mqd.security.client import ClientSecurity
@@ -52,7 +52,11 @@ def application(options: Options) -> App:
         shown("/message/raw", messages.raw),
         shown("/groups", groups.page),
         shown("/group", groups.group_page),
+        shown("/transactions", transactions.page),
+        shown("/transaction", transactions.transaction_page),
         shown("/cluster", cluster.page),
+        shown("/moves", moves.page),
+        shown("/access", access.page),
         *(shown(kind.path, kind.show) for kind in changes.KINDS),
         *(Route(kind.path, partial(_change, console, kind.post), methods=["POST"]) for kind in changes.KINDS),
         Route("/login", partial(_login, console), methods=["GET", "POST"]),

@@ -37,6 +37,7 @@ REPLICAS_MAX = 10_000
 CONFIGS_MAX = 50
 HEADERS_MAX = 50
 Form = dict[str, str]
+Row = tuple[object, ...]
 
 
 class BadForm(Exception):
@@ -45,26 +46,28 @@ class BadForm(Exception):
 
 class Change(msgspec.Struct):
     """`typed`: what must be typed to confirm. `blocked`: why it would be refused now. `done`: the
-    notice shown afterwards, on the page `back`.
+    notice shown afterwards, on the page `back`. `do` returns what is shown once and never again: a
+    password; else None. `rows`, under `titles`: what changes, one by one; numbers are aligned.
     """
 
     title: str
     command: str
     effects: list[str]
-    do: Callable[[], None]
+    do: Callable[[], str | None]
     done: str
     back: tuple[str, dict[str, str]]
-    moves: list[Move] = []
+    titles: tuple[str, ...] = ()
+    rows: list[Row] = []
     typed: str = ""
     blocked: str = ""
     is_danger: bool = False
 
 
-def _command(settings: Settings, *words: str) -> str:
+def command_of(settings: Settings, *words: str) -> str:
     return " ".join(["mqd", *(shlex.quote(word) for word in words), "-b", shlex.quote(settings.bootstrap)])
 
 
-def _number(form: Form, name: str, what: str, most: int) -> int | None:
+def number_in(form: Form, name: str, what: str, most: int) -> int | None:
     text = form.get(name, "").strip()
     if not text:
         return None
@@ -73,7 +76,7 @@ def _number(form: Form, name: str, what: str, most: int) -> int | None:
     return int(text)
 
 
-def _needed(form: Form, name: str, what: str) -> str:
+def needed(form: Form, name: str, what: str) -> str:
     text = form.get(name, "").strip()
     if not text:
         raise BadForm(f"give {what}")
@@ -84,9 +87,9 @@ def _needed(form: Form, name: str, what: str) -> str:
 
 
 def create_topic(settings: Settings, form: Form) -> Change:
-    name = _needed(form, "name", "the topic a name")
-    partitions = _number(form, "partitions", "partitions", PARTITIONS_MAX)
-    replicas = _number(form, "replicas", "replicas", REPLICAS_MAX)
+    name = needed(form, "name", "the topic a name")
+    partitions = number_in(form, "partitions", "partitions", PARTITIONS_MAX)
+    replicas = number_in(form, "replicas", "replicas", REPLICAS_MAX)
     lines = [line.strip() for line in form.get("configs", "").splitlines() if line.strip()]
     configs: dict[str, str] = {}
     for line in lines[:CONFIGS_MAX]:
@@ -128,7 +131,7 @@ def create_topic(settings: Settings, form: Form) -> Change:
     ]
     return Change(
         f"Create the topic {name}?",
-        _command(settings, *words),
+        command_of(settings, *words),
         effects,
         do,
         f"Created the topic {name}.",
@@ -137,7 +140,7 @@ def create_topic(settings: Settings, form: Form) -> Change:
 
 
 def alter_topic(settings: Settings, form: Form) -> Change:
-    name, key = _needed(form, "name", "a topic"), _needed(form, "key", "a property")
+    name, key = needed(form, "name", "a topic"), needed(form, "key", "a property")
     is_reset, value = form.get("reset") == "1", form.get("config", "").strip()
     with Broker(settings.bootstrap) as broker:
         known = {one.name: one for one in queries.topic_configs(broker, name)}
@@ -162,7 +165,7 @@ def alter_topic(settings: Settings, form: Form) -> Change:
     after = "the broker's value" if is_reset else value or "(empty)"
     return Change(
         f"Change {key} of the topic {name}?",
-        _command(settings, "topic", "alter", name, *words),
+        command_of(settings, "topic", "alter", name, *words),
         [f"From {old.value} ({old.source}) to {after}.", *([old.documentation] if old.documentation else [])],
         lambda: send(validate_only=False),
         f"{key} of {name} is now {after}.",
@@ -171,8 +174,8 @@ def alter_topic(settings: Settings, form: Form) -> Change:
 
 
 def add_partitions(settings: Settings, form: Form) -> Change:
-    name = _needed(form, "name", "a topic")
-    total = _number(form, "total", "partitions", PARTITIONS_MAX)
+    name = needed(form, "name", "a topic")
+    total = number_in(form, "total", "partitions", PARTITIONS_MAX)
     if total is None:
         raise BadForm("say how many partitions it is to have")
 
@@ -186,7 +189,7 @@ def add_partitions(settings: Settings, form: Form) -> Change:
     send(validate_only=True)
     return Change(
         f"Give the topic {name} {total} partitions?",
-        _command(settings, "topic", "add-partitions", name, "--to", str(total)),
+        command_of(settings, "topic", "add-partitions", name, "--to", str(total)),
         ["Keys move: records of one key from before and after may lie in different partitions."],
         lambda: send(validate_only=False),
         f"{name} has {total} partitions.",
@@ -195,7 +198,7 @@ def add_partitions(settings: Settings, form: Form) -> Change:
 
 
 def delete_topic(settings: Settings, form: Form) -> Change:
-    name = _needed(form, "name", "a topic")
+    name = needed(form, "name", "a topic")
     topic = queries.topic(settings, name)
 
     def do() -> None:
@@ -208,7 +211,7 @@ def delete_topic(settings: Settings, form: Form) -> Change:
 
     return Change(
         f"Delete the topic {name}?",
-        _command(settings, "topic", "delete", name, "-y"),
+        command_of(settings, "topic", "delete", name, "-y"),
         [
             f"Its {len(topic.parts):,} partitions and {topic.records:,} records are deleted for all clients. They"
             " cannot be restored."
@@ -225,7 +228,7 @@ def delete_topic(settings: Settings, form: Form) -> Change:
 
 
 def produce(settings: Settings, form: Form) -> Change:
-    topic = _needed(form, "topic", "a topic")
+    topic = needed(form, "topic", "a topic")
     key, value, is_null = form.get("key", ""), form.get("value", ""), form.get("null") == "1"
     if is_null and value:
         raise BadForm("a null value has no text: empty the value, or do not make it null")
@@ -265,7 +268,7 @@ def produce(settings: Settings, form: Form) -> Change:
     size = len(value.encode())
     return Change(
         f"Write a record to {topic}?",
-        f"{source} | {_command(settings, *words)}",
+        f"{source} | {command_of(settings, *words)}",
         [f"Its value is {'null' if is_null else f'{size:,} bytes'}, its key {key or 'null'},"
          f" with {len(headers)} header{'' if len(headers) == 1 else 's'}."],
         do,
@@ -277,8 +280,12 @@ def produce(settings: Settings, form: Form) -> Change:
 # -- groups ----------------------------------------------------------------------------------------
 
 
+def _moved_by(one: Move) -> str:
+    return "–" if one.old is None or one.new is None else f"{one.new - one.old:+d}"
+
+
 def seek(settings: Settings, form: Form) -> Change:
-    name, where = _needed(form, "name", "a group"), _needed(form, "to", "the place to read on from")
+    name, where = needed(form, "name", "a group"), needed(form, "to", "the place to read on from")
     targets = form.get("topics", "").split()
     try:
         start = parse_where(where, datetime.now().astimezone())
@@ -305,11 +312,12 @@ def seek(settings: Settings, form: Form) -> Change:
         effects.append(ONLY_SHOWN.format(group=name))
     return Change(
         f"Move the offsets of {name} to {where}?",
-        _command(settings, "group", "seek", name, *targets, "--to", where, "--execute"),
+        command_of(settings, "group", "seek", name, *targets, "--to", where, "--execute"),
         effects,
         do,
         f"Moved the offsets of {name}.",
         ("/group", {"name": name}),
-        moves,
+        ("Partition", "Old offset", "New offset", "Moves by", ""),
+        [(f"{one.topic}-{one.partition}", one.old, one.new, _moved_by(one), one.note) for one in moves],
         blocked="" if group.state in WITHOUT_MEMBERS else seek_refusal(group),
     )

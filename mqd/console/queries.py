@@ -37,6 +37,7 @@ from mqd.protocol.messages import (
     MetadataRequest,
     OffsetFetchRequest,
 )
+from mqd.spark.offsets import SHOWN
 
 METADATA, DESCRIBE_LOG_DIRS = 3, 35
 
@@ -87,6 +88,7 @@ class Health(msgspec.Struct, frozen=True):
     leader: int
     findings: tuple[Finding, ...]
     hidden: tuple[str, ...]
+    is_mqd: bool
 
 
 BROKEN_MAX = 200
@@ -108,18 +110,19 @@ def topics_of(answer: Any) -> tuple[Topic, ...]:
     )  # fmt: skip
 
 
-def metadata(settings: Settings) -> Any:
-    with Broker(settings.bootstrap) as broker:
-        return broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+def _all_topics(broker: Broker) -> Any:
+    return broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
 
 
 def topics(settings: Settings) -> tuple[Topic, ...]:
-    return topics_of(metadata(settings))
+    with Broker(settings.bootstrap) as broker:
+        return topics_of(_all_topics(broker))
 
 
 def health(settings: Settings) -> Health:
     """Raises CliError: no broker answers."""
-    answer = metadata(settings)
+    with Broker(settings.bootstrap) as broker:
+        answer, is_mqd = _all_topics(broker), broker.is_mqd()
     partitions = Partitions(settings, answer)
     hidden: list[str] = []
     findings: list[Finding] = []
@@ -150,6 +153,7 @@ def health(settings: Settings) -> Health:
         seen.quorum.leader_id if seen is not None else answer.controller_id,
         tuple(sorted(findings, key=lambda one: one.harm)),
         tuple(hidden),
+        is_mqd,
     )
 
 
@@ -434,20 +438,31 @@ def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, i
     ]
 
 
-def lags(settings: Settings, groups: list[Group]) -> dict[str, int]:
-    """Records that the groups of one page of the list have not committed yet."""
-    found: dict[str, int] = {}
+class Behind(msgspec.Struct, frozen=True):
+    """A group of the list. `lag`: records that it has not committed yet; None: it has committed none.
+    `is_stream`: a streaming query of Spark publishes its progress as this group's.
+    """
+
+    lag: int | None
+    is_stream: bool
+
+
+def behind(settings: Settings, groups: list[Group]) -> dict[str, Behind]:
+    """Of the groups of one page of the list."""
+    found: dict[str, Behind] = {}
     with Cluster(settings.bootstrap) as cluster:
         positions_of = {one.group: positions(cluster, one.group, one.type == SHARE) for one in groups}
         shared = {one.group for one in groups if one.type == SHARE}
         partitions = {partition for found in positions_of.values() for partition in found}
         cluster.topics({topic for topic, _ in partitions})
         ends = cluster.offsets(partitions, LATEST)
-        for name, committed in positions_of.items():
-            if committed and name in shared:
-                found[name] = sum(one.lag or 0 for one in committed.values())
-            elif committed:
-                found[name] = sum(max(0, ends[at] - one.offset) for at, one in committed.items() if at in ends)
+    for name, committed in positions_of.items():
+        lag = None
+        if committed and name in shared:
+            lag = sum(one.lag or 0 for one in committed.values())
+        elif committed:
+            lag = sum(max(0, ends[at] - one.offset) for at, one in committed.items() if at in ends)
+        found[name] = Behind(lag, any(one.metadata == SHOWN for one in committed.values()))
     return found
 
 

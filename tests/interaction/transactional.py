@@ -21,7 +21,15 @@ from mqd.protocol.messages import (
 )
 from mqd.protocol.records import Record, decode_batch, encode_batch, iterate_batches
 from tests.broker import Broker
-from tests.interaction.traffic import FETCH, INIT_PRODUCER_ID, PRODUCE, create_topic, eventually, one_outcome
+from tests.interaction.traffic import (
+    FETCH,
+    INIT_PRODUCER_ID,
+    PRODUCE,
+    create_topic,
+    eventually,
+    one_outcome,
+    produce_request,
+)
 from tests.kafka_connection import KafkaConnection
 
 FIND_COORDINATOR, ADD_PARTITIONS, END_TXN, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS = 10, 24, 26, 61, 65
@@ -136,6 +144,23 @@ def topic_of(kafka: KafkaConnection, partitions: int = 1, **configs: str) -> str
     name = fresh("t")
     create_topic(kafka, name, partitions, **configs)
     return name
+
+
+def begun(kafka: KafkaConnection, topic: str, *partitions: int) -> RawProducer:
+    producer = RawProducer(kafka)
+    assert producer.init().error_code == 0
+    for partition in partitions:
+        assert producer.produce(topic, partition, b"open") == 0
+    return producer
+
+
+def hang(kafka: KafkaConnection, topic: str, partition: int, producer_id: int) -> None:
+    """A transactional batch that no coordinator has learned of."""
+    record = Record(value=b"hanging", timestamp_ms=int(time.time() * 1000))
+    encoded = encode_batch([record], producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True)
+    request = produce_request(topic, {partition: encoded})
+    request.transactional_id = "nobody's"
+    assert one_outcome(kafka.call(PRODUCE, 9, request)).error_code == 0
 
 
 def fetch_committed(

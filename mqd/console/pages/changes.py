@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from starlette.responses import Response
 
 from mqd.cli.common import CliError, Settings, explain
-from mqd.console import changing, queries
+from mqd.console import access_changes, changing, cluster_changes, queries
 from mqd.console.changing import BadForm, Change, Form
 from mqd.console.page_request import PageRequest, Refused
 
@@ -20,10 +20,15 @@ ROWS_MAX = 200
 
 
 class Kind:
-    """A change: its form is the template `form`, filled with `fields` of the URL."""
+    """A change: its form is the template `form`, filled with `fields` of the URL. ask.html shows those
+    of the URL, under `heading`, and asks for `inputs`, each with its placeholder.
+    """
 
-    def __init__(self, path: str, form: str, prepare: Prepare, fields: tuple[str, ...]) -> None:
+    def __init__(
+        self, path: str, form: str, prepare: Prepare, fields: tuple[str, ...], heading: str = "", **inputs: str
+    ) -> None:
         self.path, self.form, self.prepare, self.fields = path, form, prepare, fields
+        self.heading, self.inputs = heading, inputs
 
     def show(self, request: PageRequest) -> Response:
         _must_write(request)
@@ -33,7 +38,17 @@ class Kind:
         configs: tuple[queries.Config, ...] = ()
         if self.prepare is changing.alter_topic and given.get("name"):
             configs = queries.topic(request.settings, given["name"]).configs
-        return request.page(self.form, status, given=given, reason=reason, action=self.path, configs=configs)
+        return request.page(
+            self.form,
+            status,
+            given=given,
+            reason=reason,
+            action=self.path,
+            configs=configs,
+            heading=self.heading,
+            fields=self.fields,
+            inputs=self.inputs,
+        )
 
     def post(self, request: PageRequest) -> Response:
         _must_write(request)
@@ -58,7 +73,7 @@ class Kind:
 
         log("begun")
         try:
-            change.do()
+            secret = change.do()
         except (CliError, KafkaException) as error:
             reason = error.message if isinstance(error, CliError) else explain(error)[0]
             log(f"failed: {reason}")
@@ -66,6 +81,8 @@ class Kind:
         finally:
             console.cache.clear()
         log("done")
+        if secret is not None:
+            return request.page("once.html", change=change, secret=secret)
         path, query = change.back
         return request.redirect(path, change.done, **query)
 
@@ -78,7 +95,7 @@ class Kind:
             reason=reason,
             action=self.path,
             kept=kept,
-            moves=change.moves[:ROWS_MAX],
+            rows=change.rows[:ROWS_MAX],
         )
 
 
@@ -87,11 +104,28 @@ def _must_write(request: PageRequest) -> None:
         raise Refused(403, "this console was started with --read-only")
 
 
+_MANY = "all; or names, separated by spaces"
 KINDS = (
     Kind("/topic/create", "create.html", changing.create_topic, ("name",)),
     Kind("/topic/alter", "alter.html", changing.alter_topic, ("name", "key")),
     Kind("/topic/partitions", "partitions.html", changing.add_partitions, ("name",)),
-    Kind("/topic/delete", "delete.html", changing.delete_topic, ("name",)),
+    Kind("/topic/delete", "ask.html", changing.delete_topic, ("name",), "Delete a topic"),
     Kind("/produce", "produce.html", changing.produce, ("topic",)),
     Kind("/group/seek", "seek.html", changing.seek, ("name", "to", "topics")),
+    Kind(
+        "/transaction/abort",
+        "ask.html",
+        cluster_changes.abort,
+        ("id", "topic", "partition", "offset"),
+        "Abort a transaction",
+    ),
+    Kind("/cluster/balance", "ask.html", cluster_changes.balance, ("topics",), "Balance the cluster", topics=_MANY),
+    Kind("/cluster/drain", "ask.html", cluster_changes.drain, ("node", "cancel"), "Drain a broker", node="1"),
+    Kind("/moves/cancel", "ask.html", cluster_changes.cancel_moves, ("topic",), "Stop the moves of a topic"),
+    Kind("/access/user", "ask.html", access_changes.set_password, ("name",), "A user's password", name="alice"),
+    Kind("/access/user/delete", "ask.html", access_changes.delete_user, ("name",), "Delete a user"),
+    Kind("/access/rule", "rule.html", access_changes.add_rule, access_changes.RULE),
+    Kind("/access/rule/delete", "ask.html", access_changes.remove_rule, access_changes.RULE, "Remove a rule"),
+    Kind("/access/quota", "quota.html", access_changes.set_quota, access_changes.QUOTA),
+    Kind("/access/quota/delete", "ask.html", access_changes.delete_quota, access_changes.ENTITY, "Remove limits"),
 )

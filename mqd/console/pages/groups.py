@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from mqd.cli.group_listing import SHARE
 from mqd.cli.verbs.group import WAITED_FOR, assignment_text, member_labels
 from mqd.console import queries
 from mqd.console.page_request import PageRequest
@@ -25,11 +26,13 @@ def page(request: PageRequest) -> Response:
     number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
     shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
     key = "lags " + " ".join(one.group for one in shown)
-    lags, reason = request.attempt(lambda: request.cached(key, LAGS_S, lambda: queries.lags(request.settings, shown)))
+    behind, reason = request.attempt(
+        lambda: request.cached(key, LAGS_S, lambda: queries.behind(request.settings, shown))
+    )
     return request.page(
         "groups.html",
         groups=shown,
-        lags=lags or {},
+        behind=behind or {},
         count=len(found),
         total=len(every),
         page=number,
@@ -98,5 +101,7 @@ def group_page(request: PageRequest) -> Response:
         members=members,
         holders=holders,
         is_moving=group.state in MOVING,
+        is_share=group.type == SHARE,
+        is_stream=any(row.only_shown for row in found.rows),
         lasting_s=None if group.rebalance is None else _seconds(group.rebalance.lasting_ms),
     )

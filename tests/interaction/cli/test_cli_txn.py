@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from mqd.protocol.records import Record, encode_batch
 from tests.broker import Broker
 from tests.interaction.command_line import CommandLine
-from tests.interaction.traffic import one_outcome, produce_request
-from tests.interaction.transactional import (
-    PRODUCE,
-    RawProducer,
-    connect,
-    fetch_committed,
-    fresh,
-    read_committed,
-    topic_of,
-)
+from tests.interaction.transactional import begun, connect, fetch_committed, fresh, hang, read_committed, topic_of
 from tests.kafka_connection import KafkaConnection
 
 PRODUCER_FENCED, INVALID_PRODUCER_EPOCH = 90, 47
@@ -43,23 +32,6 @@ def kafka(broker: Broker) -> Iterator[KafkaConnection]:
 @pytest.fixture
 def mqd(broker: Broker, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
     return CommandLine(broker, monkeypatch, capfdbinary)
-
-
-def begun(kafka: KafkaConnection, topic: str, *partitions: int) -> RawProducer:
-    producer = RawProducer(kafka)
-    assert producer.init().error_code == 0
-    for partition in partitions:
-        assert producer.produce(topic, partition, b"open") == 0
-    return producer
-
-
-def hang(kafka: KafkaConnection, topic: str, partition: int, producer_id: int) -> None:
-    """A transactional batch that no coordinator has learned of."""
-    record = Record(value=b"hanging", timestamp_ms=int(time.time() * 1000))
-    encoded = encode_batch([record], producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True)
-    request = produce_request(topic, {partition: encoded})
-    request.transactional_id = "nobody's"
-    assert one_outcome(kafka.call(PRODUCE, 9, request)).error_code == 0
 
 
 def hanging(mqd: CommandLine, topic: str, idle: str = "0ms") -> list[tuple[int, int, int]]:

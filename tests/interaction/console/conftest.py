@@ -25,6 +25,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "super.users": "User:ANONYMOUS;User:alice",
         "auto.create.topics.enable": "false",
         "offsets.topic.num.partitions": "2",
+        "share.coordinator.state.topic.num.partitions": "2",
+        "transaction.state.log.num.partitions": "2",
+        "transaction.partition.verification.enable": "false",  # a transaction can be left hanging
     }
     try:
         yield Secured(start, **rights)

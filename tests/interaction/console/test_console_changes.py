@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from html import unescape
 from pathlib import Path
 
 import confluent_kafka
@@ -17,7 +16,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.console_client import Answer, Browser, options
+from mqd.console.pages.changes import KINDS
+from tests.console_client import Browser, options
+from tests.interaction.console.changing import command, confirmed, lines, shown
 from tests.interaction.console.test_console_overview import log_in
 from tests.interaction.security.secured import PASSWORDS, Secured
 
@@ -32,25 +33,6 @@ def browser(secured: Secured, audit: Path) -> Browser:
     found = Browser(options(secured.broker.bootstrap, audit=audit))
     found.get("/")
     return found
-
-
-def lines(audit: Path) -> list[tuple[str, str]]:
-    return [(line["command"], line["outcome"]) for line in map(json.loads, audit.read_text().splitlines())]
-
-
-def shown(browser: Browser, path: str, **form: str) -> Answer:
-    """What a change would do."""
-    token = browser.get(path, **{name: form[name] for name in ("name", "topic") if name in form}).fields["token"]
-    return browser.post(path, {**form, "token": token})
-
-
-def command(answer: Answer) -> str:
-    (found,) = re.findall(r'data-copy="([^"]*)"', answer.text)
-    return unescape(found)
-
-
-def confirmed(browser: Browser, path: str, answer: Answer, **typed: str) -> Answer:
-    return browser.post(path, {**answer.fields, **typed})
 
 
 def topics(secured: Secured) -> dict[str, int]:
@@ -168,8 +150,16 @@ def test_a_seek_is_shown_before_it_is_done(secured: Secured, browser: Browser) -
 
 # -- what may change nothing -----------------------------------------------------------------------
 
-PATHS = ("/topic/create", "/topic/alter", "/topic/partitions", "/topic/delete", "/produce", "/group/seek")
-FORM = {"name": "forged", "topic": "forged", "confirmed": "1", "to": "earliest", "total": "9", "key": "x"}
+PATHS = [kind.path for kind in KINDS]
+FORM = {
+    **{name: "forged" for kind in KINDS for name in kind.fields},
+    "confirmed": "1",
+    "typed": "forged",
+    "to": "earliest",
+    "total": "9",
+    "node": "1",
+    "permission": "allow",
+}
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition
 from perf.peers.peer import Unavailable
 from tests.compat.kafka_tools import KafkaTools
 from tests.console_client import Browser, options
-from tests.interaction.console.test_console_changes import confirmed, shown
+from tests.interaction.console.changing import confirmed, shown
 from tests.interaction.console.test_console_messages import offsets, searched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -12,6 +12,7 @@ from mqd.console import rendering
 from mqd.console.audit import Audit
 from mqd.console.cache import SHARE, Cache
 from mqd.console.metrics import between, parse, quantile
+from mqd.console.pages.moves import Pace
 from mqd.console.sessions import IDLE_S, SESSION_S, SESSIONS_MAX, Sessions
 from mqd.security.client import ClientSecurity
 
@@ -108,6 +109,18 @@ def test_a_failure_is_not_kept() -> None:
         cache.get("x", 60.0, lambda: 1 // 0)
     assert cache.get("x", 60.0, lambda: 1) == 1
     assert not cache._turns
+
+
+# -- moves -----------------------------------------------------------------------------------------
+
+
+def test_the_time_left_follows_from_the_pace() -> None:
+    pace = Pace()
+    assert pace.left_s(1000, 10.0) is None and pace.left_s(1000, 12.0) is None
+    assert pace.left_s(600, 14.0) == 6.0  # 400 in 4 s
+    assert pace.left_s(2000, 16.0) is None, "another plan has begun"
+    assert pace.left_s(1000, 26.0) == 10.0
+    assert pace.left_s(0, 27.0) is None and pace.left_s(500, 28.0) is None
 
 
 # -- metrics ---------------------------------------------------------------------------------------
