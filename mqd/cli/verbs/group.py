@@ -315,6 +315,72 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
         raise CliError("; ".join(failed), exit_code)
 
 
+# -- advise ----------------------------------------------------------------------------------------
+
+
+@command.command(short_help="Say how many members or partitions GROUP needs for the present rate.")
+@options
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.option(
+    "--seconds",
+    default=20.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 3600),
+    help="How long to look; several times the interval of the members' commits.",
+)
+@click.option(
+    "--catch-up",
+    "catch_up_minutes",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 10080),
+    metavar="MINUTES",
+    help="In which what waits should be read as well.",
+)
+def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: float) -> None:
+    """Say how many members or partitions GROUP needs for the rate at which its topics are written.
+
+    From two looks at its committed offsets: what a member reads that is busy all the time.
+    """
+    import time
+
+    from mqd.cli.broker_lookup import LATEST, Cluster
+    from mqd.cli.group_listing import SHARE, commits, must_describe
+    from mqd.cli.inspection import group_advice
+
+    def look(cluster: Cluster) -> group_advice.Look:
+        group = must_describe(cluster, name)
+        if group.type == SHARE:
+            raise CliError(
+                f"{name} is a share group: any number of members shares its partitions. Add members while its lag grows"
+                f" (mqd group describe {name})"
+            )
+        members = {
+            one.member_id: frozenset((topic, index) for topic, held in (one.assignment or {}).items() for index in held)
+            for one in group.members
+        }
+        committed = {partition: one.offset for partition, one in commits(cluster, name).items()}
+        partitions = frozenset(committed).union(*members.values())
+        cluster.topics({topic for topic, _ in partitions})
+        at_s = time.monotonic()
+        ends = cluster.offsets(partitions, LATEST)
+        return group_advice.Look(at_s, ends, committed, members)
+
+    with Cluster(settings.bootstrap) as cluster:
+        before = look(cluster)
+        time.sleep(seconds)
+        found = group_advice.advise(before, look(cluster), catch_up_minutes * 60)
+    if settings.json:
+        emit_json({"group": name, **found._asdict(), "hot": [list(one) for one in found.hot]})
+        return
+    click.echo(
+        f"group {name}: {_plural(found.members, 'member')}, {_plural(found.partitions, 'partition')}, lag {found.lag:,};"
+        f" {found.records_in_s:,.0f} records/s written, {found.records_read_s:,.0f} read"
+    )
+    for line in found.lines:
+        click.echo(line)
+
+
 # -- seek ------------------------------------------------------------------------------------------
 
 

@@ -116,6 +116,20 @@ def test_a_group_and_its_members(mqd: CommandLine, broker: Broker, topic: str, m
     assert code == 0 and f"group {group}: Stable, 1 member, {protocol} protocol" in out and f"{topic}:0-2" in out
 
 
+def test_advice_for_a_group_that_reads_nothing(mqd: CommandLine, topic: str, member) -> None:
+    group = fresh("idle")
+    consumer = member(group, topic, "idle-app")
+    poll_until_assigned(consumer)
+    consumer.commit(offsets=[TopicPartition(topic, index, 0) for index in range(3)], asynchronous=False)
+    found = mqd.json("group", "advise", group, "--seconds", "0.1")
+    assert (found["members"], found["partitions"], found["lag"]) == (1, 3, 30)
+    assert found["lines"][0].startswith("nothing was committed within 0 s, though 30 records wait")
+    code, out, _ = mqd("group", "advise", group, "--seconds", "0.1")
+    assert code == 0 and f"group {group}: 1 member, 3 partitions, lag 30; 0 records/s written, 0 read" in out
+    code, _, error = mqd("group", "advise", "nowhere", "--seconds", "0.1")
+    assert code == 1 and "there is no group nowhere" in error
+
+
 def test_who_holds_a_rebalance_up_is_named(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
     group = fresh("held")
     slow = member(group, topic, "slow-app")

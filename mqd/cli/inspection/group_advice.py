@@ -1,0 +1,172 @@
+"""How many members or partitions a consumer group needs for the rate that is written now: from two
+looks at its committed offsets and the ends of its partitions.
+
+A member that always had records to read shows what a member can do. One that keeps up shows only
+that it can do at least as much: a member's capacity is not guessed from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import median
+from typing import NamedTuple
+
+from mqd.cli.inspection.diagnosis import COMMIT_S
+from mqd.cli.inspection.live_view import Partition, rates
+
+
+class Look(NamedTuple):
+    """`at_s`: of a clock that never jumps. `members`: what each is assigned, by its name."""
+
+    at_s: float
+    ends: Mapping[Partition, int]
+    committed: Mapping[Partition, int]
+    members: Mapping[str, frozenset[Partition]]
+
+    def lag(self, partitions: frozenset[Partition]) -> int:
+        known = partitions & self.committed.keys() & self.ends.keys()
+        return sum(max(self.ends[one] - self.committed[one], 0) for one in known)
+
+
+class Advice(NamedTuple):
+    """Rates in records a second; None: not known. `to_hold`, `to_catch_up`: members. `hot`: partitions
+    that get more than one member reads.
+    """
+
+    seconds: float
+    records_in_s: float
+    records_read_s: float
+    lag: int
+    members: int
+    partitions: int
+    member_reads_s: float | None
+    to_hold: int | None
+    to_catch_up: int | None
+    partitions_needed: dict[str, int]  # by topic, where there are too few
+    hot: list[Partition]
+    lines: list[str]
+
+
+def advise(before: Look, after: Look, catch_up_s: float) -> Advice:
+    """Raises ValueError: the second look is not later."""
+    seconds = after.at_s - before.at_s
+    if seconds <= 0:
+        raise ValueError("two looks at the same time give no rate")
+    read_from = frozenset(after.committed).union(*after.members.values()) & frozenset(after.ends)
+    written = {one: rate for one, rate in rates(before.ends, after.ends, seconds).items() if one in read_from}
+    read = rates(before.committed, after.committed, seconds)
+    records_in_s, records_read_s = sum(written.values()), sum(read.values())
+    lag = after.lag(read_from)
+    busy = _busy_rates(before, after, read)
+    capacity = median(busy) if busy else None
+    to_hold = to_catch_up = None
+    needed: dict[str, int] = {}
+    hot: list[Partition] = []
+    if capacity:
+        to_hold = max(math.ceil(records_in_s / capacity), 1)
+        to_catch_up = max(math.ceil((records_in_s + lag / catch_up_s) / capacity), 1)
+        hot = sorted(one for one, rate in written.items() if rate > capacity)
+        if to_hold > len(read_from):
+            needed = _partitions_needed(written, to_hold)
+    advice = Advice(
+        seconds,
+        records_in_s,
+        records_read_s,
+        lag,
+        len(after.members),
+        len(read_from),
+        capacity,
+        to_hold,
+        to_catch_up,
+        needed,
+        hot,
+        [],
+    )
+    return advice._replace(lines=_in_words(advice, set(before.members) != set(after.members), catch_up_s))
+
+
+def _busy_rates(before: Look, after: Look, read: Mapping[Partition, float]) -> list[float]:
+    """What those members read that had records to read all the time: at both looks more than what
+    lies between two commits.
+    """
+    found = []
+    for name, partitions in after.members.items():
+        if before.members.get(name) != partitions:
+            continue  # it has just got or lost some
+        rate = sum(read.get(one, 0.0) for one in partitions)
+        if rate > 0 and min(before.lag(partitions), after.lag(partitions)) > rate * COMMIT_S:
+            found.append(rate)
+    return found
+
+
+def _partitions_needed(written: Mapping[Partition, float], members: int) -> dict[str, int]:
+    """So many that each member has one, by topic in proportion to what is written to it."""
+    by_topic: dict[str, list[float]] = {}
+    for (topic, _), rate in written.items():
+        by_topic.setdefault(topic, []).append(rate)
+    total = sum(map(sum, by_topic.values()))
+    needed = {topic: math.ceil(members * sum(found) / total) for topic, found in by_topic.items()}
+    return {topic: count for topic, count in sorted(needed.items()) if count > len(by_topic[topic])}
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def lasting(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _in_words(advice: Advice, has_changed: bool, catch_up_s: float) -> list[str]:
+    if not advice.members:
+        return ["it has no members: start some, and ask again while they read"]
+    if has_changed:
+        return ["its members changed meanwhile: ask again when the rebalance is over"]
+    if not advice.records_read_s and advice.lag:
+        return [
+            f"nothing was committed within {advice.seconds:.0f} s, though {advice.lag:,} records wait: if members commit"
+            " less often, use a longer --seconds; else they hang (mqd group describe)"
+        ]
+    if advice.member_reads_s is None:
+        return [
+            f"it keeps up: {_plural(advice.members, 'member')} are enough. How much more they could read does not show"
+            " while they wait for records"
+            if advice.members > 1
+            else "it keeps up: 1 member is enough. How much more it could read does not show while it waits for records"
+        ]
+    return [*_of_members(advice, catch_up_s), *_of_partitions(advice)]
+
+
+def _of_members(advice: Advice, catch_up_s: float) -> list[str]:
+    assert advice.member_reads_s and advice.to_hold and advice.to_catch_up
+    gain = advice.records_read_s - advice.records_in_s
+    lines = [f"a member that is busy all the time reads {advice.member_reads_s:,.0f} records/s"]
+    if gain > 0:
+        lines.append(f"at these rates the lag is gone in {lasting(advice.lag / gain)}")
+    else:
+        lines.append(f"the lag grows by {-gain:,.0f} records/s")
+    lines.append(f"{_plural(advice.to_hold, 'member')} would hold the present rate")
+    if advice.to_catch_up > advice.to_hold:
+        lines.append(f"{_plural(advice.to_catch_up, 'member')} would also read what waits within {lasting(catch_up_s)}")
+    return lines
+
+
+def _of_partitions(advice: Advice) -> list[str]:
+    assert advice.to_hold
+    lines = []
+    for topic, count in advice.partitions_needed.items():
+        lines.append(
+            f"members beyond {advice.partitions} would have no partition: {topic} needs {count}"
+            f" (mqd topic add-partitions; keys move to other partitions)"
+        )
+    if advice.hot:
+        names = ", ".join(f"{topic}-{index}" for topic, index in advice.hot[:5])
+        more = f" and {len(advice.hot) - 5} more" if len(advice.hot) > 5 else ""
+        lines.append(
+            f"more members do not help {names}{more}: one partition gets more than one member reads. Make what a member"
+            " does with a record cheaper, or spread the keys over more partitions"
+        )
+    return lines
