@@ -12,11 +12,14 @@ Y1  from the moment when the controller may have been informed until the metadat
 Y2  a move that fails before that leaves the source unchanged: the partition is opened there again
     and the copy is deleted.
 Y3  the old copy is deleted only when the new one is open.
+Y4  a command that comes while the partition is served from neither directory is carried out when it
+    is open again, not refused.
 The next start cleans up after a crash (mqd/worker/orphan_directories.py, by V1 of
 mqd/log/moving.py). Bounds: one move of a partition at a time, one step (CHUNK_BYTES, or some small
 files) at a time in each target directory; the pause copies at most PAUSE_BYTES, the active
 segment's indexes and writes since the last check, unless the writers (or compaction) outrun the
-copying for ROUNDS_MAX rounds. A target directory without space takes no copies.
+copying for ROUNDS_MAX rounds; HELD_MAX commands wait. A target directory without space takes no
+copies.
 Concurrency: the event loop; opening and closing hold the worker's lock of changes, like every
 change.
 """
@@ -31,7 +34,7 @@ import msgspec
 from mqd import native
 from mqd.base import logging
 from mqd.base.config import broker_number
-from mqd.cluster.host.messages import MoveCompleted, ToController
+from mqd.cluster.host.messages import Command, MoveCompleted, ToController
 from mqd.log import directories, moving
 from mqd.log.files import Files
 from mqd.protocol.errors import ErrorCode
@@ -43,6 +46,7 @@ from mqd.worker.partitions import PartitionSet
 
 PAUSE_BYTES = 1 << 20
 ROUNDS_MAX = 50
+HELD_MAX = 1000
 
 
 class _Move(msgspec.Struct):
@@ -74,6 +78,7 @@ class Mover:
         self._send = send
         self._applying = applying
         self._moves: dict[Key, _Move] = {}
+        self._held: list[Command] = []  # Y4
         self._log = logging.get("worker.moving")
 
     # -- beginning ---------------------------------------------------------------------------------
@@ -225,10 +230,31 @@ class Mover:
             if move.switching:
                 self._report(move)
 
+    def hold(self, command: Command) -> bool:
+        """Whether the command waits until `released` returns it (Y4)."""
+        if not self._is_between(command.slot) or len(self._held) >= HELD_MAX:
+            return False
+        self._held.append(command)
+        return True
+
+    def released(self) -> list[Command]:
+        """The commands that have waited, and can be carried out or refused now."""
+        ready = [command for command in self._held if not self._is_between(command.slot)]
+        self._held = [command for command in self._held if self._is_between(command.slot)]
+        return ready
+
+    def _is_between(self, slot: int) -> bool:
+        """Served from neither directory, and not because the new one failed."""
+        return slot not in self._partitions.failures and any(
+            move.switching and move.owned.slot == slot for move in self._moves.values()
+        )
+
     async def on_applied(self, image: bool) -> None:
         """A message of the controller has been applied. Called with the lock of changes held.
         `image`: after a new subscription, when earlier messages to it may be lost.
         """
+        if image:
+            self._held.clear()  # the controller that sent them has forgotten them
         for key, move in list(self._moves.items()):
             owned = self._catalog.owned.get(key)
             if owned is None:

@@ -13,6 +13,7 @@ Concurrency: one event loop; messages of the controller are applied one after th
 """
 
 import asyncio
+import functools
 import os
 import re
 import resource
@@ -362,7 +363,8 @@ class Worker:
             if self._stopping.is_set():
                 return
             if isinstance(message, Command):
-                self._link.send(await self._on_command(message))
+                if not self._mover.hold(message):
+                    self._link.send(await self._on_command(message))
             elif isinstance(message, Image):
                 await self._on_image(message)
             elif isinstance(message, InSyncAnswer):
@@ -424,6 +426,8 @@ class Worker:
         await self._mover.on_applied(image)
         self._version = version
         self._link.send(Applied(version, dict(self._partitions.failures)))
+        for command in self._mover.released():
+            self._link.send(await self._on_command(command))
 
     def _report_full_directories(self) -> None:
         self._link.send(
@@ -459,30 +463,25 @@ class Worker:
                     await self._apply(changes, self._version)
 
     async def _on_command(self, command: Command) -> CommandDone:
+        done = functools.partial(CommandDone, command.command_id)
         opened = self._partitions.by_slot.get(command.slot)
         if opened is None or opened.closing:
             reason = self._partitions.failures.get(command.slot)
             if reason is not None:
-                return CommandDone(command.command_id, _KAFKA_STORAGE_ERROR, -1, f"The partition is offline: {reason}")
-            return CommandDone(
-                command.command_id, _NOT_LEADER_OR_FOLLOWER, -1, "This worker does not serve the partition."
-            )
+                return done(_KAFKA_STORAGE_ERROR, -1, f"The partition is offline: {reason}")
+            return done(_NOT_LEADER_OR_FOLLOWER, -1, "This worker does not serve the partition.")
         if command.kind == "move_replica":
             error, text = await self._mover.begin(opened, command.offset)
-            return CommandDone(command.command_id, error, -1, text)
+            return done(error, -1, text)
         high_watermark = self._control.slot_view(command.slot).high_watermark
         if command.offset > high_watermark or command.offset < -1:
-            return CommandDone(
-                command.command_id,
-                _OFFSET_OUT_OF_RANGE,
-                -1,
-                f"Offset {command.offset} is not below the high watermark {high_watermark}.",
-            )
+            text = f"Offset {command.offset} is not below the high watermark {high_watermark}."
+            return done(_OFFSET_OUT_OF_RANGE, -1, text)
         try:
             start = await self._upkeep.advance_start(opened, self._log_dirs[opened.owned.log_dir], command.offset)
         except OSError as error:
-            return CommandDone(command.command_id, _KAFKA_STORAGE_ERROR, -1, str(error))
-        return CommandDone(command.command_id, 0, start)
+            return done(_KAFKA_STORAGE_ERROR, -1, str(error))
+        return done(0, start)
 
     # -- notices -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.cluster.host.messages import MoveCompleted, PartitionImage, TopicImage
+from mqd.cluster.host.messages import Applied, Command, CommandDone, MoveCompleted, PartitionImage, TopicImage
 from mqd.log import directories, moving
 from mqd.protocol.errors import ErrorCode
 from mqd.worker.background import Background
@@ -18,6 +18,7 @@ from mqd.worker.log_directory import LogDirectory
 from mqd.worker.moving import Mover
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
+from mqd.worker.worker import Worker
 from tests.unit.log.log_files import PlainFiles
 
 TOPIC_ID = b"m" * 16
@@ -46,6 +47,7 @@ class Partitions:
     def __init__(self, log_dirs: list[LogDirectory]) -> None:
         self.log_dirs = log_dirs
         self.open: dict[tuple[bytes, int], OpenPartition] = {}
+        self.failures: dict[int, str] = {}
         self.deleted: list[str] = []
         self.broker_config: dict[str, str] = {}
 
@@ -143,6 +145,63 @@ def test_a_move_ends_when_the_metadata_says_so(tmp_path: Path) -> None:
         assert not opened.path.exists() and world.partitions.deleted == ["t-0"] and not moving.is_marked(target)
         world.mover.report_again()
         assert len(world.sent) == 2
+
+    run(tmp_path, scenario)
+
+
+def test_a_move_that_comes_while_the_one_before_settles_is_not_refused(tmp_path: Path) -> None:
+    back = Command(1, "move_replica", SLOT, 0)
+
+    async def scenario(world: World) -> None:
+        answers: list[object] = []
+
+        async def carry_out(command: Command) -> CommandDone:
+            (opened,) = world.partitions.open.values()
+            error, _ = await world.mover.begin(opened, command.offset)
+            return CommandDone(command.command_id, error, -1)
+
+        async def changed() -> None:
+            pass
+
+        quiet = SimpleNamespace(update=lambda *_: None, limit_connections=lambda: None, apply=changed)
+        worker = SimpleNamespace(
+            _applying=asyncio.Lock(),
+            _stopping=asyncio.Event(),
+            _mover=world.mover,
+            _partitions=world.partitions,
+            _catalog=world.catalog,
+            _cluster_id="",
+            _subjects=quiet,
+            _replication=quiet,
+            _forwarding=quiet,
+            _upkeep=quiet,
+            _checked_left_behind=True,
+            _on_command=carry_out,
+            _link=SimpleNamespace(send=answers.append),
+        )
+        await world.switch()
+        await Worker._on_message(worker, back)  # type: ignore[arg-type]
+        await Worker._apply(worker, Changes(), 1)  # type: ignore[arg-type]
+        assert answers == [Applied(1, {})]
+        await Worker._apply(worker, world.catalog.on_topic_put(image(1)), 2)  # type: ignore[arg-type]
+        assert answers[1:] == [Applied(2, {}), CommandDone(1, 0, -1)]
+        await world.until(lambda: world.sent[1:])
+        assert world.sent[1] == MoveCompleted(TOPIC_ID, 0, 0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_command_does_not_wait_for_a_directory_that_failed_nor_for_a_new_controller(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        command = Command(1, "delete_records", SLOT, 5)
+        assert not world.mover.hold(command)
+        await world.switch()
+        assert not world.mover.hold(Command(1, "delete_records", SLOT + 1, 5))
+        assert world.mover.hold(command)
+        await world.mover.on_applied(True)
+        assert world.mover.released() == [] and world.mover.hold(command)
+        world.partitions.failures[SLOT] = "its directory failed"
+        assert not world.mover.hold(command) and world.mover.released() == [command]
 
     run(tmp_path, scenario)
 
