@@ -33,7 +33,16 @@ ENVIRONMENT_PREFIX = "MQD_"
 # Variables with our prefix that are not properties: those of the command line, of tests and of
 # measurements.
 ENVIRONMENT_RESERVED = frozenset(
-    {"MQD_BOOTSTRAP", "MQD_CLIENT_CONFIG", "MQD_CONFIG", "MQD_DATA_DIR", "MQD_DEBUG", "MQD_PYTHON", "MQD_WORKERS"}
+    {
+        "MQD_BOOTSTRAP",
+        "MQD_CLIENT_CONFIG",
+        "MQD_CONFIG",
+        "MQD_DATA_DIR",
+        "MQD_DEBUG",
+        "MQD_PROFILE",
+        "MQD_PYTHON",
+        "MQD_WORKERS",
+    }
 )
 _ENVIRONMENT_ORIGIN = "environment variable "
 ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_CRASH_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")

@@ -100,6 +100,33 @@ def _use_client_config(_ctx: click.Context, _parameter: click.Parameter, file: s
         os.environ["MQD_CLIENT_CONFIG"] = file
 
 
+def _use_profile(_ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
+    """For this process and those that it starts; eager, so that --client-config, said beside it, wins.
+    Said before the verb and after it, the latter counts.
+    """
+    if name is None:
+        return
+    from mqd.cli.profiles import store
+
+    profile = store.get(name)
+    if profile.client_config is not None and not os.path.isfile(profile.client_config):
+        raise CliError(f"profile {name} names {profile.client_config}, which is not there; mqd profile add --replace")
+    os.environ["MQD_BOOTSTRAP"] = profile.bootstrap
+    os.environ["MQD_CLIENT_CONFIG"] = profile.client_config or ""
+
+
+def profile_option(envvar: str | None = None) -> Callable[..., Any]:
+    return click.option(
+        "--profile",
+        metavar="NAME",
+        envvar=envvar,
+        is_eager=True,
+        expose_value=False,
+        callback=_use_profile,
+        help="Cluster and credentials of `mqd profile add`.  [env: MQD_PROFILE]",
+    )
+
+
 client_config_option = click.option(
     "--client-config",
     type=click.Path(exists=True, dir_okay=False),
@@ -110,7 +137,7 @@ client_config_option = click.option(
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds -b, --format and --client-config, and passes them as the first argument, a Settings. Said before the verb
+    """Adds -b, --format, --profile and --client-config, and passes them as the first argument, a Settings. Said before the verb
     they count as well.
     """
 
@@ -123,6 +150,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"
     )
+    @profile_option()
     @client_config_option
     @click.pass_context
     @functools.wraps(function)

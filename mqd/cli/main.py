@@ -23,6 +23,7 @@ from mqd.cli.common import (
     error_line,
     explain,
     is_interruption,
+    profile_option,
 )
 from mqd.cli.common import CliError as CliError
 
@@ -46,6 +47,7 @@ COMMANDS = {
     "service": ("mqd.cli.service.command", "Run a broker as a service of systemd."),
     "monitoring": ("mqd.cli.verbs.monitoring", "Write alerts for Prometheus and dashboards for Grafana."),
     "console": ("mqd.console.command", "Serve a web page of the cluster: topics, messages, groups."),
+    "profile": ("mqd.cli.profiles.command", "Names for clusters and the credentials that they take."),
     "connect": ("mqd.cli.verbs.connect", "Write the settings with which a client reaches the cluster."),
     "key": ("mqd.cli.verbs.key", "Files of keys by which clients encrypt values."),
     "cert": ("mqd.cli.verbs.cert", "Certificates of a secured broker."),
@@ -133,6 +135,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool)
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output (also after the verb)."
 )
+@profile_option("MQD_PROFILE")
 @client_config_option
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."

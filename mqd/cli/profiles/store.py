@@ -1,0 +1,79 @@
+"""The clusters that a user has names for: ~/.config/mqd/profiles.json, which may be edited by hand.
+
+{"production": {"bootstrap": "10.0.0.1:9092,10.0.0.2:9092", "client_config": "/home/me/admin.properties"}}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from mqd.cli.common import CliError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+BYTES_MAX = 1 << 20
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`client_config`: an absolute path; None: no authentication."""
+
+    bootstrap: str
+    client_config: str | None = None
+
+
+def path() -> Path:
+    """Of the file, as of the XDG base directories."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "mqd" / "profiles.json"
+
+
+def read() -> dict[str, Profile]:
+    """By name. Raises CliError."""
+    file = path()
+    try:
+        with open(file, "rb") as opened:
+            found = msgspec.json.decode(opened.read(BYTES_MAX), type=dict[str, Profile])
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CliError(f"{file} is not a file of profiles: {error}; mend it, or move it away") from error
+    return dict(sorted(found.items()))
+
+
+def get(name: str) -> Profile:
+    """Raises CliError."""
+    found = read()
+    if name not in found:
+        known = f"there are {', '.join(found)}" if found else "there is none yet"
+        raise CliError(f"there is no profile {name!r}; {known}. mqd profile add makes one")
+    return found[name]
+
+
+@contextlib.contextmanager
+def changing() -> Iterator[dict[str, Profile]]:
+    """The profiles, written when the block ends without an error. Two commands at once wait for each
+    other. Raises CliError.
+    """
+    file = path()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(file.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = read()
+            yield found
+            new = file.with_suffix(".new")
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+                opened.write(msgspec.json.format(msgspec.json.encode(dict(sorted(found.items()))), indent=1) + b"\n")
+                opened.flush()
+                os.fsync(opened.fileno())
+            new.replace(file)
+    except OSError as error:
+        raise CliError(f"{error.filename or file}: {error.strerror}") from error
