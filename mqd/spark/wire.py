@@ -9,38 +9,25 @@ the executors' Fetch.
                                                                   a broker that restarts, a leader
                                                                   that moves
 
-    W1  a connection that failed, or whose answer does not fit, is closed and never used again:
-        answers keep their order, a lost one would shift all later ones
-    W2  an answer is as long as the broker says, at most FRAME_BYTES_MAX
-    W3  patience ends: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for what is not there, the last
+    W1  patience ends: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for what is not there, the last
         problem is raised (MqdMissingError of that), with what was asked and of whom
 Concurrency: one thread. After fork nothing of the parent's may be used.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import select
-import socket
-import ssl
-import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from mqd.protocol import codec
-from mqd.protocol.api import decode_response, encode_request, with_length
-from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, is_retriable
-from mqd.protocol.framing import KNOWN
-from mqd.protocol.messages import ApiVersionsRequest, MetadataRequest
+from mqd.client.tcp.connection import Connection, NoCommonVersion
+from mqd.protocol.errors import ERRORS, ErrorCode, is_retriable
+from mqd.protocol.messages import MetadataRequest
 from mqd.security.client import ClientSecurity, NotAuthenticated
 from mqd.spark.options import KafkaSettings
 
-FRAME_BYTES_MAX = 256 << 20
-CONNECT_TIMEOUT_S = 10.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 API_TIMEOUT_S = 60.0  # kafka.default.api.timeout.ms
 UNKNOWN_TIMEOUT_S = 2.0  # of what is not there: a broker's metadata may be a moment behind
@@ -100,126 +87,25 @@ def parse_servers(text: str) -> list[tuple[str, int]]:
     return found
 
 
-class Link:
-    """One connection. Raises OSError when the broker cannot be reached or the connection ends,
-    ProtocolError when what it says is not Kafka's protocol.
+class Link(Connection):
+    """One connection, as the driver and the executors use it. Raises OSError when the broker cannot
+    be reached or the connection ends, ProtocolError when what it says is not Kafka's protocol.
     """
 
     def __init__(
         self, host: str, port: int, client_id: str, timeout_s: float, security: ClientSecurity | None = None
     ) -> None:
-        self.host, self.port, self._client_id = host, port, client_id
-        security = security or ClientSecurity()
-        self._numbers = itertools.count(1)
-        self.closed = False  # W1
-        self.versions: dict[int, tuple[int, int]] = {}
         try:
-            self._socket = socket.create_connection((host, port), min(CONNECT_TIMEOUT_S, timeout_s))
-        except OSError as error:
-            raise ConnectionError(f"broker {host}:{port} cannot be reached: {error}") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.settimeout(timeout_s)
-        try:
-            self._socket = security.secure(self._socket, host)
-            response = self.request(
-                ApiVersionsRequest(client_software_name="mqd-spark", client_software_version="0.1.0"), version=3
-            )
-        except BaseException:
-            self.close()
-            raise
-        check(response.error_code, f"versions of {host}:{port}")
-        self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
-        try:
-            security.authenticate(lambda _, request, version: self.request(request, version=version))
+            super().__init__(host, port, client_id, timeout_s, security, "mqd-spark")
         except NotAuthenticated as error:
-            self.close()
-            raise MqdReadError(f"not authenticated at {host}:{port}: {error}") from None
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        self.closed = True
-        with contextlib.suppress(OSError):
-            self._socket.close()
+            raise MqdReadError(str(error)) from None
 
     def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
         """The newest version both speak. Raises MqdReadError."""
-        spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
-        version = min(spec.max_version, last, at_most)
-        if version < max(spec.min_version, first):
-            raise MqdReadError(
-                f"the broker {self.host}:{self.port} does not speak {spec.name} as this client does: {first} to {last}"
-                f" there, up to {min(spec.max_version, at_most)} here"
-            )
-        return version
-
-    def request(self, request: Any, at_most: int = 1 << 14, version: int | None = None) -> Any:
-        """The response's struct."""
-        api_key = codec.owner_of(type(request))[0].api_key
-        number = self.send(request, version if version is not None else self.pick(api_key, at_most))
-        frame = self.receive()
         try:
-            got, response = decode_response(
-                frame, api_key, version if version is not None else self.pick(api_key, at_most)
-            )
-        except ProtocolError as error:
-            raise self._broken(str(error)) from error
-        if got != number:
-            raise self._broken(f"an answer to request {got} where {number} was expected")
-        return response
-
-    def send(self, request: Any, version: int) -> int:
-        """Returns the correlation id."""
-        number = next(self._numbers)
-        try:
-            self._socket.sendall(with_length(encode_request(request, version, number, self._client_id)))
-        except OSError as error:
-            raise self._ended(error) from error
-        return number
-
-    def ready(self, seconds: float) -> bool:
-        """Whether something has come, or the connection has ended; waits for it so long."""
-        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-            return True
-        waiting = select.poll()
-        waiting.register(self._socket, select.POLLIN)
-        return bool(waiting.poll(seconds * 1000))
-
-    def receive(self, memory: bytearray | None = None) -> memoryview:
-        """The next frame, without its length: in `memory` when it has room for it, else in new
-        memory. Read-only in spirit.
-        """
-        head = bytearray(4)
-        self._fill(memoryview(head))
-        (size,) = struct.unpack(">i", head)
-        if not 4 <= size <= FRAME_BYTES_MAX:
-            raise self._broken(f"a frame of {size} bytes")
-        view = memoryview(memory if memory is not None and len(memory) >= size else bytearray(size))[:size]
-        self._fill(view)
-        return view
-
-    def set_timeout(self, seconds: float) -> None:
-        self._socket.settimeout(seconds)
-
-    def _fill(self, view: memoryview) -> None:
-        at = 0
-        while at < len(view):
-            try:
-                got = self._socket.recv_into(view[at:])
-            except OSError as error:
-                raise self._ended(error) from error
-            if not got:
-                raise self._ended(None)
-            at += got
-
-    def _ended(self, error: OSError | None) -> ConnectionError:
-        self.close()
-        return ConnectionError(f"broker {self.host}:{self.port}: {error or 'it has closed the connection'}")
-
-    def _broken(self, problem: str) -> ConnectionError:
-        self.close()
-        return ConnectionError(f"broker {self.host}:{self.port} does not answer as a Kafka broker does: {problem}")
+            return super().pick(api_key, at_most)
+        except NoCommonVersion as error:
+            raise MqdReadError(str(error)) from None
 
 
 class Topic(msgspec.Struct, frozen=True):

@@ -1,0 +1,163 @@
+"""One connection to a broker over TCP, blocking, one request at a time: TLS, versions and
+authentication first. For clients that do not go through librdkafka (share consumers, Spark).
+
+Raises OSError when the broker cannot be reached or the connection ends, ProtocolError when what it
+says is not Kafka's protocol, NotAuthenticated.
+
+    T1  a connection that failed, or whose answer does not fit, is closed and never used again:
+        answers keep their order, a lost one would shift all later ones
+    T2  an answer is as long as the broker says, at most FRAME_BYTES_MAX
+Concurrency: one thread, but interrupt(). After fork nothing of the parent's may be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import select
+import socket
+import ssl
+import struct
+from typing import Any
+
+from mqd.protocol import codec
+from mqd.protocol.api import decode_response, encode_request, with_length
+from mqd.protocol.errors import ProtocolError, error_name
+from mqd.protocol.framing import KNOWN
+from mqd.protocol.messages import ApiVersionsRequest
+from mqd.security.client import ClientSecurity, NotAuthenticated
+
+FRAME_BYTES_MAX = 256 << 20
+CONNECT_TIMEOUT_S = 10.0
+
+
+class NoCommonVersion(Exception):
+    """The broker and this client have no version of an API in common."""
+
+
+class Connection:
+    """See the module. `software`: the client's name in KIP-511."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        client_id: str,
+        timeout_s: float,
+        security: ClientSecurity | None = None,
+        software: str = "mqd",
+    ) -> None:
+        self.host, self.port, self._client_id = host, port, client_id
+        security = security or ClientSecurity()
+        self._numbers = itertools.count(1)
+        self.closed = False  # T1
+        self.versions: dict[int, tuple[int, int]] = {}
+        try:
+            self._socket = socket.create_connection((host, port), min(CONNECT_TIMEOUT_S, timeout_s))
+        except OSError as error:
+            raise ConnectionError(f"broker {host}:{port} cannot be reached: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket = security.secure(self._socket, host)
+            response = self.request(
+                ApiVersionsRequest(client_software_name=software, client_software_version="0.1.0"), version=3
+            )
+            if response.error_code:
+                raise self._broken(f"it answers ApiVersions with {error_name(response.error_code)}")
+            self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
+            security.authenticate(lambda _, request, version: self.request(request, version=version))
+        except NotAuthenticated as error:
+            self.close()
+            raise NotAuthenticated(f"not authenticated at {host}:{port}: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def interrupt(self) -> None:
+        """Ends a request() that waits in another thread. Any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
+        """The newest version both speak. Raises NoCommonVersion."""
+        spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
+        version = min(spec.max_version, last, at_most)
+        if version < max(spec.min_version, first):
+            raise NoCommonVersion(
+                f"the broker {self.host}:{self.port} does not speak {spec.name} as this client does: {first} to {last}"
+                f" there, up to {min(spec.max_version, at_most)} here"
+            )
+        return version
+
+    def request(self, request: Any, at_most: int = 1 << 14, version: int | None = None) -> Any:
+        """The response's struct."""
+        api_key = codec.owner_of(type(request))[0].api_key
+        number = self.send(request, version if version is not None else self.pick(api_key, at_most))
+        frame = self.receive()
+        try:
+            got, response = decode_response(
+                frame, api_key, version if version is not None else self.pick(api_key, at_most)
+            )
+        except ProtocolError as error:
+            raise self._broken(str(error)) from error
+        if got != number:
+            raise self._broken(f"an answer to request {got} where {number} was expected")
+        return response
+
+    def send(self, request: Any, version: int) -> int:
+        """Returns the correlation id."""
+        number = next(self._numbers)
+        try:
+            self._socket.sendall(with_length(encode_request(request, version, number, self._client_id)))
+        except OSError as error:
+            raise self._ended(error) from error
+        return number
+
+    def ready(self, seconds: float) -> bool:
+        """Whether something has come, or the connection has ended; waits for it so long."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))
+
+    def receive(self, memory: bytearray | None = None) -> memoryview:
+        """The next frame, without its length: in `memory` when it has room for it, else in new
+        memory. Read-only in spirit.
+        """
+        head = bytearray(4)
+        self._fill(memoryview(head))
+        (size,) = struct.unpack(">i", head)
+        if not 4 <= size <= FRAME_BYTES_MAX:
+            raise self._broken(f"a frame of {size} bytes")
+        view = memoryview(memory if memory is not None and len(memory) >= size else bytearray(size))[:size]
+        self._fill(view)
+        return view
+
+    def set_timeout(self, seconds: float) -> None:
+        self._socket.settimeout(seconds)
+
+    def _fill(self, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
+            try:
+                got = self._socket.recv_into(view[at:])
+            except OSError as error:
+                raise self._ended(error) from error
+            if not got:
+                raise self._ended(None)
+            at += got
+
+    def _ended(self, error: OSError | None) -> ConnectionError:
+        self.close()
+        return ConnectionError(f"broker {self.host}:{self.port}: {error or 'it has closed the connection'}")
+
+    def _broken(self, problem: str) -> ConnectionError:
+        self.close()
+        return ConnectionError(f"broker {self.host}:{self.port} does not answer as a Kafka broker does: {problem}")
