@@ -20,6 +20,7 @@ and why).
                    arrays
     Consumer       subscribe, assign, poll, commit, seek; consume_batch gives columns (a
                    RecordBatchView: numpy, Arrow, bytes; on shared memory without a copy)
+    ShareConsumer  a share group's member: poll, acknowledge, commit_sync, renew
     AsyncProducer  AsyncConsumer          the same for asyncio
     AdminClient    confluent_kafka's
     Message  TopicPartition  BatchDelivery  KafkaError  KafkaException
@@ -57,7 +58,6 @@ if TYPE_CHECKING:  # found by __getattr__ below when the program runs
     from confluent_kafka import Messages as Messages
     from confluent_kafka import Node as Node
     from confluent_kafka import SerializingProducer as SerializingProducer
-    from confluent_kafka import ShareConsumer as ShareConsumer
     from confluent_kafka import ThrottleEvent as ThrottleEvent
     from confluent_kafka import TopicCollection as TopicCollection
     from confluent_kafka import TopicPartition as TopicPartition
@@ -77,6 +77,7 @@ if TYPE_CHECKING:  # found by __getattr__ below when the program runs
     from mqd.client.messages import Message as Message
     from mqd.client.producer import Producer as Producer
     from mqd.client.record_batch import RecordBatchView as RecordBatchView
+    from mqd.client.share_consumer import ShareConsumer as ShareConsumer
 
 _CLIENT = (
     "AdminClient",
@@ -87,6 +88,7 @@ _CLIENT = (
     "Message",
     "Producer",
     "RecordBatchView",
+    "ShareConsumer",
 )
 
 _confluent.install()

@@ -1,5 +1,5 @@
 """The client library: confluent_kafka's names and call shapes, over shared memory where the broker
-is this host's and over librdkafka elsewhere.
+is this host's and over TCP elsewhere.
 
 `from mqd import Producer, Consumer, AdminClient, AsyncProducer, AsyncConsumer`; how they are used
 stands in docs/client.md. Nothing is imported before it is used.
@@ -14,6 +14,7 @@ _PLACES = {
     "AsyncProducer": "mqd.client.async_producer",
     "Consumer": "mqd.client.consumer",
     "AsyncConsumer": "mqd.client.async_consumer",
+    "ShareConsumer": "mqd.client.share_consumer",
     "AdminClient": "mqd.client.admin",
     "RecordBatchView": "mqd.client.record_batch",
     "BatchDelivery": "mqd.client.messages",

@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 THEIRS, OURS = "confluent_kafka", "mqd"
-CLIENTS = ("AdminClient", "Consumer", "Message", "Producer")
-_REBUILT = ("avro", "deserializing_consumer", "serializing_producer", "schema_registry.rules.dlq.dlq_action")
+CLIENTS = ("AdminClient", "Consumer", "Message", "Producer", "ShareConsumer")
+_REBUILT = (
+    "avro",
+    "deserializing_consumer",
+    "deserializing_share_consumer",
+    "serializing_producer",
+    "schema_registry.rules.dlq.dlq_action",
+)
 _REBUILT_WITH_SUBMODULES = ("aio", "kafkatest")
 # Modules of mqd itself: for these confluent_kafka is not even looked at.
 OWN_MODULES = frozenset(

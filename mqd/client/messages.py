@@ -121,6 +121,10 @@ class Message(confluent_kafka.Message):
         """The leader epoch of the record's batch, or None."""
         return self._leader_epoch
 
+    def delivery_count(self) -> int | None:
+        """How many times a share group has delivered the record; None where no group has."""
+        return None
+
     def set_headers(self, value) -> None:
         self._headers = value
 

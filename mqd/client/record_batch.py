@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from mqd.native import reader as segments
 if TYPE_CHECKING:
     import pyarrow
 
+_M = TypeVar("_M", bound=Message)
 _NO_HEADERS = b"\0"
 _FEW = 16  # numpy pays from here on
 _ARROW_MIN = 21
@@ -419,7 +420,7 @@ class RecordBatchView:
             self._held().tolist(), self._timestamps.tolist(), self._keys.to_list(), self._values.to_list(), strict=True
         )
 
-    def messages(self) -> Iterator[Message]:
+    def messages(self, kind_of_message: type[_M] = Message) -> Iterator[_M]:  # type: ignore[assignment]  # mypy 4236
         """A Message for each, copied out all at once: they outlive the batch."""
         offsets = self._held().tolist()
         kind = self.timestamp_type
@@ -427,7 +428,7 @@ class RecordBatchView:
         sections = repeat(None) if self._headers is None else map(_section, self._headers.to_list())
         topic, partition, epoch = repeat(self.topic), repeat(self.partition), repeat(self.leader_epoch)
         return map(
-            Message,
+            kind_of_message,
             topic,
             partition,
             offsets,

@@ -237,7 +237,7 @@ def withdraw(published: Iterable[Published]) -> None:
 # -- the client ------------------------------------------------------------------------------------
 
 
-def _servers(bootstrap_servers: str) -> list[tuple[str, int]]:
+def addresses_of(bootstrap_servers: str) -> list[tuple[str, int]]:
     """ "host:port,[::1]:port,host" as (host, port). Invalid addresses are left out: the TCP client
     will report them.
     """
@@ -336,20 +336,31 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
         )
     places = directories() if places is None else places
     seen: list[str] = []
-    for host, port in _servers(bootstrap_servers):
-        local = [address for address in _addresses(host) if _is_local(address)]
-        if not local:
-            seen.append(f"{host}:{port} is not on this host")
-            continue
-        try:
-            names = _names(local, port)
-        except OSError as error:
-            return Rendezvous(None, f"this process's network namespace is not known: {error}")
-        name, path, obstacles = _look(names, places)
-        if path is not None:
-            return Rendezvous(path, f"{host}:{port} is this host's broker", name)
-        seen.append(
-            "; ".join(obstacles)
-            or f"no broker of this network namespace has published port {port} in {', '.join(map(str, places))}"
-        )
+    for host, port in addresses_of(bootstrap_servers):
+        found = at(host, port, places)
+        if found.path is not None:
+            return found
+        seen.append(found.reason)
     return Rendezvous(None, "; ".join(seen) or "bootstrap.servers names no address")
+
+
+def at(host: str, port: int, places: Sequence[Path] | None = None) -> Rendezvous:
+    """The client socket of the broker at this address, if it is on this host, whatever $MQD_SOCKET
+    says. Never raises.
+    """
+    places = directories() if places is None else places
+    local = [address for address in _addresses(host) if _is_local(address)]
+    if not local:
+        return Rendezvous(None, f"{host}:{port} is not on this host")
+    try:
+        names = _names(local, port)
+    except OSError as error:
+        return Rendezvous(None, f"this process's network namespace is not known: {error}")
+    name, path, obstacles = _look(names, places)
+    if path is not None:
+        return Rendezvous(path, f"{host}:{port} is this host's broker", name)
+    return Rendezvous(
+        None,
+        "; ".join(obstacles)
+        or f"no broker of this network namespace has published port {port} in {', '.join(map(str, places))}",
+    )

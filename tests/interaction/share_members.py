@@ -1,10 +1,10 @@
 """Members of share groups as processes, what they print, and what must hold of it: every record is
 delivered until it is accepted or rejected, and not again after that was answered.
 
-As a program: one member with confluent_kafka's ShareConsumer, which does what ShareJob.java of
-tests/compat does.
+As a program: one member with confluent_kafka's ShareConsumer, or mqd's (over shared memory, or TCP),
+which does what ShareJob.java of tests/compat does.
 
-    python -m tests.interaction.share_members BOOTSTRAP GROUP TOPIC
+    python -m tests.interaction.share_members BOOTSTRAP GROUP TOPIC [librdkafka | auto | tcp]
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import collections
 import sys
 from collections.abc import Iterable, Set
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+import mqd
 from mqd.protocol.messages import DescribeShareGroupOffsetsRequest
 from tests.kafka_connection import KafkaConnection
 
@@ -24,14 +26,16 @@ DESCRIBE_OFFSETS = 90
 SECONDS = 60.0
 
 
-def command(bootstrap: str, group: str, topic: str) -> list[str]:
-    return [sys.executable, "-m", "tests.interaction.share_members", bootstrap, group, topic]
+def command(bootstrap: str, group: str, topic: str, client: str = "librdkafka") -> list[str]:
+    """`client`: librdkafka, or the transport of mqd's."""
+    return [sys.executable, "-m", "tests.interaction.share_members", bootstrap, group, topic, client]
 
 
-def configure_group(bootstrap: str, group: str, name: str, value: str) -> None:
+def configure_group(broker: str | dict[str, Any], group: str, name: str, value: str) -> None:
+    """`broker`: its address, or a client's settings."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": broker} if isinstance(broker, str) else broker)
     admin.incremental_alter_configs([resource])[resource].result(SECONDS)
 
 
@@ -103,9 +107,17 @@ def _committed(consumer: ShareConsumer) -> dict[TopicPartition, str]:
     return {one: "ok" if error is None else error.args[0].name() for one, error in outcome.items()}
 
 
-def run(bootstrap: str, group: str, topic: str) -> None:
+def _consumer(settings: dict[str, Any], client: str) -> Any:
+    if client == "librdkafka":
+        return ShareConsumer({**settings, "log_level": 0, "reconnect.backoff.max.ms": 500})
+    consumer = mqd.ShareConsumer({**settings, "transport": client})
+    print("transport", consumer.transport, consumer.transport_reason, flush=True)
+    return consumer
+
+
+def run(bootstrap: str, group: str, topic: str, client: str) -> None:
     settings = {"bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
-    consumer = ShareConsumer({**settings, "log_level": 0, "reconnect.backoff.max.ms": 500})
+    consumer = _consumer(settings, client)
     consumer.subscribe([topic])
     while True:
         taken: list[tuple[Message, AcknowledgeType]] = []

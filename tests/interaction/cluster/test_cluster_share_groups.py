@@ -1,5 +1,5 @@
-"""A share group over three hosts, each killed and started again in turn: Java's KafkaShareConsumers and
-librdkafka's ShareConsumers in one group. With a host go leaders of partitions, the coordinator of the
+"""A share group over three hosts, each killed and started again in turn: Java's KafkaShareConsumers,
+librdkafka's ShareConsumers and mqd's in one group. With a host go leaders of partitions, the coordinator of the
 group, and those of the share-partitions' states.
 """
 
@@ -48,12 +48,11 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
         create(cluster, TOPIC, PARTITIONS)
         begin_at_first_record(cluster.bootstrap, GROUP)
         java = java_command(home, cluster.bootstrap, "share", GROUP, TOPIC)
-        python = share_members.command(cluster.bootstrap, GROUP, TOPIC)
-        members = [
-            Program(command, tmp_path / f"{name}-{number}")
-            for name, command in (("java", java), ("librdkafka", python))
-            for number in range(2)
+        commands = [("java", java)] + [
+            (client, share_members.command(cluster.bootstrap, GROUP, TOPIC, client))
+            for client in ("librdkafka", "auto", "tcp")
         ]
+        members = [Program(command, tmp_path / name) for name, command in commands]
         outputs = [member.output for member in members]
 
         def state() -> str:

@@ -16,9 +16,11 @@ import kafka
 import kafka.errors
 import pytest
 
+import mqd
 from mqd.cli import secure
 from tests.broker import Broker
 from tests.interaction.security.secured import PASSWORDS, Secured
+from tests.interaction.share_members import configure_group
 from tests.preloaded import PRELOADED
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -64,6 +66,23 @@ def test_librdkafka(secured: Secured, mechanism: str) -> None:
     consumer.subscribe([topic])
     assert consumer.poll(PATIENCE_S).value() == b"value"
     consumer.close()
+
+
+def test_share_consumer(secured: Secured) -> None:
+    settings, group = secured.client("bob", "SCRAM-SHA-512"), "share-consumer"
+    configure_group(settings, group, "share.auto.offset.reset", "earliest")
+    producer = confluent_kafka.Producer(settings)
+    producer.produce(group, b"value")
+    assert producer.flush(PATIENCE_S) == 0
+    with mqd.ShareConsumer({**settings, "group.id": group, "transport": "tcp"}) as consumer:
+        consumer.subscribe([group])
+        assert [message.value() for message in consumer.poll(PATIENCE_S)] == [b"value"]
+        assert set(consumer.commit_sync(PATIENCE_S).values()) == {None}
+    wrong = {**secured.client("bob", "SCRAM-SHA-512", "wrong"), "group.id": group, "transport": "tcp"}
+    with mqd.ShareConsumer(wrong) as consumer, pytest.raises(confluent_kafka.KafkaException) as refused:
+        consumer.subscribe([group])
+        consumer.poll(PATIENCE_S)
+    assert refused.value.args[0].code() == confluent_kafka.KafkaError._AUTHENTICATION
 
 
 def test_kafka_python(secured: Secured) -> None:

@@ -1,0 +1,549 @@
+"""A member of a share group: membership, the sessions with the leaders, and what the application has
+been handed and has not answered. Sans-I/O: methods take the time, `take_sends()` has the requests to
+send, on_response() takes what came of them.
+
+Invariants
+    C1  a record that was handed out is in `held` until it is answered, once
+    C2  each answer ends as one Outcome, or is lost with the process
+    C3  records are fetched while the application waits for them, not ahead of it: the time of their
+        locks is the application's. What comes when it has stopped waiting is kept, and dropped when
+        its locks end
+    C4  with strict limits one leader is asked at a time
+    C5  next_ms is never later than what has to happen next
+Bounds: `ready` has one response a leader at most; problems are kept PROBLEMS_MAX, the oldest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from mqd.client import requests
+from mqd.client.messages import KafkaError, KafkaException
+from mqd.client.requests import TopicInfo
+from mqd.client.share import records
+from mqd.client.share.events import ACCEPT, GAP, RENEW, Key, Limits, Outcome, Place, Problem, Range, Send, Target
+from mqd.client.share.membership import COORDINATOR_MOVED, Membership
+from mqd.client.share.session import LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH, Reported, Session
+from mqd.protocol.errors import ErrorCode, ProtocolError, error_message, error_name
+from mqd.protocol.messages import FindCoordinatorRequest
+
+SHARE_GROUP_HEARTBEAT = 76
+BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
+PROBLEMS_MAX = 100
+NEVER_MS = 1 << 62
+ASK_ONE_MS = 50  # of several leaders, with strict limits: how long one may park the request
+CONTROL = Target("control")
+_MOVED = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+_REPORTED = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.SHARE_SESSION_LIMIT_REACHED,
+        ErrorCode.INVALID_REQUEST,
+    }
+)
+
+
+Owner = tuple[Session, Key]  # of a record: the session that it was acquired in
+
+
+class Settings(NamedTuple):
+    group_id: str
+    member_id: str
+    rack_id: str | None = None
+    max_poll_interval_ms: int = 300_000
+    metadata_max_age_ms: int = 300_000
+    check_crcs: bool = True
+    creates_topics: bool = False
+
+
+class _Ready:
+    """Records of one partition that the application has not been handed."""
+
+    __slots__ = ("at", "deadline_ms", "messages", "offsets", "owner", "place")
+
+    def __init__(self, place: Place, owner: Owner, fetched: records.Fetched, deadline_ms: int) -> None:
+        self.place, self.owner, self.deadline_ms = place, owner, deadline_ms  # when its locks end
+        self.messages, self.offsets, self.at = fetched.messages, fetched.offsets, 0
+
+
+class ShareCore:
+    """See the module."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.membership = Membership(
+            settings.group_id, settings.member_id, settings.rack_id, settings.max_poll_interval_ms
+        )
+        self.subscription: tuple[str, ...] = ()
+        self.topics: dict[str, TopicInfo] = {}
+        self.names: dict[bytes, str] = {}
+        self.nodes: dict[int, tuple[str, int]] = {}
+        self.coordinator: int | None = None
+        self.sessions: dict[int, Session] = {}
+        self.held: dict[Place, dict[int, Owner]] = {}
+        self.ready: deque[_Ready] = deque()
+        self.outcomes: deque[Outcome] = deque()
+        self.problems: deque[Problem] = deque()
+        self.limits: Limits | None = None  # the application waits for records
+        self.fatal: Problem | None = None
+        self.is_closing = False
+        self.is_informed = False  # metadata came: which nodes there are is known
+        self._sends: list[Send] = []
+        self._number = 0
+        self._under_way: dict[int, tuple[str, Any]] = {}
+        self._retry_ms: dict[str | int, int] = {}  # "metadata", "coordinator", a leader -> not before
+        self._failures: dict[str | int, int] = {}
+        self._metadata_due_ms: int | None = None
+        self._is_asking: set[str] = set()
+        self._is_flushing = False
+        self._turn = 0
+
+    # -- the application ---------------------------------------------------------------------------
+
+    def subscribe(self, topics: tuple[str, ...], now_ms: int) -> None:
+        self.subscription = topics
+        self.membership.subscribe(topics, now_ms)
+        if any(name not in self.topics for name in topics):
+            self._metadata_due_ms = now_ms
+        self.advance(now_ms)
+
+    def want(self, limits: Limits | None, now_ms: int) -> None:
+        """The application waits for records; None: it does not any more."""
+        self.limits = limits
+        if limits is not None:
+            self.membership.on_polled(now_ms)
+            self.flush(now_ms)
+
+    def flush(self, now_ms: int) -> None:
+        """Every answer goes with a request now."""
+        self._is_flushing = True
+        self.advance(now_ms)
+
+    def take(self, count: int, now_ms: int) -> list[records.ShareMessage]:
+        """Up to `count` records for the application, which holds them from now on."""
+        found: list[records.ShareMessage] = []
+        while self.ready and len(found) < count:
+            ready = self.ready[0]
+            if ready.owner[0].is_dead or now_ms >= ready.deadline_ms:
+                self.ready.popleft()  # others may have them by now
+                continue
+            begin, end = ready.at, min(ready.at + count - len(found), len(ready.messages))
+            self.held.setdefault(ready.place, {}).update(dict.fromkeys(ready.offsets[begin:end], ready.owner))
+            found += ready.messages[begin:end]
+            ready.at = end
+            if end == len(ready.messages):
+                self.ready.popleft()
+        if found:
+            self.limits = None  # C3
+        return found
+
+    def answer(self, place: Place, offset: int, kind: int) -> bool:
+        """False: the application does not hold this record. A renewed one it still holds (C1)."""
+        offsets = self.held.get(place)
+        owner = offsets.get(offset) if offsets else None
+        if owner is None:
+            return False
+        if kind != RENEW:
+            del self.held[place][offset]
+        self._answer(owner, place, Range(offset, offset, kind))
+        return True
+
+    def answer_all(self, kind: int = ACCEPT) -> None:
+        """Of everything the application holds."""
+        held = self.held
+        if kind != RENEW:
+            self.held = {}
+        for place, offsets in held.items():
+            for owner, ranges in _runs(offsets):
+                for first, last in ranges:
+                    self._answer(owner, place, Range(first, last, kind))
+
+    def _answer(self, owner: Owner, place: Place, one: Range) -> None:
+        session, key = owner
+        if session.is_dead:
+            self.outcomes.append(Outcome(place, (one,), LOST))
+        else:
+            session.answer(key, one)
+
+    @property
+    def is_holding(self) -> bool:
+        return any(self.held.values())
+
+    def unsettled(self) -> set[Place]:
+        """Where acknowledgements wait for the broker."""
+        found: set[Place] = set()
+        for session in self.sessions.values():
+            under_way = session.under_way.answers if session.under_way is not None else {}
+            for answers in (session.answers, session.renewals, under_way):
+                found.update(self._place(key) for key, ranges in answers.items() if _of_records(ranges))
+        return found
+
+    def close(self, now_ms: int) -> None:
+        """Answers go, sessions end, the member leaves; is_closed when all of it is done."""
+        self.is_closing, self.limits = True, None
+        self.membership.subscribe((), now_ms)
+        self.advance(now_ms)
+
+    @property
+    def is_closed(self) -> bool:
+        return (
+            self.is_closing
+            and self.membership.is_out
+            and not any(session.is_open or session.under_way for session in self.sessions.values())
+        )
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def take_sends(self) -> list[Send]:
+        sends, self._sends = self._sends, []
+        return sends
+
+    def advance(self, now_ms: int) -> None:
+        """Whatever is due becomes a request."""
+        problem = self.membership.tick(now_ms)
+        if problem is not None:
+            self._report(problem)
+        self._maybe_metadata(now_ms)
+        self._maybe_heartbeat(now_ms)
+        self._maybe_share(now_ms)
+
+    def _send(self, target: Target, api_key: int, message: Any, what: str, about: Any, **more: int) -> None:
+        self._number += 1
+        self._under_way[self._number] = what, about
+        self._sends.append(Send(self._number, target, api_key, message, **more))
+
+    def _may(self, what: str | int, now_ms: int) -> bool:
+        return now_ms >= self._retry_ms.get(what, 0)
+
+    def _later(self, what: str | int, now_ms: int) -> None:
+        failures = self._failures[what] = self._failures.get(what, 0) + 1
+        self._retry_ms[what] = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(failures - 1, 10))
+
+    def _went_well(self, what: str | int) -> None:
+        self._failures.pop(what, None)
+        self._retry_ms.pop(what, None)
+
+    def _maybe_metadata(self, now_ms: int) -> None:
+        due = self._metadata_due_ms
+        if (
+            due is None
+            or now_ms < due
+            or not self.subscription
+            or "metadata" in self._is_asking
+            or not self._may("metadata", now_ms)
+        ):
+            return
+        self._is_asking.add("metadata")
+        message = requests.metadata(sorted(self.subscription), self.settings.creates_topics)
+        self._send(CONTROL, requests.METADATA, message, "metadata", None)
+
+    def _maybe_heartbeat(self, now_ms: int) -> None:
+        if self.membership.is_out:
+            return
+        if self.coordinator is None:
+            if "coordinator" not in self._is_asking and self._may("coordinator", now_ms):
+                self._is_asking.add("coordinator")
+                group = self.settings.group_id
+                message = FindCoordinatorRequest(coordinator_keys=[group])
+                self._send(CONTROL, requests.FIND_COORDINATOR, message, "coordinator", None, version_min=4)
+            return
+        heartbeat = self.membership.request(now_ms) if self.is_informed else None
+        if heartbeat is not None:
+            target = Target("group", self.coordinator)
+            self._send(target, SHARE_GROUP_HEARTBEAT, heartbeat, "heartbeat", heartbeat.member_epoch)
+
+    # -- sessions ----------------------------------------------------------------------------------
+
+    def _by_leader(self) -> dict[int, frozenset[Key]]:
+        leaders: dict[int, set[Key]] = {}
+        for key in self.membership.assigned:
+            info = self.topics.get(self.names.get(key[0], ""))
+            is_known = info is not None and info.topic_id == key[0] and key[1] < info.partition_count
+            leader = info.leaders[key[1]] if info is not None and is_known else -1
+            if leader >= 0 and leader in self.nodes:
+                leaders.setdefault(leader, set()).add(key)
+        return {leader: frozenset(keys) for leader, keys in leaders.items()}
+
+    def _maybe_share(self, now_ms: int) -> None:
+        leaders = self._by_leader()
+        asked = self._asked(leaders, now_ms) if self.limits is not None and not self.ready else []
+        for node_id in asked:
+            self._fetch(node_id, leaders[node_id], len(leaders), now_ms)
+        for session in self.sessions.values():
+            if session.under_way is not None or not session.is_open:
+                continue
+            if self.is_closing or not (self.subscription or self.is_holding):
+                self._acknowledge(session, is_final=True)
+            elif self._is_flushing and not session.is_settled:
+                self._acknowledge(session)
+        if all(session.is_settled for session in self.sessions.values()):
+            self._is_flushing = False
+
+    def _asked(self, leaders: dict[int, frozenset[Key]], now_ms: int) -> list[int]:
+        """The leaders that are sent a fetch now."""
+        free = [node for node in sorted(leaders) if self._is_free(node, now_ms)]
+        assert self.limits is not None
+        if not self.limits.is_strict or not free:
+            return free
+        if any(session.under_way is not None for session in self.sessions.values()):
+            return []  # C4
+        self._turn += 1
+        return [free[self._turn % len(free)]]
+
+    def _is_free(self, node_id: int, now_ms: int) -> bool:
+        session = self.sessions.get(node_id)
+        return (session is None or session.under_way is None) and self._may(node_id, now_ms)
+
+    def _fetch(self, node_id: int, wanted: frozenset[Key], leader_count: int, now_ms: int) -> None:
+        session = self.sessions.get(node_id)
+        if session is None or session.is_dead:
+            session = self.sessions[node_id] = Session(node_id, self.settings.group_id, self.membership.member_id)
+        limits = self.limits
+        assert limits is not None
+        if limits.is_strict and leader_count > 1:
+            limits = limits._replace(wait_ms=min(limits.wait_ms, ASK_ONE_MS))
+        message = session.fetch(wanted, limits)
+        more = {"version_min": 2} if limits.is_strict else {}
+        self._send(Target("share", node_id), SHARE_FETCH, message, "share", session, wait_ms=limits.wait_ms, **more)
+
+    def _acknowledge(self, session: Session, is_final: bool = False) -> None:
+        message = session.acknowledge(is_final)
+        more = {"version_min": 2} if message.is_renew_ack else {}
+        self._send(Target("share", session.node_id), SHARE_ACKNOWLEDGE, message, "share", session, **more)
+
+    # -- responses ---------------------------------------------------------------------------------
+
+    def on_response(self, number: int, response: Any, error: KafkaError | None, now_ms: int) -> None:
+        """Of take_sends()' request `number`; `error`: there is none."""
+        what, about = self._under_way.pop(number)
+        if error is not None and error.code() in (KafkaError._UNSUPPORTED_FEATURE, KafkaError._AUTHENTICATION):
+            self._report(Problem(error.code(), error.str(), error.code() == KafkaError._UNSUPPORTED_FEATURE))
+        if what == "metadata":
+            self._on_metadata(response, error, now_ms)
+        elif what == "coordinator":
+            self._on_coordinator(response, error, now_ms)
+        elif what == "heartbeat":
+            self._on_heartbeat(response, error, about, now_ms)
+        else:
+            self._on_share(about, response, error, now_ms)
+        self.advance(now_ms)
+
+    def _on_metadata(self, response: Any, error: KafkaError | None, now_ms: int) -> None:
+        self._is_asking.discard("metadata")
+        if error is not None:
+            self._later("metadata", now_ms)
+            return
+        try:
+            cluster, topics = requests.read_metadata(response)
+        except KafkaException:
+            self._later("metadata", now_ms)
+            return
+        self.is_informed = True
+        self.nodes.update(cluster.brokers)
+        for topic in topics:
+            self.topics[topic.name] = topic
+            if topic.topic_id != requests.NO_TOPIC_ID:
+                self.names[topic.topic_id] = topic.name
+            if topic.error in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION):
+                self._report(_problem(topic.error, f"topic {topic.name}"))
+        if self._lacks_leaders():
+            self._later("metadata", now_ms)
+            self._metadata_due_ms = now_ms
+        else:
+            self._went_well("metadata")
+            self._metadata_due_ms = now_ms + self.settings.metadata_max_age_ms
+
+    def _lacks_leaders(self) -> bool:
+        known = sum(len(keys) for keys in self._by_leader().values())
+        return known < len(self.membership.assigned) or any(
+            name not in self.topics or self.topics[name].error for name in self.subscription
+        )
+
+    def _refresh(self, now_ms: int) -> None:
+        self._metadata_due_ms = now_ms
+
+    def _on_coordinator(self, response: Any, error: KafkaError | None, now_ms: int) -> None:
+        self._is_asking.discard("coordinator")
+        found = response if error is not None or not response.coordinators else response.coordinators[0]
+        if error is not None or found.error_code:
+            if error is None and found.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
+                self._report(_problem(found.error_code, f"group {self.settings.group_id}", is_fatal=True))
+            self._later("coordinator", now_ms)
+            return
+        self._went_well("coordinator")
+        self.coordinator = found.node_id
+        self.nodes[found.node_id] = found.host, found.port
+
+    def _on_heartbeat(self, response: Any, error: KafkaError | None, epoch: int, now_ms: int) -> None:
+        before = self.membership.assigned
+        if error is not None or response.error_code in COORDINATOR_MOVED:
+            self.coordinator = None
+            self._later("coordinator", now_ms)
+        if error is not None:
+            self.membership.on_unanswered(now_ms)
+            return
+        problem = self.membership.on_response(response, epoch, now_ms)
+        if problem is not None:
+            self._report(problem)
+        if self.membership.assigned != before and self._lacks_leaders():
+            self._refresh(now_ms)
+
+    def _on_share(self, session: Session, response: Any, error: KafkaError | None, now_ms: int) -> None:
+        request, node_id = session.under_way, session.node_id
+        assert request is not None
+        if error is not None:
+            self._settle(session.on_unanswered())
+            self._later(node_id, now_ms)
+            self._refresh(now_ms)
+            return
+        self._settle(session.on_response(response))
+        if response.error_code:
+            if response.error_code in _REPORTED:
+                self._report(_problem(response.error_code, "share fetch"))
+            self._later(node_id, now_ms)
+            return
+        self._went_well(node_id)
+        self.nodes.update({one.node_id: (one.host, one.port) for one in response.node_endpoints})
+        for topic in response.responses:
+            for one in topic.partitions:
+                self._on_partition(session, (topic.topic_id, one.partition_index), one, now_ms)
+        if request.api_key == SHARE_FETCH:
+            self._take_in(session, response, now_ms)
+
+    def _on_partition(self, session: Session, key: Key, one: Any, now_ms: int) -> None:
+        code = one.error_code
+        if not code and getattr(one, "acknowledge_error_code", 0) not in _MOVED:
+            return
+        if code in _REPORTED:
+            name, index = self._place(key)
+            self._report(_problem(code, f"{name} [{index}]"))
+        elif one.current_leader is not None and one.current_leader.leader_id >= 0:
+            self._move(key, one.current_leader.leader_id)
+        self._refresh(now_ms)
+        if code:
+            self._later(session.node_id, now_ms)
+
+    def _move(self, key: Key, leader_id: int) -> None:
+        info = self.topics.get(self.names.get(key[0], ""))
+        if info is not None and 0 <= key[1] < info.partition_count:
+            leaders = list(info.leaders)
+            leaders[key[1]] = leader_id
+            self.topics[info.name] = _with_leaders(info, tuple(leaders))
+
+    def _take_in(self, session: Session, response: Any, now_ms: int) -> None:
+        lock_ms = response.acquisition_lock_timeout_ms
+        deadline_ms = now_ms + lock_ms if lock_ms > 0 else NEVER_MS
+        for topic in response.responses:
+            for one in topic.partitions:
+                key = topic.topic_id, one.partition_index
+                if key[0] not in self.names:
+                    continue  # its locks end by themselves
+                place = self._place(key)
+                try:
+                    fetched = records.read(place, one.records, one.acquired_records, self.settings.check_crcs)
+                except ProtocolError as error:
+                    self._report(Problem(KafkaError._BAD_MSG, str(error)))
+                    continue
+                for answer in fetched.answers:
+                    session.answer(key, answer)
+                if fetched.problem:
+                    self._report(Problem(KafkaError._BAD_MSG, fetched.problem))
+                if fetched.messages:
+                    self.ready.append(_Ready(place, (session, key), fetched, deadline_ms))
+
+    # -- outcomes ----------------------------------------------------------------------------------
+
+    def _settle(self, reported: Reported) -> None:
+        for key, ranges, code in reported:
+            if kept := _of_records(ranges):
+                self.outcomes.append(Outcome(self._place(key), kept, code))
+
+    def _place(self, key: Key) -> Place:
+        return self.names.get(key[0], ""), key[1]
+
+    def fail(self, code: int, text: str) -> None:
+        self._report(Problem(code, text, is_fatal=True))
+
+    def _report(self, problem: Problem) -> None:
+        if problem.is_fatal:
+            self.fatal = self.fatal or problem
+            self.membership.give_up()
+        if len(self.problems) < PROBLEMS_MAX and problem not in self.problems:
+            self.problems.append(problem)
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """When advance() has something to do, after it had its turn at `now_ms` (C5); None: not before
+        another event.
+        """
+        times = [self.membership.poll_deadline_ms]
+        if self.coordinator is not None and self.is_informed:
+            times.append(self.membership.heartbeat_ms)
+        elif self.coordinator is None and not self.membership.is_out and "coordinator" not in self._is_asking:
+            times.append(self._retry_ms.get("coordinator", now_ms))
+        if self._metadata_due_ms is not None and self.subscription and "metadata" not in self._is_asking:
+            times.append(max(self._metadata_due_ms, self._retry_ms.get("metadata", 0)))
+        if self.limits is not None and not self.ready:
+            times += [ms for node in self._by_leader() if (ms := self._retry_ms.get(node, 0)) > now_ms]
+        known = [ms for ms in times if ms is not None]
+        return min(known) if known else None
+
+    def check(self) -> None:
+        self.membership.check()
+        for session in self.sessions.values():
+            session.check()
+
+
+def _runs(offsets: dict[int, Owner]) -> list[tuple[Owner, list[tuple[int, int]]]]:
+    """The offsets of each owner, in runs without a gap."""
+    by_owner: dict[int, tuple[Owner, list[int]]] = {}
+    for offset, owner in offsets.items():
+        by_owner.setdefault(id(owner), (owner, []))[1].append(offset)
+    return [(owner, _ranges(sorted(each))) for owner, each in by_owner.values()]
+
+
+def _ranges(offsets: list[int]) -> list[tuple[int, int]]:
+    if offsets[-1] - offsets[0] == len(offsets) - 1:
+        return [(offsets[0], offsets[-1])]
+    ranges = [(offsets[0], offsets[0])]
+    for offset in offsets[1:]:
+        if offset == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], offset
+        else:
+            ranges.append((offset, offset))
+    return ranges
+
+
+def _of_records(ranges: list[Range]) -> tuple[Range, ...]:
+    return tuple(one for one in ranges if one.type != GAP)
+
+
+def _problem(code: int, doing: str, is_fatal: bool = False) -> Problem:
+    return Problem(code, f"{doing}: {error_name(code)}: {error_message(code)}", is_fatal)
+
+
+def _with_leaders(info: TopicInfo, leaders: tuple[int, ...]) -> TopicInfo:
+    return TopicInfo(
+        info.name,
+        info.topic_id,
+        info.error,
+        info.is_internal,
+        leaders,
+        info.leader_epochs,
+        info.replicas,
+        info.in_sync_replicas,
+    )

@@ -1,0 +1,77 @@
+"""What the parts of a share group's member tell each other. Frozen, without clock, socket or thread."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)  # acknowledgement types, on the wire
+
+Key = tuple[bytes, int]  # topic id and partition
+Place = tuple[str, int]  # topic and partition
+
+
+class Range(NamedTuple):
+    """Offsets `first` to `last`, both included, and the acknowledgement type of all of them."""
+
+    first: int
+    last: int
+    type: int
+
+
+class Target(NamedTuple):
+    """Which connection a request takes. Each keeps the order of its requests, and a share session
+    belongs to its connection.
+
+    kind: "control" any broker; "group" the coordinator; "share" a leader
+    """
+
+    kind: str
+    node_id: int = -1
+
+
+class Send(NamedTuple):
+    """Ends with one ShareCore.on_response() with the same number."""
+
+    number: int
+    target: Target
+    api_key: int
+    message: Any
+    version_min: int = 0
+    wait_ms: int = 0  # how long the broker may park it
+
+
+class Outcome(NamedTuple):
+    """What became of acknowledgements: `code` is Kafka's, 0 = done. `ranges` are without gaps."""
+
+    place: Place
+    ranges: tuple[Range, ...]
+    code: int
+
+
+class Problem(NamedTuple):
+    """For the application, as an exception. A fatal one is raised again by every call that follows."""
+
+    code: int
+    text: str
+    is_fatal: bool = False
+
+
+class Limits(NamedTuple):
+    """Of one fetch. `is_strict`: not one record more than records_max (KIP-1206)."""
+
+    records_max: int
+    wait_ms: int
+    is_strict: bool = False
+    bytes_min: int = 1
+    bytes_max: int = 50 << 20
+
+
+def merged(ranges: list[Range]) -> list[Range]:
+    """Ascending, and adjoining ranges of the same type as one. They do not overlap."""
+    out: list[Range] = []
+    for one in sorted(ranges):
+        if out and out[-1].last + 1 == one.first and out[-1].type == one.type:
+            out[-1] = Range(out[-1].first, one.last, one.type)
+        else:
+            out.append(one)
+    return out

@@ -1,0 +1,151 @@
+"""The ways of a share consumer's requests: connections over TCP, each with a thread of its own, and
+attachments of shared memory. `send` does not wait; `on_response(response, error)` is called exactly
+once, by another thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from mqd.client.messages import KafkaError, KafkaException, failure, local_error
+from mqd.client.share.events import Send
+from mqd.client.shm.attachment import Attachment
+from mqd.client.tcp.connection import Connection, NoCommonVersion
+from mqd.protocol.errors import ProtocolError
+from mqd.protocol.framing import KNOWN
+from mqd.security.client import ClientSecurity, NotAuthenticated
+
+OnResponse = Callable[[Any, KafkaError | None], None]
+Addresses = Callable[[], list[tuple[str, int]]]
+
+
+class Link(Protocol):
+    def send(self, send: Send, on_response: OnResponse) -> None:
+        """Raises KafkaException: on_response will not be called."""
+
+    def close(self) -> None:
+        """What is under way may end without on_response()."""
+
+
+class AttachmentLink:
+    """By shared memory. Where the broker is away, requests fail at once, or take `otherwise`: they
+    do not wait for it to come back, since other brokers may have its partitions by then.
+    """
+
+    def __init__(self, attachment: Attachment, otherwise: Link | None = None) -> None:
+        self._attachment, self._otherwise = attachment, otherwise
+
+    def send(self, send: Send, on_response: OnResponse) -> None:
+        attachment = self._attachment
+        if not attachment.attached:
+            if self._otherwise is None:
+                raise failure(KafkaError._TRANSPORT, "shared memory: the broker is away", retriable=True)
+            self._otherwise.send(send, on_response)
+            return
+        version = attachment.api.pick(send.api_key)
+        _require(version, send)
+        timeout_s = attachment.request_timeout_s + send.wait_ms / 1000
+        attachment.send(send.api_key, version, send.message, on_response, timeout_s)
+
+    def close(self) -> None:
+        self._attachment.close()
+        if self._otherwise is not None:
+            self._otherwise.close()
+
+
+class _Request(NamedTuple):
+    send: Send
+    on_response: OnResponse
+
+
+class TcpLink:
+    """Connects with the first request, and again with the first one after a loss: to the addresses in
+    turn. `security()`: the settings of the next connection.
+    """
+
+    def __init__(
+        self, name: str, addresses: Addresses, client_id: str, timeout_s: float, security: Callable[[], ClientSecurity]
+    ) -> None:
+        self._addresses, self._client_id, self._timeout_s, self._security = addresses, client_id, timeout_s, security
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._connection: Connection | None = None
+        self._turn = 0
+        self._is_closed = False
+        self._lock = threading.Lock()  # of _connection and _is_closed
+        self._thread = threading.Thread(target=self._run, name=f"mqd-share-{name}", daemon=True)
+        self._thread.start()
+
+    def send(self, send: Send, on_response: OnResponse) -> None:
+        self._requests.put(_Request(send, on_response))
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._connection is not None:
+                self._connection.interrupt()
+        self._requests.put(None)
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            try:
+                response = self._request(request.send)
+            except KafkaException as problem:
+                request.on_response(None, problem.args[0])
+            except (OSError, ProtocolError) as problem:
+                self._lose()
+                request.on_response(None, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
+            else:
+                request.on_response(response, None)
+        self._lose()
+
+    def _lose(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _request(self, send: Send) -> Any:
+        connection = self._connection if self._connection is not None else self._connect()
+        try:
+            version = connection.pick(send.api_key)
+        except NoCommonVersion as error:
+            raise failure(KafkaError._UNSUPPORTED_FEATURE, str(error)) from None
+        _require(version, send)
+        connection.set_timeout(self._timeout_s + send.wait_ms / 1000)
+        return connection.request(send.message, version=version)
+
+    def _connect(self) -> Connection:
+        addresses = self._addresses()
+        if not addresses:
+            raise OSError("the broker's address is not known")
+        host, port = addresses[self._turn % len(addresses)]
+        self._turn += 1
+        try:
+            connection = Connection(host, port, self._client_id, self._timeout_s, self._security())
+        except NotAuthenticated as error:
+            raise failure(KafkaError._AUTHENTICATION, str(error)) from None
+        with self._lock:
+            if not self._is_closed:
+                self._connection = connection
+                return connection
+        connection.close()
+        raise OSError("the consumer is closed")
+
+
+def _require(version: int, send: Send) -> None:
+    if version < send.version_min:
+        name = KNOWN[send.api_key].name
+        raise failure(
+            KafkaError._UNSUPPORTED_FEATURE,
+            f"the broker does not answer {name} {send.version_min}, which renewals and consume() with a limit need",
+        )
+
+
+def close_all(links: list[Link]) -> None:
+    for link in links:
+        with contextlib.suppress(KafkaException, OSError):
+            link.close()

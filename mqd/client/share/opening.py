@@ -1,0 +1,123 @@
+"""Makes a share consumer's runner with its links."""
+
+from __future__ import annotations
+
+import os
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+
+from mqd.base.property_values import ConfigError
+from mqd.client.config import Choice, Settings
+from mqd.client.messages import KafkaError, failure
+from mqd.client.share.core import Settings as CoreSettings
+from mqd.client.share.core import ShareCore
+from mqd.client.share.events import Target
+from mqd.client.share.links import AttachmentLink, Link, TcpLink
+from mqd.client.share.runner import ShareRunner
+from mqd.client.share.share_config import ShareConfig
+from mqd.client.shm.attachment import Attachment
+from mqd.client.shm.opening import opener
+from mqd.security.client import ClientSecurity, of_properties
+from mqd.shm import rendezvous
+
+REQUEST_BYTES = 1 << 20
+RECORDS_BYTES = 4 << 20
+CONTROL_BYTES = 64 << 10
+
+OpenLink = Callable[[Target], Link]
+
+
+def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -> tuple[ShareRunner, dict[str, str]]:
+    """The runner, and credentials that replace those of the settings for later connections. Raises
+    KafkaException.
+    """
+    member_id = urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()  # KIP-1082, in Kafka's form of ids
+    core = ShareCore(
+        CoreSettings(
+            config["group.id"],
+            member_id,
+            config["client.rack"] or None,
+            config["max.poll.interval.ms"],
+            max(config["topic.metadata.refresh.interval.ms"], 1_000),
+            bool(config["check.crcs"]),
+            bool(config["allow.auto.create.topics"]),
+        )
+    )
+    if choice.transport == "tcp" and not rendezvous.addresses_of(str(config["bootstrap.servers"])):
+        raise failure(KafkaError._INVALID_ARG, "bootstrap.servers names no broker")
+    credentials: dict[str, str] = {}
+    over_tcp = _tcp(settings, config, core, credentials)
+    open_link = over_tcp if choice.transport == "tcp" else _shared(settings, config, choice, core, over_tcp)
+    return ShareRunner(core, open_link), credentials
+
+
+def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: dict[str, str]) -> OpenLink:
+    servers = rendezvous.addresses_of(str(config["bootstrap.servers"]))
+    properties = {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in settings.rdkafka.items()
+        if value is not None
+    }
+
+    def security() -> ClientSecurity:
+        return of_properties({**properties, **credentials})
+
+    try:
+        security()
+    except ConfigError as error:
+        raise failure(KafkaError._INVALID_ARG, str(error)) from error
+
+    def open_link(target: Target) -> Link:
+        def addresses() -> list[tuple[str, int]]:
+            if target.node_id < 0:
+                return [*servers, *core.nodes.values()]
+            known = core.nodes.get(target.node_id)
+            return [] if known is None else [known]
+
+        name = f"{target.kind}-{target.node_id}" if target.node_id >= 0 else target.kind
+        return TcpLink(name, addresses, config["client.id"], config["socket.timeout.ms"] / 1000, security)
+
+    return open_link
+
+
+def _shared(settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, over_tcp: OpenLink) -> OpenLink:
+    """This host's broker by shared memory, those of other hosts by TCP. Two attachments: a fetch that
+    is parked does not delay a heartbeat, since answers keep their order. Both stay with this broker,
+    whichever else bootstrap.servers names: a session belongs to its leader.
+    """
+    settings = settings._replace(own={**settings.own, "mqd.socket.path": choice.socket_path})
+
+    def attachment(name: str, reply_bytes: int) -> Attachment:
+        client_id = config["client.id"]
+        attach = opener(settings, choice, client_id, REQUEST_BYTES, reply_bytes, REQUEST_BYTES)
+        return Attachment(
+            attach,
+            client_id=client_id if name == "requests" else f"{client_id}-{name}",
+            request_timeout_s=config["socket.timeout.ms"] / 1000,
+        )
+
+    requests = attachment("requests", CONTROL_BYTES)
+    try:
+        data = AttachmentLink(attachment("share", RECORDS_BYTES))
+    except BaseException:
+        requests.close()
+        raise
+
+    def is_here(node_id: int) -> bool:
+        if len(core.nodes) <= 1:
+            return True
+        host, port = core.nodes.get(node_id, ("", 0))
+        return bool(host) and _same(rendezvous.at(host, port).path, choice.socket_path)
+
+    def open_link(target: Target) -> Link:
+        if target.node_id >= 0 and not is_here(target.node_id):
+            return over_tcp(target)
+        if target.kind == "share":
+            return data
+        return AttachmentLink(requests, over_tcp(target) if target.node_id < 0 else None)
+
+    return open_link
+
+
+def _same(left: str | None, right: str | None) -> bool:
+    return left is not None and right is not None and os.path.realpath(left) == os.path.realpath(right)

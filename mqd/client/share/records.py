@@ -1,0 +1,184 @@
+"""The records of a share group's fetch: which of them were acquired, what is missing between them,
+and what cannot be read. Sans-I/O.
+
+A response has whole batches, and says which offsets the member has acquired: others of the same
+batches are another member's. An acquired offset without a record (a control record, an aborted one,
+one that compaction has removed) is a gap; one in a batch that cannot be read is rejected, so that
+it does not come again without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mqd.client.messages import Message
+from mqd.client.record_batch import Blobs, RecordBatchView, timestamp_type_of
+from mqd.client.share.events import GAP, REJECT, Place, Range
+from mqd.native.core import NativeError
+from mqd.native.reader import Block, fill_from_records
+from mqd.protocol.compression import decompress
+from mqd.protocol.errors import ProtocolError
+from mqd.protocol.messages import ShareFetchResponse
+from mqd.protocol.records import (
+    COMPRESSION_MASK,
+    HEADER_BYTES,
+    RECORD_BYTES_MIN,
+    BatchHeader,
+    check_crc,
+    iterate_batches,
+)
+
+OFFSET_MAX = (1 << 63) - 1
+Acquired = ShareFetchResponse.AcquiredRecords
+
+
+class ShareMessage(Message):
+    """A record that a share group's member has acquired."""
+
+    __slots__ = ("_delivery_count",)
+    _delivery_count: int
+
+    def delivery_count(self) -> int:
+        """How many times the record has been acquired, this one included."""
+        return self._delivery_count
+
+    def __reduce__(self) -> tuple:
+        return _unpickled, (self._fields(), self._delivery_count)
+
+
+def _unpickled(fields: tuple, delivery_count: int) -> ShareMessage:
+    message = ShareMessage(*fields)
+    message._delivery_count = delivery_count
+    return message
+
+
+class Fetched(NamedTuple):
+    """`offsets` of the messages; `answers`: gaps and rejections. `problem`: why records were
+    rejected, or "".
+    """
+
+    messages: list[ShareMessage]
+    offsets: list[int]
+    answers: list[Range]
+    problem: str = ""
+
+
+def read(place: Place, data: bytes | None, acquired: Iterable[Acquired], crc: bool) -> Fetched:
+    """What was acquired of one partition. Costs as much as there are records and runs, however long
+    the runs are. Raises ProtocolError: the runs are not sound.
+    """
+    runs = _sound(acquired)
+    found = Fetched([], [], [])
+    problem = ""
+    end = runs[0].first_offset if runs else 0  # of what was dealt with
+    try:
+        for header, batch in iterate_batches(data or b"", allow_partial=True) if runs else ():
+            if header.last_offset < end:
+                continue
+            view = None
+            if not header.is_control:
+                try:
+                    view = _records(place, header, batch, end, crc)
+                except (ProtocolError, NativeError) as error:
+                    rejected = _within(runs, max(header.base_offset, end), header.last_offset, REJECT)
+                    found.answers.extend([*_within(runs, end, header.base_offset - 1, GAP), *rejected])
+                    problem = problem or f"{place[0]} [{place[1]}], batch at offset {header.base_offset}: {error}"
+                    end = header.last_offset + 1
+                    continue
+            _take(view, runs, end, header.last_offset, found)
+            end = header.last_offset + 1
+    except ProtocolError as error:
+        found.answers.extend(_within(runs, end, OFFSET_MAX, REJECT))
+        problem = problem or f"{place[0]} [{place[1]}] from offset {end} on: {error}"
+    else:
+        found.answers.extend(_within(runs, end, OFFSET_MAX, GAP))
+    return found._replace(problem=problem)
+
+
+def _sound(acquired: Iterable[Acquired]) -> list[Acquired]:
+    runs, end = list(acquired), 0
+    for one in runs:
+        if not end <= one.first_offset <= one.last_offset < OFFSET_MAX or one.delivery_count < 1:
+            raise ProtocolError(
+                f"offsets {one.first_offset} to {one.last_offset} were acquired, delivery {one.delivery_count}, after"
+                f" those before {end}",
+                "ShareFetch response",
+                "acquired_records",
+            )
+        end = one.last_offset + 1
+    return runs
+
+
+def _within(runs: list[Acquired], first: int, last: int, kind: int) -> list[Range]:
+    """The acquired offsets from `first` to `last`."""
+    return [
+        Range(max(one.first_offset, first), min(one.last_offset, last), kind)
+        for one in runs
+        if one.first_offset <= last and one.last_offset >= first and first <= last
+    ]
+
+
+def _records(place: Place, header: BatchHeader, batch: memoryview, first: int, crc: bool) -> RecordBatchView | None:
+    """The records of a batch from `first` on."""
+    if crc and not check_crc(batch):
+        raise ProtocolError("its checksum is wrong", "record batch", "crc")
+    codec, payload = header.attributes & COMPRESSION_MASK, batch[HEADER_BYTES:]
+    data = bytes(decompress(codec, payload)) if codec else bytes(payload)
+    if header.record_count * RECORD_BYTES_MIN > len(data):
+        raise ProtocolError(f"{header.record_count} records in {len(data)} bytes", "record batch", "record_count")
+    if not header.record_count:
+        return None
+    block = Block(header.record_count)
+    count = fill_from_records(block, 0, bytes(batch[:HEADER_BYTES]), data, first)
+    if not count:
+        return None
+    offsets = block.offsets[:count]
+    if int(offsets[-1]) > header.last_offset or (count > 1 and bool((offsets[1:] <= offsets[:-1]).any())):
+        raise ProtocolError("its offsets do not ascend, or pass its last one", "record batch", "offset_delta")
+    sections = Blobs(data, block.header_positions[:count], block.header_bytes[:count])
+    return RecordBatchView(
+        *place,
+        offsets,
+        block.timestamps_ms[:count],
+        Blobs(data, block.key_positions[:count], block.key_bytes[:count]),
+        Blobs(data, block.value_positions[:count], block.value_bytes[:count]),
+        # a section of one byte counts none
+        sections if int(block.header_bytes[:count].max()) > 1 else None,
+        block.view.leader_epoch,
+        timestamp_type_of(block.view.timestamp_type),
+    )
+
+
+def _take(view: RecordBatchView | None, runs: list[Acquired], first: int, last: int, found: Fetched) -> None:
+    """What was acquired from `first` to `last`: records of `view`, and gaps."""
+    for one in runs:
+        low, high = max(one.first_offset, first), min(one.last_offset, last)
+        if low > high:
+            continue
+        if view is None:
+            found.answers.append(Range(low, high, GAP))
+            continue
+        begin, end = view.offsets.searchsorted([low, high + 1]).tolist()
+        messages, offsets = [], []
+        if begin < end:
+            part = view[begin:end]
+            offsets, messages = part.offsets.tolist(), list(part.messages(ShareMessage))
+            for message in messages:
+                message._delivery_count = one.delivery_count
+            found.messages.extend(messages)
+            found.offsets.extend(offsets)
+        if len(offsets) < high - low + 1:
+            found.answers.extend(_gaps(offsets, low, high))
+
+
+def _gaps(offsets: list[int], low: int, high: int) -> list[Range]:
+    """What of `low` to `high` is not in `offsets`."""
+    gaps, position = [], low
+    for offset in offsets:
+        if offset > position:
+            gaps.append(Range(position, offset - 1, GAP))
+        position = offset + 1
+    if position <= high:
+        gaps.append(Range(position, high, GAP))
+    return gaps

@@ -1,0 +1,159 @@
+"""The shell of a share consumer's core: sends its requests, keeps its time, and lets the application
+wait for it.
+
+A thread of its own works while the application does not call: heartbeats go on time, and fetches
+that were sent are received. While the application waits in a call, its own thread does the work.
+
+    R1  the core is used with `_lock` held; requests are sent and the user's functions called without
+    R2  each of the core's requests ends with one on_response(); a link that cannot send it, ends it
+Concurrency: links call from their threads, with their locks held; they only put into `_arrived`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mqd.client.messages import KafkaError, KafkaException, local_error
+from mqd.client.share.core import ShareCore
+from mqd.client.share.events import Send, Target
+from mqd.client.share.links import Link, close_all
+
+WAIT_MAX_S = 60.0
+_log = logging.getLogger("mqd.client")
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class ShareRunner:
+    """`open_link(target)`: a link for these requests, without waiting; called once for each target."""
+
+    def __init__(self, core: ShareCore, open_link: Callable[[Target], Link]) -> None:
+        self.core = core
+        self.lock = threading.RLock()
+        self._open_link = open_link
+        self._links: dict[Target, Link] = {}
+        self._arrived: deque[tuple[int, Any, KafkaError | None]] = deque()
+        self._application = threading.Condition(self.lock)
+        self._background = threading.Condition(self.lock)
+        self._waiting = 0  # threads of the application in wait_for()
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="mqd-share-consumer", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Callable[[int], Any]) -> Any:
+        """work(now_ms) on the core, and what it wants to send is sent."""
+        with self.lock:
+            result = work(now_ms())
+            sends = self._take_turn()
+            if not self._waiting:
+                self._background.notify()  # its time may be another
+        self._flush(sends)
+        return result
+
+    def wait_for(self, predicate: Callable[[], object], deadline: float) -> bool:
+        """Until predicate(), which looks at the core, is true, or `deadline` (time.monotonic)."""
+        with self.lock:
+            self._waiting += 1
+        try:
+            while True:
+                with self.lock:
+                    sends = self._take_turn()
+                    if predicate():
+                        found = True
+                        break
+                    left = deadline - time.monotonic()
+                    if left <= 0 or self._is_stopped:
+                        found = False
+                        break
+                    if not sends:
+                        self._application.wait(min(left, self._until_due()))
+                self._flush(sends)
+        finally:
+            with self.lock:
+                self._waiting -= 1
+                self._background.notify()
+        self._flush(sends)
+        return found
+
+    def _until_due(self) -> float:
+        now = now_ms()
+        next_ms = self.core.next_ms(now)
+        return WAIT_MAX_S if next_ms is None else min(max(next_ms - now, 0) / 1000, WAIT_MAX_S)
+
+    def _take_turn(self) -> list[Send]:
+        """With the lock held."""
+        now = now_ms()
+        while self._arrived:
+            number, response, error = self._arrived.popleft()
+            self.core.on_response(number, response, error, now)
+        self.core.advance(now)
+        return self.core.take_sends()
+
+    def _flush(self, sends: list[Send]) -> None:
+        """Without the lock: a link has locks of its own."""
+        for send in sends:
+            try:
+                self._link(send.target).send(send, partial(self._on_response, send.number))
+            except (KafkaException, OSError) as problem:
+                error = (
+                    problem.args[0]
+                    if isinstance(problem, KafkaException)
+                    else local_error(KafkaError._TRANSPORT, str(problem), retriable=True)
+                )
+                self._on_response(send.number, None, error)
+
+    def _link(self, target: Target) -> Link:
+        with self.lock:
+            link = self._links.get(target)
+            if link is None:
+                link = self._links[target] = self._open_link(target)
+            return link
+
+    def _on_response(self, number: int, response: Any, error: KafkaError | None) -> None:
+        with self.lock:
+            if error is not None:
+                _log.debug("share consumer: %s", error.str())
+            self._arrived.append((number, response, error))
+            if self._waiting:
+                self._application.notify()
+            else:
+                self._background.notify()
+
+    def _run(self) -> None:
+        """The background thread."""
+        try:
+            while self._turn():
+                pass
+        # a fault of ours: heartbeats would end silently, and calls would wait without end
+        except Exception as error:
+            _log.exception("the share consumer has failed")
+            with self.lock:
+                self.core.fail(KafkaError._FATAL, f"a fault in the client: {error!r}")
+                self._application.notify_all()
+
+    def _turn(self) -> bool:
+        with self.lock:
+            if self._is_stopped:
+                return False
+            sends = [] if self._waiting else self._take_turn()
+            if not sends:
+                self._background.wait(WAIT_MAX_S if self._waiting else self._until_due())
+        self._flush(sends)
+        return True
+
+    def stop(self) -> None:
+        """At once: what is under way is lost. Again: nothing."""
+        with self.lock:
+            self._is_stopped = True
+            links, self._links = list(self._links.values()), {}
+            self._background.notify()
+            self._application.notify_all()
+        close_all(links)

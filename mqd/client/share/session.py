@@ -1,0 +1,200 @@
+"""A share session with one leader (KIP-932): its epochs, the partitions that the leader has in it,
+the acknowledgements that wait for a request, and those that are under way. Sans-I/O.
+
+A session object is one session from its first fetch to its end. When it has ended, what its records
+were acquired by is gone: later acknowledgements of them fail here, without a request.
+
+Invariants
+    H1  one request is under way at a time; epochs are 0, then 1, 2, ... and after 2^31-1 again 1
+    H2  the first request is a fetch that names every partition and acknowledges nothing
+    H3  an acknowledgement is in `answers`, in `under_way` or reported; never in two of them
+    H4  the ranges of a request ascend, do not overlap, and are of records acquired in this session
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from mqd.client.share.events import RENEW, Key, Limits, Range, merged
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    ShareAcknowledgeRequest,
+    ShareAcknowledgeResponse,
+    ShareFetchRequest,
+    ShareFetchResponse,
+)
+
+SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
+FINAL_EPOCH, EPOCH_MAX = -1, (1 << 31) - 1
+BATCH_RECORDS = 500
+LOST = int(ErrorCode.SHARE_SESSION_NOT_FOUND)
+UNKNOWN = int(ErrorCode.NETWORK_EXCEPTION)  # whether the broker has done it
+
+Answers = dict[Key, list[Range]]
+Reported = list[tuple[Key, list[Range], int]]
+
+
+class UnderWay(NamedTuple):
+    api_key: int
+    answers: Mapping[Key, list[Range]]
+    named: frozenset[Key]  # a fetch: what the leader has in the session when it was answered
+    is_final: bool = False
+
+
+class Session:
+    """See the module. `node_id`: the leader."""
+
+    def __init__(self, node_id: int, group_id: str, member_id: str) -> None:
+        self.node_id = node_id
+        self.epoch = 0
+        self.is_dead = False
+        self.named: frozenset[Key] = frozenset()
+        self.answers: Answers = {}
+        self.renewals: Answers = {}
+        self.under_way: UnderWay | None = None
+        self._group_id, self._member_id = group_id, member_id
+
+    @property
+    def is_open(self) -> bool:
+        return self.epoch > 0 and not self.is_dead
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing waits for an answer of the broker."""
+        return not self.answers and not self.renewals and (self.under_way is None or not self.under_way.answers)
+
+    def answer(self, key: Key, one: Range) -> None:
+        """Goes with the next request. The session is not dead."""
+        ranges = (self.renewals if one.type == RENEW else self.answers).setdefault(key, [])
+        if one.type == RENEW and any(each.first <= one.first <= each.last for each in ranges):
+            return  # H4: it waits already
+        if ranges and ranges[-1].last + 1 == one.first and ranges[-1].type == one.type:
+            ranges[-1] = Range(ranges[-1].first, one.last, one.type)
+        else:
+            ranges.append(one)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def fetch(self, wanted: frozenset[Key], limits: Limits) -> ShareFetchRequest:
+        """Of `wanted`, all of which the leader leads, with the answers that wait."""
+        answers, self.answers = (self.answers, {}) if self.epoch else ({}, self.answers)
+        gone = self.named - wanted
+        self.under_way = UnderWay(SHARE_FETCH, answers, wanted)
+        return ShareFetchRequest(
+            group_id=self._group_id,
+            member_id=self._member_id,
+            share_session_epoch=self.epoch,
+            max_wait_ms=limits.wait_ms,
+            min_bytes=limits.bytes_min,
+            max_bytes=limits.bytes_max,
+            max_records=limits.records_max,
+            batch_size=min(limits.records_max, BATCH_RECORDS),
+            share_acquire_mode=int(limits.is_strict),
+            topics=[
+                ShareFetchRequest.Topic(
+                    topic_id=topic_id,
+                    partitions=[
+                        ShareFetchRequest.Partition(
+                            partition_index=index,
+                            acknowledgement_batches=[
+                                ShareFetchRequest.AcknowledgementBatch(
+                                    first_offset=one.first, last_offset=one.last, acknowledge_types=[one.type]
+                                )
+                                for one in merged(answers.get((topic_id, index), []))
+                            ],
+                        )
+                        for index in indexes
+                    ],
+                )
+                for topic_id, indexes in _by_topic((wanted - self.named) | answers.keys())
+            ],
+            forgotten_topics_data=[
+                ShareFetchRequest.ForgottenTopic(topic_id=topic_id, partitions=indexes)
+                for topic_id, indexes in _by_topic(gone)
+            ],
+        )
+
+    def acknowledge(self, is_final: bool = False) -> ShareAcknowledgeRequest:
+        """The answers that wait; where there are none, the renewals. Final: ends the session; the
+        broker releases what was not answered.
+        """
+        is_renewal = not self.answers and not is_final
+        if is_renewal:
+            answers, self.renewals = self.renewals, {}
+        else:
+            answers, self.answers = self.answers, {}
+        self.under_way = UnderWay(SHARE_ACKNOWLEDGE, answers, self.named, is_final)
+        return ShareAcknowledgeRequest(
+            group_id=self._group_id,
+            member_id=self._member_id,
+            share_session_epoch=FINAL_EPOCH if is_final else self.epoch,
+            is_renew_ack=is_renewal,
+            topics=[
+                ShareAcknowledgeRequest.Topic(
+                    topic_id=topic_id,
+                    partitions=[
+                        ShareAcknowledgeRequest.Partition(
+                            partition_index=index,
+                            acknowledgement_batches=[
+                                ShareAcknowledgeRequest.AcknowledgementBatch(
+                                    first_offset=one.first, last_offset=one.last, acknowledge_types=[one.type]
+                                )
+                                for one in merged(answers[topic_id, index])
+                            ],
+                        )
+                        for index in indexes
+                    ],
+                )
+                for topic_id, indexes in _by_topic(answers)
+            ],
+        )
+
+    # -- responses ---------------------------------------------------------------------------------
+
+    def on_response(self, response: ShareFetchResponse | ShareAcknowledgeResponse) -> Reported:
+        """What became of the acknowledgements of the request under way. After an error of the whole
+        the session is dead.
+        """
+        request, self.under_way = self.under_way, None
+        assert request is not None  # H1
+        if response.error_code:
+            return [*_reported(request.answers, response.error_code), *self.end(LOST)]
+        self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
+        self.named = request.named
+        codes = {
+            (topic.topic_id, one.partition_index): one.acknowledge_error_code
+            if isinstance(one, ShareFetchResponse.Partition)
+            else one.error_code
+            for topic in response.responses
+            for one in topic.partitions
+        }
+        reported = [(key, ranges, codes.get(key, 0)) for key, ranges in request.answers.items()]
+        return [*reported, *self.end(LOST)] if request.is_final else reported
+
+    def on_unanswered(self) -> Reported:
+        """The connection has ended, or its answer is late: the session with it."""
+        request, self.under_way = self.under_way, None
+        unknown = _reported(request.answers, UNKNOWN) if request is not None else []
+        return [*unknown, *self.end(LOST)]
+
+    def end(self, code: int) -> Reported:
+        """No request of it is under way."""
+        self.is_dead = True
+        waiting, self.answers, self.renewals = [self.answers, self.renewals], {}, {}
+        return [entry for answers in waiting for entry in _reported(answers, code)]
+
+    def check(self) -> None:
+        assert self.epoch or not (self.under_way and self.under_way.answers), "H2"
+        assert not self.is_dead or (not self.answers and not self.renewals), "H3"
+
+
+def _reported(answers: Mapping[Key, list[Range]], code: int) -> Reported:
+    return [(key, ranges, code) for key, ranges in answers.items()]
+
+
+def _by_topic(keys: Iterable[Key]) -> list[tuple[bytes, list[int]]]:
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, index in sorted(keys):
+        topics.setdefault(topic_id, []).append(index)
+    return list(topics.items())

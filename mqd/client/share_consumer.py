@@ -1,0 +1,378 @@
+"""ShareConsumer: confluent_kafka's, over shared memory where the broker is this host's and over TCP
+elsewhere; a client of our own both ways (mqd/client/share).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import AcknowledgeType, ConcurrentModificationException, IllegalStateException, Messages
+
+from mqd.client import config as configuration
+from mqd.client.messages import KafkaError, KafkaException, TopicPartition, broker_error, failure, local_error
+from mqd.client.share.core import ShareCore
+from mqd.client.share.events import ACCEPT, REJECT, RELEASE, RENEW, Limits, Outcome, Place, Problem
+from mqd.client.share.opening import open_share_runner
+from mqd.client.share.records import ShareMessage
+from mqd.client.share.share_config import ShareConfig
+
+CLOSE_S = 10.0
+COMMIT_S = 60.0
+CONSUME_MAX = 1_000_000
+
+Committed = dict[TopicPartition, KafkaException | None]
+OnCommitted = Callable[[dict[TopicPartition, set[int]], KafkaException | None], None]
+
+
+class ShareConsumer:
+    """A member of a share group with confluent_kafka.ShareConsumer's methods, and consume(),
+    acknowledge_batch() and renew().
+
+        consumer = ShareConsumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "workers",
+                                  "share.acknowledgement.mode": "explicit"})
+        consumer.subscribe(["jobs"])
+        for message in consumer.poll(1.0):
+            consumer.acknowledge(message, AcknowledgeType.ACCEPT if work(message) else
+                                 AcknowledgeType.RELEASE)
+        consumer.commit_sync()
+
+    `config`: librdkafka's keys; unknown ones, and those without a meaning for a share group, raise
+    what confluent_kafka raises. Added keys: transport, mqd.socket.path, mqd.spin.us, as for
+    Consumer. `transport` and `transport_reason` say which way was taken and why.
+
+    One thread at a time: a call while another thread is in one raises
+    ConcurrentModificationException. In a child of fork() every call raises KafkaException. Closed:
+    IllegalStateException. Usable as a context manager, which closes it.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        settings = configuration.read(
+            config, {name.replace("_", "."): value for name, value in more.items()} if config is None else more
+        )
+        self._config = ShareConfig(settings)
+        choice = configuration.choose_transport(settings)
+        self.transport, self.transport_reason = choice.transport, choice.reason
+        self._runner, self._credentials = open_share_runner(settings, self._config, choice)
+        self._core: ShareCore = self._runner.core
+        self._callback: OnCommitted | None = None
+        self._user: int | None = None  # the thread that is in a call
+        self._is_in_callback = self._is_closed = False
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, self._runner.stop)
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def poll(self, timeout: float = -1) -> Messages:
+        """The next records, as soon as there are some; without any when `timeout` seconds passed
+        (below 0: waits without end).
+
+        Implicit mode: what the previous call returned is accepted. Explicit mode: all of that must
+        have been acknowledged, else IllegalStateException. Acknowledgements are sent; their results
+        go to the callback of set_acknowledgement_commit_callback(). Raises KafkaException for an
+        error of the group or a topic, each once, and a fatal one always; records that cannot be
+        read are rejected, and the KafkaException (_BAD_MSG) says which.
+        """
+        return self._take(self._config["max.poll.records"], False, timeout)
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> Messages:
+        """As poll(), but no more than `num_messages` records are acquired, so that the others of the
+        group may have the rest. Of several brokers one is asked at a time.
+        """
+        if not 1 <= num_messages <= CONSUME_MAX:
+            raise ValueError(f"num_messages must be between 1 and {CONSUME_MAX}")
+        return self._take(num_messages, True, timeout)
+
+    def _take(self, count: int, is_strict: bool, timeout: float) -> Messages:
+        core, deadline = self._core, _deadline(timeout)
+        with self._call():
+            if not core.subscription:
+                raise IllegalStateException("Consumer is not subscribed to any topics")
+            if self._config.is_explicit and core.is_holding:
+                raise IllegalStateException("not all records of the previous poll have been acknowledged")
+            with self._runner.lock:
+                core.answer_all(ACCEPT)
+            limits = Limits(count, 0, is_strict, self._config["fetch.min.bytes"], self._config["fetch.max.bytes"])
+            wait_max_ms = self._config["fetch.wait.max.ms"]
+            try:
+                while True:
+                    self._serve()
+                    left_ms = int(max(0, min(wait_max_ms, (deadline - time.monotonic()) * 1000)))
+                    self._runner.call(partial(core.want, limits._replace(wait_ms=left_ms)))
+                    until = min(deadline, time.monotonic() + max(left_ms, 1) / 1000)
+                    self._runner.wait_for(lambda: core.ready or core.problems or core.outcomes or core.fatal, until)
+                    found = self._runner.call(lambda now: core.take(count, now))
+                    if found or (time.monotonic() >= deadline and not core.problems):
+                        self._serve_outcomes()
+                        return Messages._from_list(found)
+            finally:
+                self._runner.call(lambda now: core.want(None, now))
+
+    # -- acknowledging -----------------------------------------------------------------------------
+
+    def acknowledge(
+        self, message: confluent_kafka.Message, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
+    ) -> None:
+        """ACCEPT: done. RELEASE: to be delivered again. REJECT: not to be delivered again. Sent by
+        the next poll(), consume(), commit_sync() or commit_async(). Explicit mode only. Raises
+        IllegalStateException when the record is not held (any more).
+        """
+        # the way of each record: no more calls than it needs
+        if type(message) is ShareMessage and self._user is None and not self._is_closed and os.getpid() == self._pid:
+            if not self._config.is_explicit:
+                self._require_explicit()
+            with self._runner.lock:
+                if self._core.answer((message._topic, message._partition), message._offset, _kind(ack_type)):
+                    return
+        if not isinstance(message, confluent_kafka.Message):
+            raise TypeError(f"argument 1 must be confluent_kafka.cimpl.Message, not {type(message).__name__}")
+        self.acknowledge_offset(message.topic(), message.partition(), message.offset(), ack_type)  # type: ignore[arg-type]  # judged there
+
+    def acknowledge_offset(
+        self, topic: str, partition: int, offset: int, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
+    ) -> None:
+        """As acknowledge(), by the record's place."""
+        kind = _kind(ack_type)
+        place, offset = _placed(topic, partition, offset)
+        with self._call():
+            self._require_explicit()
+            with self._runner.lock:
+                self._answer([(place, offset)], kind)
+
+    def acknowledge_batch(
+        self, messages: Iterable[confluent_kafka.Message], ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
+    ) -> None:
+        """acknowledge() of each; of none when one of them is not held."""
+        kind, places = _kind(ack_type), _places(messages)
+        with self._call():
+            self._require_explicit()
+            with self._runner.lock:
+                self._answer(places, kind)
+
+    def _require_explicit(self) -> None:
+        if not self._config.is_explicit:
+            raise IllegalStateException(
+                "share.acknowledgement.mode is implicit: records are accepted by the next poll()"
+            )
+
+    def _answer(self, places: list[tuple[Place, int]], kind: int) -> None:
+        held = self._core.held
+        if len(set(places)) < len(places):
+            raise ValueError("a record is named twice")
+        for place, offset in places:
+            if offset not in held.get(place, ()):
+                raise IllegalStateException(f"{place[0]} [{place[1]}] at offset {offset} is not held by this consumer")
+        for place, offset in places:
+            self._core.answer(place, offset, kind)
+
+    def commit_sync(self, timeout: float = COMMIT_S) -> Committed:
+        """Sends the acknowledgements (implicit mode: accepts what the previous poll() returned) and
+        waits for the broker. By partition: None, or the error; _TIMED_OUT where `timeout` seconds
+        (below 0: no end) passed without an answer. Empty when there was nothing to send.
+        """
+        if not isinstance(timeout, (int, float)):
+            raise TypeError(f"must be real number, not {type(timeout).__name__}")
+        with self._call():
+            if not self._config.is_explicit:
+                with self._runner.lock:
+                    self._core.answer_all(ACCEPT)
+            return self._settle(timeout)
+
+    def commit_async(self) -> None:
+        """As commit_sync(), without waiting: the callback learns of the results."""
+        with self._call():
+            if not self._config.is_explicit:
+                with self._runner.lock:
+                    self._core.answer_all(ACCEPT)
+            self._runner.call(self._core.flush)
+            self._serve_outcomes()
+
+    def renew(self, messages: Iterable[confluent_kafka.Message] | None = None, timeout: float = COMMIT_S) -> Committed:
+        """Lets the locks of these records begin again (KIP-1222); None: of all that are held. They
+        remain to be acknowledged. Acknowledgements that wait are sent, too. Returns as
+        commit_sync(). Raises KafkaException (_UNSUPPORTED_FEATURE) where the broker has no
+        renewals.
+        """
+        places = None if messages is None else _places(messages)
+        with self._call():
+            with self._runner.lock:
+                if places is None:
+                    self._core.answer_all(RENEW)
+                else:
+                    self._answer(places, RENEW)
+            return self._settle(timeout)
+
+    def _settle(self, timeout: float) -> Committed:
+        core = self._core
+        deadline = _deadline(timeout)
+        places = self._runner.call(lambda _: core.unsettled())
+        self._runner.call(core.flush)
+        self._runner.wait_for(lambda: core.fatal or places.isdisjoint(core.unsettled()), deadline)
+        with self._runner.lock:
+            late = places & core.unsettled()
+            self._raise_fatal()
+        found: Committed = {
+            TopicPartition(*place): KafkaException(local_error(KafkaError._TIMED_OUT)) for place in sorted(late)
+        }
+        for outcome in self._serve_outcomes():
+            partition = TopicPartition(*outcome.place)
+            if found.get(partition) is None:
+                found[partition] = _failure_of(outcome)
+        return found
+
+    def set_acknowledgement_commit_callback(self, callback: OnCommitted | None) -> None:
+        """callback(offsets by partition, KafkaException or None), called by this consumer's other
+        methods in the thread that calls them; None: no callback.
+        """
+        if callback is not None and not callable(callback):
+            raise TypeError("callback must be callable or None")
+        if self._is_in_callback:
+            raise IllegalStateException("the callback cannot replace itself while it runs")
+        with self._call():
+            self._callback = callback
+
+    def _serve(self) -> None:
+        """The callback is called; an error is raised."""
+        self._serve_outcomes()
+        with self._runner.lock:
+            self._raise_fatal()
+            problem = self._core.problems.popleft() if self._core.problems else None
+        if problem is not None:
+            raise _exception_of(problem)
+
+    def _raise_fatal(self) -> None:
+        if self._core.fatal is not None:
+            self._core.problems.clear()
+            raise _exception_of(self._core.fatal)
+
+    def _serve_outcomes(self) -> list[Outcome]:
+        with self._runner.lock:
+            outcomes = list(self._core.outcomes)
+            self._core.outcomes.clear()
+        by_code: dict[int, dict[TopicPartition, set[int]]] = {}
+        for outcome in outcomes if self._callback is not None else ():
+            offsets = by_code.setdefault(outcome.code, {}).setdefault(TopicPartition(*outcome.place), set())
+            for one in outcome.ranges:
+                offsets.update(range(one.first, one.last + 1))
+        for code, partitions in by_code.items():
+            if self._callback is not None:
+                self._is_in_callback = True
+                try:
+                    self._callback(partitions, KafkaException(broker_error(code, "acknowledge")) if code else None)
+                finally:
+                    self._is_in_callback = False
+        return outcomes
+
+    # -- the group ---------------------------------------------------------------------------------
+
+    def subscribe(self, topics: list[str]) -> None:
+        """Joins the group for these topics, instead of what was subscribed to. Empty: unsubscribe().
+        Names only: share groups have no expressions.
+        """
+        if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+            raise TypeError("expected list of topic unicode strings")
+        if not all(topics) or len(set(topics)) < len(topics):
+            raise ValueError("Failed to subscribe: Local: Invalid argument or configuration")
+        with self._call():
+            self._runner.call(lambda now: self._core.subscribe(tuple(topics), now))
+
+    def unsubscribe(self) -> None:
+        """Leaves the group. Records that are held can still be acknowledged."""
+        self.subscribe([])
+
+    def subscription(self) -> list[str]:
+        """What was given to subscribe()."""
+        with self._call():
+            return list(self._core.subscription)
+
+    def memberid(self) -> str:
+        """This member's id in the group."""
+        return self._core.membership.member_id
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """For the next connections over TCP."""
+        if not isinstance(username, str) or not isinstance(password, str):
+            raise TypeError("username and password must be str")
+        with self._call():
+            self._credentials.update({"sasl.username": username, "sasl.password": password})
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Sends the acknowledgements, releases what was not acknowledged (also what implicit mode
+        would have accepted with the next poll()), leaves the group. Again: nothing.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            self._is_closed = True
+            return
+        with self._call():
+            try:
+                self._runner.call(self._core.close)
+                self._runner.wait_for(lambda: self._core.is_closed, time.monotonic() + CLOSE_S)
+                self._serve_outcomes()
+            finally:
+                self._is_closed = True
+                self._finalizer()
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        if os.getpid() != self._pid:
+            raise failure(KafkaError._STATE, "this client was made before fork(): make a new one in the child process")
+        if self._is_closed:
+            raise IllegalStateException("Share consumer closed")
+        me, before = threading.get_ident(), self._user
+        if before is not None and before != me:
+            raise ConcurrentModificationException("another thread is in a call of this share consumer")
+        self._user = me
+        try:
+            yield
+        finally:
+            self._user = before
+
+    def __enter__(self) -> ShareConsumer:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+def _deadline(timeout: float) -> float:
+    return time.monotonic() + timeout if timeout >= 0 else float("inf")
+
+
+def _kind(ack_type: AcknowledgeType | int) -> int:
+    if not isinstance(ack_type, int):
+        raise TypeError(f"ack_type must be an integer, not {type(ack_type).__name__}")
+    if ack_type not in (ACCEPT, RELEASE, REJECT):
+        raise ValueError(f"ack_type {ack_type} is none of ACCEPT, RELEASE, REJECT; renew() renews")
+    return int(ack_type)
+
+
+def _placed(topic: object, partition: object, offset: object) -> tuple[Place, int]:
+    if not isinstance(topic, str) or not isinstance(partition, int) or not isinstance(offset, int):
+        raise (ValueError if topic is None else TypeError)("expected a topic's name, a partition and an offset")
+    if partition < 0 or offset < 0:
+        raise ValueError("partition and offset must not be negative")
+    return (topic, partition), offset
+
+
+def _places(messages: Iterable[confluent_kafka.Message]) -> list[tuple[Place, int]]:
+    return [_placed(message.topic(), message.partition(), message.offset()) for message in messages]
+
+
+def _failure_of(outcome: Outcome) -> KafkaException | None:
+    return KafkaException(broker_error(outcome.code, "acknowledge")) if outcome.code else None
+
+
+def _exception_of(problem: Problem) -> KafkaException:
+    flags = {"fatal": True} if problem.is_fatal else {}
+    if problem.code < 0:
+        return failure(problem.code, problem.text, **flags)
+    return KafkaException(broker_error(problem.code, problem.text, **flags))

@@ -1,0 +1,153 @@
+"""Single rules of a share consumer's core that random histories (tests/sim/client) do not show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mqd.client import requests
+from mqd.client.messages import KafkaError, local_error
+from mqd.client.share.core import SHARE_GROUP_HEARTBEAT, ShareCore
+from mqd.client.share.events import ACCEPT, Limits, Outcome, Range, Send
+from mqd.client.share.session import LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH, UNKNOWN
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import ShareFetchResponse
+from tests.sim.client.share_member_world import TOPIC, TOPIC_ID, World
+
+LIMITS = Limits(4, 100)
+
+
+class Scene:
+    """A world without faults that is served when the test says so."""
+
+    def __init__(self) -> None:
+        self.world = World(1, faults=0)
+        self.core: ShareCore = self.world.core
+        self.core.subscribe((TOPIC,), 0)
+        self.now_ms = 0
+
+    def sent(self, api_key: int) -> list[Send]:
+        """Serves all others, until one of these is sent."""
+        for _ in range(20):
+            sends = self.core.take_sends()
+            found = [send for send in sends if send.api_key == api_key]
+            for send in sends:
+                if send not in found:
+                    self.answer(send)
+            if found:
+                return found
+        raise AssertionError(f"no request {api_key} is sent")
+
+    def answer(self, send: Send, response: Any = None, error: KafkaError | None = None) -> None:
+        if response is None and error is None:
+            response = self.world.answer(send)
+        self.core.on_response(send.number, response, error, self.now_ms)
+
+    def hold(self) -> list[Any]:
+        self.core.want(LIMITS, self.now_ms)
+        for _ in range(10):
+            for send in self.sent(SHARE_FETCH):
+                self.answer(send)
+            if found := self.core.take(4, self.now_ms):
+                return found
+        raise AssertionError("no records")
+
+
+def test_records_are_lost_with_their_session_and_said_so() -> None:
+    scene = Scene()
+    held = scene.hold()
+    message = held[0]
+    place = message.topic(), message.partition()
+    session = scene.core.held[place][message.offset()][0]
+    assert scene.core.answer(place, message.offset(), ACCEPT)
+    scene.core.flush(0)
+    (send,) = scene.sent(SHARE_ACKNOWLEDGE)
+    scene.answer(send, error=local_error(KafkaError._TRANSPORT, "gone"))
+    assert scene.core.outcomes.popleft().code == UNKNOWN
+    assert session.is_dead
+    for other in held[1:]:
+        if scene.core.held[other.topic(), other.partition()][other.offset()][0] is session:
+            assert scene.core.answer((other.topic(), other.partition()), other.offset(), ACCEPT)
+            assert scene.core.outcomes.popleft() == Outcome(
+                (other.topic(), other.partition()), (Range(other.offset(), other.offset(), ACCEPT),), LOST
+            )
+
+
+def test_records_whose_locks_have_ended_are_not_handed_out() -> None:
+    scene = Scene()
+    scene.core.want(LIMITS, 0)
+    while not scene.core.ready:
+        for send in scene.sent(SHARE_FETCH):
+            scene.answer(send)
+    assert scene.core.take(4, 10_000) == [] and not scene.core.is_holding
+
+
+@pytest.mark.parametrize("code", [KafkaError._UNSUPPORTED_FEATURE, KafkaError._AUTHENTICATION])
+def test_what_the_connection_refuses_is_raised(code: int) -> None:
+    scene = Scene()
+    (send,) = scene.sent(SHARE_GROUP_HEARTBEAT)
+    scene.answer(send, error=local_error(code, "refused"))
+    assert scene.core.problems[0].code == code
+    assert (scene.core.fatal is not None) == (code == KafkaError._UNSUPPORTED_FEATURE)
+
+
+def test_a_group_that_may_not_be_read_ends_the_consumer() -> None:
+    scene = Scene()
+    sends = {send.api_key: send for send in scene.core.take_sends()}
+    response = scene.world.answer(sends[requests.FIND_COORDINATOR])
+    response.coordinators[0].error_code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    scene.answer(sends[requests.FIND_COORDINATOR], response)
+    assert scene.core.fatal is not None and scene.core.fatal.code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+
+def test_a_topic_that_may_not_be_read_is_reported_once_until_it_is_taken() -> None:
+    scene = Scene()
+    (metadata,) = [send for send in scene.core.take_sends() if send.api_key == requests.METADATA]
+    for _ in range(2):
+        response = scene.world.metadata()
+        response.topics[0].error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        scene.answer(metadata, response)
+        scene.now_ms += 5_000
+        scene.core.advance(scene.now_ms)
+        (metadata,) = [send for send in scene.core.take_sends() if send.api_key == requests.METADATA]
+    assert [problem.code for problem in scene.core.problems] == [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+    assert scene.core.fatal is None
+
+
+def test_a_leader_that_the_broker_names_is_asked_next() -> None:
+    scene = Scene()
+    scene.core.want(LIMITS, 0)
+    first = scene.sent(SHARE_FETCH)[0]
+    moved = first.message.topics[0].partitions[0].partition_index
+    other = 3 - first.target.node_id
+    partition = ShareFetchResponse.Partition(
+        partition_index=moved,
+        error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        current_leader=ShareFetchResponse.LeaderIdAndEpoch(leader_id=other, leader_epoch=2),
+    )
+    topic = ShareFetchResponse.Topic(topic_id=TOPIC_ID, partitions=[partition])
+    scene.answer(first, ShareFetchResponse(responses=[topic]))
+    assert (TOPIC_ID, moved) in scene.core._by_leader()[other]
+
+
+def test_a_response_whose_runs_are_not_sound_is_a_problem_and_nothing_is_handed_out() -> None:
+    scene = Scene()
+    scene.core.want(LIMITS, 0)
+    send = scene.sent(SHARE_FETCH)[0]
+    run = ShareFetchResponse.AcquiredRecords(first_offset=9, last_offset=2, delivery_count=1)
+    partition = ShareFetchResponse.Partition(partition_index=0, acquired_records=[run])
+    scene.answer(
+        send, ShareFetchResponse(responses=[ShareFetchResponse.Topic(topic_id=TOPIC_ID, partitions=[partition])])
+    )
+    assert scene.core.problems[0].code == KafkaError._BAD_MSG and not scene.core.ready
+
+
+def test_it_sleeps_while_nothing_is_due() -> None:
+    scene = Scene()
+    scene.hold()
+    while sends := scene.core.take_sends():
+        for send in sends:
+            scene.answer(send)
+    due = scene.core.next_ms(0)
+    assert due is not None and due > 0, "the runner would turn without end"
