@@ -36,7 +36,9 @@ def users(settings: Settings) -> dict[str, list[tuple[int, int]]]:
     with Broker(settings.bootstrap) as broker:
         answer = broker.request(DESCRIBE_USERS, DescribeUserScramCredentialsRequest(users=None))
     check("users", answer.error_code, answer.error_message)
-    return {one.user: [(info.mechanism, info.iterations) for info in one.credential_infos] for one in answer.results}
+    return {
+        one.user: sorted((info.mechanism, info.iterations) for info in one.credential_infos) for one in answer.results
+    }
 
 
 def mechanism(number: int) -> str:
@@ -72,7 +74,7 @@ def set_password(settings: Settings, name: str, salted: Salted) -> None:
         )
         for mechanism, salt in salted.salts.items()
     ]
-    _alter_users(settings, name, message(upsertions=upsertions))
+    _alter_users(settings, name, [message(upsertions=[one]) for one in upsertions])
 
 
 def must_know(settings: Settings, name: str) -> list[tuple[int, int]]:
@@ -88,13 +90,15 @@ def delete_user(settings: Settings, name: str) -> None:
     message = AlterUserScramCredentialsRequest
     known = must_know(settings, name)
     deletions = [message.ScramCredentialDeletion(name=name, mechanism=number) for number, _ in known]
-    _alter_users(settings, name, message(deletions=deletions))
+    _alter_users(settings, name, [message(deletions=[one]) for one in deletions])
 
 
-def _alter_users(settings: Settings, name: str, request: AlterUserScramCredentialsRequest) -> None:
+def _alter_users(settings: Settings, name: str, requests: list[AlterUserScramCredentialsRequest]) -> None:
+    """One mechanism a request: Apache Kafka refuses two of the same user in one."""
     with Broker(settings.bootstrap) as broker:
-        for result in broker.request(ALTER_USERS, request).results:
-            check(f"user {name}", result.error_code, result.error_message)
+        for request in requests:
+            for result in broker.request(ALTER_USERS, request).results:
+                check(f"user {name}", result.error_code, result.error_message)
 
 
 # -- rules -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition
 from perf.peers.peer import Unavailable
 from tests.compat.kafka_tools import KafkaTools
 from tests.console_client import Browser, options
-from tests.interaction.console.changing import confirmed, shown
+from tests.interaction.console.changing import change, confirmed, fresh, shown
 from tests.interaction.console.test_console_messages import offsets, searched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -55,3 +55,59 @@ def test_pages_searches_and_changes_against_apache_kafka(tmp_path: Path) -> None
         assert "online controller" in cluster.words and "Not shown" not in cluster.words
         confirmed(browser, "/topic/delete", shown(browser, "/topic/delete", name="orders"), typed="orders")
         assert "There are no topics yet" in browser.get("/topics").words
+
+
+SETTINGS = {
+    "offsets_topic_num_partitions": "2",
+    "transaction_state_log_num_partitions": "2",
+    "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super_users": "User:ANONYMOUS",
+}
+
+
+def test_access_transactions_and_moves_against_apache_kafka(tmp_path: Path) -> None:
+    (tmp_path / "kafka").mkdir()
+    try:
+        tools = KafkaTools(tmp_path / "kafka")
+    except Unavailable as error:
+        pytest.skip(f"Apache Kafka: {error}")
+    with tools.broker(**SETTINGS) as bootstrap:
+        browser = Browser(options(bootstrap, audit=tmp_path / "audit.log"))
+        browser.get("/")
+        change(browser, "/topic/create", name="orders", partitions="2")
+
+        created = confirmed(browser, "/access/user", shown(browser, "/access/user", name="dora"))
+        assert created.status == 200 and "shown here once" in created.words, created.words
+        assert "dora SCRAM-SHA-256 (4,096 iterations), SCRAM-SHA-512" in fresh(browser, "/access")
+        change(browser, "/access/user/delete", name="dora")
+        assert "No user has a password here" in fresh(browser, "/access")
+        rule = {"principal": "dora", "operations": "read", "resource": "topic/or*"}
+        change(browser, "/access/rule", **rule)
+        assert "User:dora allow read topic/or* any address" in fresh(browser, "/access", show="rules")
+        change(browser, "/access/rule/delete", **rule)
+        assert "There is no rule" in fresh(browser, "/access", show="rules")
+        change(browser, "/access/quota", user="dora", client="<default>", produce="2MB")
+        assert "dora <default> – 2.0 MB/s" in fresh(browser, "/access", show="quotas")
+        change(browser, "/access/quota/delete", user="dora", client="<default>")
+        assert "No limit is set" in fresh(browser, "/access", show="quotas")
+
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": bootstrap, "transactional.id": "till", "log_level": 0}
+        )
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce("orders", b"x", partition=1)
+        producer.flush(30)
+        assert "till Ongoing" in fresh(browser, "/transactions")
+        assert "orders-1 0" in fresh(browser, "/transaction", id="till")
+        assert "No transaction hangs" in fresh(browser, "/transactions", show="hanging")
+        change(browser, "/transaction/abort", id="till")
+        with pytest.raises(confluent_kafka.KafkaException):
+            producer.commit_transaction(30)
+
+        moves = browser.get("/moves").words
+        assert "No replica moves" in moves and "Drain" not in moves and "Balance" not in moves.partition("Brokers")[0]
+        for path, form in (("/cluster/balance", {}), ("/cluster/drain", {"node": "1"})):
+            answer = shown(browser, path, **form)
+            assert answer.status == 400 and "only a cluster of mqd" in answer.words
+        assert "1 broker online" in fresh(browser, "/"), "it is registered still"
