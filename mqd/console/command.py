@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mqd.cli import client_security
 from mqd.cli.common import EXIT_USAGE, CliError, Settings, options
 from mqd.console.options import LISTEN, Options, checked, parse_listen
+
+if TYPE_CHECKING:
+    import uvicorn
 
 CONNECTIONS_MAX = 500
 SHUTDOWN_S = 2
@@ -30,9 +35,13 @@ KEEP_ALIVE_S = 75  # longer than pages wait until they look again: they need no 
 @click.option(
     "--tls-certificate",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="PEM file of the page's own certificate.",
+    help="PEM file of the page's own certificate; mqd cert create NAME --host HOST makes one.",
 )
-@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="PEM file of its key.")
+@click.option(
+    "--tls-key",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="PEM file of its key, where it is another one.",
+)
 @click.option(
     "--metrics",
     multiple=True,
@@ -72,12 +81,6 @@ def command(
     this host's loopback address; elsewhere it needs a login and TLS. Where the cluster's listener
     has SASL (--client-config), users log in as themselves, and each acts by its own rights.
     """
-    try:
-        import uvicorn
-
-        from mqd.console.app import application
-    except ModuleNotFoundError as error:
-        raise CliError(f"{error.name} is not installed; pip install 'mqd[console]'") from None
     if any(not url.startswith(("http://", "https://")) for url in metrics):
         raise CliError("--metrics takes the URL of a metrics page, as mqd status shows it", EXIT_USAGE)
     host, port = parse_listen(listen)
@@ -90,18 +93,36 @@ def command(
             frozenset(hosts),
             is_read_only=read_only,
             certificate=tls_certificate,
-            key=tls_key,
+            key=tls_key or tls_certificate,
             metrics=metrics,
             metrics_token=metrics_token_file,
             metrics_ca=metrics_ca,
             audit=audit,
         )
     )
+    server = server_of(chosen)
     listening = _listening(host, port)
-    app = application(chosen)
-    server = uvicorn.Server(
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(
+        f"console of {settings.bootstrap} on http{'s' if chosen.has_tls else ''}://{shown}:{listening.getsockname()[1]}"
+        "/ (ctrl-C stops it)"
+    )
+    server.run(sockets=[listening])
+
+
+def server_of(options: Options) -> uvicorn.Server:
+    """Raises CliError."""
+    try:
+        import uvicorn
+
+        from mqd.console.app import application
+    except ModuleNotFoundError as error:
+        raise CliError(f"{error.name} is not installed; pip install 'mqd[console]'") from None
+    if options.certificate is not None and options.key is not None:
+        _check_pair(options.certificate, options.key)
+    return uvicorn.Server(
         uvicorn.Config(
-            app,
+            application(options),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -112,16 +133,27 @@ def command(
             limit_concurrency=CONNECTIONS_MAX,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_S,
-            ssl_certfile=str(tls_certificate) if tls_certificate else None,
-            ssl_keyfile=str(tls_key) if tls_key else None,
+            ssl_certfile=str(options.certificate) if options.certificate else None,
+            ssl_keyfile=str(options.key) if options.key else None,
         )
     )
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(
-        f"console of {settings.bootstrap} on http{'s' if chosen.has_tls else ''}://{shown}:{listening.getsockname()[1]}"
-        "/ (ctrl-C stops it)"
-    )
-    server.run(sockets=[listening])
+
+
+def _check_pair(certificate: Path, key: Path) -> None:
+    """Raises CliError: the server would end with less to say of it, or ask for a password."""
+
+    def no_password() -> str:
+        raise CliError(f"--tls-key {key} has a password; openssl pkey -in {key} -out FILE writes it without")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_password)
+    except ssl.SSLError as error:
+        raise CliError(
+            f"--tls-certificate {certificate}: {error.reason or error}; it takes a PEM file of a certificate, and its"
+            " key there or in --tls-key"
+        ) from None
+    except OSError as error:
+        raise CliError(f"--tls-certificate {certificate}, --tls-key {key}: {error.strerror or error}") from None
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -70,7 +70,7 @@ def checked(options: Options) -> Options:
             EXIT_USAGE,
         )
     if (options.certificate is None) != (options.key is None):
-        raise CliError("--tls-certificate and --tls-key go together", EXIT_USAGE)
+        raise CliError("--tls-key goes with --tls-certificate", EXIT_USAGE)
     local = is_loopback(options.host)
     if not local and not (security.has_sasl and options.has_tls):
         missing = " and ".join(

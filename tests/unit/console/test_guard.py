@@ -105,7 +105,7 @@ def test_templates_keep_to_the_policy() -> None:
         ({"host": "10.0.0.1", "certificate": Path("c"), "key": Path("k")}, ClientSecurity(), "needs a login"),
         ({"host": "10.0.0.1"}, SASL, "needs TLS"),
         ({"host": "0.0.0.0", "certificate": Path("c"), "key": Path("k")}, SASL, "--allow-host"),
-        ({"certificate": Path("c")}, SASL, "go together"),
+        ({"key": Path("k")}, SASL, "--tls-key goes with --tls-certificate"),
         ({}, ClientSecurity({"security.protocol": "SSL", "ssl.certificate.location": "c"}), "have a certificate"),
         ({}, ClientSecurity({"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"}), "by a password"),
     ],
