@@ -107,6 +107,12 @@ class Broker:
             return answer
         except OSError as error:
             self.__exit__()
+            if isinstance(error, ConnectionError) and self._versions and not client_security.current().has_sasl:
+                raise CliError(
+                    f"the broker at {self._bootstrap} closed the connection ({KNOWN[api_key].name}); if it is running,"
+                    " its listener demands a login: give its settings by --client-config FILE",
+                    EXIT_UNREACHABLE,
+                ) from None
             raise unreachable(self._bootstrap, f"{KNOWN[api_key].name}: {error}") from None
         except BaseException:
             self.__exit__()

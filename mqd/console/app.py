@@ -29,7 +29,8 @@ from mqd.console.sessions import Session
 from mqd.console.shared import Console
 from mqd.security.client import ClientSecurity
 
-FORM_BYTES_MAX = 2 << 20  # a record of 1 MiB, written in %XX where it must be
+FORM_BYTES_MAX = 4 << 20  # a record of 1 MiB, with each byte written as %XX
+LOGIN_BYTES_MAX = 16 << 10  # from any client, before it has proved who it is
 FIELDS_MAX = 100
 LOGIN_FAILED_S = 1.0
 Page = Callable[[PageRequest], Response]
@@ -158,15 +159,15 @@ def _target(text: str) -> str:
     return text if is_ours else "/"
 
 
-async def read_form(request: Request) -> dict[str, str]:
+async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[str, str]:
     """Raises Refused."""
     if request.headers.get("content-type", "").split(";")[0].strip() != "application/x-www-form-urlencoded":
         raise Refused(415, "a form is expected")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > FORM_BYTES_MAX:
-            raise Refused(413, f"the form has more than {FORM_BYTES_MAX} bytes; mqd produce writes larger records")
+        if len(body) > bytes_max:
+            raise Refused(413, f"the form has more than {bytes_max} bytes; mqd produce writes larger records")
     try:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
     except ValueError as error:
@@ -188,7 +189,7 @@ async def _login(console: Console, request: Request) -> Response:
     to, reason, status = _target(request.query_params.get("to", "/")), "", 200
     if request.method == "POST":
         try:
-            form = await read_form(request)
+            form = await read_form(request, LOGIN_BYTES_MAX)
         except Refused as error:
             return page_request.page("error.html", error.status, title="Not logged in", reason=str(error), retry=False)
         to = _target(form.get("to", "/"))
@@ -225,7 +226,7 @@ async def _log_in(console: Console, security: ClientSecurity) -> str:
 async def _logout(console: Console, request: Request) -> Response:
     cookie = request.cookies.get(console.cookie_name, "")
     try:
-        form = await read_form(request)
+        form = await read_form(request, LOGIN_BYTES_MAX)
     except Refused:
         form = {}
     if console.sessions.is_token(cookie, form.get("token", "")):

@@ -9,6 +9,8 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
+COMMAND_MAX = 4000  # characters; a key in it may be large
+
 
 class Audit:
     """Appends to a file (0600), or to stderr. Thread-safe. A change that cannot be written down is not
@@ -26,7 +28,7 @@ class Audit:
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "user": user or None,
                 "address": address,
-                "command": command,
+                "command": command if len(command) <= COMMAND_MAX else f"{command[:COMMAND_MAX]} [cut]",
                 "outcome": outcome,
             }
         )

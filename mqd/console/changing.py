@@ -36,6 +36,8 @@ PARTITIONS_MAX = 100_000
 REPLICAS_MAX = 10_000
 CONFIGS_MAX = 50
 HEADERS_MAX = 50
+LARGE = 10_000  # characters of a value that the command reads from a file: an argument has at most 128 KiB
+LARGEST = {"message.max.bytes": "4000000"}  # the broker judges; librdkafka alone would refuse a value of 1 MB
 Form = dict[str, str]
 Row = tuple[object, ...]
 
@@ -246,7 +248,7 @@ def produce(settings: Settings, form: Form) -> Change:
         raise BadForm(f"topic {topic} has no partition {which}; it has 0 to {len(known) - 1}")
 
     def do() -> None:
-        with Writer(settings.bootstrap, {"acks": "all"}) as writer:
+        with Writer(settings.bootstrap, {"acks": "all", **LARGEST}) as writer:
             writer.send(
                 topic,
                 None if is_null else value.encode(),
@@ -259,18 +261,20 @@ def produce(settings: Settings, form: Form) -> Change:
     words += ["-p", which] if which else []
     for line in lines:
         words += ["-H", line]
+    size = len(value.encode())
     if value:
         words += ["-D", r"\x00"] + (["-K", key] if key else [])
-        source = f"printf %s {shlex.quote(value)}"
+        words += [word for name, most in LARGEST.items() if size > 900_000 for word in ("-X", f"{name}={most}")]
+        source = f"printf %s {shlex.quote(value)}" if len(value) <= LARGE else "cat VALUE"
     else:  # a record of a key alone: what is empty would be no record
         words += ["-k", r"\x01"] + (["-Z"] if is_null else [])
         source = f"printf '%s\\001' {shlex.quote(key)}"
-    size = len(value.encode())
     return Change(
         f"Write a record to {topic}?",
         f"{source} | {command_of(settings, *words)}",
         [f"Its value is {'null' if is_null else f'{size:,} bytes'}, its key {key or 'null'},"
-         f" with {len(headers)} header{'' if len(headers) == 1 else 's'}."],
+         f" with {len(headers)} header{'' if len(headers) == 1 else 's'}.",
+         *(["The command reads the value from the file VALUE."] if len(value) > LARGE else [])],
         do,
         f"Wrote the record to {topic}.",
         ("/messages", {"topic": topic}),

@@ -186,3 +186,5 @@ def test_a_line_of_the_audit_log_is_one_line(tmp_path: Path) -> None:
     Audit(file).write("ada\n", "127.0.0.1", "mqd topic delete 'a\nb'", "done")
     (line,) = file.read_text().splitlines()
     assert json.loads(line)["user"] == "ada\n" and file.stat().st_mode & 0o777 == 0o600
+    Audit(file).write("ada", "127.0.0.1", "mqd produce t -K " + "k" * 1_000_000, "done")
+    assert file.stat().st_size < 5000
