@@ -104,6 +104,7 @@ def _must_write(request: PageRequest) -> None:
         raise Refused(403, "this console was started with --read-only")
 
 
+_USER = "Create a user, or give it a new password"
 _MANY = "all; or names, separated by spaces"
 KINDS = (
     Kind("/topic/create", "create.html", changing.create_topic, ("name",)),
@@ -122,7 +123,7 @@ KINDS = (
     Kind("/cluster/balance", "ask.html", cluster_changes.balance, ("topics",), "Balance the cluster", topics=_MANY),
     Kind("/cluster/drain", "ask.html", cluster_changes.drain, ("node", "cancel"), "Drain a broker", node="1"),
     Kind("/moves/cancel", "ask.html", cluster_changes.cancel_moves, ("topic",), "Stop the moves of a topic"),
-    Kind("/access/user", "ask.html", access_changes.set_password, ("name",), "A user's password", name="alice"),
+    Kind("/access/user", "ask.html", access_changes.set_password, ("name",), _USER, name="alice"),
     Kind("/access/user/delete", "ask.html", access_changes.delete_user, ("name",), "Delete a user"),
     Kind("/access/rule", "rule.html", access_changes.add_rule, access_changes.RULE),
     Kind("/access/rule/delete", "ask.html", access_changes.remove_rule, access_changes.RULE, "Remove a rule"),

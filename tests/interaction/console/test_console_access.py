@@ -86,7 +86,7 @@ def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Brows
     words = "mqd quota set --user limited --default --produce 2MB --requests 50 -b"
     assert command(answer).startswith(words) and "produce - 2.0 MB/s" in answer.words
     confirmed(browser, "/access/quota", answer)
-    assert "limited <default> – 2.0 MB/s - 50 % - -" in rows(browser, "quotas", "limited")
+    assert "limited <default> – 2.0 MB/s – 50 % – –" in rows(browser, "quotas", "limited")
     answer = shown(browser, "/access/quota", user="limited", client="<default>", produce="1MB")
     assert "produce 2.0 MB/s 1.0 MB/s" in answer.words
     answer = shown(browser, "/access/quota/delete", user="limited", client="<default>")

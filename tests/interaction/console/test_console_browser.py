@@ -25,6 +25,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from mqd.cli.verbs import status
 from tests.broker import Broker
 from tests.interaction.console.chromium import PHONE, WIDE, faults, opened, resize
+from tests.interaction.transactional import connect, hang
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WAIT_S = 60.0
@@ -196,23 +197,116 @@ def test_an_operators_story(start_broker: Callable[..., Broker], start_console: 
             "cluster": "/cluster", "create": "/topic/create", "seek": "/group/seek?name=billing",
             "produce": "/produce?topic=orders", "nowhere": "/nowhere",
         }  # fmt: skip
-        said: dict[str, list[str]] = {}
-        for is_dark in (False, True):
-            for size in (WIDE, PHONE):
-                resize(window, size, is_dark)
-                for name, path in pages.items():
-                    window.get(console.url + path)
-                    if name == "records":
-                        wait(window, "Done")
-                    found = [one for one in faults(window) if "404" not in one]
-                    if found:
-                        said[f"{name} {'dark' if is_dark else 'light'} {size[0]}"] = found
-                    if size == WIDE and name in ("overview", "records", "group") and not is_dark:
-                        picture(window, name)
-                    if size == PHONE and is_dark and name == "group":
-                        picture(window, "phone-dark")
-        assert said == {}
+        assert looked_at(window, console, pages, ("overview", "records", "group")) == {}
     client.close()
+
+
+def looked_at(window: Any, console: Console, pages: dict[str, str], pictures: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What is wrong with the pages for a reader, wide and on a phone, light and dark."""
+    said: dict[str, list[str]] = {}
+    for is_dark in (False, True):
+        for size in (WIDE, PHONE):
+            resize(window, size, is_dark)
+            for name, path in pages.items():
+                window.get(console.url + path)
+                if name == "records":
+                    wait(window, "Done")
+                found = [one for one in faults(window) if "404" not in one]
+                if found:
+                    said[f"{name} {'dark' if is_dark else 'light'} {size[0]}"] = found
+                if size == WIDE and name in pictures and not is_dark:
+                    picture(window, name)
+                if size == PHONE and is_dark and name == "group" and "group" in pictures:
+                    picture(window, "phone-dark")
+                if os.environ.get("CONSOLE_LOOK"):  # a picture of each, to be looked at
+                    file = f"{name}-{size[0]}-{'dark' if is_dark else 'light'}.png"
+                    window.save_screenshot(str(Path(os.environ["CONSOLE_LOOK"]) / file))
+    resize(window, WIDE)
+    return said
+
+
+def test_transactions_and_access_are_worked_with(
+    start_broker: Callable[..., Broker], start_console: Callable[..., Console]
+) -> None:
+    broker = start_broker(
+        config={
+            "offsets.topic.num.partitions": "2",
+            "transaction.state.log.num.partitions": "2",
+            "transaction.partition.verification.enable": "false",
+            "authorizer.class.name": "standard",
+            "super.users": "User:ANONYMOUS",
+        }
+    )
+    write(broker, "orders", [("a", b"1")] * 6, 3)
+    console = start_console(broker)
+    settings = {"bootstrap.servers": broker.bootstrap, "log_level": 0}
+    producer = confluent_kafka.Producer({**settings, "transactional.id": "till-7"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for index in range(3):
+        producer.produce("orders", b"x", partition=index)
+    producer.flush(30)
+    with connect(broker) as kafka:
+        hang(kafka, "orders", 1, 4_000_000_001)
+    with opened() as window:
+        window.get(console.url + "/access")
+        press(window, "Create a user")
+        fill(window, name="dora")
+        press(window, "Go on")
+        wait(window, "mqd user create dora")
+        press(window, "Confirm")
+        wait(window, "shown here once")
+        assert faults(window) == []
+        press(window, "I have it")
+        wait(window, "SCRAM-SHA-512")
+        press(window, "Rules")
+        wait(window, "There is no rule.")
+        window.get(console.url + "/access/rule")
+        fill(window, principal="dora", operations="read,write", resource="topic/orders-*")
+        press(window, "Go on")
+        wait(window, "mqd acl allow dora read,write 'topic/orders-*'")
+        press(window, "Confirm")
+        wait(window, "Allowed dora read,write on topic/orders-*.")
+        window.get(console.url + "/access/quota")
+        fill(window, user="dora", produce="2MB", requests="50")
+        press(window, "Go on")
+        wait(window, "mqd quota set --user dora --produce 2MB --requests 50")
+        press(window, "Confirm")
+        wait(window, "2.0 MB/s")
+
+        pages = {
+            "transactions": "/transactions",
+            "transaction": "/transaction?id=till-7",
+            "hanging": "/transactions?show=hanging&idle=0",
+            "abort": "/transaction/abort?id=till-7",
+            "users": "/access",
+            "rules": "/access?show=rules",
+            "quotas": "/access?show=quotas",
+            "new-user": "/access/user",
+            "new-rule": "/access/rule",
+            "new-quota": "/access/quota",
+            "rule-delete": "/access/rule/delete?principal=User:dora&operations=read&resource=topic/orders-*&host=*",
+            "moves": "/moves",
+            "drain": "/cluster/drain?node=1",
+        }
+        assert looked_at(window, console, pages, ("rules",)) == {}
+
+        window.get(console.url + "/transactions?show=hanging&idle=0")
+        press(window, "Abort")
+        press(window, "Go on")
+        wait(window, "no coordinator will end it")
+        assert faults(window) == []
+        press(window, "Confirm")
+        wait(window, "No transaction hangs")
+        window.get(console.url + "/transactions")
+        press(window, "till-7")
+        press(window, "Abort its transaction")
+        press(window, "Go on")
+        wait(window, "is fenced")
+        press(window, "Confirm")
+        wait(window, "Aborted the transaction of till-7.")
+    with pytest.raises(confluent_kafka.KafkaException):
+        producer.commit_transaction(30)
 
 
 def test_hostile_values_are_only_shown(
