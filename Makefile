@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(wildcard native/*.h native/build_ffi.py $(foreach folder,native/* native/*/*,$(folder)/*.[ch]))
 NATIVE_STYLED := $(shell find native -name build -prune -o -name "*.[ch]" -print)
 
-.PHONY: demo demo-spark cluster example test durations test-long chaos chaos-cluster attack fuzz bench bench-peers lint lint-c format wheels venv clean native-test
+.PHONY: demo demo-queue demo-spark cluster example test durations test-long chaos chaos-cluster attack fuzz bench bench-peers lint lint-c format wheels venv clean native-test
 
 venv: $(VENV)/.installed
 
@@ -21,6 +21,10 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py $(NATIVE_SOURCES)
 
 demo: venv
 	$(BIN)/python -m mqd.cli.main demo
+
+# A thousand jobs, workers that are killed, and a picture of who did what: queue.svg.
+demo-queue: venv
+	$(BIN)/python examples/jobs/demo.py
 
 # The flights again, through Spark; needs Java 17. The picture is delays.png.
 demo-spark: venv $(VENV)/.spark $(VENV)/.charts

@@ -1,0 +1,144 @@
+"""docs/queues.md: its programs and commands are taken from the page and run in its order, and print
+what they promise; the job runner of examples/jobs survives kills of its workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import xml.etree.ElementTree
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.broker import Broker
+from tests.preloaded import PRELOADED
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "queues.md").read_text()
+PROGRAMS = {match[1]: match[2] for match in re.finditer(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL)}
+LOCK_S = 1
+
+
+def commands(section: str) -> list[str]:
+    text = PAGE[PAGE.index(f"\n## {section}\n") :]
+    found = re.findall(r"```sh\n(.*?)```", text[: text.index("\n## ", 5)], re.DOTALL)
+    return [line for block in found for line in block.splitlines()]
+
+
+def type_in(broker: Broker, *lines: str) -> str:
+    """What they print. The test's locks are shorter than the page's."""
+    printed = ""
+    for line in lines:
+        words = shlex.split(line.replace("duration.ms=15000", f"duration.ms={1000 * LOCK_S}"))
+        assert words[0] == "mqd"
+        done = PRELOADED.run(*words[1:], environment={**os.environ, "MQD_BOOTSTRAP": broker.bootstrap})
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        printed += done.stdout
+    return printed
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    config = {
+        "group.share.min.record.lock.duration.ms": "1000",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+        "super.users": "User:ANONYMOUS;User:root",
+    }
+    with Broker(tmp_path_factory.mktemp("queues"), config=config) as running:
+        type_in(running, *commands("Set up"))
+        yield running
+
+
+@pytest.fixture
+def run(broker: Broker) -> Callable[[str], str]:
+    """run(program) -> what it prints. The queue is empty before, as the page empties it."""
+
+    def execute(name: str) -> str:
+        program = (
+            PROGRAMS[name].replace("127.0.0.1:9092", broker.bootstrap).replace("LOCK_S = 15 ", f"LOCK_S = {LOCK_S} ")
+        )
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(program, name, "exec"), {"__name__": "__main__"})
+        return printed.getvalue()
+
+    return execute
+
+
+def purge(broker: Broker) -> None:
+    type_in(broker, commands("Purge and replay")[0])
+
+
+def test_the_page_has_the_programs() -> None:
+    assert list(PROGRAMS) == ["send.py", "worker.py", "one_at_a_time.py", "slow_job.py", "retry.py", "failed_jobs.py"]
+
+
+def test_sending_and_working(broker: Broker, run: Callable[[str], str]) -> None:
+    assert run("send.py") == "100 jobs sent\n"
+    assert run("worker.py") == "99 accepted, 1 rejected, 1 released\n"
+    described = type_in(broker, *commands("How much is left"))
+    assert "jobs" in described
+    latest, earliest = commands("Purge and replay")
+    type_in(broker, earliest)
+    assert run("one_at_a_time.py") == "100 jobs, one at a time\n", "replayed: all, also the rejected one"
+    type_in(broker, latest)
+
+
+def test_a_slow_job_keeps_its_lock(broker: Broker, run: Callable[[str], str]) -> None:
+    purge(broker)
+    type_in(broker, *commands("Slow jobs"))
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce("jobs", "slow")
+    assert producer.flush(20) == 0
+    assert run("slow_job.py") == "done, its lock was held\n"
+
+
+def test_retries_wait(broker: Broker, run: Callable[[str], str]) -> None:
+    purge(broker)
+    type_in(broker, *commands("Retry with a backoff"))
+    assert run("retry.py") == "again after 1 s and 2 s\n"
+
+
+def test_failed_jobs_go_to_a_topic_of_their_own(broker: Broker, run: Callable[[str], str]) -> None:
+    purge(broker)
+    type_in(broker, "mqd config set group/workers share.retry.backoff.ms=0")
+    assert run("failed_jobs.py") == "poison is in jobs-failed after 3 attempts\n"
+    read = type_in(broker, "mqd consume jobs-failed -e -f '%s %h\\n'")
+    assert "poison" in read and "attempts" in read
+
+
+def test_another_group_and_rights(broker: Broker) -> None:
+    type_in(broker, *commands("The same jobs for another group"), *commands("Rights"))
+    for user, operation, resource in (("sender", "write", "topic/jobs"), ("worker", "read", "group/workers")):
+        assert "allow" in type_in(broker, f"mqd acl explain {user} {operation} {resource}").lower()
+
+
+# -- examples/jobs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_job_runner_while_its_workers_are_killed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/jobs/demo.py", "--jobs", "300", "--kills", "8", "--picture", "queue.svg"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every job has the right result" in done.stdout and "8 workers killed" in done.stdout
+    table = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if re.match(r"[a-z]+ +\d", line)}
+    assert {"square", "slow", "flaky", "poison"} <= table.keys()
+    assert int(table["poison"][2]) > 0 and table["poison"][:2] == ["0", "0"], "given up, none done"
+    assert sum(int(row[3]) for row in table.values()) > 0, "some job was interrupted by a kill"
+    picture = xml.etree.ElementTree.parse(tmp_path / "queue.svg")
+    bars = [one for one in picture.iter("{http://www.w3.org/2000/svg}rect") if len(one)]
+    assert len(bars) == sum(int(row[4]) for row in table.values()), "a bar for each attempt"
