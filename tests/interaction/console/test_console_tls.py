@@ -7,10 +7,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
-import socket
 import ssl
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -22,8 +19,8 @@ from mqd.console.command import server_of
 from mqd.console.options import Options, checked
 from mqd.security.client import ClientSecurity
 from tests.certificates import Authority
+from tests.interaction.console.serving import served
 from tests.interaction.security.secured import PASSWORDS, Secured
-from tests.interaction.traffic import eventually
 
 SASL = ClientSecurity({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "SCRAM-SHA-256"})
 
@@ -40,20 +37,6 @@ def certificate(places: secure.Files, tmp_path_factory: pytest.TempPathFactory) 
     words = ["cert", "create", "console", "--host", "localhost", "--out", str(file)]
     assert main_module._run([*words, "--data-dir", str(places.directory.parent)]) == 0
     return file
-
-
-@contextlib.contextmanager
-def served(options: Options) -> Iterator[int]:
-    server = server_of(options)
-    with socket.create_server((options.host, 0)) as listening:
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        try:
-            eventually(lambda: server.started, "started")
-            yield listening.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(30)
 
 
 class Client:
