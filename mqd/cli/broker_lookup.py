@@ -9,7 +9,6 @@ from typing import Any
 
 from mqd.cli.common import CliError, error_line
 from mqd.cli.kafka_request import Broker, check
-from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest
 
@@ -23,8 +22,6 @@ COORDINATOR_AWAY = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
 _PATIENCE_S = 15.0
-# the topic whose partitions they are in
-_COORDINATED = {GROUP: (GROUPS, "groups"), TRANSACTION: (TRANSACTIONS, "transactions")}
 _PAUSE_S = 0.1
 
 Partition = tuple[str, int]
@@ -102,13 +99,17 @@ class Cluster:
         before = self._coordinators(kind)
         yield
         if self._coordinators(kind) != before:
-            raise CliError(f"the coordinators of {_COORDINATED[kind][1]} are just changing; try again")
+            raise CliError(
+                f"the coordinators of {'groups' if kind == GROUP else 'transactions'} are just changing; try again"
+            )
 
     def _coordinators(self, kind: int) -> dict[int, tuple[int, int]]:
         """Partition of their topic -> its leader and the epoch; none when no client has needed a
         coordinator yet. Raises CliError when one has no leader in service.
         """
-        name, what = _COORDINATED[kind]
+        from mqd.coordinator.topics import GROUPS, TRANSACTIONS  # they bring much that other requests do not need
+
+        name, what = (GROUPS, "groups") if kind == GROUP else (TRANSACTIONS, "transactions")
         (found,) = self._read_metadata([name]).topics
         if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return {}

@@ -9,7 +9,6 @@ from mqd.base.clock import now_ms
 from mqd.cli.broker_lookup import COORDINATOR_AWAY, TRANSACTION, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker, check, error_text
-from mqd.coordinator.transaction.joint import PREFIX as JOINT_PREFIX
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     DescribeProducersRequest,
@@ -277,8 +276,10 @@ def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
     """As a new instance of the producer would: its transaction is aborted, and the old one fenced.
     Returns when it has ended.
     """
+    from mqd.coordinator.transaction.joint import PREFIX
+
     name = transaction.transactional_id
-    if name.startswith(JOINT_PREFIX):
+    if name.startswith(PREFIX):
         end = EndTxnRequest(
             transactional_id=name, producer_id=-1, producer_epoch=-1, joint=EndTxnRequest.Joint(batch_id=-1)
         )

@@ -12,7 +12,6 @@ from mqd.cli.common import CliError, Settings
 from mqd.cli.kafka_request import Broker
 from mqd.cli.moves import Partition, Plan
 from mqd.cli.verbs.group import lasting, ranges
-from mqd.cluster.metadata.rules.placement import BALANCE_MOVES_MAX
 from mqd.console.changing import BadForm, Change, Form, Row, command_of, needed
 
 MOVES: tuple[str, dict[str, str]] = ("/moves", {})
@@ -118,6 +117,8 @@ _PLANNED = ("Partition", "Replicas now", "Replicas then")
 
 
 def balance(settings: Settings, form: Form) -> Change:
+    from mqd.cluster.metadata.rules.placement import BALANCE_MOVES_MAX
+
     topics = form.get("topics", "").split()
     with Broker(settings.bootstrap) as broker:
         before = moves.replicas_of_all(broker)
