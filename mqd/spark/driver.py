@@ -1,12 +1,10 @@
-"""What the driver asks of the brokers: which partitions there are, offsets at either end and by
-time, sizes, and a group's offsets published. Made into plans of a batch here, of a stream in
-progress.py.
+"""The driver's requests to brokers: partitions, offsets at either end and by time, sizes, and
+publishing a group's offsets. Batches are planned here, streams in progress.py.
 
-    D1  one Driver is one process's; it connects when it is first used, and again after an error
-    D2  what is retriable is tried again for kafka.default.api.timeout.ms; everything else is an
-        MqdReadError that names topic and partition
-    D3  what is no longer there is reported by lost(): an error with failOnDataLoss, a warning
-        without
+    D1  a Driver is used in one process; it connects on first use, and again after an error
+    D2  retriable errors are retried for kafka.default.api.timeout.ms; all others are MqdReadErrors
+        that name topic and partition
+    D3  missing data is reported by lost(): an error with failOnDataLoss, a warning without
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def list_offsets(
     cluster: Cluster, timestamps: Mapping[Key, int], isolation: int, leaders: Metadata | None = None
 ) -> dict[Key, int]:
     """EARLIEST, LATEST (the last stable offset with `isolation` 1) or by time in ms: the first
-    record that late, -1 = none is. Raises BrokerError, OSError: try again.
+    record at or after it, -1 = none. Raises BrokerError or OSError, which are retriable.
     """
     metadata = leaders or cluster.metadata(sorted({topic for topic, _ in timestamps}))
     by_node: dict[int, dict[str, list[int]]] = {}
@@ -101,8 +99,8 @@ class Driver:
     # -- partitions --------------------------------------------------------------------------------
 
     def partitions(self, missing_is_lost: bool = False) -> list[Key]:
-        """Of the topics asked for, as they are now. `missing_is_lost`: a subscribed topic that is
-        not there was there before, and is left out; else it is an error.
+        """The current partitions of the requested topics. `missing_is_lost`: a missing subscribed
+        topic existed before, and is left out; otherwise it is an error.
         """
         options = self.options
         names = None if options.pattern is not None else options.topics
@@ -144,7 +142,8 @@ class Driver:
         return metadata
 
     def use_another_broker(self) -> None:
-        """From now on, requests that any broker can answer, such as Metadata, go to another one."""
+        """From now on, requests that any broker can answer, such as Metadata, go to another
+        broker."""
         self.cluster.turn_away()
 
     def ids(self) -> dict[str, bytes]:
@@ -166,8 +165,8 @@ class Driver:
         )
 
     def hidden_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
-        """Where retired partitions end that metadata do not show any more: their leaders, whom
-        no metadata name, serve them for a while. Those that are not found are left out.
+        """The end offsets of retired partitions that are no longer in the metadata: their former
+        leaders serve them for a while. Those that are not found are left out.
         """
         by_topic: dict[str, list[ListOffsetsRequest.Partition]] = {}
         for topic, partition in keys:
@@ -182,7 +181,7 @@ class Driver:
             try:
                 response = self.cluster.link_to(node).request(request)
             except (OSError, BrokerError, MqdReadError) as error:
-                log.warning("broker %d does not tell where retired partitions end: %s", node, error)
+                log.warning("broker %d does not return the end offsets of retired partitions: %s", node, error)
                 continue
             found |= {
                 (topic.name, one.partition_index): one.offset
@@ -208,8 +207,8 @@ class Driver:
             topic, partition = late[0]
             raise MqdReadError(
                 f"No offset matched from request of topic-partition {topic}-{partition} and timestamp"
-                f" {requested[late[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest begins at the"
-                " end instead"
+                f" {requested[late[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest begins at"
+                " the end instead"
             )
         return {**found, **self.offsets_at(late, LATEST)}
 
@@ -233,8 +232,8 @@ class Driver:
         return flat
 
     def bytes_per_offset(self, keys: Iterable[Key]) -> dict[Key, float]:
-        """By each leader's log directories; what cannot be told is left out, and tasks are cut by
-        offsets then.
+        """From each leader's log directories; unknown sizes are left out, and then tasks are split
+        by offsets.
         """
         by_node: dict[int, dict[str, list[int]]] = {}
         for topic, partition in keys:
@@ -255,7 +254,7 @@ class Driver:
                         }
             earliest, latest = self.offsets_at(sizes, EARLIEST), self.offsets_at(sizes, LATEST)
         except (OSError, BrokerError, MqdReadError) as error:
-            log.warning("sizes of partitions are not known (%s): tasks are cut by offsets", error)
+            log.warning("sizes of partitions are not known (%s): tasks are split by offsets", error)
             self.cluster.close()
             return {}
         return {
@@ -270,7 +269,7 @@ class Driver:
         return split(ranges, options.min_partitions, options.max_records_per_partition, weights)
 
     def _known_weights(self, ranges: list[Range]) -> dict[Key, float]:
-        """Asked again after WEIGHTS_S, or for partitions that are new: not for every micro-batch."""
+        """Queried again after WEIGHTS_S, or for new partitions: not for every micro-batch."""
         requested = {(one.topic, one.partition) for one in ranges}
         planned_at, weights = self._weights
         if time.monotonic() - planned_at > WEIGHTS_S or not requested <= weights.keys():
@@ -281,7 +280,7 @@ class Driver:
     # -- a group's offsets -------------------------------------------------------------------------
 
     def publish(self, group_id: str, offsets: Mapping[Key, int]) -> None:
-        """As committed offsets of a group without members. Raises BrokerError, OSError,
+        """Commits them as offsets of a group without members. Raises BrokerError, OSError,
         MqdReadError; tried once.
         """
         response = self.cluster.any_link().request(FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id]))
@@ -317,8 +316,8 @@ def _written(keys: Iterable[Key]) -> str:
 def report_loss(options: SourceOptions, text: str) -> None:
     if options.fail_on_data_loss:
         raise MqdReadError(
-            f"{text}. Some data may have been lost because they are not available in mqd any more. To let the query go"
-            " on without them set failOnDataLoss to false"
+            f"{text}. Some data may have been lost because they are not available in mqd any more. To let the query"
+            " continue without them set failOnDataLoss to false"
         )
     log.warning("%s; failOnDataLoss is false: continuing without them", text)
 
@@ -334,7 +333,7 @@ def plan_batch(options: SourceOptions) -> list[Any]:
     if options.archive is not None:
         from mqd.spark import history
 
-        archive = history.opened(options)  # before the ends are asked for: history.H5
+        archive = history.opened(options)  # before the ends are queried: history.H5
     driver = Driver(options)
     try:
         keys = driver.partitions()
@@ -358,7 +357,7 @@ def plan_batch(options: SourceOptions) -> list[Any]:
 
 
 def _within(driver: Driver, key: Key, start: int, end: int, earliest: int, latest: int) -> tuple[int, int]:
-    """What of [start, end) there is; the rest is lost."""
+    """The available part of [start, end); the rest is reported as lost."""
     name = f"{key[0]}-{key[1]}"
     if end > latest:
         driver.lost(f"{name}: the ending offset {end} is beyond the log's end {latest}")
@@ -366,7 +365,7 @@ def _within(driver: Driver, key: Key, start: int, end: int, earliest: int, lates
         driver.lost(f"{name}: the starting offset {start} is beyond the log's end {latest}")
     if start < earliest and start < end:
         driver.lost(
-            f"{name}: offsets {start} to {min(earliest, end) - 1} are gone (retention or DeleteRecords): the log starts"
-            f" at {earliest}"
+            f"{name}: offsets {start} to {min(earliest, end) - 1} were deleted (retention or DeleteRecords): the log"
+            f" starts at {earliest}"
         )
     return max(start, earliest), min(end, latest)

@@ -1,16 +1,16 @@
-"""Rows as record batches: Arrow columns in, encoded batches of one partition each out. The bytes
-are made by the C core (mqd_records_encode), rows are sorted by partition by Arrow.
+"""Rows as record batches: Arrow columns in, encoded batches of one partition each out. The C core
+(mqd_records_encode) encodes the bytes; Arrow sorts the rows by partition.
 
-    encoder.add(arrow_batch)       rows are kept until there are enough for batches of a good size
+    encoder.add(arrow_batch)       rows are buffered until batches are large enough
     encoder.ready(), .rest()       Batch objects: topic, partition, bytes without sequence and
                                    producer
 
     E1  rows of one partition keep their order
     E2  a batch is at most options.batch_bytes before compression, unless it is one row
-    E3  a key goes to the partition the Java client's default partitioner takes it to (murmur2);
-        rows without key stay on one partition for one round of batches, and go to another in the
-        next (KIP-480); the column `partition` wins
-Concurrency: one task's. PyArrow and the native core are imported when the first row comes.
+    E3  a key goes to the partition that the Java client's default partitioner (murmur2) chooses;
+        rows without a key stay on one partition for one round of batches and use another in the
+        next (KIP-480); the column `partition` takes precedence
+Concurrency: one task. PyArrow and the native core are imported with the first row.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from mqd.spark.headers import encode as encode_headers
 from mqd.spark.sink_options import COLUMNS, SinkOptions, position
 
 HEADER_BYTES = 61
-GATHER_BYTES = 4 << 20  # Arrow bytes of a topic that are encoded together: a partition's batches fill better
+GATHER_BYTES = 4 << 20  # Arrow bytes of a topic that are encoded together, so that the batches of partitions fill up
 RECORD_OVERHEAD_MAX = 40
 _TRANSACTIONAL = 1 << 4
 _IDENTITY = struct.Struct(">qhi")  # producer id, epoch, base sequence: from byte 43 on
 
 
 class MqdWriteError(RuntimeError):
-    """Rows cannot be written; the text names the topic, the cause and the way out."""
+    """Rows cannot be written; the text names the topic, the cause and the remedy."""
 
 
 class Rows:
@@ -89,7 +89,7 @@ class Rows:
 
 
 class Batch:
-    """One record batch: rows start .. end - 1. `first_sent` and `sequence` are the sender's."""
+    """One record batch: rows start .. end - 1. `first_sent` and `sequence` belong to the sender."""
 
     __slots__ = ("data", "end", "first_sent", "partition", "rows", "sequence", "start", "topic")
 
@@ -132,7 +132,7 @@ def encode(
     buffer = bytearray(min(batch_bytes, HEADER_BYTES + rows.size_bytes(start, end)))
     while start < end:
         size, taken = records_encode(rows.native(start, end), buffer)
-        if not taken:  # one row is larger than a batch is wanted
+        if not taken:  # one row is larger than the batch size
             large = bytearray(HEADER_BYTES + rows.size_bytes(start, start + 1))
             size, taken = records_encode(rows.native(start, start + 1), large)
             yield Batch(topic, partition, rows, start, start + taken, _packed(large, size, codec))
@@ -142,7 +142,7 @@ def encode(
 
 
 def _packed(buffer: bytearray, size: int, codec: int) -> bytearray:
-    """Memory of its own."""
+    """Copies the columns into memory of their own."""
     if codec:
         records = bytes(memoryview(buffer)[HEADER_BYTES:size])
         packed = compress(codec, records)
@@ -156,7 +156,7 @@ def _packed(buffer: bytearray, size: int, codec: int) -> bytearray:
 
 
 class Encoder:
-    """`partition_count(topic)`: asked once for each round of batches. Raises MqdWriteError."""
+    """`partition_count(topic)`: called once for each round of batches. Raises MqdWriteError."""
 
     def __init__(self, options: SinkOptions, partition_count: Callable[[str], int]) -> None:
         self._options = options
@@ -190,8 +190,7 @@ class Encoder:
         topics = batch.column(batch.schema.get_field_index(self._names["topic"]))
         if topics.null_count:
             raise MqdWriteError(
-                f"{topics.null_count} rows have a null topic: give the option topic, which is for all rows, or filter"
-                " them out"
+                f"{topics.null_count} rows have a null topic: set the option topic for all rows, or filter them out"
             )
         found = pc.unique(topics).to_pylist()
         for topic in found:
@@ -202,7 +201,7 @@ class Encoder:
     def _encode(self, topic: str) -> Iterator[Batch]:
         kept = self._kept.pop(topic)
         del self._kept_bytes[topic]
-        # several where a column has more than 2 GiB
+        # several chunks if a column has more than 2 GiB
         for batch in kept if len(kept) == 1 else pa.Table.from_batches(kept).combine_chunks().to_batches():
             yield from self._encode_batch(topic, batch)
 

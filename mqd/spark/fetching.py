@@ -1,19 +1,20 @@
 """A partition's records over TCP: one Fetch after the other, the next in flight while this one's
-records are used. Nothing is done record by record.
+records are used. No work is done per record.
 
     for view in TcpViews(cluster, one, memory...).views(): ...       # RecordBatchViews, in order, up to the range's end
 
-    F1  `position` is after everything that was yielded; a connection that breaks, or a leader that
-        moves, costs a Fetch and nothing else
-    F2  the records of a response are used where they were received: a view is valid until the next
-        one is requested
-    F3  a response is untrusted: every length is compared with what remains before it is used
-    F4  a reader that gets nothing for poll_timeout_s, though there is something, fails: nothing
-        is skipped
+    F1  `position` is after everything that was yielded; a broken connection or a moved leader costs
+        only one Fetch
+    F2  the records of a response are used in place: a view is valid until the
+        next one is requested
+    F3  a response is untrusted: every length is checked against the remaining bytes before it is
+        used
+    F4  a reader that gets no records for poll_timeout_s, although there are some, fails: nothing is
+        skipped
     F5  one broker's response is not enough to report a loss, as for the driver (progress.py S6): a
         topic that is missing is requested again for MISSING_S, from other brokers too
-Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch comes whole),
-KIP-392 (the nearest replica), KIP-98 (aborted transactions).
+Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch is returned
+whole), KIP-392 (the nearest replica), KIP-98 (aborted transactions).
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ log = logging.getLogger("mqd.spark")
 VERSION_MIN, VERSION_MAX = 13, 17
 MAX_WAIT_MS = 500
 FRAME_ROOM_BYTES = 64 << 10  # of a response, in addition to its records
-RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # of one view: its columns stay in the cache
+RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # records of one view: its columns stay in the cache
 PAUSE_S = 0.05
 MISSING_S = 5.0  # F5
 FETCH = 1
 
 
 class Answer(msgspec.Struct):
-    """What a Fetch for one partition was answered."""
+    """The answer to a Fetch for one partition."""
 
     error: int
     high_watermark: int
@@ -59,7 +60,7 @@ class Answer(msgspec.Struct):
 
 
 class _Cursor:
-    """Over a frame; ValueError where it ends too early (F3)."""
+    """Reads a frame; raises ValueError where it ends too early (F3)."""
 
     def __init__(self, view: memoryview) -> None:
         self.view, self.at = view, 0
@@ -117,7 +118,7 @@ def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partit
     if error:
         raise BrokerError(error, "fetch")
     if cursor.unsigned() != 2 or bytes(cursor.bytes(16)) != topic_id or cursor.unsigned() != 2:
-        raise ValueError("an answer about other partitions than the one that was asked for")
+        raise ValueError("an answer about other partitions than the requested one")
     index, error, high_watermark, last_stable_offset, log_start_offset = cursor.take(_PARTITION)
     if index != partition:
         raise ValueError(f"an answer about partition {index} where {partition} was expected")
@@ -138,16 +139,16 @@ def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partit
 
 
 class _Again(Exception):
-    """Look for the leader once more, then retry; the text is reported if that does not help."""
+    """Look up the leader again, then retry; the text is reported if that fails."""
 
 
 class _Missing(_Again):
-    """What was requested is not there. F5 says how long it is retried."""
+    """The requested partition or offset does not exist. F5: how long that is retried."""
 
 
 class TcpViews:
-    """See the module. `lost(where, text)`: what is gone, for failOnDataLoss; it raises, or the
-    range continues at `where`.
+    """See the module. `lost(where, text)`: reports lost records, for failOnDataLoss; it raises, or
+    the range continues at `where`.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class TcpViews:
             self._link = None
 
     def continue_at(self, position: int) -> None:
-        """Continues where another reader stopped. The time-out of F4 begins again."""
+        """Continues where another reader stopped. The time-out of F4 restarts."""
         self.position, self._since = position, time.monotonic()
 
     def views(self) -> Iterator[Any]:
@@ -200,21 +201,21 @@ class TcpViews:
                     pause = min(2 * pause, 1.0)
                     if not isinstance(error, _Missing):
                         self._out_of_patience(str(error))
-                time.sleep(pause)  # between attempts: nothing tells when the broker is back
+                time.sleep(pause)  # between attempts: there is no notification when the broker is back
 
     def _out_of_patience(self, text: str) -> None:
         if time.monotonic() - self._since > self._options.poll_timeout_s:
             raise MqdReadError(
                 f"{self.name}: no records from offset {self.position} on (of {self._range.start} to {self._range.end})"
-                f" within {self._options.poll_timeout_s:g} s: {text or 'the broker answers with none'}."
+                f" within {self._options.poll_timeout_s:g} s: {text or 'the broker returns none'}."
                 " kafkaConsumer.pollTimeoutMs sets how long to wait"
             )
 
     # -- choice of the broker ----------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """To the leader, or the replica it named. A topic that does not exist, or that was
-        recreated, is lost.
+        """Connects to the leader, or to the replica that it named. A topic that does not exist, or
+        was recreated, is lost.
         """
         metadata = self._cluster.metadata([self._range.topic])
         topic = metadata.topics.get(self._range.topic)
@@ -230,7 +231,7 @@ class TcpViews:
                 self._missing_since = time.monotonic()
             if time.monotonic() - self._missing_since < MISSING_S:
                 self._cluster.turn_away()
-                raise _Missing("the topic or partition is not there")
+                raise _Missing("the topic or partition does not exist")
             was = (
                 "was deleted and recreated under the same name"
                 if topic is not None and not topic.error and self._range.partition in topic.leaders
@@ -245,13 +246,14 @@ class TcpViews:
         self._missing_since = None
         leader = topic.leaders[self._range.partition] if not topic.error else -1
         if leader < 0:
-            raise _Again("the partition has no leader just now")
+            raise _Again("the partition has no leader at present")
         node = self._replica if self._replica in metadata.brokers else leader
         self._link = self._cluster.new_link(node)
         self._version = self._link.pick(FETCH, VERSION_MAX)
         if self._version < VERSION_MIN:
             raise MqdReadError(
-                f"the broker {self._link.host}:{self._link.port} speaks Fetch up to version {self._version}; format mqd"
+                f"the broker {self._link.host}:{self._link.port} supports Fetch up to version {self._version};"
+                " format mqd"
                 f' needs {VERSION_MIN} (topics by id): read it by format("kafka")'
             )
         self._link.set_timeout(self._options.kafka.request_timeout_s + MAX_WAIT_MS / 1000)
@@ -273,8 +275,8 @@ class TcpViews:
     # -- responses ---------------------------------------------------------------------------------
 
     def _read(self) -> Iterator[Any]:
-        """One connection, for as long as it goes well. The next Fetch is sent before this one's
-        records are looked at.
+        """Uses one connection until an error. The next Fetch is sent before this one's records are
+        processed.
         """
         sent, turn = self._request(self.position), 0
         while self.position < self._range.end:
@@ -301,7 +303,7 @@ class TcpViews:
             self._since = time.monotonic()
 
     def _judge(self, answer: Answer) -> None:
-        """Raises _Again; an offset that is not there is lost."""
+        """Raises _Again; a missing offset is reported as lost."""
         if (
             answer.preferred_replica >= 0
             and not len(answer.records)
@@ -317,7 +319,7 @@ class TcpViews:
             self._out_of_range()
             raise _Again
         error = BrokerError(answer.error, f"fetching {self.name} at offset {self.position}")
-        # metadata show whether it is gone permanently
+        # metadata show whether it is permanently deleted
         if answer.error in NOT_THERE or is_retriable(answer.error):
             raise _Again(str(error))
         raise MqdReadError(str(error))
@@ -327,25 +329,26 @@ class TcpViews:
         if self.position < earliest:
             self._lost(
                 earliest,
-                f"offsets {self.position} to {min(earliest, self._range.end) - 1} are gone (retention or"
+                f"offsets {self.position} to {min(earliest, self._range.end) - 1} were deleted (retention or"
                 f" DeleteRecords): the log starts at {earliest}",
             )
             self.position = min(earliest, self._range.end)
         elif self.position > latest:
             self._lost(
                 self._range.end,
-                f"offset {self.position} is beyond the log's end {latest}: the log was cut, or the topic recreated",
+                f"offset {self.position} is beyond the log's end {latest}: the log was truncated, or the topic"
+                " recreated",
             )
             self.position = self._range.end
 
     def _extent(self, answer: Answer) -> tuple[int, int | None]:
-        """(bytes of whole batches, the offset behind them)."""
+        """(bytes of whole batches, the offset after them)."""
         try:
             size, following = batches_extent(answer.records) if len(answer.records) else (0, None)
         except NativeError as error:
             raise self._corrupt(str(error.strerror)) from error
         if len(answer.records) and following is None:
-            raise self._corrupt(f"{len(answer.records)} bytes that are no whole record batch")
+            raise self._corrupt(f"{len(answer.records)} bytes that are not a whole record batch")
         if following is not None and following <= self.position:
             raise self._corrupt(f"batches that end at offset {following}")
         return size, following
@@ -375,7 +378,8 @@ class TcpViews:
                         raise self._corrupt(problem.text)
                     if reader.position >= following:
                         return
-                    # according to the reader the records end here, according to the batches' headers they do not
+                    # the reader found the end of the records here, but the batches' headers do not
+                    # agree
                     if reader.position <= self.position:
                         raise self._corrupt(f"batches up to offset {following} whose records end at {reader.position}")
                     self.position = reader.position

@@ -1,13 +1,13 @@
 """The column `headers` of rows as the header sections of records, by columns: Arrow joins the
-pieces, numpy makes the lengths; there is no loop over rows.
+pieces, numpy encodes the lengths; there is no loop over rows.
 
-    section of a record    varint count, and of each header: varint key length, key, varint value
+    section of a record    varint count, and for each header: varint key length, key, varint value
                            length (-1: null), value
 
     H1  the bytes are those of mqd.client.messages.encode_headers, row by row; a null or empty list
         is a count of 0
-    H2  a header without key is refused, with the number of them; nothing is encoded then
-Concurrency: none of its own; arrays are read, never written.
+    H2  headers without a key are refused, with their number, and nothing is encoded
+Concurrency: any thread; arrays are read, never written.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What an archive has of a batch read: `option("archive", PATH)` reads each partition from there as
-far as it goes, and from the log from there on.
+"""The archived part of a batch read: `option("archive", PATH)` reads each partition from the
+archive as far as that goes, and then from the log.
 
-    H1  an offset comes from the archive or from the log, never from both: the archive has what lies
-        between its first record of a partition and where its last batch ended, the log what lies
-        before and behind
+    H1  an offset comes from the archive or from the log, never from both: the archive has the
+        offsets from its first record of a partition to the end of its last batch, the log those
+        before and after
     H2  a read begins at the archive's first offset, or the log's, whichever is less, when it begins
         at `earliest`; other starting offsets may lie before the log's start as long as the archive
         has them
-    H3  records of a task come in the order of their offsets, partition after partition
-    H4  what neither has is lost, and told as such
-    H5  the archive is read before the logs' ends are asked for: an archive that is being filled
-        meanwhile would continue beyond them, as that of a recreated topic does
+    H3  a task returns records in the order of their offsets, partition after partition
+    H4  offsets that neither has are reported as lost
+    H5  the archive is read before the logs' ends are queried: an archive that is being filled
+        meanwhile would extend beyond them, like that of a recreated topic
 Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the
-files that they are given (mqd/spark/pipelines/parquet.py).
+files that they receive (mqd/spark/pipelines/parquet.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ APART = "Read the archive's Parquet files by themselves"
 
 
 def opened(options: SourceOptions) -> Archive:
-    """The archive as it is now; before the logs' ends are asked for (H5). Raises MqdReadError."""
+    """The archive's present state, read before the logs' ends are queried (H5). Raises
+    MqdReadError."""
     assert options.archive is not None
     try:
         archive = Archive(options.archive)
@@ -53,16 +54,16 @@ def plan(
     ids: Mapping[str, bytes] = MappingProxyType({}),
     archive: Archive | None = None,
 ) -> tuple[list[ArchivedTask], dict[Key, list[tuple[int, int]]]]:
-    """Tasks over the archive, and what of each partition is read from its log, as (start, end).
-    `ids`: those of the topics now; `archive`: as it was before `latest` was asked for (H5). Raises
-    MqdReadError.
+    """Tasks over the archive, and the part of each partition that is read from its log, as (start,
+    end). `ids`: the current topic ids; `archive`: its state before `latest` was queried (H5).
+    Raises MqdReadError.
     """
     archive = opened(options) if archive is None else archive
     for topic, topic_id in ids.items():
         if archive.topic_ids.get(topic, id_text(topic_id)) != id_text(topic_id):
             raise MqdReadError(
-                f"{topic} was recreated after it was archived at {options.archive}: offsets mean other records in the"
-                f" two. {APART}"
+                f"{topic} was recreated after it was archived at {options.archive}: offsets mean different records"
+                f" in the two. {APART}"
             )
     archived = {key: span for topic in {topic for topic, _ in starts} for key, span in _extents(archive, topic).items()}
     tasks = []
@@ -72,12 +73,12 @@ def plan(
         first, end = archived.get(key, (start, start))
         if end > latest[key]:
             raise MqdReadError(
-                f"{key[0]}-{key[1]}: the archive {options.archive} goes to offset {end} and the log only to"
+                f"{key[0]}-{key[1]}: the archive {options.archive} extends to offset {end} and the log only to"
                 f" {latest[key]}: the topic was recreated after it was archived. {APART}"
             )
         firsts[key] = min(first, start) if options.starting.at == EARLIEST else start
         # the log has to continue where the archive ends, or records between the two are lost, which
-        # the caller says
+        # the caller reports
         from_log[key] = (
             [(firsts[key], min(first, ends[key])), (max(firsts[key], end), ends[key])]
             if key in archived
@@ -96,8 +97,8 @@ def plan(
 
 
 def _extents(archive: Archive, topic: str) -> dict[Key, tuple[int, int]]:
-    """Of each partition that has archived records: its first one's offset, and where the archive
-    ends.
+    """For each partition with archived records: the offset of the first one, and the end of the
+    archive.
     """
     ends = archive.ends(topic)
     firsts: dict[int, int] = {}

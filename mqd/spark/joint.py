@@ -1,8 +1,8 @@
-"""A query's joint transaction, as a sink asks for it: children enlisted, the end told
+"""A sink's requests to a query's joint transaction: enlisting children and ending it
 (mqd/coordinator/transaction/joint.py; docs/protocol.md).
 
-    J1  every request may be sent again: a lost answer to enlist() costs a child that is aborted
-        with the others, end() knows its batch
+    J1  every request may be repeated: a lost answer to enlist() leaves a child that is aborted with
+        the others, and a repeated end() is recognized by its batch
     J2  a request with a retriable error is repeated, to the current coordinator, for
         kafka.default.api.timeout.ms
 Concurrency: one thread.
@@ -50,17 +50,18 @@ class Joint:
     def enlist(self) -> Child | None:
         """A child for this task attempt. None: the batch is committed. Raises MqdWriteError."""
         response = self._request(
-            self._enlisting(Child(-1, -1)), f"taking part in the transaction of batch {self.batch_id}"
+            self._enlisting(Child(-1, -1)), f"enlisting in the transaction of batch {self.batch_id}"
         )
         self._require_known(response)
         return None if response.producer_id < 0 else Child(response.producer_id, response.producer_epoch)
 
     def alive(self, child: Child) -> None:
-        """Raises MqdWriteError when the transaction is not this child's any more."""
-        self._request(self._enlisting(child), f"going on with the transaction of batch {self.batch_id}")
+        """Sends a heartbeat. Raises MqdWriteError when the transaction no longer includes this
+        child."""
+        self._request(self._enlisting(child), f"continuing the transaction of batch {self.batch_id}")
 
     def commit(self, winners: Iterable[Child]) -> None:
-        """Of a batch that was committed before: nothing happens. Raises MqdWriteError."""
+        """Has no effect for a batch that was committed before. Raises MqdWriteError."""
         self._require_known(self._request(self._ending(True, winners), f"committing batch {self.batch_id}"))
 
     def abort(self) -> None:
@@ -91,12 +92,12 @@ class Joint:
     def _require_known(self, response: Any) -> None:
         if response.joint is None:
             raise MqdWriteError(
-                "the brokers do not know joint transactions, which write a batch exactly once: they are not mqd's, or"
-                " of an older version. Set the option delivery to at-least-once"
+                "the brokers do not support joint transactions, which write a batch exactly once: they are not mqd,"
+                " or an older version. Set the option delivery to at-least-once"
             )
 
     def _request(self, request: Any, doing: str) -> Any:
-        """The response, when it is one. Raises MqdWriteError."""
+        """The response if it has no error. Raises MqdWriteError."""
         deadline = time.monotonic() + self._cluster.api_timeout_s
         pause, problem = 0.005, ""
         while True:
@@ -120,7 +121,7 @@ class Joint:
                     f"{doing}: no outcome within {self._cluster.api_timeout_s:g} s (kafka.default.api.timeout.ms) from"
                     f" {self._cluster.settings.bootstrap_servers}: {problem}"
                 )
-            time.sleep(pause)  # nothing tells when another coordinator is ready
+            time.sleep(pause)  # there is no notification when another coordinator is ready
             pause = min(2 * pause, 0.5)
 
     def _explained(self, code: int) -> str:
@@ -128,20 +129,20 @@ class Joint:
         text = f"{known.message} ({known.name})" if known else f"error {code}"
         if code == ErrorCode.PRODUCER_FENCED:
             return (
-                f"{text}: nothing was heard of the batch for {self._timeout_ms} ms (kafka.transaction.timeout.ms; tasks"
-                " are heard of when rows come: one that waits longer for them needs more), another run of this query"
-                " has taken over, or this one was aborted (a task that outlives its failed job; `mqd txn abort`). Two"
-                " queries must not share a checkpoint"
+                f"{text}: the batch had no activity for {self._timeout_ms} ms (kafka.transaction.timeout.ms; tasks"
+                " are active while rows arrive: raise it for tasks that wait longer), another run of this query has"
+                " replaced this one, or this one was aborted (a task that outlives its failed job; `mqd txn"
+                " abort`). Two queries must not share a checkpoint"
             )
         if code in (ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING):
             return (
-                f"{text}: it was aborted meanwhile; nothing was heard of it for {self._timeout_ms} ms"
-                " (kafka.transaction.timeout.ms), or `mqd txn abort` has ended it. The batch comes again"
+                f"{text}: it was aborted meanwhile: it had no activity for {self._timeout_ms} ms"
+                " (kafka.transaction.timeout.ms), or `mqd txn abort` has ended it. The batch will be repeated"
             )
         if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
             return (
-                f"{text}: kafka.transaction.timeout.ms is {self._timeout_ms}; the broker's transaction.max.timeout.ms"
-                " is the most"
+                f"{text}: kafka.transaction.timeout.ms is {self._timeout_ms}, above the broker's"
+                " transaction.max.timeout.ms"
             )
         if code == ErrorCode.POLICY_VIOLATION:
             return (

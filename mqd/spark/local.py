@@ -1,17 +1,17 @@
-"""A partition's records from this host's broker, out of its mapped segments: no socket, no copy
+"""Reads a partition's records from mapped segments of this host's broker: no socket, and no copy
 before Arrow's.
 
-    views = open_views(options, cluster, one, lost, pool)     # NotHere says why it must be TCP
+    views = open_views(options, cluster, one, lost, pool)     # NotHere has the reason to use TCP
     # until the range's end, or until it cannot continue: then `position` < the range's end, and TCP
     # takes over
     for view in views.views(): ...
 
-    L1  the attachment belongs to this process (a worker that Spark forked makes its own) and is
-        kept; one that has ended is thrown away
-    L2  with read_committed the aborted transactions are asked for on the attachment, when the
-        reader says that it needs them
-    L3  nothing for WAIT_S where there should be records (the leader moved, the replica here lags,
-        the partition is being taken over): not here any more
+    L1  the attachment belongs to this process (a worker that Spark forked opens its own) and is
+        cached; one that has ended is discarded
+    L2  with read_committed the aborted transactions are queried over the attachment when the reader
+        needs them
+    L3  if expected records do not arrive within WAIT_S (the leader moved, the replica here lags,
+        the partition changes its owner), reading continues over TCP
 Concurrency: one thread.
 """
 
@@ -47,7 +47,7 @@ _kept: dict[tuple[int, str, str], Client] = {}  # L1; by process, socket and ser
 
 
 class NotHere(Exception):
-    """Why a partition cannot be read from this host's memory."""
+    """A partition cannot be read from this host's memory; the text is the reason."""
 
 
 def _attach(path: str, server: str, client_id: str) -> Client:
@@ -76,9 +76,9 @@ def _forget(client: Client) -> None:
 
 
 def _find(options: SourceOptions, cluster: Cluster, one: Range) -> tuple[str, str]:
-    """The client socket, and what is served there, of a broker of this host: one of bootstrap.servers, or the one that leads
-    the partition. Any replica will do: it is read as far as its high watermark, and who has none
-    says so.
+    """The client socket and server name of a broker of this host: one of bootstrap.servers, or the
+    partition's leader. Any replica will do: it is read up to its high watermark, and a broker
+    without a replica returns an error.
     """
     found = rendezvous.find(options.kafka.bootstrap_servers)
     if found.path is not None:
@@ -101,7 +101,7 @@ def _find(options: SourceOptions, cluster: Cluster, one: Range) -> tuple[str, st
 
 
 def _any_here() -> bool:
-    """May there be a broker on this host at all? Asked before metadata are."""
+    """Whether there may be a broker on this host at all. Checked before the metadata query."""
     return any(place.is_dir() for place in rendezvous.directories())
 
 
@@ -135,7 +135,7 @@ class LocalViews:
             self._reader = None
 
     def views(self) -> Iterator[Any]:
-        """Ends early where TCP must continue. Raises MqdReadError for what no other way would read
+        """Ends early where TCP must continue. Raises MqdReadError for data that TCP could not read
         either.
         """
         reader = self._reader
@@ -165,8 +165,8 @@ class LocalViews:
                 waited_since = waited_since or time.monotonic()
                 if time.monotonic() - waited_since > WAIT_S:  # L3
                     return
-                # the range ends below the log's end: this is a leader that changes, or a turn that
-                # found nothing
+                # the range ends below the log's end, so the leader is changing, or this turn found
+                # nothing
                 time.sleep(LOOK_S)
             elif problem.kind == "aborted":
                 if not self._request_aborted():
@@ -176,11 +176,11 @@ class LocalViews:
                     f"{self._range.topic}-{self._range.partition}: a damaged record batch at offset {self.position}:"
                     f" {problem.text}. `mqd log dump` shows it; startingOffsets after it skips it"
                 )
-            else:  # out of range, gone: the leader tells what it is about, over TCP
+            else:  # out of range or deleted: the leader reports the cause over TCP
                 return
 
     def _request_aborted(self) -> bool:
-        """L2. False: no answer that helps."""
+        """L2. False: there is no usable answer."""
         reader, one = self._reader, self._range
         assert reader is not None
         part = FetchRequest.Partition(
@@ -224,7 +224,7 @@ def _request(client: Client, request: Any) -> Any:
         client.wait(1000)
         client.poll()
         if time.monotonic() > deadline:
-            raise TimeoutError("the broker takes no request")
+            raise TimeoutError("the broker accepts no request")
     client.flush()
     while True:
         answer = client.response()

@@ -1,9 +1,9 @@
-"""Produce requests to this host's broker through shared memory: the face of wire.Link, over an
-attachment. A request is copied once, into the memory that the broker reads it from.
+"""Produce requests to this host's broker through shared memory, with the interface of wire.Link. A
+request is copied once, into the memory from which the broker reads it.
 
     L1  one request at a time is outstanding (producing.py S1), so an answer is the answer to it
     L2  an attachment that has ended (the worker died) raises OSError and is closed; a reader that
-        wants another asks find() again, which may say that there is none just now: then it is TCP
+        needs another calls find() again; if that returns none, TCP is used
 Concurrency: one thread. After fork nothing of the parent's may be used.
 """
 
@@ -22,13 +22,13 @@ from mqd.spark.encoding import MqdWriteError
 from mqd.spark.options import KafkaSettings
 
 MEMORY_BYTES = 12 << 20
-FRAME_BYTES_MAX = 5 << 20  # two fit
+FRAME_BYTES_MAX = 5 << 20  # memory for two requests
 ATTACH_TIMEOUT_MS = 3000
 
 
 def find(host: str, port: int, settings: KafkaSettings) -> LocalLink | None:
-    """A way to the broker at this address; None: TCP it is. Raises MqdWriteError when transport
-    says shm and it cannot be.
+    """A link to the broker at this address; None: use TCP. Raises MqdWriteError when transport=shm
+    is impossible.
     """
     if settings.transport == "tcp":
         return None
@@ -41,8 +41,8 @@ def find(host: str, port: int, settings: KafkaSettings) -> LocalLink | None:
             reason = str(error)
     if settings.transport == "shm":
         raise MqdWriteError(
-            f"option transport: shm: the broker {host}:{port} cannot be reached through shared memory: {reason}. With"
-            " auto it is TCP then"
+            f"option transport: shm: the broker {host}:{port} cannot be reached through shared memory: {reason}."
+            " With auto TCP is used instead"
         )
     return None
 
@@ -65,7 +65,7 @@ class LocalLink:
         )
 
     def pick(self, api_key: int, at_most: int) -> int:
-        """The broker is of the same build: another one's memory cannot be attached."""
+        """The broker has the same build, because another build's memory cannot be attached."""
         return min(KNOWN[api_key].max_version, at_most)
 
     def send(self, request: Any, version: int) -> int:
@@ -76,19 +76,19 @@ class LocalLink:
             raise ValueError(f"a request of {len(frame)} bytes")
         deadline = time.monotonic() + self._timeout_s
         while not self._client.submit(frame):
-            self._wait(deadline, "takes no request")
+            self._wait(deadline, "accepts no request")
         self._client.flush()
         return number
 
     def ready(self, seconds: float) -> bool:
-        """Whether an answer has come; waits for it so long."""
+        """Whether an answer has arrived; waits for it at most that long."""
         deadline = time.monotonic() + seconds
         while True:
             self._answer = self._answer or self._client.response()
             if self._answer is not None:
                 return True
             left = deadline - time.monotonic()
-            # also without time: what has lain there for long is an answer
+            # also with no time left: the answer may already be there
             if self._client.wait(max(0, int(left * 1e6))):
                 self._client.poll()
             if left <= 0:

@@ -1,13 +1,14 @@
-"""Offsets of a stream as Spark keeps them: JSON, Kafka's form, with the topics' ids beside.
+"""Offsets of a stream as Spark stores them: JSON in the form of Spark's Kafka source, plus the
+topic ids.
 
     {"orders": {"0": 12, "1": 7}, "@topic_ids": {"orders": "q83vASNFZ4mrze8BI0VniQ"}}        the next offset to read of every partition
 
     O1  the text of equal offsets is equal (Spark compares texts): topics by name, partitions by
         number
-    O2  topic ids distinguish a topic that was deleted and recreated from one that has grown; "@"
-        begins no topic's name
-Kafka's own offsets (without ids) are read as well: then a new topic of the same name is not told
-from the old one. Pure: sends no request.
+    O2  topic ids distinguish a topic that was deleted and recreated from one that has grown; no
+        topic name begins with "@"
+Offsets of Spark's Kafka source (without ids) are read as well, but then a recreated topic is not
+recognized. Pure: sends no request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import msgspec
 
 IDS = "@topic_ids"
 SHOWN = "spark query"
-"""Metadata of the offsets that a query publishes as a group's: they are shown, the query reads by its checkpoint."""
+"""Metadata of the offsets that a query publishes as a group's: for monitoring only, the query reads
+by its checkpoint."""
 
 
 def id_text(topic_id: bytes) -> str:
@@ -37,7 +39,7 @@ class Position(msgspec.Struct, frozen=True):
     ids: dict[str, bytes]
 
     def to_json(self) -> dict[str, Any]:
-        """For Spark: plain, in order (O1)."""
+        """Plain dictionaries for Spark, in order (O1)."""
         out: dict[str, Any] = {}
         for topic, partition in sorted(self.offsets):
             out.setdefault(topic, {})[str(partition)] = self.offsets[topic, partition]
@@ -46,7 +48,7 @@ class Position(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Position:
-        """Raises ValueError: it is in a checkpoint, which was edited."""
+        """Raises ValueError, for instance for an edited checkpoint."""
         try:
             offsets = {
                 (topic, int(partition)): int(offset)
@@ -59,9 +61,7 @@ class Position(msgspec.Struct, frozen=True):
                 for topic, text in found.get(IDS, {}).items()
             }
         except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f'these are no offsets of format mqd, like {{"topic":{{"0":12}}}}: {found!r}: {error}'
-            ) from None
+            raise ValueError(f'not offsets of format mqd, like {{"topic":{{"0":12}}}}: {found!r}: {error}') from None
         return cls(offsets, ids)
 
     def topics(self) -> list[str]:

@@ -2,19 +2,19 @@
 some of our own.
 
 1. Names are taken without regard to case, as Spark gives them. `kafka.*` is configuration of
-   Kafka's clients; what has a meaning here is used, what would change what Spark promises is
-   refused (REFUSED_BY_SOURCE, REFUSED_BY_SINK), the rest is left alone as Kafka's source leaves it.
-2. A wrong value is refused before a broker is contacted: MqdOptionError says the option,
-   the value and what would do.
+   Kafka's clients; supported properties are used, those that would break Spark's guarantees are
+   refused (REFUSED_BY_SOURCE, REFUSED_BY_SINK), and the rest is ignored, as in Kafka's source.
+2. A wrong value is refused before a broker is contacted: MqdOptionError names the option, the value
+   and the allowed values.
 3. Options that belong to the other kind of query are ignored with a warning, those that would
    silently read something else are refused, as Kafka's source does.
 
-fetchOffset.numRetries is taken and means nothing: how long is tried is said by time
+fetchOffset.numRetries is accepted without effect: retries are limited by time
 (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
 
-Of our own: `transport` (auto, shm, tcp), `encryption.*` (values are sealed and opened, by
+Of our own: `transport` (auto, shm, tcp), `encryption.*` (values are encrypted and decrypted by
 mqd.client.encryption), `groupId` (a query's progress is published as this consumer group's
-offsets), `archive` (a batch begins with what this directory has). Source: Spark's Structured
+offsets), `archive` (a batch begins with the records in this directory). Source: Spark's Structured
 Streaming + Kafka Integration Guide.
 """
 
@@ -43,8 +43,8 @@ _FOR_BOTH = {"interceptor.classes": "interceptors could change the records behin
 REFUSED_BY_SOURCE = {
     **_FOR_BOTH,
     "auto.offset.reset": (
-        "set startingOffsets to earliest or latest; it applies when a query is new, afterwards its checkpoint says"
-        " where to continue"
+        "set startingOffsets to earliest or latest; it applies when a query is new, afterwards its checkpoint"
+        " determines where it continues"
     ),
     "key.deserializer": "keys are read as bytes: deserialize them with DataFrame operations",
     "value.deserializer": "values are read as bytes: deserialize them with DataFrame operations",
@@ -60,7 +60,7 @@ _UNIT_MS = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_
 
 
 class MqdOptionError(ValueError):
-    """An option of a query that cannot be; the text names it and says what would do."""
+    """An invalid option of a query; the text names it and the allowed values."""
 
 
 # -- reading options one by one --------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Options:
             return default
         found = _DURATION.fullmatch(value.strip())
         if found is None:
-            raise MqdOptionError(f"option {name}: {value!r} is no duration like 500ms, 30s, 15m")
+            raise MqdOptionError(f"option {name}: {value!r} is not a duration like 500ms, 30s, 15m")
         return int(int(found[1]) * _UNIT_MS[(found[2] or "ms").lower()])
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
@@ -128,7 +128,7 @@ class Options:
 
 
 class KafkaSettings(msgspec.Struct, frozen=True):
-    """What `kafka.*` and `transport` say, as far as it is used. Times in seconds."""
+    """The used settings of `kafka.*` and `transport`. Times in seconds."""
 
     bootstrap_servers: str
     client_id: str = "spark-mqd"
@@ -137,7 +137,7 @@ class KafkaSettings(msgspec.Struct, frozen=True):
     request_timeout_s: float = 30.0
     rack: str = ""
     fetch_bytes_max: int = 4 << 20
-    others: dict[str, str] = {}  # by name without "kafka.", lower case: what had no field of its own
+    others: dict[str, str] = {}  # by name without "kafka.", lower case: settings without a field of their own
     security: dict[str, str] = {}  # of mqd.security.client.ClientSecurity
     encryption: Encryption | None = None
 
@@ -155,8 +155,8 @@ def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "con
     if security.protocol != "PLAINTEXT":
         if transport == "shm":
             raise MqdOptionError(
-                f"option transport: shm uses the process's user, kafka.security.protocol={security.protocol} an identity"
-                " of its own; leave one of them out"
+                f"option transport: shm uses the process's user, kafka.security.protocol={security.protocol} another"
+                " identity; leave one of them out"
             )
         transport = "tcp"
     isolation = given.pop("isolation.level", "read_uncommitted").strip().lower()
@@ -184,7 +184,9 @@ def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "con
 def _encryption(options: Options) -> Encryption | None:
     """Raises MqdOptionError."""
     for name in options.values:
-        if name.startswith("kafka." + encryption_settings.PREFIX):  # ignored, values would be stored as they are
+        if name.startswith(
+            "kafka." + encryption_settings.PREFIX
+        ):  # if it were ignored, values would be stored in plain text
             raise MqdOptionError(f"option {name} is mqd's own: leave out kafka.")
     try:
         return encryption_settings.take(dict(options.values))
@@ -193,14 +195,16 @@ def _encryption(options: Options) -> Encryption | None:
 
 
 def _security(given: dict[str, str]) -> ClientSecurity:
-    """Taken out of `given`. Raises MqdOptionError."""
+    """Removes them from `given`. Raises MqdOptionError."""
     names = [name for name in given if name == "security.protocol" or name.startswith(("sasl.", "ssl."))]
     try:
         security = client.of_properties({name: given.pop(name).strip() for name in names})
     except ConfigError as error:
         raise MqdOptionError(f"option kafka.{error}") from None
     if security.protocol == "PLAINTEXT" and "sasl.mechanisms" in security.settings:
-        raise MqdOptionError("option kafka.sasl.mechanism: kafka.security.protocol is PLAINTEXT, which proves nothing")
+        raise MqdOptionError(
+            "option kafka.sasl.mechanism: kafka.security.protocol is PLAINTEXT, which does not authenticate"
+        )
     return security
 
 
@@ -210,7 +214,7 @@ Offsets = dict[str, dict[int, int]]  # topic -> partition -> the next offset to 
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """Where a range begins or ends. One of them: `at` EARLIEST or LATEST for every partition;
+    """Where a range begins or ends. Exactly one of: `at` EARLIEST or LATEST for every partition;
     `offsets`; `timestamps` (ms) by partition; `timestamp` (ms) for every partition.
     """
 
@@ -221,7 +225,7 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class SourceOptions(msgspec.Struct, frozen=True):
-    """Everything a read was told. `topics` for subscribe and assign; `assigned` for assign;
+    """All options of a read. `topics` for subscribe and assign; `assigned` for assign;
     `pattern` is unanchored.
     """
 
@@ -280,7 +284,7 @@ def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
     if not streaming:
         _check_batch_limits(starting, ending)
     if options.text("groupId", "x") == "":
-        raise MqdOptionError("option groupId: an empty name is no consumer group")
+        raise MqdOptionError("option groupId: an empty name is not a consumer group")
     least, most = options.integer("minOffsetsPerTrigger"), options.integer("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise MqdOptionError(
@@ -335,15 +339,15 @@ def _strategy(options: Options) -> tuple[tuple[str, ...], dict[str, list[int]] |
     try:
         re.compile(value)
     except re.error as error:
-        raise MqdOptionError(f"option subscribePattern: {value!r} is no regular expression: {error}") from None
+        raise MqdOptionError(f"option subscribePattern: {value!r} is not a regular expression: {error}") from None
     return (), None, value
 
 
 def _warn_ignored(options: Options, streaming: bool) -> None:
     if "kafka.group.id" in options:
         log.warning(
-            "kafka.group.id is taken, and not needed: records are read without a consumer group. To see a streaming"
-            " query's lag as a group's give groupId"
+            "kafka.group.id is accepted without effect: records are read without a consumer group. To see a"
+            " streaming query's lag as a group's, set groupId"
         )
     for name in (
         ("groupIdPrefix",)
@@ -370,7 +374,7 @@ def _check_batch_limits(starting: Limit, ending: Limit) -> None:
 
 
 def _limit(options: Options, word: str, default: int) -> Limit:
-    """The most telling of the three: timestamp, then offsets by timestamp, then offsets."""
+    """The most specific of the three: timestamp, then offsets by timestamp, then offsets."""
     moment = options.text(f"{word}Timestamp")
     if moment is not None:
         return Limit(timestamp=_timestamp(f"{word}Timestamp", moment))
@@ -386,7 +390,7 @@ def _limit(options: Options, word: str, default: int) -> Limit:
 
 def _timestamp(name: str, value: str) -> int:
     if not value.strip().isdigit():
-        raise MqdOptionError(f"option {name}: {value!r} is no timestamp in milliseconds since 1970")
+        raise MqdOptionError(f"option {name}: {value!r} is not a timestamp in milliseconds since 1970")
     return int(value)
 
 
@@ -406,8 +410,8 @@ def parse_assign(text: str) -> dict[str, list[int]]:
 
 
 def parse_offsets(text: str, name: str, least: int) -> Offsets:
-    """{"topic": {"0": 23, "1": -2}}; numbers of at least `least`. What begins with @ (topic ids of
-    our own offsets) is left out.
+    """{"topic": {"0": 23, "1": -2}}; numbers of at least `least`. Names that begin with @ (topic
+    ids of our own offsets) are left out.
     """
     found = _json_object(text, name, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
     out: Offsets = {}

@@ -1,14 +1,14 @@
-"""Offset ranges for tasks, and how much a trigger takes: arithmetic, without requests.
+"""Offset ranges for tasks and for triggers: arithmetic, without requests.
 
 Without minPartitions and maxRecordsPerPartition a partition's range is one task, as in Spark's
-Kafka source. maxRecordsPerPartition cuts ranges that have more offsets; then, where there are fewer
-tasks than minPartitions, ranges are cut so that tasks are even by bytes: a range weighs its offsets
-times what an offset of its partition weighs on the broker's disk (the log's bytes over its offsets,
-by DescribeLogDirs). Where that is not known, offsets are taken for bytes.
+Kafka source. maxRecordsPerPartition splits ranges that have more offsets. Then, if there are fewer
+tasks than minPartitions, ranges are split so that tasks have similar sizes: the size of a range is
+its number of offsets times the partition's average bytes per offset on the broker's disk (from
+DescribeLogDirs). If that is not known, offsets are used instead of bytes.
 
-    P1  the ranges cover what they were made of, each offset once
-    P2  what is taken of a trigger's backlog is proportional to each partition's, at least something
-        of each that has any while there is enough for that (Kafka's rule)
+    P1  the ranges cover the planned offsets, each once
+    P2  a trigger takes from each partition in proportion to its backlog, and at least one offset of
+        each partition with a backlog if the limit allows it (rule of Spark's Kafka source)
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Key = tuple[str, int]
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Offsets [start, end) of a partition: one task. `topic_id` empty = not known; then the name
-    alone counts.
+    """Offsets [start, end) of a partition: one task. `topic_id` empty = not known; then only the
+    name counts.
     """
 
     topic: str
@@ -40,7 +40,7 @@ class Range(msgspec.Struct, frozen=True):
 def split(
     ranges: list[Range], min_partitions: int | None, max_records: int | None, bytes_per_offset: Mapping[Key, float] = {}
 ) -> list[Range]:
-    """Empty ranges are left out."""
+    """Empty ranges are dropped."""
     ranges = [one for one in ranges if one.size > 0]
     if max_records:
         ranges = [piece for one in ranges for piece in _cut(one, math.ceil(one.size / max_records))]
@@ -62,8 +62,8 @@ def _weights(ranges: list[Range], bytes_per_offset: Mapping[Key, float]) -> list
 
 
 def _counts(ranges: list[Range], weights: list[float], target: int) -> list[int]:
-    """Pieces of each: one, and the next one goes to the range whose pieces are the largest. No more
-    than it has offsets.
+    """The number of pieces of each range: at first one, then repeatedly one more for the range with
+    the largest pieces. At most one per offset.
     """
     total = sum(weights)
     counts = [max(1, min(one.size, int(target * weight / total))) for one, weight in zip(ranges, weights, strict=True)]
@@ -85,8 +85,8 @@ def _cut(one: Range, count: int) -> list[Range]:
 
 
 def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_max: int) -> dict[Key, int]:
-    """Where a trigger of at most `offsets_max` ends (P2). Every partition of `latest` is in the
-    result; one without a start begins at its latest offset.
+    """The end offsets of a trigger of at most `offsets_max` (P2). Every partition of `latest` is in
+    the result; one without a start begins at its latest offset.
     """
     backlog = {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
     total = sum(backlog.values())
@@ -97,7 +97,7 @@ def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_ma
         share = offsets_max * (size / total)
         taken[key] = min(size, math.ceil(share) if share < 1 else math.floor(share))
     surplus = sum(taken.values()) - offsets_max
-    # many small partitions rounded up: the next trigger is theirs
+    # many small partitions were rounded up: the next trigger takes the rest
     for key in sorted(taken, key=lambda key: (backlog[key], key)):
         if surplus <= 0:
             break

@@ -1,20 +1,20 @@
-"""Record batches to the leaders of their partitions, idempotent or as a child of a joint
+"""Sends record batches to the leaders of their partitions, idempotent or as a child of a joint
 transaction: through shared memory to a broker of this host, over TCP to others.
 
-    S1  the batches of a partition are sent in order, one at a time; what is sent again has the
-        sequence that it had: the broker writes it once
+    S1  the batches of a partition are sent in order, one at a time; a repeated batch keeps its
+        sequence, so the broker writes it once
     S2  a batch is done when its leader has acknowledged it; after flush() all are, or an exception
         was raised
-    S3  an answer may be lost, a leader may move, a broker may restart: that is tried again, until
-        delivery.timeout.ms after the batch was sent first; then MqdWriteError names topic,
-        partition and the last problem
-    S4  memory: what waits is at most QUEUED_BYTES_MAX and one round of batches
-    S5  a partition that its topic does not show any more (retired, and empty) takes what was meant
-        for it, from its last leader: no new rows go there
-    S6  who answers is served: a leader that is silent holds up its own partitions alone, until
-        kafka.request.timeout.ms or, where that is sooner, delivery.timeout.ms
-Concurrency: one task's. Connections outlive the task (a worker of Spark does many), but none on
-which an answer is outstanding.
+    S3  after a lost answer, a moved leader or a broker restart the batch is retried, until
+        delivery.timeout.ms after it was first sent; then MqdWriteError names topic, partition and
+        the last problem
+    S4  memory: at most QUEUED_BYTES_MAX and one round of batches wait
+    S5  a partition that its topic no longer shows (retired and empty) still accepts the batches
+        assigned to it, at its last leader; no new rows are assigned to it
+    S6  a silent leader delays only its own partitions, until kafka.request.timeout.ms or, if that
+        is sooner, delivery.timeout.ms
+Concurrency: one task. Connections outlive the task (a Spark worker runs many), except those with an
+outstanding answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mqd.spark.local_link import FRAME_BYTES_MAX, LocalLink, find
 from mqd.spark.sink_options import SinkOptions
 from mqd.spark.wire import BrokerError, Cluster, Link, Topic
 
-PRODUCE, VERSION = 0, 12  # topics by name; partitions join the transaction by being written
+PRODUCE, VERSION = 0, 12  # topics by name; partitions are added to the transaction by their first Produce
 QUEUED_BYTES_MAX = 8 << 20
 _HEAD_BYTES_MAX = 1 << 18  # of a request, beside its batches
 _LARGE_BYTES = 1 << 20
@@ -43,7 +43,7 @@ BROKER_TIMEOUT_MS = 30_000
 METADATA_AGE_S = 300.0
 AGAIN_S = 0.05
 LOOK_S = 0.002
-_ABSENT_S = 5.0  # how long a topic may take to appear once it was asked for
+_ABSENT_S = 5.0  # how long a topic may take to appear after its creation was requested
 _WRITTEN = frozenset((0, int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)))
 _FENCED = frozenset(
     (
@@ -65,20 +65,21 @@ _MOVED = frozenset(
 _ABSENT = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE))
 
 Key = tuple[str, int]
-# a process of Spark's has many queries, one after the other, and each broker of this host costs
+# a Spark process runs many queries one after the other, and each broker of this host costs
 # local_link.MEMORY_BYTES
 CONNECTIONS_MAX = 4
-# of this process, by all that is said of them: time-outs are a query's own. Asked for last, last
+# connections of this process, by all their settings, because time-outs differ by query; most
+# recently used last
 _connections: dict[tuple[int, bytes], Connections] = {}
 
 
 class Connections:
-    """The cluster's metadata, and the ways to each leader for Produce alone."""
+    """The cluster's metadata, and the links to each leader, used for Produce only."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.cluster = Cluster(options.kafka)
         self._links: dict[int, Link] = {}
-        self._local: dict[int, LocalLink | None] = {}  # None: there is no such way to this one
+        self._local: dict[int, LocalLink | None] = {}  # None: this broker cannot be reached through shared memory
         self.local_count = 0  # requests that went through shared memory
         self.users = 0  # producers that are not closed
 
@@ -103,15 +104,15 @@ class Connections:
                 link.close()
 
     def close(self) -> None:
-        """All that there are. Whoever asks for a link later has a new one."""
+        """Closes all links. A later call for a link opens a new one."""
         for node_id in {*self._links, *self._local}:
             self.drop(node_id)
         self.cluster.close()
 
 
 def connections(options: SinkOptions) -> Connections:
-    """Those of this process: never a parent's. Beyond CONNECTIONS_MAX those that were asked for
-    longest ago are closed, unless they are in use.
+    """The connections of this process, never a parent's. Beyond CONNECTIONS_MAX the least recently
+    used are closed, unless they are in use.
     """
     process = os.getpid()
     key = (process, msgspec.json.encode(options.kafka, order="sorted"))
@@ -125,7 +126,7 @@ def connections(options: SinkOptions) -> Connections:
 
 
 class _Flight:
-    """A request that is not answered. `deadline` by the monotonic clock."""
+    """An unanswered request. `deadline`: monotonic clock."""
 
     __slots__ = ("batches", "deadline", "link", "node_id", "number", "version")
 
@@ -151,7 +152,7 @@ class Producer:
         self._connections.users += 1
         self._closed = False
         self._topics: dict[str, Topic] = {}
-        # topic id, and who leads each partition that it has ever shown
+        # topic id, and the leader of each partition that it has ever shown
         self._leaders: dict[str, tuple[bytes, dict[int, int]]] = {}
         self._requested_at = 0.0
         self._queues: dict[Key, collections.deque[Batch]] = {}
@@ -191,12 +192,12 @@ class Producer:
             self._leaders[topic.name] = topic.topic_id, (leaders if topic_id == topic.topic_id else {}) | topic.leaders
 
     def _leader(self, key: Key) -> int:
-        """-1: none just now."""
+        """-1: none at present."""
         self._topic(key[0])
         return self._leaders[key[0]][1].get(key[1], -1)
 
     def _wait_for(self, name: str) -> Topic:
-        """Asked in the way that lets a broker make the topic, where it does that. Raises
+        """The request lets the broker create the topic, if auto-creation is enabled. Raises
         MqdWriteError.
         """
         cluster = self._connections.cluster
@@ -213,13 +214,13 @@ class Producer:
             if topic.error not in _ABSENT or time.monotonic() >= deadline:
                 known = ERRORS.get(topic.error)
                 way_out = (
-                    f"make it first: mqd topic create {name}" if topic.error in _ABSENT else "see the broker's log"
+                    f"create it first: mqd topic create {name}" if topic.error in _ABSENT else "see the broker's log"
                 )
                 raise MqdWriteError(
                     f"topic {name} cannot be written: {known.message if known else topic.error}"
                     f" ({known.name if known else 'unknown error'}); {way_out}"
                 )
-            time.sleep(AGAIN_S)  # nothing tells when a topic is made
+            time.sleep(AGAIN_S)  # there is no notification when a topic is created
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -238,9 +239,7 @@ class Producer:
             self._turn()
 
     def close(self) -> None:
-        """Gives up what is under way: a connection with an outstanding answer is of no use to
-        anybody.
-        """
+        """Closes connections with an outstanding answer: they cannot be used again."""
         if self._closed:
             return
         self._closed = True
@@ -256,11 +255,11 @@ class Producer:
         else:
             now = time.monotonic()
             wait = min((self._not_before.get(key, now) for key in self._queues), default=now) - now
-            time.sleep(max(wait, 0.001))  # every partition waits for its next try
+            time.sleep(max(wait, 0.001))  # every partition waits for its next attempt
             self._look_again()
 
     def _first_back(self) -> _Flight:
-        """A flight that is answered, or whose time is over (S6)."""
+        """A flight that is answered or has timed out (S6)."""
         flights = collections.deque(self._flights.values())
         while True:
             for flight in flights:
@@ -271,13 +270,13 @@ class Producer:
             flights.rotate()
 
     def _launch(self) -> None:
-        """A request to every leader that has none under way."""
+        """Sends a request to every leader that has none in flight."""
         now = time.monotonic()
         by_node: dict[int, list[Batch]] = {}
         busy = {(batch.topic, batch.partition) for flight in self._flights.values() for batch in flight.batches}
         due = [key for key in self._queues if key not in busy and self._not_before.get(key, 0.0) <= now]
         if now - self._requested_at >= AGAIN_S and any(self._leader(key) < 0 for key in due):
-            self._look_again()  # here: others may be under way without end
+            self._look_again()  # checked here because others may be in flight indefinitely
         for key in due:
             batch, leader = self._queues[key][0], self._leader(key)
             if leader < 0:
@@ -312,7 +311,7 @@ class Producer:
             version = link.pick(PRODUCE, VERSION)
             if self._transactional_id is not None and version < VERSION:
                 raise MqdWriteError(
-                    f"the broker {link.host}:{link.port} does not know transactions of version 2 (KIP-890): set the"
+                    f"the broker {link.host}:{link.port} does not support transactions of version 2 (KIP-890): set the"
                     " option delivery to at-least-once"
                 )
             number, settings = link.send(request, version), self._options
@@ -355,7 +354,7 @@ class Producer:
             code = answer.error_code if answer is not None else int(ErrorCode.UNKNOWN_SERVER_ERROR)
             moved |= code in _MOVED
             self._answered(
-                batch, code, answer.error_message if answer is not None else "the broker left it out of its answer"
+                batch, code, answer.error_message if answer is not None else "it is missing in the broker's answer"
             )
         if moved:
             self._look_again()
@@ -373,15 +372,15 @@ class Producer:
             self._halve(key, batch)
         elif code == ErrorCode.MESSAGE_TOO_LARGE:
             raise MqdWriteError(
-                f"topic {batch.topic}, partition {batch.partition}: a row of {len(batch.data)} bytes is larger than the"
-                f" topic takes: {text}. Raise its max.message.bytes (mqd config set topic/{batch.topic}"
+                f"topic {batch.topic}, partition {batch.partition}: a row of {len(batch.data)} bytes is larger than"
+                f" the topic allows: {text}. Raise its max.message.bytes (mqd config set topic/{batch.topic}"
                 " max.message.bytes=...), or write smaller rows"
             )
         elif code in _FENCED:
             raise MqdWriteError(
-                f"topic {batch.topic}, partition {batch.partition}: this task's part of the transaction is over:"
-                f" {text}. Another run of the query has taken over, the batch was committed or aborted meanwhile, or"
-                " nothing was heard of it for kafka.transaction.timeout.ms"
+                f"topic {batch.topic}, partition {batch.partition}: this task's part of the transaction has ended:"
+                f" {text}. Another run of the query has replaced this one, the batch was committed or aborted"
+                " meanwhile, or it had no activity for kafka.transaction.timeout.ms"
             )
         elif is_retriable(code):
             self._later(key, batch, text)
@@ -398,7 +397,7 @@ class Producer:
             del self._queues[key]
 
     def _halve(self, key: Key, batch: Batch) -> None:
-        """Nothing of it was written: its sequences are those of the halves."""
+        """Nothing of it was written, so the halves reuse its sequences."""
         queue = self._queues[key]
         queue.popleft()
         self._queued_bytes -= len(batch.data)
@@ -411,10 +410,10 @@ class Producer:
             half.first_sent = batch.first_sent
             sequence = (sequence + half.count) & 0x7FFFFFFF
 
-    # -- trying again ------------------------------------------------------------------------------
+    # -- retries -----------------------------------------------------------------------------------
 
     def _later(self, key: Key, batch: Batch, problem: str) -> None:
-        """Raises MqdWriteError when its time is over."""
+        """Raises MqdWriteError after delivery.timeout.ms."""
         now = time.monotonic()
         if batch.first_sent == 0.0:
             batch.first_sent = now
@@ -430,15 +429,15 @@ class Producer:
         size = sum(len(batch.data) for batch in batches)
         if size > _LARGE_BYTES:
             problem += (
-                f"; it was sent {size} bytes, and the broker's socket.request.max.bytes is the most that it takes"
-                " (kafka.max.request.size says what is sent at once, a row alone may be more)"
+                f"; the request had {size} bytes, perhaps more than the broker's socket.request.max.bytes"
+                " (kafka.max.request.size limits a request, but a single row may be larger)"
             )
         for batch in batches:
             self._later((batch.topic, batch.partition), batch, problem)
         self._look_again()
 
     def _look_again(self) -> None:
-        """Looks up the leaders; if that fails, the next attempt asks another broker."""
+        """Looks up the leaders; if that fails, the next attempt queries another broker."""
         names = sorted({name for name, _ in self._queues})
         cluster = self._connections.cluster
         try:
@@ -454,7 +453,7 @@ class Producer:
 
 
 def _has_news(flight: _Flight, seconds: float) -> bool:
-    """An answer, or an end that receive() tells."""
+    """Whether there is an answer, or an end that receive() reports."""
     try:
         return flight.link.ready(seconds)
     except OSError:

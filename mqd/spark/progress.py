@@ -1,32 +1,31 @@
-"""A streaming read's way from trigger to trigger: where it begins, how far a batch goes, what is
-published.
+"""A streaming read from trigger to trigger: its start, the end of each batch, and published
+offsets.
 
 Spark keeps the offsets in the query's checkpoint; this object lives as long as the query's run and
-remembers only what it may forget.
+holds only state that may be lost.
 
-    S1  a batch's records depend on its start and end alone: what is planned again after a restart
-        is the same, as long as the log holds it
+    S1  a batch's records depend on its start and end alone: a batch planned again after a restart
+        is the same, as long as the log holds its records
     S2  `latest` is settled once, by Spark's own checkpoint. A query that begins at the end of the
-        log makes its first batch empty, [end, end): Spark writes that down before anything is read.
-        A restart before the first batch was committed looks up the beginning again, which is later
-        by then; but the batch it repeats ends where the log ended the first time, and the next one
-        begins there. So nothing between is left out, though the source is never told where its
-        checkpoint is.
-    S3  nothing is left out silently: a topic that went, or was recreated, offsets that went back, a
-        log that begins later than the query stands, are losses (failOnDataLoss)
+        log makes its first batch empty, [end, end): Spark records that before anything is read. A
+        restart before the first batch was committed looks up the beginning again, which is later by
+        then; but the repeated batch ends where the log ended the first time, and the next one
+        begins there. So nothing in between is skipped, although Spark does not pass the checkpoint
+        to the source.
+    S3  nothing is skipped silently: a deleted or recreated topic, offsets that went back, and a log
+        that begins after the query's position are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
-    S6  one broker's answer does not make a loss: what is missing is requested again, from other
-        brokers too, for LOOKS * PAUSE_S. A topic that is gone even so stays in the position where
-        it was (as long as failOnDataLoss lets the query continue): should it only have been out of
-        sight it is gone on with, and not read twice; its id shows that it was recreated
-    S7  partitions that a topic does not show any more, though it is the same, were retired, and
-        have no records left. The query releases them; it is no loss when it stood at their end,
-        which their leaders report for partition.retire.grace.ms at least. What no leader reports
-        any more counts as lost: records may have come after the last look, and have been deleted
-        before this one
-    S5  what is published as the group's offsets was carried through: the end of a batch that Spark
-        has committed. Spark says commit(end) for all but a run's last batch; the start of the next
-        batch says the same, and is published, too. That it failed is a warning: nothing rests on it
+    S6  one broker's answer is not enough for a loss: missing topics are requested again, from other
+        brokers too, for LOOKS * PAUSE_S. A topic that is still missing keeps its position (as long
+        as failOnDataLoss lets the query continue): if it reappears, the query continues there and
+        reads nothing twice; its id shows whether it was recreated
+    S7  partitions that a topic (with the same id) no longer shows were retired, and have no records
+        left. The query drops them; that is no loss if it had reached their end, which their leaders
+        report for partition.retire.grace.ms at least. Partitions that no leader reports any more
+        count as lost: records may have been added after the last query and deleted before this one
+    S5  only the end of a batch that Spark has committed is published as the group's offsets. Spark
+        calls commit(end) for all but a run's last batch; the start of the next batch implies the
+        same, and is published, too. A failure is only a warning: nothing depends on it
 Source: the rules of Spark's Kafka source in its integration guide.
 """
 
@@ -70,7 +69,7 @@ class Progress:
     def close(self) -> None:
         self._driver.close()
 
-    # -- where it begins ---------------------------------------------------------------------------
+    # -- the start ---------------------------------------------------------------------------------
 
     def initial(self) -> dict[str, Any]:
         if self._initial is None:
@@ -89,18 +88,18 @@ class Progress:
         return self._initial is not None and position.offsets == self._initial.offsets
 
     def _by_late_time(self) -> bool:
-        """A time that no record has yet is the end of the log, too."""
+        """A time later than all records means the end of the log, too."""
         return self.options.timestamp_without_match == "latest" and (
             self.options.starting.timestamp is not None or self.options.starting.timestamps is not None
         )
 
-    # -- how far a batch goes ----------------------------------------------------------------------
+    # -- the end of a batch ------------------------------------------------------------------------
 
     def prepare_available_now(self) -> None:
         self._target = self._latest = self._log_ends(lambda: self._driver.partitions(missing_is_lost=True))
 
     def latest(self, start: dict[str, Any], unlimited: bool) -> dict[str, Any]:
-        """The end of the next batch; `start` itself: nothing to do yet."""
+        """The end of the next batch; `start` itself means that there is nothing to do yet."""
         position = Position.from_json(start)
         is_first = self._is_initial(position)
         if is_first and self._pin_due:
@@ -126,11 +125,11 @@ class Progress:
     def _log_ends(self, find: Callable[[], list[Key]]) -> Position:
         try:
             return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
-        except MqdMissingError:  # deleted in between: whether that is a loss is said by who looks for it now
+        except MqdMissingError:  # deleted in between: the caller decides whether that is a loss
             return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
 
     def _find(self, target: Position) -> list[Key]:
-        """The partitions there are; what is wanted and missing is requested again (S6)."""
+        """The existing partitions; missing wanted ones are requested again (S6)."""
         keys = self._driver.partitions(missing_is_lost=bool(target.offsets))
         for _ in range(LOOKS):
             if not self._misses(target, keys, self._driver.ids()):
@@ -147,7 +146,8 @@ class Progress:
         )
 
     def _joined(self, start: Position, available: Position) -> tuple[dict[Key, int], Position]:
-        """(where each partition begins, where it could end), by what is there now. Tells losses."""
+        """(the start of each partition, its possible end), by the current state of the log. Reports
+        losses."""
         recreated = self._recreated(start, available)
         kept = self._kept(start, available, recreated)
         starts = {
@@ -159,8 +159,8 @@ class Progress:
         for key, begin in starts.items():
             if ends[key] < begin:
                 self._driver.lost(
-                    f"{key[0]}-{key[1]}: the log ends at {ends[key]}, before offset {begin} where the query stands: it"
-                    " was cut"
+                    f"{key[0]}-{key[1]}: the log ends at {ends[key]}, before offset {begin}, the query's position:"
+                    " it was truncated"
                 )
                 ends[key] = begin
         return starts | kept, Position(ends | kept, available.ids | {topic: start.ids[topic] for topic, _ in kept})
@@ -178,7 +178,7 @@ class Progress:
         return recreated
 
     def _kept(self, start: Position, available: Position, recreated: set[Key]) -> dict[Key, int]:
-        """Tells what is gone. Returns what of it stays in the position (S6)."""
+        """Reports missing partitions. Returns those that keep their position (S6)."""
         self._gone -= available.offsets.keys()
         kept: dict[Key, int] = {}
         for topic in start.topics():
@@ -201,7 +201,7 @@ class Progress:
             if not self._gone.issuperset(missing):
                 names = ", ".join(str(partition) for _, partition in missing)
                 self._driver.lost(
-                    f"{topic}-{names} {'is' if len(missing) == 1 else 'are'} gone; the last batch ended at"
+                    f"{topic}-{names} {'was' if len(missing) == 1 else 'were'} deleted; the last batch ended at"
                     f" {_ends(start, topic)}"
                 )
             self._gone.update(missing)
@@ -234,8 +234,8 @@ class Progress:
     def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
         begin, stop = Position.from_json(start), Position.from_json(end)
         if not self._driver.topics and stop.offsets:
-            self._driver.partitions(missing_is_lost=True)  # after a restart: who leads, for what tasks weigh
-        recreated = self._recreated(begin, stop)  # latest() has reported what was gone then
+            self._driver.partitions(missing_is_lost=True)  # after a restart: the leaders, for the sizes of tasks
+        recreated = self._recreated(begin, stop)  # latest() has already reported earlier losses
         starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in recreated}
         found = [key for key in stop.offsets if key not in starts]
         vanished = self._vanished(found, stop)
@@ -251,8 +251,8 @@ class Progress:
         return self._driver.tasks(ranges)
 
     def _vanished(self, found: list[Key], stop: Position) -> set[Key]:
-        """Those whose first batch this is, but which went before it was read: a query that is
-        restarted after their topic was deleted. Told as lost, and left out.
+        """Partitions whose first batch this is, but which were deleted before it was read, when a
+        query is restarted after the deletion. Reported as lost, and dropped.
         """
         if not found:
             return set()
@@ -260,7 +260,7 @@ class Progress:
         vanished = {key for key in found if key not in there or _is_another(key[0], stop.ids, ids)}
         for topic, partition in sorted(vanished - self._gone):
             self._driver.lost(
-                f"{topic}-{partition} is gone or was recreated; the batch that ends at"
+                f"{topic}-{partition} was deleted or recreated; the batch that ends at"
                 f" {stop.offsets[topic, partition]} was not read"
             )
         self._gone |= vanished
@@ -290,8 +290,8 @@ class Progress:
         except (OSError, BrokerError, MqdReadError) as error:
             self._driver.close()
             log.warning(
-                "the query's progress could not be published as group %s: %s; the query continues, and the next batch"
-                " tries again",
+                "the query's progress could not be published as group %s: %s; the query continues, and the next"
+                " batch retries",
                 self.options.group_id,
                 error,
             )

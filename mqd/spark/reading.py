@@ -2,16 +2,16 @@
 
     for batch in read_range(options, ("key", "value", ...), one): ...       # pyarrow.RecordBatch of at most ROWS_MAX rows
 
-Two ways in, one way out. On the host of a broker that has the partition records are read from its
-mapped segments (local.py), elsewhere by Fetch (fetching.py); both give views, positions in bytes
-that lie where they lay. A view is copied once, into Arrow's buffers, by native/client/columns.c;
-topic and partition are made here, once for a task.
+Two sources, one output. On the host of a broker that has the partition, records are read from its
+mapped segments (local.py), elsewhere by Fetch (fetching.py); both return views, which are positions
+in bytes that are not copied. A view is copied once, into Arrow's buffers, by
+native/client/columns.c; topic and partition are created here, once per task.
 
     R1  the batches hold the range's records, in order, each once: those of control batches and,
         with read_committed, of aborted transactions left out
-    R2  what begins locally may continue over TCP at the same offset (the worker died, the leader
-        moved, nothing came); it never goes back
-    R3  a batch that was given out keeps its buffers; memory for others is not taken from it
+    R2  a local read may continue over TCP at the same offset (the worker died, the leader moved, no
+        records arrived), but never returns
+    R3  a returned batch keeps its buffers; they are not reused while it exists
 Concurrency: one thread. A worker process keeps its attachment for the tasks that follow.
 """
 
@@ -39,14 +39,15 @@ from mqd.spark.wire import Cluster, MqdReadError
 log = logging.getLogger("mqd.spark")
 
 ROWS_MAX = 65536
-DATA_BYTES_MAX = 16 << 20  # keys, and values, of a batch
-# for a range of no more offsets: micro-batches do not pay for large buffers
+DATA_BYTES_MAX = (
+    16 << 20
+)  # buffer for keys, and for values, of a batch for a small range: micro-batches do not pay for large buffers
 SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20
 _FROM_RECORDS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
 
 class Assembly:
-    """Rows into batches of the wanted columns."""
+    """Builds batches of the wanted columns."""
 
     def __init__(self, names: Sequence[str], topic: str, partition: int, rows_max: int) -> None:
         self._names, self._schema = names, arrow_schema(names)
@@ -62,7 +63,7 @@ class Assembly:
         self._columns: dict[str, Any] = {}
 
     def add(self, view: Any) -> Iterator[pa.RecordBatch]:
-        """Batches that became full. Raises NativeError (E_CORRUPT): headers are damaged."""
+        """Yields full batches. Raises NativeError (E_CORRUPT) for damaged headers."""
         start = 0
         while start < len(view):
             start += self._rows.append(view, start)
@@ -111,7 +112,7 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
 
 
 def _opened(options: SourceOptions, view: Any) -> Any:
-    """With the values that were sealed. Raises MqdReadError."""
+    """Decrypts sealed values. Raises MqdReadError."""
     if options.kafka.encryption is None:
         return view
     from mqd.client.encryption.payload import shared_opener
@@ -123,14 +124,14 @@ def _opened(options: SourceOptions, view: Any) -> Any:
         raise MqdReadError(f"option {error}") from None
     if problem is not None:
         raise MqdReadError(
-            f"{view.topic}-{view.partition}: the value at offset {view.offsets[len(opened)]} cannot be opened: {problem}."
-            " encryption.on.failure=raw reads it sealed"
+            f"{view.topic}-{view.partition}: the value at offset {view.offsets[len(opened)]} cannot be decrypted:"
+            f" {problem}. encryption.on.failure=raw returns it encrypted"
         )
     return opened
 
 
 def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any]:
-    """From the range's start to its end, perhaps some records beyond."""
+    """Views from the range's start to its end, perhaps with some records beyond."""
     pool = BlockPool()
 
     def lost(_: int, text: str) -> None:
@@ -151,7 +152,7 @@ def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any
 def _local(
     options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
 ) -> local.LocalViews | None:
-    """None: over TCP, because the broker is elsewhere, or transport says so."""
+    """None: use TCP, because the broker is on another host, or by the option transport."""
     if options.kafka.transport == "tcp" or not one.topic_id:
         return None
     try:
@@ -159,8 +160,8 @@ def _local(
     except local.NotHere as reason:
         if options.kafka.transport == "shm":
             raise MqdReadError(
-                f"{one.topic}-{one.partition}: transport is shm, but {reason}. transport=auto reads over TCP what is"
-                " not on this host"
+                f"{one.topic}-{one.partition}: transport is shm, but {reason}. transport=auto reads partitions of"
+                " other hosts over TCP"
             ) from None
         log.debug("%s-%d is read over TCP: %s", one.topic, one.partition, reason)
         return None

@@ -1,9 +1,10 @@
-"""The columns of a read, those of Spark's Kafka source, and which of them were asked for.
+"""The columns of a read, which are those of Spark's Kafka source, and the requested ones among
+them.
 
-Spark prunes no columns for Python sources. `.schema("value binary")` on the reader does it by hand:
-any of the columns, in any order, with their types; others are refused. Sources: Spark's Structured
-Streaming + Kafka Integration Guide (the columns); the types are exact, Spark compares Arrow schemas
-for equality.
+Spark prunes no columns for Python sources. `.schema("value binary")` on the reader does that
+explicitly: any of the columns, in any order, with their types; others are refused. Sources: Spark's
+Structured Streaming + Kafka Integration Guide (the columns); the types are exact, Spark compares
+Arrow schemas for equality.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def names(include_headers: bool) -> tuple[str, ...]:
 
 
 def ddl(include_headers: bool) -> str:
-    """What DataSource.schema() answers."""
+    """The result of DataSource.schema()."""
     return ", ".join(f"{name} {COLUMNS[name]}" for name in names(include_headers))
 
 
 def requested_columns(schema: Any) -> tuple[str, ...]:
-    """The columns of a StructType that Spark has handed over: its own of ddl(), or the user's.
-    Raises MqdOptionError for what a record does not have.
+    """The columns of a StructType from Spark: that of ddl(), or the user's. Raises MqdOptionError
+    for a column that a record does not have.
     """
     found = []
     for field in schema.fields:
@@ -59,14 +60,14 @@ def requested_columns(schema: Any) -> tuple[str, ...]:
         found.append(field.name)
     if not found:
         raise MqdOptionError(
-            "a schema without columns reads nothing: leave .schema() out, or name some of " + ", ".join(COLUMNS)
+            "a schema without columns reads nothing: leave .schema() out, or list some of " + ", ".join(COLUMNS)
         )
     return tuple(found)
 
 
 def arrow_schema(columns: Sequence[str]) -> pyarrow.Schema:
-    """As Spark expects the batches of these columns: equal to pyspark's to_arrow_schema(schema,
-    timezone="UTC").
+    """The Arrow schema that Spark expects for these columns: equal to pyspark's
+    to_arrow_schema(schema, timezone="UTC").
     """
     import pyarrow as pa
 

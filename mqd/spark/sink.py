@@ -1,4 +1,5 @@
-"""The sink of `format("mqd")`: what Spark calls to write, on the driver and in executors.
+"""The sink of `format("mqd")`: the objects that Spark calls to write, on the driver and in
+executors.
 
     batch_writer(options, schema, overwrite)     df.write                 MqdBatchWriter
     stream_writer(options, schema, overwrite)    df.writeStream           MqdStreamWriter
@@ -6,12 +7,11 @@
 Exactly once: every task attempt that has a row enlists a child in the batch's joint transaction and
 writes as that child; its commit message names the child. commit() ends the transaction with the
 children that Spark has chosen as winners; all others are aborted. A batch whose number was
-committed before gives no children: its rows are dropped, and its commit does nothing. At least
-once: an idempotent producer for each task attempt; rows can be read from write() on.
+committed before gets no children: its rows are dropped, and its commit does nothing. At least once:
+an idempotent producer for each task attempt; rows are readable as soon as they are written.
 
 1. Objects of this module are pickled to other processes: they hold options and plain values.
-2. write() leaves nothing behind but connections on which no answer is outstanding (producing.py);
-   it starts no thread.
+2. write() leaves only connections without outstanding answers (producing.py), and no thread.
 3. A message names its batch: commit() is called in another process, on a new object, without
    a task's context.
 """
@@ -48,8 +48,8 @@ class Place(NamedTuple):
 
 
 class Written(WriterCommitMessage):
-    """Of one task attempt. `child` None: it wrote nothing in a transaction; `dropped`: its batch
-    was committed before.
+    """The result of one task attempt. `child` None: it wrote nothing in a transaction; `dropped`:
+    its batch was committed before.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Mq
     if overwrite:
         raise MqdOptionError(
             'mode overwrite: a topic cannot be overwritten, records are only added: use .mode("append"). mqd topic'
-            " delete removes what is there"
+            " delete removes existing ones"
         )
     return MqdBatchWriter(sink_options(options, schema, streaming=False))
 
@@ -100,7 +100,7 @@ def _write(options: SinkOptions, place: Place, batches: Iterator[pyarrow.RecordB
 def _end(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, place: Place | None
 ) -> None:
-    """The end of a batch, by what its tasks have said. `place` where the driver knows it."""
+    """Ends a batch by the messages of its tasks. `place` if the driver knows it."""
     from mqd.spark import writing
 
     written = [message for message in messages if isinstance(message, Written)]
@@ -115,9 +115,7 @@ def _end(
     if commit:
         if any(message.dropped for message in written):
             log.warning(
-                "batch %d of %s was committed before: what came again is dropped",
-                joint.batch_id,
-                joint.transactional_id,
+                "batch %d of %s was committed before: its repetition is dropped", joint.batch_id, joint.transactional_id
             )
         joint.commit([writing.Child(*message.child) for message in written if message.child is not None])
     else:
@@ -147,8 +145,8 @@ class MqdBatchWriter(DataSourceArrowWriter):
 
 
 class MqdStreamWriter(DataSourceStreamArrowWriter):
-    """Micro-batches, each a transaction of the query. A new one for every batch, and one more to
-    commit it.
+    """Writes micro-batches, each a transaction of the query. Spark creates one object for every
+    batch, and another one to commit it.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -166,10 +164,10 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
         )
         if not query or batch is None:
             raise RuntimeError(
-                "Spark has not told the query's id and batch (sql.streaming.queryId, streaming.sql.batchId): is this a"
-                " streaming query?"
+                "Spark has not set the query's id and batch (sql.streaming.queryId, streaming.sql.batchId): this is"
+                " not a streaming query"
             )
-        run = context.getLocalProperty("spark.jobGroup.id") or self.planned  # a query's jobs are its run's
+        run = context.getLocalProperty("spark.jobGroup.id") or self.planned  # a query's jobs belong to its run
         return _write(self.options, Place(f"{PREFIX}query.{query}", int(batch), run[:100]), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
@@ -179,9 +177,9 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
         # only a task knows the query and its run
         if self.options.is_exactly_once and not any(isinstance(message, Written) for message in messages):
             log.warning(
-                "batch %d has failed before one of its tasks was done, so its transaction is not aborted here. If rows"
-                " of it are in topics, readers with read_committed wait behind them until the query is started again or"
-                " %d ms are over (kafka.transaction.timeout.ms); `mqd txn abort` ends it at once",
+                "batch %d has failed before one of its tasks was done, so its transaction is not aborted here. If"
+                " rows of it are in topics, readers with read_committed wait for its end until the query is"
+                " restarted or %d ms have passed (kafka.transaction.timeout.ms); `mqd txn abort` ends it at once",
                 batchId,
                 self.options.transaction_timeout_ms,
             )
@@ -192,15 +190,15 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """An abort that fails is no harm: the transaction ends by its time-out, or when the batch comes
-    again. What Spark shows is why it wanted the abort.
+    """A failed abort is harmless: the transaction ends by its time-out, or when the batch is
+    repeated. Spark shows the error that caused the abort.
     """
     began = time.monotonic()
     try:
         yield
     except Exception as error:
         log.warning(
-            "the batch's transaction could not be aborted in %.1f s, and will be by its time-out: %s",
+            "the batch's transaction could not be aborted in %.1f s, and will end by its time-out: %s",
             time.monotonic() - began,
             error,
         )

@@ -1,17 +1,16 @@
 """Options and columns of the sink: Spark's Kafka sink's, and some of our own.
 
-    topic                 for every row; without it the column `topic` says
-    delivery              exactly-once (default): a batch is one transaction, and a batch that comes
-                          again is dropped; at-least-once
+    topic                 for every row; default: the column `topic`
+    delivery              exactly-once (default): a batch is one transaction, and a repeated batch
+                          is dropped; at-least-once
     txnAppId, txnVersion  batch writes: a write of an application and version that was committed
                           before is dropped (a version is a number that rises)
     kafka.compression.type, kafka.batch.size, kafka.max.request.size, kafka.delivery.timeout.ms, kafka.transaction.timeout.ms, kafka.acks, kafka.max.block.ms    as the Java producer's
 
 Columns: `value` (needed), `key` (both string or binary), `topic` (string), `partition` (int),
 `headers` (array<struct<key string, value binary>>), `timestamp` (timestamp: the record's own time,
-which Kafka's sink does not have; else it is now). Others are left alone, as Kafka's sink leaves
-them. A null value is a tombstone. Everything is checked when Spark plans the write, as far as it
-can be.
+which Kafka's sink does not have; default: now). Other columns are ignored, as in Kafka's sink. A
+null value is a tombstone. Everything is checked when Spark plans the write, as far as it can be.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mqd.spark.options import REFUSED_BY_SINK, KafkaSettings, MqdOptionError, Op
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")  # in the order of their numbers
 _HEADERS = "array<struct<key:string,value:binary>>"
-# column -> the types it may have, as Spark says them
+# column -> its allowed types, by Spark's names
 COLUMNS = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -39,7 +38,7 @@ _NOT_TOPICS = frozenset((".", ".."))
 
 
 class SinkOptions(msgspec.Struct, frozen=True):
-    """Everything a write was told. `columns`: those of the schema that are written."""
+    """All options of a write. `columns`: those of the schema that are written."""
 
     kafka: KafkaSettings
     columns: tuple[str, ...]
@@ -62,7 +61,7 @@ def sink_options(given: Mapping[str, str], schema: Any, streaming: bool) -> Sink
     refused = {
         **REFUSED_BY_SINK,
         "transactional.id": (
-            "the sink makes its own from the query's id; for batch writes there are txnAppId and txnVersion"
+            "the sink derives its own from the query's id; for batch writes there are txnAppId and txnVersion"
         ),
     }
     kafka = kafka_settings(options, refused, "producer")
@@ -72,7 +71,8 @@ def sink_options(given: Mapping[str, str], schema: Any, streaming: bool) -> Sink
     app_id, app_version = _application(options, streaming, is_exactly_once)
     if is_exactly_once and others.text("enable.idempotence", "true").strip().lower() == "false":
         raise MqdOptionError(
-            "option kafka.enable.idempotence: false is not exactly once; leave it out, or set delivery to at-least-once"
+            "option kafka.enable.idempotence: exactly-once delivery needs true; leave it out, or set delivery"
+            " to at-least-once"
         )
     return SinkOptions(
         kafka,
@@ -94,7 +94,7 @@ def sink_options(given: Mapping[str, str], schema: Any, streaming: bool) -> Sink
 def _topic(options: Options) -> str | None:
     topic = options.text("topic")
     if topic is not None and (not topic.strip() or topic in _NOT_TOPICS or len(topic) > 249):
-        raise MqdOptionError(f"option topic: {topic!r} is no topic's name")
+        raise MqdOptionError(f"option topic: {topic!r} is not a topic name")
     return topic
 
 
@@ -107,11 +107,13 @@ def _application(options: Options, streaming: bool, is_exactly_once: bool) -> tu
         )
     if app_id is not None and streaming:
         raise MqdOptionError(
-            "txnAppId and txnVersion are for batch writes, in foreachBatch for example; a streaming write is known by"
-            " its query's id and batch"
+            "txnAppId and txnVersion are for batch writes, in foreachBatch for example; a streaming write is"
+            " identified by its query's id and batch"
         )
     if app_id is not None and not is_exactly_once:
-        raise MqdOptionError("txnAppId makes a write exactly once; delivery says at-least-once. Leave one of them out")
+        raise MqdOptionError(
+            "txnAppId makes a write exactly once, but delivery is at-least-once. Leave one of them out"
+        )
     return app_id, version or 0
 
 
@@ -120,19 +122,19 @@ def _acks(others: Options, is_exactly_once: bool) -> int:
     if acks is None or (is_exactly_once and acks != -1):
         raise MqdOptionError(
             f"option kafka.acks: {others.text('acks')!r}: all"
-            + ("; exactly once knows no other" if is_exactly_once else " or 1")
+            + ("; exactly-once allows no other" if is_exactly_once else " or 1")
         )
     return acks
 
 
 def _columns(schema: Any, topic: str | None) -> tuple[str, ...]:
-    """Of a StructType. Kafka's sink goes by names in lower case, too."""
+    """The columns of a StructType. Kafka's sink also compares names in lower case."""
     found: dict[str, str] = {}
     for field in schema.fields:
         name = field.name.lower()
         if name in COLUMNS:
             if name in found:
-                raise MqdOptionError(f"column {name} is there twice: as {found[name]} and {field.name}")
+                raise MqdOptionError(f"column {name} appears twice: as {found[name]} and {field.name}")
             _check_type(name, field.dataType.simpleString())
             found[name] = field.name
     if "value" not in found:
@@ -142,22 +144,22 @@ def _columns(schema: Any, topic: str | None) -> tuple[str, ...]:
             ' df.selectExpr("to_json(struct(*)) AS value")'
         )
     if topic is None and "topic" not in found:
-        raise MqdOptionError("where the rows go is not said: give the option topic, or a string column topic")
+        raise MqdOptionError("the target is missing: set the option topic, or add a string column topic")
     return tuple(found.get(name, "") for name in COLUMNS)
 
 
 def _check_type(name: str, kind: str) -> None:
     if name == "timestamp" and kind not in COLUMNS[name]:
         raise MqdOptionError(
-            f"column timestamp is {kind}: the record's own time has to be a timestamp. Cast it, rename it, or leave"
+            f"column timestamp is {kind}: the record's own time must be a timestamp. Cast it, rename it, or leave"
             " it out"
         )
     if kind not in COLUMNS[name]:
         raise MqdOptionError(
-            f"column {name} is {kind}, and has to be {' or '.join(COLUMNS[name])}: cast it before writing"
+            f"column {name} is {kind}, and must be {' or '.join(COLUMNS[name])}: cast it before writing"
         )
 
 
 def position(options: SinkOptions, name: str) -> str | None:
-    """What the rows call one of COLUMNS; None: they do not have it."""
+    """The name of one of COLUMNS in the rows; None: they do not have it."""
     return options.columns[tuple(COLUMNS).index(name)] or None

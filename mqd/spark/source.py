@@ -1,15 +1,15 @@
-"""`format("mqd")`: what Spark calls, on the driver and, for read(), in executors.
+"""`format("mqd")`: the objects that Spark calls, on the driver and, for read(), in executors.
 
     MqdDataSource.reader          MqdReader          a batch: partitions() once, read() for each
     MqdDataSource.streamReader    MqdStreamReader    a micro-batch query: latestOffset, partitions, commit; read() for each
     MqdDataSource.writer, .streamWriter              mqd.spark.sink
 
-1. Objects of this module are pickled to other processes: they hold options and plain values,
-   connections are made where they are used.
+1. Objects of this module are pickled to other processes: they hold options and plain values;
+   connections are opened where they are used.
 2. Nothing native is imported with this module, nor PyArrow: registering the format costs no more
    than PySpark itself.
-3. read() of one partition always gives the same records while the log holds them: that is what
-   makes a replayed micro-batch the same batch.
+3. read() of one partition always returns the same records while the log holds them, so a replayed
+   micro-batch is the same batch.
 
 The stream's own rules are in mqd/spark/progress.py.
 """
@@ -71,7 +71,7 @@ class RangePartition(InputPartition):
 
 
 def _read(options: Any, names: tuple[str, ...], partition: InputPartition) -> Iterator[Any]:
-    if partition.value is None:  # Spark's own, in place of no partition at all
+    if partition.value is None:  # Spark's own placeholder for an empty list of partitions
         return iter(())
     if not isinstance(partition.value, Range):
         from mqd.spark.pipelines import parquet
@@ -83,7 +83,7 @@ def _read(options: Any, names: tuple[str, ...], partition: InputPartition) -> It
 
 
 class MqdReader(DataSourceReader):
-    """A batch read: its offsets are settled when Spark plans it, once."""
+    """A batch read: its offsets are determined once, when Spark plans it."""
 
     def __init__(self, given: Mapping[str, str], names: tuple[str, ...]) -> None:
         self.options = source_options(given, streaming=False)
@@ -107,7 +107,7 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._progress: Any = None
 
     def _own(self) -> Any:
-        """Made when first asked: this object is pickled before."""
+        """Created on first use, because this object is pickled before."""
         if self._progress is None:
             from mqd.spark import driver, progress
 
@@ -118,8 +118,8 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._own().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Both limits at once are none of Spark's kinds for Python: what counts is that it is not
-        ReadAllAvailable, then latestOffset applies the options.
+        """Spark has no limit type for both limits in Python: any type other than ReadAllAvailable
+        will do, because latestOffset applies the options.
         """
         if self.options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self.options.max_offsets_per_trigger)

@@ -5,11 +5,11 @@
 
 Spark writes the options of a query into its plan and gives them to executors; the password stays in
 the driver's Python process. The token is renewed by a thread of that process while the block runs,
-and ended afterwards. It has the user's rights, and is good for Spark's own format("kafka") too.
+and ended afterwards. It has the user's rights, and also works with Spark's own format("kafka").
 
-    X1  the password is in no attribute but the connection's settings; options have none of it
-    X2  a broker that cannot be reached, or says no, is asked again until the token has expired: the
-        query reports what it meets itself
+    X1  the password is only in the connection's settings, never in options
+    X2  a renewal that fails or is refused is retried until the token has expired: the query reports
+        its own errors
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DelegationToken:
         self.token_id: str = made.token_id
         self._hmac = bytes(made.hmac)
         self._issued_ms: int = made.issue_timestamp_ms
-        self.expires_ms: int = made.expiry_timestamp_ms  # as last heard
+        self.expires_ms: int = made.expiry_timestamp_ms  # as last reported
         self.max_ms: int = made.max_timestamp_ms
         mechanism = security.get("sasl.mechanisms", "")
         kept = {
@@ -82,13 +82,15 @@ class DelegationToken:
         self.close()
 
     def close(self) -> None:
-        """Ends the token: queries that still use it fail when they connect again."""
+        """Expires the token: queries that still use it fail when they reconnect."""
         self._stopped.set()
         self._renewing.join()
         try:
             self._request(ExpireDelegationTokenRequest(hmac=self._hmac, expiry_time_period_ms=-1))
         except (OSError, ProtocolError, MqdReadError) as error:
-            log.warning("the delegation token %s was not ended, it expires by itself: %s", self.token_id, error)
+            log.warning(
+                "the delegation token %s was not expired explicitly; it expires by itself: %s", self.token_id, error
+            )
         self._cluster.close()
 
     def renew(self) -> None:
@@ -98,7 +100,7 @@ class DelegationToken:
         ).expiry_timestamp_ms
 
     def _renew_on(self) -> None:
-        """After two thirds of each of its lives, until there is no more to be had."""
+        """Renews after two thirds of each period, until no further renewal is possible."""
         began_ms = self._issued_ms
         while self.expires_ms < self.max_ms:
             due_ms = began_ms + (self.expires_ms - began_ms) * 2 // 3
@@ -111,13 +113,13 @@ class DelegationToken:
                 if began_ms > self.expires_ms:
                     log.error("the delegation token %s has expired: %s", self.token_id, error)
                     return
-                log.warning("the delegation token %s is not renewed, and will be tried again: %s", self.token_id, error)
+                log.warning("the delegation token %s could not be renewed; retrying: %s", self.token_id, error)
                 if self._stopped.wait(RETRY_S):
                     return
 
     def _request(self, request: object) -> Any:
-        """One that the broker has not answered is asked once more, on a new connection: the old one
-        may have ended in the meantime.
+        """An unanswered request is sent once more, on a new connection, because the old one may
+        have ended in the meantime.
         """
         try:
             response = self._cluster.any_link().request(request)

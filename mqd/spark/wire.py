@@ -1,13 +1,12 @@
-"""Requests to brokers over TCP, blocking, one at a time on a connection: what the driver asks, and
+"""Requests to brokers over TCP, blocking, one at a time on a connection: the driver's requests, and
 the executors' Fetch.
 
-    cluster = Cluster(settings)                                   # KafkaSettings; connects when it
-                                                                  is first asked
+    cluster = Cluster(settings)                                   # KafkaSettings; connects on first
+    use
     metadata = cluster.metadata(["orders"])                       # leaders, topic ids
     response = cluster.link_to(node_id).request(request)            # mqd.protocol's messages
-    cluster.patiently("offsets of orders", attempt)               # tries again what may come right:
-                                                                  a broker that restarts, a leader
-                                                                  that moves
+    cluster.patiently("offsets of orders", attempt)               # retries transient errors: a
+    broker that restarts, a leader that moves
 
     W1  patience ends: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for what is not there, the last
         problem is raised (MqdMissingError of that), with what was asked and of whom
@@ -30,7 +29,7 @@ from mqd.spark.options import KafkaSettings
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 API_TIMEOUT_S = 60.0  # kafka.default.api.timeout.ms
-UNKNOWN_TIMEOUT_S = 2.0  # of what is not there: a broker's metadata may be a moment behind
+UNKNOWN_TIMEOUT_S = 2.0  # for missing topics: a broker's metadata may lag a little
 PORT_DEFAULT = 9092
 NOT_THERE = frozenset(
     {
@@ -46,13 +45,13 @@ T = TypeVar("T")
 
 
 class MqdReadError(RuntimeError):
-    """Records, or what is to be known about them, cannot be had; the text names topic, partition
-    and offset, the cause and the way out.
+    """Records or their metadata cannot be read; the text names topic, partition and offset, the
+    cause and the remedy.
     """
 
 
 class MqdMissingError(MqdReadError):
-    """What was asked for is not there, as far as those who were asked know."""
+    """The requested topic or partition does not exist, as far as the queried brokers know."""
 
 
 class BrokerError(Exception):
@@ -83,13 +82,13 @@ def parse_servers(text: str) -> list[tuple[str, int]]:
             raise MqdReadError(f"kafka.bootstrap.servers: {word!r} is no host:port")
         found.append(((host or word).strip("[]"), int(port) if colon else PORT_DEFAULT))
     if not found:
-        raise MqdReadError(f"kafka.bootstrap.servers: {text!r} names no host; host:port, several by commas")
+        raise MqdReadError(f"kafka.bootstrap.servers: {text!r} has no host; use host:port, separated by commas")
     return found
 
 
 class Link(Connection):
     """One connection, as the driver and the executors use it. Raises OSError when the broker cannot
-    be reached or the connection ends, ProtocolError when what it says is not Kafka's protocol.
+    be reached or the connection ends, ProtocolError when its bytes are not Kafka's protocol.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Link(Connection):
             raise MqdReadError(str(error)) from None
 
     def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
-        """The newest version both speak. Raises MqdReadError."""
+        """The newest version that both support. Raises MqdReadError."""
         try:
             return super().pick(api_key, at_most)
         except NoCommonVersion as error:
@@ -109,7 +108,7 @@ class Link(Connection):
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """`leaders` by partition index: node ids, -1 = none just now."""
+    """`leaders` by partition index: node ids, -1 = none at present."""
 
     name: str
     topic_id: bytes
@@ -132,7 +131,7 @@ class Cluster:
         self._servers = parse_servers(settings.bootstrap_servers)
         self._links: dict[tuple[str, int], Link] = {}
         self.brokers: dict[int, tuple[str, int]] = {}
-        # turn_away(): how often, and whom any_link() tries before others since
+        # turn_away(): how often, and the brokers that any_link() tries first since then
         self._turns, self._first = 0, list[tuple[str, int]]()
 
     def close(self) -> None:
@@ -141,7 +140,7 @@ class Cluster:
             link.close()
 
     def new_link(self, node_id: int) -> Link:
-        """A connection of the caller's own."""
+        """A connection for the caller alone."""
         address = self.brokers.get(node_id)
         if address is None:
             raise ConnectionError(f"broker {node_id} is not in the metadata")
@@ -158,8 +157,8 @@ class Cluster:
         return self._link(address)
 
     def any_link(self) -> Link:
-        """Whoever can be reached: whom turn_away() turned to, others that we are connected with,
-        bootstrap.servers, those of the metadata.
+        """A connection to any reachable broker: first those selected by turn_away(), then other
+        connected ones, bootstrap.servers, and those of the metadata.
         """
         problems = []
         for address in dict.fromkeys([*self._first, *self._links, *self._servers, *self.brokers.values()]):
@@ -173,7 +172,7 @@ class Cluster:
         raise ConnectionError("; ".join(problems))
 
     def turn_away(self, silent: tuple[str, int] | None = None) -> None:
-        """any_link() is by turns another broker's, until close(); that of `silent` when no other
+        """Makes any_link() rotate to other brokers until close(); `silent` is used only if no other
         can be reached.
         """
         known = list(dict.fromkeys([*self._servers, *(self.brokers[node] for node in sorted(self.brokers))]))
@@ -188,7 +187,7 @@ class Cluster:
         return link
 
     def metadata(self, names: Iterable[str] | None) -> Metadata:
-        """None: of all topics. A topic that is not there has an `error`."""
+        """None: all topics. A missing topic has an `error`."""
         topics = None if names is None else [MetadataRequest.Topic(name=name, topic_id=_ANY_TOPIC) for name in names]
         response = self.any_link().request(MetadataRequest(topics=topics, allow_auto_topic_creation=False))
         self.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
@@ -208,7 +207,7 @@ class Cluster:
         return Metadata(self.brokers, found)
 
     def patiently(self, what: str, attempt: Callable[[], T], pause_s: float = PAUSE_MIN_S) -> T:
-        """attempt(), again while what it raises may come right. Raises MqdReadError."""
+        """Calls attempt() and retries transient errors. Raises MqdReadError."""
         began, pause = time.monotonic(), max(pause_s, 0.001)
         while True:
             try:
@@ -227,8 +226,8 @@ class Cluster:
                 if waited >= self.api_timeout_s:
                     raise MqdReadError(
                         f"{what}: no answer within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}:"
-                        f" {error}. Is the broker running and kafka.bootstrap.servers right?"
+                        f" {error}. Check that the broker runs and that kafka.bootstrap.servers is right."
                         " kafka.default.api.timeout.ms sets how long to wait"
                     ) from error
-            time.sleep(pause)  # between attempts at another process; nothing tells when it is back
+            time.sleep(pause)  # between attempts: there is no notification when another process is back
             pause = min(2 * pause, PAUSE_MAX_S)

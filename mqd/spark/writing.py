@@ -1,5 +1,5 @@
-"""A task's rows into topics: enlisted, encoded, sent, acknowledged. What sink.py calls in an
-executor, and for the end of a batch; it knows nothing of Spark.
+"""Writes a task's rows to topics: enlist, encode, send, wait for acknowledgements. Called by
+sink.py in an executor, and for the end of a batch; it does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Place = tuple[str, int, str]  # transactional id, batch, run
 
 
 class Outcome(NamedTuple):
-    """Of one task attempt. `child` None: it wrote in no transaction; `dropped`: its batch was
-    committed before.
+    """The result of one task attempt. `child` None: it wrote in no transaction; `dropped`: its
+    batch was committed before.
     """
 
     child: Child | None
@@ -47,12 +47,12 @@ def write(
     own = joint(options, place) if options.is_exactly_once else None
     try:
         child = own.enlist() if own is not None else _identity(options)
-    except (MqdWriteError, MqdReadError) as error:  # asked before a row has gone anywhere
+    except (MqdWriteError, MqdReadError) as error:  # checked before any row is sent
         raise MqdWriteError(
             f"{'topics of the column topic' if options.topic is None else f'topic {options.topic}'}: {error}"
         ) from error
     if child is None:
-        for _ in others:  # Spark waits for a reader of all it sends
+        for _ in others:  # Spark blocks until all its rows are read
             pass
         return Outcome(None, 0, 0, dropped=True)
     producer = Producer(options, child, None if own is None else own.transactional_id)
@@ -87,7 +87,7 @@ def _write_all(
 
 
 def _identity(options: SinkOptions) -> Child:
-    """Of an idempotent producer."""
+    """The identity of an idempotent producer."""
     cluster = connections(options).cluster
 
     def allocate() -> Child:

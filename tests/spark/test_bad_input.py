@@ -117,7 +117,7 @@ def test_a_topic_vanishes_while_a_stream_reads_it(spark: Any, broker: Broker, tm
     stream.wait(lambda: len(stream.seen) == 10)
     delete_topic(broker, topic)
     reported = ended(stream)
-    assert f"{topic}-0 is gone; the last batch ended at 0: 10" in reported and "failOnDataLoss" in reported
+    assert f"{topic}-0 was deleted; the last batch ended at 0: 10" in reported and "failOnDataLoss" in reported
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def test_a_null_value_goes_through(broker: Broker, copy: Callable[..., Copy]) ->
 def test_a_schema_that_does_not_match_ends_a_stream_before_it_writes(broker: Broker, copy: Callable[..., Copy]) -> None:
     source, target = new_topic(broker), new_topic(broker)
     produce(broker, source, numbered(0, 3))
-    with pytest.raises(Exception, match="column value is int, and has to be binary or string"):
+    with pytest.raises(Exception, match="column value is int, and must be binary or string"):
         copy(broker, source, target, columns=("length(value) AS value",)).query.awaitTermination(120)
 
 

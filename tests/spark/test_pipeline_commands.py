@@ -67,7 +67,7 @@ def test_what_is_wrong_is_said_before_spark_starts(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('pipeline = "archive"\npath = "x"\n[source]\n')
     output = mqd("pipeline", "run", "a", cwd=tmp_path)
     assert (output.returncode, output.stdout) == (2, "")
-    assert output.stderr == "mqd: a.toml: [source] names its topics either by `topics` or by `pattern`\n"
+    assert output.stderr == "mqd: a.toml: [source] set either `topics` or `pattern`\n"
     assert "there is no such file; the pipelines are" in mqd("pipeline", "run", "none.toml", cwd=tmp_path).stderr
 
 

@@ -137,7 +137,7 @@ def test_what_fails_is_over(spark: Any, broker: Broker, kafka: KafkaConnection, 
         (found := fetch_committed(kafka, topic, index)).last_stable_offset != found.high_watermark
         for index in range(PARTITIONS)
     ):
-        assert time.monotonic() < deadline, "the transaction is over"
+        assert time.monotonic() < deadline, "the transaction has ended"
         time.sleep(0.05)
 
 
@@ -161,7 +161,7 @@ def test_a_write_of_an_application_and_version_happens_once(
         ("key binary", {"topic": "t"}, "column value is needed"),
         ("value int", {"topic": "t"}, "column value is int"),
         ("value string, key double", {"topic": "t"}, "column key is double"),
-        ("value string", {}, "give the option topic"),
+        ("value string", {}, "set the option topic"),
         ("value string, topic int", {}, "column topic is int"),
         ("value string, partition bigint", {"topic": "t"}, "column partition is bigint"),
         ("value string, headers map<string,binary>", {"topic": "t"}, "column headers is map"),

@@ -1,1 +1,1 @@
-"""Pipelines on Spark: DataFrame -> DataFrame, and what runs them (README.md)."""
+"""Pipelines on Spark: DataFrame -> DataFrame, and their runner (README.md)."""

@@ -22,8 +22,8 @@ def aggregate(
 ) -> DataFrame:
     """Columns `start`, `end` (of the window, timestamps), those of `by`, and the measures.
 
-    On a stream a window is given once, when the watermark has passed its end; on a batch all
-    windows are given.
+    In a stream a window is emitted once, when the watermark has passed its end; a batch emits all
+    windows.
     """
     from pyspark.sql import functions as f
 

@@ -1,7 +1,7 @@
 """Topics into Parquet: `PATH/topic=T/date=D/*.parquet`.
 
-The tasks of a batch write files of their own (mqd/spark/pipelines/parquet.py), and one commit
-(mqd/spark/pipelines/manifest.py) makes them count. A batch that Spark repeats after a crash finds
+Each task of a batch writes its own files (mqd/spark/pipelines/parquet.py), and one commit
+(mqd/spark/pipelines/manifest.py) makes them valid. A batch that Spark repeats after a crash finds
 its commit, or is written again under new names; either way each record counts once.
 """
 
@@ -51,11 +51,11 @@ def append(
     ids: dict[str, str] | None = None,
     in_order: bool = False,
 ) -> Commit | None:
-    """One batch of a query into the archive. None: it is there already, or is empty.
+    """Writes one batch of a query into the archive. None: it is already there, or is empty.
 
     ends: the offsets that the batch ends at. ids: the topics' (manifest.Commit.topic_ids).
-    in_order: each Spark partition has its records in the order of their offsets already, as they
-    come from format("mqd"); they are sorted otherwise.
+    in_order: each Spark partition already has its records in the order of their offsets, as
+    format("mqd") returns them; otherwise they are sorted.
     """
     if archive.has(query, number, ends):
         return None
@@ -74,7 +74,7 @@ def append(
 
 def write(records: DataFrame, archive: Archive, prefix: str) -> list[ArchivedFile]:
     """Columns of `archived`, in the order of offsets within each Spark partition, as files that no
-    commit names yet.
+    commit lists yet.
     """
     from mqd.spark.pipelines.parquet import writer
 

@@ -1,9 +1,9 @@
-"""Small files of an archive into large ones.
+"""Compacts small files of an archive into large ones.
 
 A record is rewritten rarely: a file is compacted only with others that are together as large as it
-is, so each time it comes into a file twice as large at least. A day that gets N bytes a minute,
-compacted to files of M bytes, is rewritten some log2(M/N) times and not once a minute, and has
-beside its large files at most a few of each size.
+is, so each time it moves to a file at least twice as large. A day that gets N bytes a minute,
+compacted to files of M bytes, is rewritten about log2(M/N) times instead of once a minute, and
+besides its large files has at most a few of each size.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ COMPACTION = -1
 
 
 def due(archive: Archive, file_bytes: int, from_files: int, without: Collection[str] = ()) -> list[list[ArchivedFile]]:
-    """Groups of files of one topic's day, each at most `file_bytes` together, worth to be one file:
-    at least `from_files` that are smaller than half of it, the largest no larger than the others
+    """Groups of files of one topic's day, each at most `file_bytes` together, worth merging: at
+    least `from_files` that are smaller than half of it, the largest no larger than the others
     together.
 
-    without: paths of files that cannot be compacted; the others of their day are.
+    without: paths of files that cannot be compacted; the others of their day still are.
     """
     if from_files == 0:
         return []
@@ -54,15 +54,15 @@ def _balanced(files: list[ArchivedFile]) -> list[ArchivedFile]:
 
 
 def _is_worth(group: list[ArchivedFile], file_bytes: int) -> bool:
-    """The file that comes of it is large enough not to be compacted again, or is twice as large as
-    any of the group: packing may have parted a large file from the small ones.
+    """Whether the resulting file is large enough not to be compacted again, or twice as large as
+    any of the group: packing may have separated a large file from the small ones.
     """
     together = sum(file.size_bytes for file in group)
     return together >= file_bytes / 2 or together >= 2 * max(file.size_bytes for file in group)
 
 
 def compact(spark: SparkSession, archive: Archive, groups: list[list[ArchivedFile]]) -> Commit:
-    """One file instead of each group; groups are of one topic's day each, and work for one task.
+    """Replaces each group by one file; a group belongs to one topic and day, and is one task.
     The old files are deleted by a later compaction, or `vacuum`.
     """
     from mqd.spark.pipelines.parquet import COLUMNS, ArchivedTask

@@ -1,4 +1,4 @@
-"""The first of records that are the same."""
+"""Keeps the first of equal records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 def dedup(rows: DataFrame, *, by: Sequence[str], within: str, time: str = "record.timestamp") -> DataFrame:
     """The rows without those whose `by` (SQL expressions) occurred before, at most `within` earlier
-    by `time`. Columns as they were.
+    by `time`. Columns are unchanged.
 
-    Which of several is the first is only certain among records of one partition.
+    Which record is the first is only defined within one partition.
     """
     from pyspark.sql import functions as f
 

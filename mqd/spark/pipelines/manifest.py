@@ -1,31 +1,32 @@
-"""Which files an archive consists of, and which offsets they hold.
+"""The list of an archive's files and of the offsets in them.
 
 An archive is a directory of Parquet files, `topic=T/date=D/NAME.parquet`, which any tool can read.
-What makes it exact is its list of commits, `_mqd/commits/NUMBER.json`: each says which files came
-and which went. A file that no commit names does not count: it is half a batch, or was replaced.
+Its exact contents are defined by its commits, `_mqd/commits/NUMBER.json`: each lists added and
+removed files. A file that no commit lists does not count: it is part of an unfinished batch, or was
+replaced.
 
 Invariants
-1. Commit N+1 is written when commit N is there; a commit appears whole (written aside under a name
-   of its own, then moved), and only where none is.
+1. Commit N+1 is written when commit N exists; a commit appears whole (written under a temporary
+   name, then moved), and never replaces another.
 2. A file is in its place, with its size, before the commit that names it, and stays for KEEP_S
-   after the commit that takes it out. A file that no commit has named stays for KEEP_S after it was
+   after the commit that removes it. A file that no commit has listed stays for KEEP_S after it was
    written.
-3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognised. One that
-   has the number of a batch which is there, but goes beyond the archive's end, is refused: it is
-   another batch.
-4. A record is in one file. A batch adds nothing within the offsets of files that were there; its
-   own files may hold offsets in turns (two days around midnight), as a compaction's may with those
-   of other days, which holds of each day as many records as the files that it replaces.
-5. Only an archive's own files are deleted: `topic=T/date=YYYY-MM-DD/NAME.parquet`, and what lies
-   below `_mqd/staging`. Other files below the path belong to others: a checkpoint, notes, another
-   table.
-6. A snapshot, `_mqd/snapshots/NUMBER.json`, is what the commits before NUMBER come to. It spares
-   reading them, which stay; one that cannot be read is passed over.
+3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognised. One with
+   the number of an existing batch that extends beyond the archive's end is refused: it is another
+   batch.
+4. A record is in one file. A batch adds nothing within the offsets of existing files; offsets of
+   its own files may interleave (two days around midnight), and so may those of a compaction with
+   files of other days. For each day, a compaction has as many records as the files that it
+   replaces.
+5. Only an archive's own files are deleted: `topic=T/date=YYYY-MM-DD/NAME.parquet`, and files below
+   `_mqd/staging`. Other files below the path are left alone: a checkpoint, notes, another table.
+6. A snapshot, `_mqd/snapshots/NUMBER.json`, is the result of the commits before NUMBER. It saves
+   reading them (they stay); an unreadable one is skipped.
 
 One writer at a time. A second one is refused by the first commit that both want to write: by a hard
-link on a local file system, by the rename on HDFS. Object stores move onto what is there: between a
-writer's look and its move another's commit may be replaced there, which that other finds at its
-next commit. Paths are Spark's (a local path or a URI); files are reached through pyarrow.fs.
+link on a local file system, by the rename on HDFS. Object stores overwrite on a move: between a
+writer's check and its move, another writer's commit may be overwritten, which that writer detects
+at its next commit. Paths are Spark's (a local path or a URI); files are reached through pyarrow.fs.
 """
 
 from __future__ import annotations
@@ -46,17 +47,18 @@ if TYPE_CHECKING:
 LOG = "_mqd/commits"
 SNAPSHOTS = "_mqd/snapshots"
 STAGING = "_mqd/staging"
-"""Where an earlier version wrote files before they were moved."""
+"""Directory where an earlier version wrote files before they were moved."""
 SNAPSHOT_EVERY = 1000
 """Commits."""
 SNAPSHOTS_KEPT = 2
 KEEP_S = 3600.0
-"""A file that does not count, or does so no more, is left alone for this long: a process may still write or read it."""
+"""A file that does not count (any more) is kept for this long: a process may still write or read
+it."""
 _OWN = re.compile(rf"topic=[^/]+/date=\d{{4}}-\d\d-\d\d/[^/]+\.parquet|{STAGING}/.+")
 
 
 class ArchiveError(Exception):
-    """An archive is not what it should be; the text says which file and what to do."""
+    """An archive is invalid; the text names the file and the remedy."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -97,26 +99,27 @@ class Commit(msgspec.Struct, frozen=True):
     added: list[ArchivedFile]
     removed: list[str] = []
     ends: dict[str, dict[str, int]] = {}
-    """Topic to partition to the offset where the batch ended: behind its last record there may be offsets without one (the ends of transactions)."""
+    """Topic to partition to the end offset of the batch: after its last record there may be offsets
+    without one (transaction markers)."""
     topic_ids: dict[str, str] = {}
     """Topic to its id, as a query's offsets write it (mqd/spark/offsets.py): a recreated topic has
     another.
     """
     at: int = 0
-    """When it was written, ms of the Unix epoch; 0: by a version that did not say."""
+    """When it was written, ms of the Unix epoch; 0: not recorded by an earlier version."""
 
     def __str__(self) -> str:
         return f"batch {self.batch} of {self.query}" if self.batch >= 0 else "a compaction"
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What all commits before a number come to."""
+    """The result of all commits before a number."""
 
     files: list[ArchivedFile]
     batches: dict[str, int]
     ends: dict[str, dict[int, int]]
     removed: dict[str, int]
-    """Path to the time of the commit that took it out, ms of the Unix epoch."""
+    """Path to the time of the commit that removed it, ms of the Unix epoch."""
     topic_ids: dict[str, str] = {}
 
 
@@ -134,8 +137,8 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def sync(files: fs.FileSystem, path: str) -> None:
-    """A local file, or folder, is on disk afterwards; object stores and HDFS say "written" when it
-    is.
+    """A local file or folder is on disk afterwards; object stores and HDFS report a write when it
+    is durable.
     """
     if files.type_name != "local":
         return
@@ -152,7 +155,7 @@ class Archive:
     def __init__(self, path: str) -> None:
         self.filesystem, self.root = filesystem(path)
         self._local = self.filesystem.type_name == "local"
-        self.path = self.root if self._local else path  # Spark's idea of a relative path is the JVM's
+        self.path = self.root if self._local else path  # Spark resolves relative paths as the JVM does
         self.files: dict[str, ArchivedFile] = {}
         self.batches: dict[str, int] = {}
         self.topic_ids: dict[str, str] = {}
@@ -160,12 +163,12 @@ class Archive:
         self._removed: dict[str, int] = {}
         self._next = 0
         self._last: bytes | None = None
-        """The commit before `_next`, when this object wrote it."""
+        """The commit before `_next`, if this object wrote it."""
         self._load_snapshot()
         self.refresh()
 
     def refresh(self) -> None:
-        """Reads the commits that came since."""
+        """Reads the commits since the last call."""
         while (commit := self._read(self._next)) is not None:
             self._apply(commit)
             self._next += 1
@@ -173,7 +176,7 @@ class Archive:
         self._forget_removed(time.time())
 
     def ends(self, topic: str) -> dict[int, int]:
-        """Partition to the offset that the archive goes to, exclusive."""
+        """Partition to the archive's end offset, exclusive."""
         found = dict(self._ends.get(topic, {}))
         for file in self.of(topic):
             for span in file.spans:
@@ -188,8 +191,8 @@ class Archive:
         return sorted({file.topic for file in self.files.values()})
 
     def has(self, query: str, number: int, ends: Mapping[str, Mapping[str, int]] | None = None) -> bool:
-        """Whether a batch is there. ends: the offsets that it ends at. Raises ArchiveError when its
-        number is there, but it goes further than the archive: it is another batch then.
+        """Whether a batch is in the archive. ends: its end offsets. Raises ArchiveError when its
+        number is there, but it extends beyond the archive: then it is another batch.
         """
         if number > self.batches.get(query, -1):
             return False
@@ -216,11 +219,11 @@ class Archive:
             )
         missing = [path for path in commit.removed if path not in self.files]
         if missing:
-            raise ArchiveError(f"{self.path}: {missing[0]} is not in the archive, it cannot be taken out")
+            raise ArchiveError(f"{self.path}: {missing[0]} is not in the archive, it cannot be removed")
         for topic, topic_id in commit.topic_ids.items():
             if self.topic_ids.get(topic, topic_id) != topic_id:
                 raise ArchiveError(
-                    f"{topic} was recreated since {self.path} has records of it: offsets mean other records now;"
+                    f"{topic} was recreated after it was archived in {self.path}: offsets mean different records now;"
                     " archive the new topic elsewhere"
                 )
         self._refuse_losses(commit) if commit.batch < 0 else self._refuse_overlaps(commit)
@@ -232,12 +235,12 @@ class Archive:
         self._next += 1
         self._last = body
         if self._next % SNAPSHOT_EVERY == 0:
-            with contextlib.suppress(OSError):  # the commit is there; who opens the archive reads some more commits
+            with contextlib.suppress(OSError):  # the commit exists; only the next opening reads some more commits
                 self._write_snapshot()
 
     def vacuum(self, now: float | None = None) -> list[str]:
-        """Deletes files of records that do not count, or have not since KEEP_S. Gives their paths
-        below the archive. Lists the whole archive.
+        """Deletes files that do not count and are older than KEEP_S. Returns their paths below the
+        archive. Lists the whole archive.
         """
         from pyarrow import fs
 
@@ -257,8 +260,8 @@ class Archive:
         return gone
 
     def sweep(self, now: float | None = None) -> None:
-        """Deletes files that this object knows to have been taken out KEEP_S ago: a vacuum that
-        lists nothing, for a writer that runs for months.
+        """Deletes files that were removed more than KEEP_S ago as far as this object knows: a
+        vacuum without a listing, for a writer that runs for months.
         """
         now = time.time() if now is None else now
         for path, at in self._removed.items():
@@ -289,14 +292,15 @@ class Archive:
             return None if body is None else msgspec.json.decode(body, type=Commit)
         except msgspec.DecodeError as error:
             raise ArchiveError(
-                f"{path} is damaged ({error}): restore it from a copy; without it the files that it names do not count"
+                f"{path} is damaged ({error}): restore it from a copy; without it the files that it lists do not count"
             ) from None
 
     def _publish(self, body: bytes) -> None:
-        """Writes the next commit, where none is. Raises ArchiveError for another writer's."""
+        """Writes the next commit. Raises ArchiveError if another writer has written it."""
         if not self._local and self._last is not None and self._body(self._commit_path(self._next - 1)) != self._last:
             self._refuse_writer(
-                self._next - 1, "what this one had committed there counts no more; archive it elsewhere, from the topic"
+                self._next - 1,
+                "the commits of this writer were overwritten; archive their records elsewhere, from the topic",
             )
         target = self._commit_path(self._next)
         aside = self._write_aside(target, body)
@@ -342,7 +346,8 @@ class Archive:
 
     def _refuse_writer(self, number: int, more: str = "") -> NoReturn:
         raise ArchiveError(
-            f"{self.path} has another writer (commit {number} there is {self._read(number) or 'gone again'}): stop one"
+            f"{self.path} has another writer (commit {number} there is"
+            f" {self._read(number) or 'deleted again'}): stop one"
             " of the two" + (f"; {more}" if more else "")
         )
 
@@ -358,8 +363,8 @@ class Archive:
             self._ends.setdefault(topic, {}).update((int(partition), end) for partition, end in partitions.items())
 
     def _forget_removed(self, now: float) -> None:
-        """A file is older than the commit that takes it out: what left KEEP_S ago is old enough by
-        its own time, too.
+        """A file is older than the commit that removes it: one removed KEEP_S ago is also old
+        enough by its own time.
         """
         self._removed = {path: at for path, at in self._removed.items() if at / 1000 >= now - KEEP_S}
 
@@ -406,10 +411,10 @@ class Archive:
         for number in self._snapshots()[SNAPSHOTS_KEPT:]:
             self.filesystem.delete_file(self._snapshot_path(number))
 
-    # -- what is refused ---------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def _refuse_absent(self, commit: Commit) -> None:
-        """Files that the tasks have written and the driver does not see."""
+        """Files that the tasks have written and the driver cannot see."""
         found = self.filesystem.get_file_info([f"{self.root}/{file.path}" for file in commit.added])
         for file, info in zip(commit.added, found, strict=True):
             if not info.is_file or info.size != file.size_bytes:
@@ -417,11 +422,11 @@ class Archive:
                 raise ArchiveError(
                     f"{info.path} ({file.offsets}) was written with {file.size_bytes} bytes and {sees}: Spark's"
                     " executors and its driver do not see the same file system (a path without a scheme, on a cluster"
-                    " of several hosts?); give the archive a path that all of them reach, as hdfs:// or s3://"
+                    " of several hosts?); use a path that all of them can reach, such as hdfs:// or s3://"
                 )
 
     def _refuse_losses(self, commit: Commit) -> None:
-        """A compaction that lost records, or made some."""
+        """A compaction with fewer or more records than its sources."""
         old, new = [self.files[path] for path in commit.removed], commit.added
         for topic, date in sorted({(file.topic, file.date) for file in (*old, *new)}):
             before, after = (
@@ -431,9 +436,9 @@ class Archive:
             if had != has:
                 offsets = "; ".join(f"{file.path}: {file.offsets}" for file in before) or "no file"
                 raise ArchiveError(
-                    f"{self.path}: {had} records of {topic}, {date}, were to be compacted and {has} came of it; the"
-                    f" files stay as they are ({offsets}). See whether each of them can be read; compact_from_files = 0"
-                    " archives without compacting"
+                    f"{self.path}: {had} records of {topic}, {date}, were compacted into {has}; the files are"
+                    f" unchanged ({offsets}). Check that each of them can be read; compact_from_files = 0 archives"
+                    " without compacting"
                 )
 
     def _refuse_overlaps(self, commit: Commit) -> None:

@@ -1,21 +1,22 @@
-"""Records as Parquet files, and back, in Spark's executors: Arrow batches through pyarrow.fs, never
-as rows of the JVM.
+"""Writes and reads Parquet files of records in Spark's executors: Arrow batches through pyarrow.fs,
+never as rows of the JVM.
 
     writer(root, prefix)              records into an archive's files; for DataFrame.mapInArrow, on
                                       columns of `archive.archived`
     read(task, columns)               some offsets of one file
-    read_in_order(tasks, columns)     many files, partition after partition; of those that were
-                                      compacted and deleted meanwhile, what replaced them
+    read_in_order(tasks, columns)     many files, partition after partition; files that were
+                                      compacted and deleted meanwhile are replaced by their
+                                      successors
 
 Invariants
-1. A file holds each partition's records in the order of their offsets. Who writes hands them over
-   in that order; what is not is refused, nothing is sorted here.
-2. Files have unique names. They count when a commit names them
-   (mqd/spark/pipelines/manifest.py), which the driver writes when all tasks have said theirs; what
-   a failed or repeated task has left is deleted by a later vacuum.
-3. A file is on disk, and its folder, too, before the task says it.
+1. A file holds each partition's records in the order of their offsets. The writer passes them in
+   that order; otherwise they are refused, nothing is sorted here.
+2. Files have unique names. They count when a commit lists them (mqd/spark/pipelines/manifest.py),
+   which the driver writes when all tasks have reported theirs; files of failed or repeated tasks
+   are deleted by a later vacuum.
+3. A file and its folder are on disk before the task reports it.
 Sources: Parquet's format (encodings, logical types), as pyarrow writes it; every reader of Parquet
-since 2.0 takes it.
+since 2.0 can read them.
 """
 
 from __future__ import annotations
@@ -38,30 +39,32 @@ from mqd.spark.wire import MqdReadError
 COLUMNS = ("partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
 COMPRESSION = "zstd"
 GROUP_BYTES = 32 << 20
-"""Of a row group in memory."""
+"""Bytes of a row group in memory."""
 PENDING_BYTES = 96 << 20
-"""Of all files of a task that wait to be written: then the largest row group is."""
+"""Bytes of all files of a task that wait to be written; beyond it the largest row group is
+written."""
 FILES_OPEN_MAX = 128
 ROWS_MAX, READ_BYTES = 65536, 16 << 20
-"""Of a batch that is read, whichever is less."""
+"""Rows and bytes of a batch that is read, whichever limit comes first."""
 BUFFER_BYTES, MERGED_BUFFER_BYTES = 1 << 20, 64 << 10
-"""Of each column that is read: of one file, and of many at once."""
+"""Read buffer of each column: for one file, and for many at once."""
 
 
 DAY_MIN, DAY_MAX = -719_162, 2_932_896
-"""0001-01-01 and 9999-12-31, in days of the Unix epoch: what a folder's name, and Python, can say of a date."""
+"""0001-01-01 and 9999-12-31, in days of the Unix epoch: the range of dates in folder names and in
+Python."""
 
 
 class OrderError(Exception):
-    """Records were not handed over in the order of their offsets."""
+    """Records were not passed in the order of their offsets."""
 
 
 # -- writing ---------------------------------------------------------------------------------------
 
 
 def writer(root: str, prefix: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A task's function: it takes records with topic and date, and gives a row `file` (ArchivedFile
-    as JSON) for each file that it has written below `root`.
+    """A task's function: its input is records with topic and date, its output a row `file`
+    (ArchivedFile as JSON) for each file that it has written below `root`.
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -81,14 +84,14 @@ def written(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> list[A
 
 
 class _Task:
-    """The files of one task, one for each topic and day; more when there are too many to be open at
-    once.
+    """The files of one task, one for each topic and day; more when there are too many to keep open
+    at once.
     """
 
     def __init__(self, root: str, prefix: str) -> None:
         self._filesystem, self._root = filesystem(root)
         self._prefix = prefix
-        self._files: dict[tuple[str, str], _File] = {}  # the one written to last is the last
+        self._files: dict[tuple[str, str], _File] = {}  # the most recently written file is the last
         self._done: list[ArchivedFile] = []
 
     def add(self, topic: str, date: str, records: pa.RecordBatch) -> None:
@@ -119,10 +122,10 @@ class _Task:
 
 
 def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
-    """A batch's records by topic and date; as a rule all are of one."""
+    """A batch's records by topic and date; usually all belong to one."""
     columns = batch.select(["topic", "date"])
     if columns.column("date").null_count or columns.column("topic").null_count:
-        raise ArchiveError(f"a record without topic or timestamp cannot be archived: give it both ({_first_of(batch)})")
+        raise ArchiveError(f"a record without topic or timestamp cannot be archived: set both ({_first_of(batch)})")
     columns = columns.set_column(1, "date", _nameable(columns.column("date")))
     days = pa.Table.from_batches([columns]).group_by(["topic", "date"]).aggregate([]).to_pylist()
     for day in days:
@@ -135,8 +138,8 @@ def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
 
 
 def _nameable(dates: pa.Array) -> pa.Array:
-    """A record's time is whatever its producer has written: what lies before DAY_MIN, or behind
-    DAY_MAX, is filed there. Its timestamp stays as it is.
+    """A record's time is set by its producer: dates before DAY_MIN or after DAY_MAX are filed under
+    those. The timestamp itself is unchanged.
     """
     days = dates.cast(pa.int32())
     return pc.min_element_wise(pc.max_element_wise(days, DAY_MIN), DAY_MAX).cast(pa.int32()).cast(pa.date32())
@@ -150,7 +153,7 @@ def _first_of(batch: pa.RecordBatch) -> str:
 
 
 class _File:
-    """A file that is being written. It is there when its first row group is."""
+    """A file that is being written. It is created with its first row group."""
 
     def __init__(self, files: Any, root: str, topic: str, date: str, prefix: str) -> None:
         self._files, self._root = files, root
@@ -183,7 +186,7 @@ class _File:
         self._group, self.waiting_bytes = [], 0
 
     def close(self) -> ArchivedFile:
-        """The file is on disk; that its folder says so is the task's."""
+        """The file is on disk; syncing its folder is up to the task."""
         self.write_group()
         self._parquet.close()
         self._sink.close()
@@ -218,7 +221,7 @@ class _File:
             if not in_order or (so_far is not None and first < so_far.end):
                 raise OrderError(
                     f"records of {self.topic}-{partition} are not in the order of their offsets at {first}: this is a"
-                    " defect of mqd's unless you have called append(in_order=True) with records in another order"
+                    " bug of mqd unless you have called append(in_order=True) with records in another order"
                 )
             low_ms, high_ms = times["min"] // 1000, times["max"] // 1000
             if so_far is not None:
@@ -236,7 +239,7 @@ class _File:
 
 
 class ArchivedTask(msgspec.Struct, frozen=True):
-    """One file of an archive: what of it is wanted, as (partition, start, end)."""
+    """One file of an archive, and the wanted parts as (partition, start, end)."""
 
     root: str
     path: str
@@ -248,9 +251,9 @@ def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterat
     """Partition after partition, each from all its files in the order of its offsets; `tasks` have
     one span each, `names` has offset. Raises MqdReadError.
 
-    Around midnight files of two days may hold offsets in turns: those that overlap are merged,
-    batch by batch. `tasks` have all of a day's files that do: two of them that are replaced
-    meanwhile are one file then, and either task finds the other's records in it.
+    Around midnight, offsets of two days' files may interleave: overlapping files are merged, batch
+    by batch. `tasks` include all overlapping files of a day: if two of them are replaced meanwhile
+    by one file, either task finds the other's records in it.
     """
     overlapping: list[ArchivedTask] = []
     end: tuple[str, int, int] | None = None
@@ -265,7 +268,7 @@ def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterat
 
 
 def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """A file is opened when its first offset is reached, and closed behind its last."""
+    """A file is opened when its first offset is reached, and closed after its last."""
     if len(tasks) < 2:
         for task in tasks:
             yield from read(task, names, go_on=True)
@@ -289,8 +292,8 @@ def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Reco
 
 
 def _each_once(table: pa.Table) -> pa.Table:
-    """Records of one partition in the order of their offsets; one that was read by two tasks is
-    there twice.
+    """Records of one partition in the order of their offsets; a record read by two tasks appears
+    twice.
     """
     offsets = table.column("offset").combine_chunks()
     again = pc.equal(offsets[1:], offsets[:-1])
@@ -298,7 +301,7 @@ def _each_once(table: pa.Table) -> pa.Table:
 
 
 def _allow_files(count: int) -> None:
-    """That many files may be open at once, as far as the system lets this process."""
+    """Allows that many files to be open at once, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count + 256:
         resource.setrlimit(
@@ -308,7 +311,7 @@ def _allow_files(count: int) -> None:
 
 
 class _Rest:
-    """What is still to come of one file."""
+    """The rest of one file."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -319,7 +322,7 @@ class _Rest:
         return self.batch.column("offset")[-1].as_py()
 
     def take(self, until: int) -> pa.RecordBatch | None:
-        """Records up to an offset, it included; at most those of one batch, whose end is not before
+        """Records up to an offset, inclusive; at most those of one batch, whose end is not before
         `until`.
         """
         count = pc.sum(pc.less_equal(self.batch.column("offset"), until)).as_py()
@@ -352,9 +355,9 @@ def read(
                 raise
         if not go_on:
             raise MqdReadError(
-                f"{task.path} of the archive {task.root} ({_description(task)}) was compacted meanwhile, and deleted an hour"
-                " after that: read it again; in less time, by less at once, or with compact_from_files = 0 in the"
-                " archive's pipeline as long as it takes"
+                f"{task.path} of the archive {task.root} ({_description(task)}) was compacted meanwhile, and deleted"
+                " an hour after that: read it again; in less time, by less at once, or with compact_from_files = 0"
+                " in the archive's pipeline as long as it takes"
             )
         for batch in read_in_order(replacing, names if "offset" in names else (*names, "offset")):
             yield batch.select(list(names))
@@ -371,8 +374,8 @@ def _description(task: ArchivedTask) -> str:
 def _read_file(
     task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequence[str], rows_max: int, buffer_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """`left`: the spans, from which what was given out is removed. On an object store a file that
-    is open may be gone, too.
+    """`left`: the spans; returned offsets are removed from them. On an object store even an open
+    file may be deleted.
     """
     files, root = filesystem(task.root)
     columns = list(dict.fromkeys([*(name for name in names if name != "topic"), "partition", "offset"]))
@@ -394,9 +397,8 @@ def _read_file(
 
 
 def _replacing(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> list[ArchivedTask]:
-    """What of the archive has a file's records since it was compacted: files of the same day, by
-    invariant 4 of manifest.py. None: the file counts still, or nothing is known of it. Raises
-    ArchiveError.
+    """The files that have a file's records since it was compacted: files of the same day, by
+    invariant 4 of manifest.py. None: the file still counts, or is unknown. Raises ArchiveError.
     """
     archive = Archive(task.root)
     if task.path in archive.files:
@@ -414,8 +416,8 @@ def _replacing(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> lis
 def _batches(
     parquet: pq.ParquetFile, columns: list[str], rows_max: int, span: tuple[int, int, int]
 ) -> Iterator[pa.RecordBatch]:
-    """Of those row groups that may have records of the span, each by itself: a batch is READ_BYTES
-    at most, or one record.
+    """Reads the row groups that may have records of the span one by one: a batch is at most
+    READ_BYTES, or one record.
     """
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)

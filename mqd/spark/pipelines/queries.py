@@ -1,8 +1,8 @@
 """Spark SQL over topics: every topic that a query names is a view.
 
 A view has the fields of the JSON values as columns, and the struct `record` (key and value as text,
-topic, partition, offset, timestamp). Fields come from a schema that is given, or are found in the
-topic's first SAMPLE values; a topic whose values are not JSON objects has `record` alone.
+topic, partition, offset, timestamp). Fields come from a given schema, or are inferred from the
+topic's first SAMPLE values; a topic whose values are not JSON objects has only `record`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT = "mqd"
 
 
 def topics_in(query: str, topics: Sequence[str]) -> list[str]:
-    """Those of the topics that the query may name. Names with characters other than letters, digits
+    """The topics that the query may name. Names with characters other than letters, digits
     and _ are written in backquotes, as everywhere in SQL.
     """
     return [topic for topic in topics if re.search(rf"(?<![\w.-]){re.escape(topic)}(?![\w-])", query)]
@@ -36,8 +36,8 @@ def add_view(
     live: bool = False,
     starting: str = "earliest",
 ) -> None:
-    """Makes the topic a view of the session; `schema` in DDL ("" : no fields), None: found in a
-    sample.
+    """Makes the topic a view of the session; `schema` in DDL ("" : no fields), None: inferred from
+    a sample.
     """
     reader = spark.readStream if live else spark.read
     records = (

@@ -1,4 +1,4 @@
-"""An archive back into topics."""
+"""Replays an archive into topics."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def replay(
     """Columns of the sink (topic, partition, key, value, headers, timestamp), each Spark partition
     one partition of the log in the order of its offsets.
 
-    Raises ArchiveError for a topic that the archive does not have, SettingsError for a time that is
-    not one, and for topics and partitions in `to` and the offsets that are not replayed.
+    Raises ArchiveError for a topic that the archive does not have, SettingsError for an invalid
+    time, and for topics and partitions in `to` and the offsets that are not replayed.
     """
     requested = topics or archive.topics
     missing = [topic for topic in requested if topic not in archive.topics]
     if missing:
         raise ArchiveError(
-            f"{archive.path} has nothing of {', '.join(missing)}; it has"
+            f"{archive.path} has no records of {', '.join(missing)}; it has"
             f" {', '.join(archive.topics) or 'no topic at all'}"
         )
     _refuse_unknown(archive, requested, to, starting_offsets or {}, ending_offsets or {})
@@ -64,8 +64,8 @@ def replay(
 def _refuse_unknown(
     archive: Archive, topics: list[str], to: Mapping[str, str], starting: Offsets, ending: Offsets
 ) -> None:
-    """A name that is mistyped would be passed over: a topic would be replayed into itself, or
-    whole. Raises SettingsError.
+    """A mistyped name would be ignored: a topic would be replayed into itself, or completely.
+    Raises SettingsError.
     """
     for setting, given in (("to", to), ("starting_offsets", starting), ("ending_offsets", ending)):
         unknown = [topic for topic in given if topic not in topics]
@@ -87,7 +87,7 @@ def _refuse_unknown(
 def _tasks(
     archive: Archive, topics: list[str], times: tuple[int | None, int | None], offsets: tuple[Offsets, Offsets]
 ) -> list[list[ArchivedTask]]:
-    """Of each partition the files that may have wanted records."""
+    """For each partition, the files that may have wanted records."""
     from mqd.spark.pipelines.parquet import ArchivedTask
 
     found: dict[tuple[str, int], list[ArchivedTask]] = {}

@@ -20,11 +20,11 @@ FROM_HEADER = "mqd.from"
 def route(
     records: DataFrame, *, value: Value, rules: Sequence[Rule], dead_letters: str, otherwise: str = ""
 ) -> DataFrame:
-    """Records with the column `topic`: the first rule's that holds, `otherwise`, or the dead
-    letters; key, value and headers as they were.
+    """Records with the column `topic`: that of the first matching rule, `otherwise`, or the dead
+    letters; key, value and headers are unchanged.
 
-    A dead letter has two headers more: `mqd.reason` (why) and `mqd.from` (topic-partition@offset).
-    A record that no rule takes is left out when there is no `otherwise`.
+    A dead letter has two additional headers: `mqd.reason` (why) and `mqd.from`
+    (topic-partition@offset). A record that matches no rule is dropped when there is no `otherwise`.
     """
     from pyspark.sql import functions as f
 

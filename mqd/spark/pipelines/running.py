@@ -1,8 +1,8 @@
 """From settings to running queries: the thin drivers around the pipelines' functions.
 
 Every stream resumes from its checkpoint. Sinks are exactly-once: a topic by mqd's transactions,
-Parquet by Spark's own file sink, an archive by its manifest. Sources leave out what was aborted:
-attempts of our own sinks that failed are in the log, too.
+Parquet by Spark's own file sink, an archive by its manifest. Sources skip aborted records: failed
+attempts of our own sinks are in the log, too.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ log = logging.getLogger("mqd.spark")
 FORMAT = "mqd"
 LOOK_S = 0.5
 LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
-"""What Spark says when a Python process of its own takes longer than ten seconds to come up, which no setting changes."""
+"""Spark's message when one of its Python processes takes longer than ten seconds to start, which no
+setting changes."""
 CANCELLED = "SPARK_JOB_CANCELLED"
-"""What Spark says of a job that was cancelled."""
+"""Spark's message for a cancelled job."""
 STOPPED = (CANCELLED, "InterruptedException", "InterruptedIOException", "ClosedByInterruptException")
-"""What a Spark job ends with whose query is being stopped."""
+"""The end of a Spark job whose query is being stopped."""
 OURS = (
     "MqdOptionError:",
     "MqdReadError:",
@@ -69,17 +70,17 @@ OURS = (
     ".OrderError:",
     "[USER_RAISED_EXCEPTION]",
 )
-"""Before the text of an error that was written for the user, in what Spark makes of it."""
+"""Precedes the text of an error for the user in Spark's message."""
 _PYTHONS_LAST = re.compile(r"^((?:[\w.]*(?:Error|Exception))?: \S.*)$", re.MULTILINE)
-"""Java's follow Py4J's in a line that begins with the colon."""
+"""Java's text follows Py4J's in a line that begins with a colon."""
 
 
 class ReplayStoppedError(Exception):
-    """A replay was stopped before its end; the text says what became of its records."""
+    """A replay was stopped before its end; the text has the state of its records."""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """One batch of a stream, or the whole of a batch job (batch -1, then `rows` is -1 where nobody
+    """One batch of a stream, or the whole of a batch job (batch -1; `rows` is -1 if they were not
     counted).
     """
 
@@ -93,7 +94,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def absolute(path: str) -> str:
-    """A path or URI as Spark takes it: its own idea of a relative path is the JVM's."""
+    """A path or URI for Spark, which resolves relative paths as the JVM does."""
     return path if "://" in path or path.startswith("file:") else os.path.abspath(path)
 
 
@@ -102,8 +103,8 @@ def _checkpoint(pipeline: Pipeline) -> str:
 
 
 def _in_checkpoint(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
-    """A file of the checkpoint, read by Spark: only its settings say where a path like hdfs:/// or
-    s3a:// is.
+    """A file of the checkpoint, read by Spark: only its settings resolve a path like hdfs:/// or
+    s3a://.
     """
     literal = re.sub(r"([{}\[\]*?\\])", r"\\\1", f"{_checkpoint(pipeline)}/{name}")  # Spark reads globs
     found = spark.read.text(literal, wholetext=True).first()
@@ -160,8 +161,8 @@ def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWrit
 
 
 def _ends(spark: SparkSession, pipeline: Archive, number: int) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """Where a batch ends, and its topics' ids, by the log of offsets in its checkpoint: a line of
-    version, one of the query's, then one for each source.
+    """The end offsets of a batch and its topic ids, from the log of offsets in its checkpoint: a
+    version line, a line of the query, then one for each source.
     """
     offsets = msgspec.json.decode(_in_checkpoint(spark, pipeline, f"offsets/{number}").splitlines()[2])
     return {topic: partitions for topic, partitions in offsets.items() if topic != IDS}, offsets.get(IDS, {})
@@ -186,8 +187,8 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
 
 
 def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[ArchivedFile]], skipped: set[str]) -> None:
-    """Small files into large ones. Groups that cannot be compacted are reported and added to
-    `skipped`; archiving continues without them, since the log's retention does not wait.
+    """Compacts small files into large ones. Groups that cannot be compacted are reported and added
+    to `skipped`; archiving continues without them, because the log's retention does not wait.
     """
     groups = [group for group in due if all(file.path in archive.files and file.path not in skipped for file in group)]
     if not groups:
@@ -197,14 +198,14 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
     except Exception as error:
         if any(message in str(error) for message in STOPPED):
             raise
-        if len(groups) > 1:  # one Spark job for all: which of them it is
+        if len(groups) > 1:  # one Spark job for all groups: the index of the group
             for group in groups:
                 _compact(spark, archive, [group], skipped)
             return
         paths = [file.path for file in groups[0]]
         skipped.update(paths)
         log.warning(
-            "compacting %d files of %s, %s to %s, failed: %s; they are left alone until the pipeline is started again,"
+            "compacting %d files of %s, %s to %s, failed: %s; they are skipped until the pipeline is restarted,"
             " archiving continues",
             len(paths),
             archive.path,
@@ -261,7 +262,7 @@ def _route(spark: SparkSession, pipeline: Route) -> DataStreamWriter:
 def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
     sides = []
     for name, side in (("left", pipeline.left), ("right", pipeline.right)):
-        named = msgspec.structs.replace(pipeline, name=f"{pipeline.name}-{name}")  # a consumer group each
+        named = msgspec.structs.replace(pipeline, name=f"{pipeline.name}-{name}")  # each has its own consumer group
         sides.append(
             timed(
                 decoded(stream(spark, side.source, named), side.value), time=side.time, watermark=side.watermark
@@ -275,8 +276,8 @@ def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
 def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
     @functools.cache
     def application() -> str:
-        """Whose batches these are: the query's id, which is new with a new checkpoint. A name is
-        not enough: its numbers would be another query's, and be dropped as known.
+        """Identifies the query of the batches: its id, which changes with a new checkpoint. A name
+        is not enough: batch numbers would repeat, and the batches be dropped as known.
         """
         return f"{pipeline.name}-{msgspec.json.decode(_in_checkpoint(spark, pipeline, 'metadata'))['id']}"
 
@@ -332,9 +333,9 @@ def start(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
 
 
 def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], None], stop: threading.Event) -> bool:
-    """Runs a pipeline until it ends or `stop` is set; then the batch under way is given up, the
-    next start does it again. Gives whether it came to its end. Raises what the query died of,
-    ReplayStoppedError.
+    """Runs a pipeline until it ends or `stop` is set; then the current batch is abandoned, and the
+    next start repeats it. Returns whether the pipeline reached its end. Raises the query's error,
+    or ReplayStoppedError.
     """
     if isinstance(pipeline, Replay):
         _replay_until(spark, pipeline, stop)
@@ -355,15 +356,15 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
 
 
 def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) -> None:
-    """A replay is one call into Spark, which learns of no signal before its end: another thread
-    cancels its job when it is to stop. Raises ReplayStoppedError, or what it failed with.
+    """A replay is one call into Spark, which handles no signal before its end: another thread
+    cancels its job for a stop. Raises ReplayStoppedError, or the replay's error.
     """
     group, ended = f"{pipeline.name}-{uuid.uuid4().hex}", threading.Event()
 
     def watch() -> None:
         while not ended.wait(LOOK_S):
             if stop.is_set():
-                spark.sparkContext.cancelJobGroup(group)  # again and again: its job may not have begun
+                spark.sparkContext.cancelJobGroup(group)  # repeatedly: its job may not have begun
 
     watcher = threading.Thread(target=watch, name=f"stop of {pipeline.name}", daemon=True)
     spark.sparkContext.setJobGroup(group, f"replay {pipeline.name}")
@@ -371,7 +372,7 @@ def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) 
     try:
         _replay(spark, pipeline)
     except Exception as error:
-        if stop.is_set() and CANCELLED in str(error):  # the sink has aborted, then: it commits behind the job
+        if stop.is_set() and CANCELLED in str(error):  # the sink has aborted then: it commits after the job
             raise ReplayStoppedError(_stopped_text(pipeline)) from error
         raise
     finally:
@@ -386,10 +387,10 @@ def _stopped_text(pipeline: Replay) -> str:
         for name, value in pipeline.options.items()
     ):
         return (
-            "stopped before its end; what was written so far stays (delivery is at-least-once), and started again it"
-            " begins again"
+            "stopped before its end; the records written so far stay (delivery is at-least-once), and the next"
+            " start writes all again"
         )
-    return "stopped before its end: nothing was written; started again it begins again"
+    return "stopped before its end: nothing was written; the next start begins again"
 
 
 def _progress(name: str, progress: Any) -> Progress:
@@ -405,9 +406,9 @@ def _progress(name: str, progress: Any) -> Progress:
 
 
 def _behind(end: str | None, latest: str | None) -> int | None:
-    """Records between two offsets in the source's JSON; what is not a topic's begins with @. None:
-    not known, as of a batch that is done again after a crash ("null": the source was not asked for
-    the latest).
+    """Records between two offsets in the source's JSON; keys that are not topics begin with @.
+    None: not known, as for a batch that is repeated after a crash ("null": Spark did not request
+    the latest offsets).
     """
     at, to = (msgspec.json.decode(encoded) if encoded else None for encoded in (end, latest))
     if at is None or to is None:
@@ -421,14 +422,14 @@ def _behind(end: str | None, latest: str | None) -> int | None:
 
 
 def explained(error: BaseException) -> str:
-    """What went wrong in a query, without Spark's and Java's stack traces."""
+    """The cause of a query's failure, without Spark's and Java's stack traces."""
     if isinstance(error, (SettingsError, ReplayStoppedError)):
         return str(error)
     text = str(error)
     if any(message in text for message in LADEN):
         return (
-            "a Python process of Spark's did not come up within the ten seconds that Spark gives it: this machine is"
-            " too laden; start again when it is less so"
+            "a Python process of Spark did not start within Spark's limit of ten seconds: this machine is"
+            " overloaded; try again when it is less busy"
         )
     for marker in OURS:
         if marker in text:

@@ -25,18 +25,19 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 
 def defaults(master: str) -> dict[str, str]:
-    """Configuration that a pipeline has unless it says else. Local: no web page, and as many
+    """Default configuration of a pipeline. Local: no web page, and as many
     shuffle partitions as cores (Spark's 200 would cost more than the work).
     """
     found = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.ui.showConsoleProgress": "false",
-        # With a bound in bytes Spark 4.3 adds up its Arrow buffers at every row, ten times the work
-        # of filling them; this value is "none". Fewer rows than its 10,000 bound a batch instead.
+        # With a bound in bytes Spark 4.3 sums up its Arrow buffers at every row, ten times the cost
+        # of filling them; this value means no bound. A row limit below its 10,000 bounds a batch
+        # instead.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's INT96 is no type of Parquet's any more
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's INT96 is no longer a Parquet type
     }
     local = _LOCAL.fullmatch(master)
     if local:
@@ -51,18 +52,18 @@ def defaults(master: str) -> dict[str, str]:
 
 
 def log_level(master: str, configuration: Mapping[str, str]) -> str:
-    """What Spark's log tells: `spark.log.level`, where that is set. Local: nothing, since what ends
-    a query is raised, and each task's stack trace on top would bury it. On a cluster: errors.
+    """The level of Spark's log: `spark.log.level` if set. Local: off, because the error that ends a
+    query is raised anyway, and the stack traces of tasks would hide it. On a cluster: errors.
     """
     return configuration.get("spark.log.level", "FATAL" if _LOCAL.fullmatch(master) else "ERROR")
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """What this process, and those that it starts meanwhile, say on stderr is held back, and told
-    only if the block fails; what they say afterwards goes to stderr as ever.
+    """Captures the stderr of this process and its children during the block, and prints it only if
+    the block fails; afterwards stderr works as usual.
 
-    Java's and Spark's greetings are ten lines; they cannot be turned off before Spark is there.
+    Java and Spark print ten lines at their start, which cannot be turned off before Spark runs.
     """
     reader, writer = os.pipe()
     held: list[bytes] = []
@@ -99,13 +100,13 @@ def held_back() -> Iterator[None]:
 
 
 def _write_through(output: bytes) -> None:
-    with contextlib.suppress(OSError):  # the reader is gone
+    with contextlib.suppress(OSError):  # the reader has ended
         os.write(2, output)
 
 
 def require_spark() -> None:
-    """Raises SettingsError when PySpark or Java is missing; in no time, and before Spark's script says
-    so in several lines. Java is looked for as that script does.
+    """Raises SettingsError when PySpark or Java is missing; at once, before Spark's script reports
+    it in several lines. Java is located as in that script.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise SettingsError("PySpark is missing; install it with: pip install 'mqd[spark]'")
@@ -120,8 +121,8 @@ def require_spark() -> None:
 
 @contextlib.contextmanager
 def _java_ends_when_interrupted() -> Iterator[None]:
-    """An interruption of PySpark while it waits for Java takes away the file by which Java would
-    say where it listens; Java then fails, and stays for ever.
+    """If PySpark is interrupted while it waits for Java, it deletes the file in which Java would
+    report its port; Java then fails, and never exits.
     """
     from pyspark import java_gateway
 
@@ -146,7 +147,7 @@ def _java_ends_when_interrupted() -> Iterator[None]:
 
 def session(name: str, master: str, configuration: Mapping[str, str] | None = None) -> SparkSession:
     """A session for `name`. Raises SettingsError when PySpark or Java is missing."""
-    # pandas may be there for others; nothing of ours uses it
+    # pandas may be installed for other programs; mqd does not use it
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     require_spark()
     from pyspark.errors import PySparkRuntimeError
@@ -154,7 +155,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
 
     if _LOCAL.fullmatch(master):
         for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-            # where mqd is; Spark would take the first python3 on the PATH
+            # the Python that has mqd; Spark would use the first python3 on the PATH
             os.environ.setdefault(variable, sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**defaults(master), **(configuration or {})}.items():
@@ -173,7 +174,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
 
 
 def _raise_only() -> None:
-    """PySpark tells an error of a query as JSON on stderr, and raises it as well."""
+    """PySpark prints a query's error as JSON on stderr, and also raises it."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -181,7 +182,7 @@ def _raise_only() -> None:
 
 
 def _register(spark: SparkSession) -> None:
-    """An editable install is not found by Spark's own look-up."""
+    """Spark's own look-up does not find an editable install."""
     from mqd.spark.source import MqdDataSource
 
     spark.dataSource.register(MqdDataSource)

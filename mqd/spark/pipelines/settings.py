@@ -1,9 +1,8 @@
 """A pipeline's settings: TOML files, checked completely before anything starts.
 
-A file names its pipeline (`pipeline = "route"`) and fills that pipeline's structure below; what is
-not in it has the default that is written here. Fields that take an SQL expression are given to
-Spark as they are, so anything that Spark's SQL can say is allowed there. Durations are Spark's: "10
-minutes", "1 hour".
+A file names its pipeline (`pipeline = "route"`) and fills that pipeline's structure below; missing
+fields have the defaults below. Fields with an SQL expression are passed to Spark unchanged, so all
+of Spark SQL is allowed there. Durations are Spark's: "10 minutes", "1 hour".
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import msgspec
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 ONCE = "available-now"
 READ_COMMITTED = {"kafka.isolation.level": "read_committed"}
-"""How pipelines and `mqd sql` read: an exactly-once sink's attempts that failed stay in the log, aborted."""
+"""The isolation level of pipelines and `mqd sql`: failed attempts of an exactly-once sink stay in
+the log, aborted."""
 
 
 class SettingsError(ValueError):
@@ -35,13 +35,15 @@ class Source(_Strict, frozen=True, kw_only=True):
     topics: list[str] = []
     pattern: str = ""
     starting: str = "earliest"
-    """earliest, latest, or JSON: {"topic":{"0":12}}. Counts when the pipeline has no checkpoint yet."""
+    """earliest, latest, or JSON: {"topic":{"0":12}}. Used only while the pipeline has no
+    checkpoint."""
     options: dict[str, str] = {}
-    """Further options of format("mqd"): maxOffsetsPerTrigger, kafka.isolation.level (read_committed unless told), ..."""
+    """Further options of format("mqd"): maxOffsetsPerTrigger, kafka.isolation.level (default:
+    read_committed), ..."""
 
     def problems(self) -> list[str]:
         if bool(self.topics) == bool(self.pattern):
-            return ["names its topics either by `topics` or by `pattern`"]
+            return ["set either `topics` or `pattern`"]
         return []
 
 
@@ -52,7 +54,8 @@ class Value(_Strict, frozen=True, kw_only=True):
 
     schema: str
     malformed: Literal["fail", "drop"] = "fail"
-    """fail: the pipeline stops at the first value that is not such JSON; drop: it is left out. `route` sends it to the dead letters instead."""
+    """fail: the pipeline stops at the first value that does not match; drop: such values are
+    dropped. `route` sends them to the dead letters instead."""
 
 
 class Sink(_Strict, frozen=True, kw_only=True):
@@ -66,21 +69,23 @@ class Sink(_Strict, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         if bool(self.topic) == bool(self.path):
-            return ["names either a `topic` or a `path`"]
+            return ["set either `topic` or `path`"]
         return []
 
 
 class _Pipeline(_Strict, frozen=True, kw_only=True, tag_field="pipeline"):
-    """What every pipeline has."""
+    """The settings of every pipeline."""
 
     name: str = ""
     """Names the query, its checkpoint and its consumer group. The file's name without .toml by default."""
     bootstrap: str = DEFAULT_BOOTSTRAP
     master: str = "local[*]"
     trigger: str = "1 second"
-    """Time between batches, or available-now: everything there is, then end. "0 seconds": as fast as it goes."""
+    """Time between batches, or available-now: process all available records, then end. "0 seconds":
+    as fast as possible."""
     checkpoint: str = ""
-    """Directory of offsets and state; `checkpoints/NAME` by default. It is what a pipeline resumes from."""
+    """Directory of offsets and state, from which the pipeline resumes; `checkpoints/NAME` by
+    default."""
     spark: dict[str, str] = {}
     """Configuration of Spark."""
 
@@ -88,7 +93,7 @@ class _Pipeline(_Strict, frozen=True, kw_only=True, tag_field="pipeline"):
     streams: ClassVar[bool] = True
 
     def problems(self) -> list[str]:
-        """What is wrong beyond types, each beginning with its field."""
+        """Errors other than types, each beginning with its field."""
         found = []
         for place in self.places:
             one = getattr(self, place, None)
@@ -105,7 +110,7 @@ class Archive(_Pipeline, frozen=True, kw_only=True, tag="archive"):
     file_mb: int = 128
     """Size that small files are compacted to, MB."""
     compact_from_files: int = 16
-    """Small files of a topic's day that make a compaction worth it; 0: never."""
+    """Number of small files of a topic's day from which on they are compacted; 0: never."""
 
     def problems(self) -> list[str]:
         wrong = [] if self.file_mb > 0 else ["file_mb has to be at least 1"]
@@ -117,7 +122,7 @@ class Archive(_Pipeline, frozen=True, kw_only=True, tag="archive"):
 
 
 class Replay(_Pipeline, frozen=True, kw_only=True, tag="replay"):
-    """An archive back into topics: keys, values, headers, timestamps and the order in each
+    """Replays an archive into topics: keys, values, headers, timestamps and the order in each
     partition.
     """
 
@@ -125,11 +130,12 @@ class Replay(_Pipeline, frozen=True, kw_only=True, tag="replay"):
     topics: list[str] = []
     """Topics of the archive; all by default."""
     to: dict[str, str] = {}
-    """Archived topic to topic; the same name by default. The topics have to exist, with as many partitions."""
+    """Archived topic to topic; the same name by default. The topics must exist, with as many
+    partitions."""
     starting_timestamp: str = ""
-    """ISO 8601, UTC unless it says else. Records from it on; all by default."""
+    """ISO 8601, UTC by default. Records from this time on; all by default."""
     ending_timestamp: str = ""
-    """Records before it."""
+    """Records before this time."""
     starting_offsets: dict[str, dict[str, int]] = {}
     """Topic to partition to first offset."""
     ending_offsets: dict[str, dict[str, int]] = {}
@@ -140,7 +146,7 @@ class Replay(_Pipeline, frozen=True, kw_only=True, tag="replay"):
 
 
 class Aggregate(_Pipeline, frozen=True, kw_only=True, tag="aggregate"):
-    """Counts, sums, percentiles over windows of event time, told once a window is over."""
+    """Counts, sums, percentiles over windows of event time, emitted once a window is over."""
 
     source: Source
     value: Value
@@ -149,9 +155,10 @@ class Aggregate(_Pipeline, frozen=True, kw_only=True, tag="aggregate"):
     """SQL expression: the event's time."""
     window: str
     slide: str = ""
-    """Distance of sliding windows; as long as the window by default (each event in one)."""
+    """Distance of sliding windows; equal to the window by default (each event is in one window)."""
     watermark: str
-    """How late an event may come. A window is told when the watermark has passed it; what is later is left out."""
+    """How late an event may arrive. A window is emitted when the watermark has passed it; later
+    events are dropped."""
     by: list[str] = []
     """SQL expressions to group by."""
     measures: dict[str, str]
@@ -159,24 +166,26 @@ class Aggregate(_Pipeline, frozen=True, kw_only=True, tag="aggregate"):
 
     def problems(self) -> list[str]:
         return super().problems() + (
-            [] if self.measures else ['measures is empty: name at least one, e.g. { events = "count(*)" }']
+            [] if self.measures else ['measures is empty: define at least one, e.g. { events = "count(*)" }']
         )
 
 
 class Dedup(_Pipeline, frozen=True, kw_only=True, tag="dedup"):
-    """The first of records that are the same, within a time."""
+    """Keeps the first of equal records within a time."""
 
     source: Source
     sink: Sink
     by: list[str] = msgspec.field(default_factory=lambda: ["record.key"])
-    """SQL expressions that say what is the same."""
+    """SQL expressions that identify equal records."""
     value: Value | None = None
     time: str = "record.timestamp"
     within: str
-    """Repetitions are known for this long."""
+    """Repetitions are recognized for this long."""
 
     def problems(self) -> list[str]:
-        return super().problems() + ([] if self.by else ["by is empty: name what makes two records the same"])
+        return super().problems() + (
+            [] if self.by else ["by is empty: set the expressions by which two records are equal"]
+        )
 
 
 class Rule(_Strict, frozen=True, kw_only=True):
@@ -186,15 +195,15 @@ class Rule(_Strict, frozen=True, kw_only=True):
 
 
 class Route(_Pipeline, frozen=True, kw_only=True, tag="route"):
-    """Each record to the topic of the first rule that holds; values that cannot be decoded to the
-    dead letters, with the reason in a header.
+    """Writes each record to the topic of the first matching rule, and values that cannot be decoded
+    to the dead letters, with the reason in a header.
     """
 
     source: Source
     value: Value
     rules: list[Rule]
     otherwise: str = ""
-    """Topic of what no rule takes; left out by default."""
+    """Topic of records that match no rule; by default they are dropped."""
     dead_letters: str
     options: dict[str, str] = {}
 
@@ -215,12 +224,13 @@ class Side(_Strict, frozen=True, kw_only=True):
 
 
 class StreamJoin(_Pipeline, frozen=True, kw_only=True, tag="stream_join"):
-    """Rows of two topics that belong together."""
+    """Joins rows of two topics."""
 
     left: Side
     right: Side
     on: str
-    """SQL condition over `left` and `right`; it has to bound the time between the two (`left.event_time`, `right.event_time`), or the state would grow for ever."""
+    """SQL condition over `left` and `right`; it must bound the time between the two
+    (`left.event_time`, `right.event_time`), or the state would grow without limit."""
     how: Literal["inner", "left_outer", "right_outer", "full_outer"] = "inner"
     select: list[str] = msgspec.field(default_factory=lambda: ["left.*", "right.*"])
     sink: Sink
@@ -243,14 +253,15 @@ KINDS: dict[str, type[_Pipeline]] = {
 
 
 def load(path: Path, changes: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> Pipeline:
-    """The pipeline of a TOML file, with top-level fields changed, and with defaults for those that
-    it does not name (None: not changed, no default). Raises SettingsError.
+    """The pipeline of a TOML file, with top-level fields changed, and with defaults for missing
+    ones (None: not changed, no default). Raises SettingsError.
     """
     try:
         raw = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise SettingsError(
-            f"{path}: there is no such file; the pipelines are {', '.join(KINDS)}, and docs/spark.md has one of each"
+            f"{path}: there is no such file; the pipelines are {', '.join(KINDS)}, and docs/spark.md has an"
+            " example of each"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not TOML: {error}") from None
@@ -264,7 +275,7 @@ def checked(raw: Mapping[str, Any], origin: str) -> Pipeline:
     """The pipeline that a mapping describes. Raises SettingsError naming `origin` and the field."""
     kind = raw.get("pipeline")
     if kind not in KINDS:
-        raise SettingsError(f"{origin}: pipeline is {kind!r}; it has to be one of {', '.join(KINDS)}")
+        raise SettingsError(f"{origin}: pipeline is {kind!r}; it must be one of {', '.join(KINDS)}")
     try:
         pipeline = cast(Pipeline, msgspec.convert(dict(raw), KINDS[kind]))
     except msgspec.ValidationError as error:

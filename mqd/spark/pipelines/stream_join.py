@@ -1,4 +1,4 @@
-"""Rows of two streams that belong together."""
+"""Joins rows of two streams."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def stream_join(
     left: DataFrame, right: DataFrame, *, on: str, how: str = "inner", select: Sequence[str] = ("left.*", "right.*")
 ) -> DataFrame:
-    """The joined rows. `on` and `select` see the two as `left` and `right`, each with `event_time`
-    (give them by `timed`).
+    """The joined rows. `on` and `select` refer to the two as `left` and `right`, each with
+    `event_time` (added by `timed`).
     """
     from pyspark.sql import functions as f
 

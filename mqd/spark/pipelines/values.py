@@ -1,8 +1,8 @@
-"""Between records and rows.
+"""Converts between records and rows.
 
 Rows that pipelines work on have the fields of the decoded value as columns, and one column
-`record`: the struct of what the log knows of it (key, topic, partition, offset, timestamp, headers,
-and the value as it was). A value that has a field named `record` is refused at the start.
+`record`: a struct with the rest of the record (key, topic, partition, offset, timestamp, headers,
+and the original value). A value with a field named `record` is refused at the start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CORRUPT = "_corrupt_value"
 
 
 def rows(records: DataFrame) -> DataFrame:
-    """Records (the columns of format("mqd")) as rows that have nothing but `record`."""
+    """Records (the columns of format("mqd")) as rows with `record` only."""
     from pyspark.sql import functions as f
 
     return records.select(f.struct(*[f.col(name) for name in records.columns]).alias(RECORD))
@@ -27,7 +27,7 @@ def rows(records: DataFrame) -> DataFrame:
 
 def parsed(records: DataFrame, value: Value) -> DataFrame:
     """Columns `record`, `value` (struct, null where the record has none) and `_corrupt_value`
-    (string: the text of a value that is not such JSON, else null).
+    (string: the text of a value that does not match the schema, otherwise null).
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
@@ -46,7 +46,7 @@ def parsed(records: DataFrame, value: Value) -> DataFrame:
 
 def decoded(records: DataFrame, value: Value) -> DataFrame:
     """Rows with the fields of the value. A malformed one stops the query (the error has its topic,
-    partition and offset), or is left out.
+    partition and offset), or is dropped.
     """
     from pyspark.sql import functions as f
 
@@ -61,7 +61,7 @@ def decoded(records: DataFrame, value: Value) -> DataFrame:
 
 
 def encoded(frame: DataFrame, key: str) -> DataFrame:
-    """Rows as columns `key` (string, when an expression for it is given) and `value` (JSON of all
+    """Rows as columns `key` (string, if it has an expression) and `value` (JSON of all
     columns but `record`).
     """
     from pyspark.sql import functions as f
@@ -82,7 +82,7 @@ def _schema(value: Value):
     taken = {RECORD, CORRUPT} & {name.lower() for name in schema.names}
     if taken:
         raise SettingsError(
-            f"value.schema has a field {sorted(taken)[0]!r}; that name is taken by what the log knows of a record"
+            f"value.schema has a field {sorted(taken)[0]!r}; that name is reserved for the record's metadata"
         )
     return schema
 

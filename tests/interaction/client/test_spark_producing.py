@@ -142,9 +142,9 @@ def test_a_child_whose_transaction_is_over_is_told_so(shared_broker: Broker) -> 
     late.flush()
     first.alive(zombie)
     child = second.enlist()
-    with pytest.raises(MqdWriteError, match="another run of this query has taken over"):
+    with pytest.raises(MqdWriteError, match="another run of this query has replaced this one"):
         first.alive(zombie)
-    with pytest.raises(MqdWriteError, match="this task's part of the transaction is over"):
+    with pytest.raises(MqdWriteError, match="this task's part of the transaction has ended"):
         send(found, late, rows(10, 10))
         late.flush()
     with pytest.raises(MqdWriteError, match="another run"):

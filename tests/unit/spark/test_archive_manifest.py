@@ -111,7 +111,7 @@ def test_of_two_writers_at_once_one_is_refused(tmp_path: Path, monkeypatch: pyte
     commit(first, Commit("q", 0, [file("a", 0, 10)]))
     with pytest.raises(
         ArchiveError,
-        match="another writer .commit 0 there is batch 0 of q.: .*; what this one had committed there counts no more",
+        match="another writer .commit 0 there is batch 0 of q.: .*; the commits of this writer were overwritten",
     ):
         commit(second, Commit("q", 1, [file("c", 10, 20)]))
 
@@ -188,12 +188,11 @@ def test_an_offset_is_in_one_file(tmp_path: Path) -> None:
     commit(archive, Commit("", -1, [file("d", 0, 10)], removed=[file("a", 0, 10).path]))
     assert archive.ends("t") == {0: 10, 1: 12}
     with pytest.raises(
-        ArchiveError,
-        match="10 records of t, 2026-11-21, were to be compacted and 9 came of it; .*d.parquet: t-0 from 0 to 10",
+        ArchiveError, match="10 records of t, 2026-11-21, were compacted into 9; .*d.parquet: t-0 from 0 to 10"
     ):
         commit(archive, Commit("", -1, [file("e", 0, 9)], removed=[file("d", 0, 10).path]))
     commit(archive, Commit("q", 2, [file("f", 20, 30), file("g", 22, 40)]))  # two days in turns: of one batch
-    with pytest.raises(ArchiveError, match="cannot be taken out"):
+    with pytest.raises(ArchiveError, match="cannot be removed"):
         commit(archive, Commit("", -1, [], removed=["never"]))
 
 

@@ -101,7 +101,7 @@ def test_no_archive_is_said(tmp_path: Path) -> None:
 
 def test_a_topic_made_anew_is_seen(archive: Archive) -> None:
     with pytest.raises(
-        MqdReadError, match="t-0: the archive .* goes to offset 10 and the log only to 3: the topic was recreated"
+        MqdReadError, match="t-0: the archive .* extends to offset 10 and the log only to 3: the topic was recreated"
     ):
         history.plan(options(Path(archive.root)), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
 

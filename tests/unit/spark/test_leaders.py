@@ -232,8 +232,8 @@ def test_a_peer_that_always_lies(world: World) -> None:
 @pytest.mark.parametrize(
     ("records", "text"),
     [
-        (BATCHES[20][:40], "40 bytes that are no whole record batch"),
-        (BATCHES[20][:-1], "no whole record batch"),
+        (BATCHES[20][:40], "40 bytes that are not a whole record batch"),
+        (BATCHES[20][:-1], "not a whole record batch"),
         (BATCHES[20][:16] + b"\1" + BATCHES[20][17:], "magic"),
         (BATCHES[20][:-1] + b"!", "checksum"),
         (BATCHES[0], "batches that end at offset 10"),
@@ -278,7 +278,7 @@ def test_another_broker_is_asked_for_what_is_missing(world: World) -> None:
     world.requested = []
     assert progress.latest(end, True) == end and set(world.requested) == {2}
     world.behind = {1, 2}
-    with pytest.raises(MqdReadError, match="orders-0 is gone"):
+    with pytest.raises(MqdReadError, match="orders-0 was deleted"):
         progress.latest(end, True)
     progress.close()
 

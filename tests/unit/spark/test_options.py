@@ -107,16 +107,16 @@ def test_what_cannot_be() -> None:
         _refused("not a whole number", True, **{name: "many"})
     _refused("higher than the maxOffsetsPerTrigger", True, minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4")
     _refused("neither true nor false", failOnDataLoss="perhaps")
-    _refused("no timestamp in milliseconds", startingTimestamp="2024-01-01")
-    _refused("no duration", True, maxTriggerDelay="soon")
+    _refused("not a timestamp in milliseconds", startingTimestamp="2024-01-01")
+    _refused("not a duration", True, maxTriggerDelay="soon")
     _refused("is none of error, latest", startingOffsetsByTimestampStrategy="guess")
     _refused("is not known", **{"kafka.security.protocol": "TLS"})
-    _refused("proves nothing", **{"kafka.sasl.mechanism": "PLAIN"})
-    _refused("an identity of its own", **{"kafka.security.protocol": "SSL", "transport": "shm"})
+    _refused("does not authenticate", **{"kafka.sasl.mechanism": "PLAIN"})
+    _refused("another identity", **{"kafka.security.protocol": "SSL", "transport": "shm"})
     _refused("neither read_committed", **{"kafka.isolation.level": "serializable"})
     _refused("transport", transport="pigeon")
-    _refused("no consumer group", True, groupId="")
-    with pytest.raises(MqdOptionError, match="no regular expression"):
+    _refused("not a consumer group", True, groupId="")
+    with pytest.raises(MqdOptionError, match="not a regular expression"):
         source_options({"kafka.bootstrap.servers": "a", "subscribePattern": "("}, False)
 
 

@@ -48,18 +48,15 @@ AGGREGATE = 'pipeline = "aggregate"\nwindow = "1 hour"\nwatermark = "1 hour"\n[v
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("pipeline = 'rout'", "pipeline is 'rout'; it has to be one of archive, "),
+        ("pipeline = 'rout'", "pipeline is 'rout'; it must be one of archive, "),
         ("pipeline", "not TOML"),
-        (ROUTE.replace('topics = ["flights"]', ""), "[source] names its topics either by `topics` or by `pattern`"),
-        (
-            ROUTE.replace('topics = ["flights"]', 'topics = ["flights"]\npattern = "f.*"'),
-            "[source] names its topics either by",
-        ),
+        (ROUTE.replace('topics = ["flights"]', ""), "[source] set either `topics` or `pattern`"),
+        (ROUTE.replace('topics = ["flights"]', 'topics = ["flights"]\npattern = "f.*"'), "[source] set either"),
         (ROUTE.replace('topics = ["flights"]', "topics = [7]"), "Expected `str`, got `int` - at `$.source.topics[0]`"),
         (ROUTE.replace("dead_letters", "dead_leters"), "dead_leters"),
         (
             AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\npath = "y"\n[measures]\nn = "count(*)"',
-            "[sink] names either a `topic` or a `path`",
+            "[sink] set either `topic` or `path`",
         ),
         (AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\n[measures]\n', "measures is empty"),
     ],

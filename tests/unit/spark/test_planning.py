@@ -94,6 +94,6 @@ def test_positions_as_spark_keeps_them() -> None:
         try:
             Position.from_json(wrong)
         except ValueError as error:
-            assert "no offsets of format mqd" in str(error)
+            assert "not offsets of format mqd" in str(error)
         else:
             raise AssertionError(wrong)

@@ -179,7 +179,7 @@ def test_what_is_lost_is_told() -> None:
     end = progress.latest(start, True)
     kept = dict(world.logs)
     del world.logs["t", 1]
-    with pytest.raises(MqdReadError, match="t-1 is gone; the last batch ended at 0: 10, 1: 10"):
+    with pytest.raises(MqdReadError, match="t-1 was deleted; the last batch ended at 0: 10, 1: 10"):
         progress.latest(end, True)
     world.logs = {**kept, ("t", 0): (0, 4)}
     with pytest.raises(MqdReadError, match="t-0: the log ends at 4, before offset 10"):
@@ -338,7 +338,7 @@ def test_retired_partitions_that_were_not_read_are_lost(hidden: dict[Key, int]) 
     del world.logs["t", 1]
     world.hidden |= hidden
     after = progress.latest(end, True)
-    assert len(world.losses) == 1 and "t-1 is gone; the last batch ended at" in world.losses[0]
+    assert len(world.losses) == 1 and "t-1 was deleted; the last batch ended at" in world.losses[0]
     assert _offsets(after) == {("t", 0): 10}, "one of that index which is added later is another"
 
 
@@ -360,7 +360,7 @@ def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, anew
     progress = _again(world) if restarted else progress
     made = progress.plan(first, end)
     assert [(one.topic, one.start, one.end) for one in made] == [("t", 10, 11)]
-    assert len(world.losses) == 1 and "u-0 is gone" in world.losses[0]
+    assert len(world.losses) == 1 and "u-0 was deleted" in world.losses[0]
     after = progress.latest(end, True)
     assert [(one.topic, one.start, one.end) for one in progress.plan(end, after)] == ([("u", 0, 7)] if anew else [])
 
@@ -371,7 +371,7 @@ def test_a_topic_that_goes_before_its_first_batch_was_read_is_a_loss() -> None:
     world.grow("u", 0, 5)
     end = progress.latest(first, True)
     del world.logs["u", 0]
-    with pytest.raises(MqdReadError, match="u-0 is gone or was recreated; the batch that ends at 5 was not read"):
+    with pytest.raises(MqdReadError, match="u-0 was deleted or recreated; the batch that ends at 5 was not read"):
         _again(world).plan(first, end)
 
 
@@ -384,7 +384,7 @@ def test_a_topic_that_is_deleted_between_two_questions_is_a_loss_as_any_other(fa
     world.behind = [(dict(world.logs), world.numbers)]  # it is still there when partitions are asked for
     del world.logs["u", 0]
     if fails == "true":
-        with pytest.raises(MqdReadError, match="u-0 is gone"):
+        with pytest.raises(MqdReadError, match="u-0 was deleted"):
             progress.latest(start, True)
         return
     assert _offsets(progress.latest(start, True))["t", 0] == 10 and len(world.losses) == 1

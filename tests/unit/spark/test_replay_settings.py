@@ -49,7 +49,7 @@ def test_what_is_not_there_is_said(archive: Archive, given: dict[str, Any], mess
 
 
 def test_a_topic_that_was_not_archived_is_said(archive: Archive) -> None:
-    with pytest.raises(ArchiveError, match="has nothing of v; it has t, u"):
+    with pytest.raises(ArchiveError, match="has no records of v; it has t, u"):
         replay(None, archive, topics=["v"], to={})  # type: ignore[arg-type]
 
 

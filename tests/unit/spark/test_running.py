@@ -262,7 +262,7 @@ class Job:
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({}, "nothing was written"), ({"Delivery": "at-least-once"}, "what was written so far stays")],
+    [({}, "nothing was written"), ({"Delivery": "at-least-once"}, "the records written so far stay")],
 )
 def test_a_replay_is_stopped(monkeypatch: pytest.MonkeyPatch, options: dict[str, str], expected: str) -> None:
     stop = threading.Event()

@@ -77,7 +77,7 @@ def test_the_demos_picture_has_the_airports_own_clock() -> None:
 
 
 def test_a_machine_too_laden_for_spark_is_called_so() -> None:
-    assert "too laden" in explained(
+    assert "overloaded" in explained(
         RuntimeError(
             "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE:"
             " XXKST\n=== Streaming Query ==="

@@ -83,14 +83,14 @@ def test_columns_are_taken_without_regard_to_case_and_others_left_alone() -> Non
     ("topic", "kinds", "given", "problem"),
     [
         ("t", {"key": "binary"}, {}, r"column value is needed.*\(key\)"),
-        ("t", {"value": "binary", "VALUE": "binary"}, {}, "column value is there twice"),
-        ("t", {"value": "struct<a:int>"}, {}, "column value is struct<a:int>, and has to be binary or string"),
+        ("t", {"value": "binary", "VALUE": "binary"}, {}, "column value appears twice"),
+        ("t", {"value": "struct<a:int>"}, {}, "column value is struct<a:int>, and must be binary or string"),
         ("t", {"value": "binary", "timestamp": "bigint"}, {}, "column timestamp is bigint"),
-        (None, {"value": "binary"}, {}, "where the rows go is not said"),
-        (" ", {"value": "binary"}, {}, "is no topic's name"),
+        (None, {"value": "binary"}, {}, "the target is missing"),
+        (" ", {"value": "binary"}, {}, "is not a topic name"),
         ("t", {"value": "binary"}, {"delivery": "twice"}, "option delivery: 'twice'"),
-        ("t", {"value": "binary"}, {"kafka__acks": "1"}, "exactly once knows no other"),
-        ("t", {"value": "binary"}, {"kafka__enable.idempotence": "false"}, "is not exactly once"),
+        ("t", {"value": "binary"}, {"kafka__acks": "1"}, "exactly-once allows no other"),
+        ("t", {"value": "binary"}, {"kafka__enable.idempotence": "false"}, "exactly-once delivery needs true"),
         ("t", {"value": "binary"}, {"kafka__key.serializer": "x"}, "serialize them"),
         ("t", {"value": "binary"}, {"kafka__transactional.id": "x"}, "txnAppId"),
         ("t", {"value": "binary"}, {"kafka__security.protocol": "TLS"}, "is not known"),
@@ -323,7 +323,7 @@ def test_a_transaction_that_is_over_is_told_with_its_time_out() -> None:
     with pytest.raises(
         MqdWriteError,
         match=(
-            r"going on with the transaction of batch 3: .* nothing was heard of the batch for 60000 ms"
+            r"continuing the transaction of batch 3: .* the batch had no activity for 60000 ms"
             r" .kafka.transaction.timeout.ms; .* another run"
         ),
     ):
@@ -365,5 +365,5 @@ def test_a_stream_that_cannot_abort_its_transaction_says_so(
     assert aborted == [place] and [record.levelno for record in caplog.records] == 2 * [logging.WARNING]
     assert (
         "batch 7 has failed before one of its tasks was done" in caplog.text
-        and "5000 ms are over (kafka.transaction.timeout.ms)" in caplog.text
+        and "5000 ms have passed (kafka.transaction.timeout.ms)" in caplog.text
     )
