@@ -120,7 +120,7 @@ int mqd_slot_assign(void *control, uint32_t slot, const uint8_t topic_id[16], in
                     uint8_t log_dir, int32_t leader_epoch);
 void mqd_slot_clear(void *control, uint32_t slot);
 void mqd_slot_set_state(void *control, uint32_t slot, uint8_t state);
-/* Asks the owner for one MQD_LINK_FLUSHED. Look at the positions again after the call: the flush
+/* Requests one MQD_LINK_FLUSHED from the owner. Read the positions again after the call: the flush
  * may have ended before it. -1 MQD_E_INVALID: no such slot. */
 int mqd_slot_await_flush(void *control, uint32_t slot);
 /* Called around the opening of a partition, on the thread that opens it: a failed assertion in
@@ -263,7 +263,7 @@ enum mqd_descriptor_kind {
 /* flags of REQUEST: the frame is preceded by a struct mqd_request_principal and the principal's
  * bytes */
 #define MQD_REQUEST_PRINCIPAL 1
-/* the frame is the bare token of a client that said SaslHandshake 0, and so is its response */
+/* the frame is the bare token of a client that sent SaslHandshake 0, and so is its response */
 #define MQD_REQUEST_RAW_TOKEN 2
 #define MQD_PRODUCE_CONTROL 1 /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2
@@ -327,7 +327,7 @@ enum mqd_principal_kind {
 #define MQD_PRINCIPAL_BYTES_MAX 260 /* "User:" and a name of 255 bytes */
 /* little-endian; the principal's bytes follow, then those of the client's address as text */
 struct mqd_request_principal {
-    uint16_t size_bytes; /* of the principal; 0 = the listener proves nothing */
+    uint16_t size_bytes; /* of the principal; 0 = the listener does not authenticate */
     uint8_t kind;        /* enum mqd_principal_kind */
     uint8_t host_bytes;  /* 0: the descriptor has the address */
 };

@@ -20,7 +20,7 @@ _Noreturn void mqd_assert_failed(const char *file, int line, const char *conditi
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    fprintf(stderr, "mqd: invariant broken: %s (%s:%d: %s); the process ends and is started again\n", text, file, line,
+    fprintf(stderr, "mqd: invariant broken: %s (%s:%d: %s); the process aborts and is restarted\n", text, file, line,
             condition);
     fflush(stderr);
     if (counted && mqd_load_relaxed(counted) < UINT8_MAX)

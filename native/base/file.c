@@ -222,7 +222,7 @@ int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t pos
         return 0;
     int error = errno;
     if (mqd_file_truncate(fd, position) < 0)
-        return mqd_error_system(errno, "append of %zu bytes at %lld failed (errno %d), and cutting the file back too",
+        return mqd_error_system(errno, "append of %zu bytes at %lld failed (errno %d), and so did truncating the file",
                                 size_bytes, (long long)position, error);
     return mqd_error_system(error, "cannot append %zu bytes at %lld", size_bytes, (long long)position);
 }

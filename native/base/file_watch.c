@@ -41,7 +41,7 @@ static struct {
     struct {
         int fd;
         uint64_t sequence;
-    } syncs[SYNC_COUNT_MAX]; /* asynchronous ones under way, oldest first */
+    } syncs[SYNC_COUNT_MAX]; /* asynchronous flushes in flight, oldest first */
     int sync_count;
 } watch = {.mutex = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 

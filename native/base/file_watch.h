@@ -42,7 +42,7 @@
  *
  * The first rule that applies decides, except that evaluation continues after DELAY rules.
  * Thread-safe: one mutex orders effects and records; syncs run outside it. Bounds: 32 rules, 4096
- * syncs under way, paths of 4095 bytes.
+ * syncs in flight, paths of 4095 bytes.
  */
 #ifndef MQD_FILE_WATCH_H
 #define MQD_FILE_WATCH_H

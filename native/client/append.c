@@ -114,7 +114,7 @@ static void entry_back(struct mqd_producer *producer, struct mqd_producer_batch 
 }
 
 /* How much a new batch requests: its expected size, but at most half of its partition's share of
- * the memory, so that every active partition can have one open and one under way. At least half of
+ * the memory, so that every active partition can have one open and one in flight. At least half of
  * that is required: smaller batches would make a full memory worse, whereas full batches are sent
  * and soon answered. */
 static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t preferred_bytes, uint32_t *got)
@@ -475,9 +475,9 @@ static int check_batch(const uint8_t *bytes, uint32_t size_bytes, struct mqd_bat
         return mqd_error_set(MQD_E_INVALID, "the %u bytes are not a record batch of magic 2", size_bytes);
     if ((uint32_t)header->size_bytes != size_bytes || header->record_count < 1 ||
         header->last_offset_delta != header->record_count - 1)
-        return mqd_error_set(
-            MQD_E_INVALID, "a batch says that it has %d bytes and %d records up to offset delta %d; there are %u bytes",
-            header->size_bytes, header->record_count, header->last_offset_delta, size_bytes);
+        return mqd_error_set(MQD_E_INVALID,
+                             "a batch's header has %d bytes and %d records up to offset delta %d; there are %u bytes",
+                             header->size_bytes, header->record_count, header->last_offset_delta, size_bytes);
     return 0;
 }
 

@@ -7,10 +7,10 @@
  *   others -> waiter   a thread that begins to want room raises client_sleeping from REPLY to ROOM
  *                      after a full fence; the waiter looks at needs_room after its own fence. At
  *                      least one side sees the other.
- *   appends -> waiter  replies taken in outside mqd_client_poll, by an append or a submit, are news
- *                      to a waiter too, because they leave outcomes and responses. `signalled` is
- *                      set before the counters advance that the waiter would otherwise have
- *                      noticed; the waiter looks at the counters first and at `signalled` last.
+ *   appends -> waiter  replies taken in outside mqd_client_poll, by an append or a submit, concern
+ *                      a waiter too, because they add outcomes and responses. `signalled` is set
+ *                      before the counters advance that the waiter would otherwise have noticed;
+ *                      the waiter looks at the counters first and at `signalled` last.
  *
  * to_client, and wake_fd (written by mqd_client_wake), are drained only by mqd_client_poll, never
  * by a waiter, so they are level-triggered for all waiters.
@@ -209,8 +209,7 @@ static int answered(struct mqd_client *client, const uint8_t *bytes, uint32_t si
 {
     if (!client->producer || mqd_producer_on_answer(client->producer, bytes, size_bytes) == 0)
         return 0;
-    return mqd_client_fail(client, MQD_E_CORRUPT,
-                           "the broker sent a response to a Produce that was not asked, or cannot be read");
+    return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent an unexpected or unreadable response to a Produce");
 }
 
 /* A complete response: the producer handles its own at once; the caller's are queued. */
@@ -258,7 +257,7 @@ static int take_answer(struct mqd_client *client, uint64_t there)
 }
 
 /* Takes the available bytes of the length word, however few: nothing that could be taken stays in
- * the ring, so that a non-empty ring always means news. 1 = complete. */
+ * the ring, so that a non-empty ring always means new data. 1 = complete. */
 static int take_length(struct mqd_client *client, uint64_t there)
 {
     uint32_t missing = (uint32_t)sizeof client->length - client->length_arrived,

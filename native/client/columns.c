@@ -177,7 +177,7 @@ static int section_of(const struct mqd_record_view *view, uint32_t i, struct sec
     if (!view->header_positions) /* no record of the view has headers */
         return 0;
     if (view->header_bytes[i] < 1 || !inside(view, view->header_positions[i], view->header_bytes[i]))
-        return mqd_error_set_static(MQD_E_INVALID, "a record's headers lie outside of the bytes that they count from");
+        return mqd_error_set_static(MQD_E_INVALID, "a record's headers are outside of the buffer");
     const uint8_t *headers = view->base + view->header_positions[i];
     if (!section_measure(headers, headers + view->header_bytes[i], out))
         return mqd_error_set(MQD_E_CORRUPT, "the headers of the record at offset %lld are damaged",
@@ -194,8 +194,7 @@ static inline int row_append(struct mqd_arrow_rows *rows, const struct mqd_recor
         return stop(rows, MQD_ARROW_ROWS, 1);
     if (!inside(view, view->key_positions[i], view->key_bytes[i]) ||
         !inside(view, view->value_positions[i], view->value_bytes[i]))
-        return mqd_error_set_static(MQD_E_INVALID,
-                                    "a record's key or value lies outside of the bytes that it counts from");
+        return mqd_error_set_static(MQD_E_INVALID, "a record's key or value is outside of the buffer");
     if (!fits(&rows->keys, view->key_bytes[i]))
         return stop(rows, MQD_ARROW_KEYS, (uint64_t)view->key_bytes[i]);
     if (!fits(&rows->values, view->value_bytes[i]))

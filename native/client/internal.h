@@ -1,6 +1,6 @@
 /* Internal to the local client's files: the attachment as the producer and the readers see it.
  *
- *   C1  every word of the memfd that the worker writes is loaded once per look and checked against
+ *   C1  every word of the memfd that the worker writes is loaded once per use and checked against
  *       the ring before use: the worker is trusted, but it may have died in the middle of anything.
  *       An inconsistent value ends the attachment (MQD_E_CORRUPT), never the process.
  *   C2  geometry (offsets, sizes) is this struct's copy, made at the welcome; the header in the

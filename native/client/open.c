@@ -65,8 +65,7 @@ static int connect_to(const char *path, uint32_t timeout_ms)
             path);
     if (error == EACCES || error == EPERM)
         return mqd_error_system(
-            error, "%s may not be used by this user: the broker's property local.socket.permissions says who may",
-            path);
+            error, "%s may not be used by this user: see the broker's property local.socket.permissions", path);
     return mqd_error_system(error, "%s does not take a connection", path);
 }
 
@@ -184,7 +183,7 @@ static int map_memory(struct mqd_client *client, int fd, uint64_t total)
                              "the attachment's memory has layout version %u, this client knows %u" OTHER_BUILD,
                              header->layout_version, MQD_LOCAL_LAYOUT_VERSION);
     if (!geometry_fits(header, total))
-        return mqd_error_set(MQD_E_LAYOUT, "the attachment's memory does not hold what its header says" OTHER_BUILD);
+        return mqd_error_set(MQD_E_LAYOUT, "the attachment's memory does not match its header" OTHER_BUILD);
     client->submissions = (struct mqd_local_submission *)(client->memory + header->submissions_offset);
     client->replies = client->memory + header->replies_offset;
     client->data = client->memory + header->data_offset;

@@ -381,7 +381,7 @@ int mqd_producer_retry(struct mqd_producer *producer, uint64_t number)
 {
     struct mqd_producer_batch *batch = batch_numbered(producer, number);
     if (!batch || batch->state != MQD_BATCH_FAILED || mqd_list_linked(&batch->outcome_node))
-        return mqd_error_set(MQD_E_INVALID, "batch %llu has not been told as failed", (unsigned long long)number);
+        return mqd_error_set(MQD_E_INVALID, "batch %llu has not been reported as failed", (unsigned long long)number);
     batch->state = MQD_BATCH_QUEUED;
     mark_ready(producer, batch->partition);
     return 0;

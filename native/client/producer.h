@@ -21,9 +21,9 @@
  *       batch.
  *
  *   P6  an idempotent batch that may be in the log keeps its identity and sequence until a broker
- *       has answered what became of it: under new ones no broker could tell that it is there, and it
- *       would be written twice. So the identity changes only when there is no such batch. A producer
- *       with a transactional id drops them with their transaction.
+ *       has reported its outcome: under new ones no broker could recognize it, and it would be
+ *       written twice. So the identity changes only when there is no such batch. A producer with a
+ *       transactional id drops them with their transaction.
  *
  * Bounds: `batches` has as many entries as there are chunks. A finished batch keeps its entry until
  * mqd_producer_deliveries has returned its outcome: a caller that never calls it fills the table
@@ -66,7 +66,7 @@ struct mqd_producer_batch {
     uint8_t state;
     bool resent;    /* not sent for the first time under this identity */
     bool abandoned; /* SENT, but its caller has dropped it */
-    /* sent, and no answer has said yet whether it is in the log: P6 */
+    /* sent, and no answer has reported yet whether it is in the log: P6 */
     bool maybe_written;
     int64_t base_timestamp_ms, max_timestamp_ms;
     int64_t opened_us;

@@ -49,8 +49,8 @@ static int take_over(struct mqd_producer *producer, struct mqd_client *client)
             return -1;
         for (uint64_t at = client->head; at != client->tail; at++)
             if (client->submitted[at & (client->submission_count - 1)].kind != MQD_SUBMITTED_REQUEST)
-                return mqd_error_set(
-                    MQD_E_FULL, "what the producer before this one has sent is still being read: wait, then again");
+                return mqd_error_set(MQD_E_FULL,
+                                     "batches of the previous producer are still being read: wait, then retry");
     }
     if (mqd_client_memory_open(&producer->memory, client->data_bytes - client->request_bytes))
         return -1;
@@ -365,8 +365,8 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     struct mqd_client *old = producer->client;
     struct move move = {.first_chunks = NULL};
     if (!old)
-        return mqd_error_set_static(
-            MQD_E_INVALID, "the producer's attachment was closed before it moved: its batches are gone with it");
+        return mqd_error_set_static(MQD_E_INVALID,
+                                    "the producer's attachment was closed before it moved: its batches are lost");
     if (mqd_client_check(to) || same_client_id(producer, to))
         return -1;
     if (old->child || to->producer_serial)

@@ -34,7 +34,7 @@ struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_sourc
             source->close(source->context);
         if (offset < 0)
             mqd_error_set(MQD_E_INVALID,
-                          "a reader begins at an offset, not at %lld; ListOffsets tells the earliest and the latest",
+                          "a reader begins at an offset, not at %lld; ListOffsets returns the earliest and the latest",
                           (long long)offset);
         else
             mqd_error_set_static(ENOMEM, "out of memory for a reader");
@@ -160,7 +160,7 @@ static int read_slot(struct mqd_segment_reader *reader, struct mqd_partition_vie
     return is_the_partition(reader, view) ? SLOT_OURS : SLOT_UNKNOWN;
 }
 
-/* Has the slot kept its files since the aborted transactions were asked for? S5 */
+/* Whether the slot has kept its files since the query for aborted transactions. S5 */
 static bool same_files_since_question(struct mqd_segment_reader *reader)
 {
     struct mqd_partition_view view;
@@ -191,7 +191,7 @@ static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, s
     if (!reader->source.control)
         return STOP_NONE;
     int slot = read_slot(reader, &view);
-    if (slot == SLOT_UNKNOWN) { /* the broker reports what has become of the partition */
+    if (slot == SLOT_UNKNOWN) { /* the broker reports the partition's state */
         leave_mapping(reader);
         reader->slot_known = false;
         return STOP_NONE;
@@ -331,7 +331,7 @@ static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
     if (mqd_batch_decode(bytes, limit - reader->at, &reader->batch) < 0)
         return corrupt(walk, mqd_error_message());
     if ((uint32_t)reader->batch.size_bytes > limit - reader->at)
-        return corrupt(walk, "a record batch is longer than what is readable");
+        return corrupt(walk, "a record batch is longer than the readable part");
     if (reader->batch.base_offset < reader->base_offset)
         return corrupt(walk, "a record batch begins before its segment");
     if ((*failed = mqd_mapping_populate(reader->mapping, reader->at,
@@ -453,8 +453,8 @@ static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
     return reader->position >= walk->bounds.end_offset ? 0 : continue_in_next_segment(walk, stop);
 }
 
-/* Which transactions were aborted must be asked for: of the version of the file that is read (S5),
- * so the newest is mapped first. */
+/* The aborted transactions must belong to the version of the file that is read (S5), so the newest
+ * is mapped before the query. */
 static int before_question(struct walk *walk, uint32_t *stop)
 {
     struct mqd_segment_reader *reader = walk->reader;
@@ -464,7 +464,7 @@ static int before_question(struct walk *walk, uint32_t *stop)
     }
     int result = continue_in_next_segment(walk, stop);
     if (result == 0 && *stop == STOP_NONE && reader->file_generation == MQD_LOCAL_CHANGING)
-        *stop = MQD_READ_ABORTED; /* a list will not be taken: the caller asks until the swap is over */
+        *stop = MQD_READ_ABORTED; /* a list would not be accepted: the caller retries until the swap is over */
     return result;
 }
 
@@ -535,7 +535,7 @@ int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_ma
 int mqd_segment_reader_skip(struct mqd_segment_reader *reader)
 {
     if (!reader->mapping || reader->decoded_at != reader->at)
-        return mqd_error_set(MQD_E_INVALID, "there is no batch with a sound header at offset %lld to be left out",
+        return mqd_error_set(MQD_E_INVALID, "there is no batch with a valid header at offset %lld to skip",
                              (long long)reader->position);
     batch_end(reader);
     return 0;

@@ -1,8 +1,8 @@
 /* Readers of a local client: one partition's records, directly from mapped segment files. They use
  * the attachment (client/client.h), whose rules about errors and fork apply.
  *
- * A reader follows its partition without requests: the control segment says how far it may read.
- * Only to find a segment it sends a query on the attachment's socket, once per segment.
+ * A reader follows its partition without requests: the control segment has the end up to which it
+ * may read. Only to find a segment it sends a query on the attachment's socket, once per segment.
  *
  * Lifetime: keys, values and headers are not copied; a view's positions count from `base`, the
  * mapping of a segment file. The mapping is valid until the reader's next call of

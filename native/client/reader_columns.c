@@ -54,7 +54,7 @@ int64_t mqd_columns_arrow(const uint8_t *base, uint64_t origin, const uint64_t *
         }
         if (positions[i] < origin || positions[i] - origin > INT32_MAX - (uint32_t)sizes[i])
             return mqd_error_set_static(
-                MQD_E_INVALID, "a blob lies too far from the others for one Arrow array; read fewer records at a time");
+                MQD_E_INVALID, "a blob is too far from the others for one Arrow array; read fewer records at a time");
         int32_t position = (int32_t)(positions[i] - origin);
         memcpy(views + 4, blob, 4);
         memcpy(views + 12, &position, 4);

@@ -176,9 +176,9 @@ static int wait_for_answer(int socket_fd, uint32_t number, struct mqd_local_segm
         int64_t left_ms = deadline_ms - now_ms();
         struct pollfd wait = {socket_fd, POLLIN, 0};
         if (left_ms <= 0)
-            return mqd_error_set(
-                ETIMEDOUT, "the broker's worker has not said within %d s where a segment is; its log says what it does",
-                ANSWER_TIMEOUT_MS / 1000);
+            return mqd_error_set(ETIMEDOUT,
+                                 "the broker's worker has not answered a query for a segment within %d s; see its log",
+                                 ANSWER_TIMEOUT_MS / 1000);
         if (poll(&wait, 1, (int)left_ms) < 0 && errno != EINTR)
             return mqd_error_system(errno, "waiting for the broker's answer about a segment");
     }
@@ -192,10 +192,10 @@ static int send_query(int socket_fd, const struct mqd_local_query *numbered)
         if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
             return ended();
         if (errno != EAGAIN)
-            return mqd_error_system(errno, "asking the broker where a segment is");
+            return mqd_error_system(errno, "query for a segment");
         struct pollfd wait = {socket_fd, POLLOUT, 0};
         if (poll(&wait, 1, ANSWER_TIMEOUT_MS) == 0)
-            return mqd_error_set_static(ETIMEDOUT, "the broker's worker takes no questions; its log says what it does");
+            return mqd_error_set_static(ETIMEDOUT, "the broker's worker accepts no queries; see its log");
     }
     return 0;
 }
@@ -206,7 +206,7 @@ static int take_answer(const struct mqd_local_segment *answer, int fd, struct mq
     if (answer->error)
         return 0;
     if (fd < 0)
-        return mqd_error_set_static(MQD_E_CORRUPT, "the broker told where a segment is, and sent no descriptor");
+        return mqd_error_set_static(MQD_E_CORRUPT, "the broker answered a query for a segment without a descriptor");
     if (current && mqd_mapping_is_of_fd(current, fd, answer->map_bytes))
         *mapping = current;
     else if (!(*mapping = mqd_mapping_of_fd(fd, answer->map_bytes)))

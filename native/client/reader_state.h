@@ -13,7 +13,7 @@
  *   S4  everything in a segment is still hostile (a producer wrote the records, a disk stored
  *       them): every length is checked against the remaining bytes before use.
  *   S5  data and aborted transactions are of the same version of the files. A compaction may drop an
- *       ABORT marker together with what is known of its transaction: a list from before it would
+ *       ABORT marker together with the data of its transaction: a list from before it would
  *       leave out later transactions of that producer, one from after it would return aborted
  *       records of an older file.
  */
@@ -78,7 +78,7 @@ struct mqd_view_walk {
 void mqd_view_walk_begin(struct mqd_view_walk *walk, const struct mqd_batch *batch, const uint8_t *records,
                          uint64_t size_bytes);
 /* Appends records from `from_offset` on to `out`, as many as fit. 0; -1: an invalid record follows,
- * walk->reason says why. Positions are counted from out->base. */
+ * walk->reason has the cause. Positions are counted from out->base. */
 int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct mqd_record_view *out);
 
 /* ---- aborted transactions (client/reader_aborted.c) ---- */
@@ -115,8 +115,8 @@ struct mqd_segment_reader {
     struct mqd_segment_mapping *mapping;   /* NULL: the segment of `position` must be queried */
     struct mqd_segment_mapping *viewed;    /* of the last view */
     int64_t base_offset, next_base_offset; /* of the segment; next_base_offset only when it is sealed */
-    /* segments_generation (S5): of the mapped file; of the slot at the last look; and when the
-     * aborted transactions were last asked for */
+    /* segments_generation (S5): of the mapped file; of the slot at the last look; and at the last
+     * query for aborted transactions */
     uint64_t file_generation, slot_generation, aborted_generation;
     uint32_t size_bytes; /* of a sealed segment */
     uint32_t map_bytes;

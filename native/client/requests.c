@@ -139,7 +139,7 @@ static int parse_metadata(const struct mqd_response *response, struct mqd_client
         mqd_take_count(&cursor, true, "topics", 26, &count))
         return -1;
     if (count != 1)
-        return mqd_error_set(MQD_E_CORRUPT, "the broker answered for %d topics, it was asked for one", count);
+        return mqd_error_set(MQD_E_CORRUPT, "the broker answered for %d topics instead of one", count);
     return parse_topic(&cursor, out);
 }
 

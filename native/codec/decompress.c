@@ -1,8 +1,8 @@
 /* See codec/codec.h.
  *
- * The bytes come from a peer. What comes out goes to a buffer that grows with it up to the bound, so
- * a bomb costs no more than it fills. gzip and zstd may consist of several members or frames, as
- * Kafka's own readers allow; LZ4 is one frame.
+ * The bytes come from a peer. The output goes to a buffer that grows up to the bound, so a
+ * decompression bomb costs only the memory that it fills. gzip and zstd may consist of several
+ * members or frames, as Kafka's own readers allow; LZ4 is one frame.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #define KEPT_BYTES_MAX ((size_t)1 << 20) /* of a thread's buffer, after mqd_decompress_trim() */
 #define GZIP_WINDOW (16 + 15)            /* inflateInit2: a gzip header, a window of 32 KiB */
 #define XERIAL_HEADER_BYTES 16
-/* two or three bytes copy 64 at most, and what a block claims is what gets allocated */
+/* two or three bytes copy 64 at most, and the claimed size is allocated */
 #define SNAPPY_RATIO_MAX ((size_t)64)
 #define LZ4_FLAGS_AT 4
 #define LZ4_FLAG_INDEPENDENT 0x20

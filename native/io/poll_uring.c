@@ -156,7 +156,7 @@ static int remove_fd(struct mqd_poll *poll, int fd)
         return 0;
     struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
     if (!submission)
-        return mqd_error_set(ENOMEM, "file descriptor %d stays open in the kernel: io_uring takes no more requests",
+        return mqd_error_set(ENOMEM, "file descriptor %d stays open in the kernel: io_uring accepts no more requests",
                              fd);
     submission->opcode = MQD_URING_OP_ASYNC_CANCEL;
     submission->flags = MQD_URING_SQE_CQE_SKIP_SUCCESS;
@@ -230,7 +230,7 @@ static uint64_t operation_data(const struct body *body, enum kind kind, const st
 static int refuse_operation(struct body *body, struct operation *operation)
 {
     free_operation(body, operation);
-    return mqd_error_set_static(MQD_E_FULL, "io_uring takes no more requests now");
+    return mqd_error_set_static(MQD_E_FULL, "io_uring accepts no more requests now");
 }
 
 static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token)

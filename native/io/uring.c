@@ -128,7 +128,7 @@ static int check_offer(int fd, uint32_t features)
     struct probe probe;
     memset(&probe, 0, sizeof probe);
     if (syscall(SYS_io_uring_register, fd, REGISTER_PROBE, &probe, 64) != 0)
-        return mqd_error_system(errno, "io_uring cannot be asked what it offers" WAY_OUT);
+        return mqd_error_system(errno, "the features of io_uring cannot be queried" WAY_OUT);
     for (size_t i = 0; i < sizeof needed; i++)
         if (needed[i] > probe.last_op || !(probe.op[needed[i]].flags & 1))
             return mqd_error_set(ENOSYS, "this kernel's io_uring lacks operation %u" WAY_OUT, needed[i]);
@@ -174,7 +174,7 @@ static int restrict_operations(int fd)
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
         allowed[i + 3] = (struct restriction){.kind = RESTRICT_OPERATION, .allowed = needed[i]};
     if (syscall(SYS_io_uring_register, fd, REGISTER_RESTRICTIONS, allowed, sizeof allowed / sizeof allowed[0]) != 0)
-        return mqd_error_system(errno, "io_uring cannot be restricted to what is used of it" WAY_OUT);
+        return mqd_error_system(errno, "io_uring cannot be restricted to the operations used" WAY_OUT);
     return 0;
 }
 
@@ -295,5 +295,5 @@ int mqd_uring_probe(void)
     mqd_uring_close(&ring);
     return result == 0 ? 0
                        : mqd_error_system(
-                             -result, "io_uring is there but does not do multishot polls with a time limit" WAY_OUT);
+                             -result, "io_uring is available, but without multishot polls with a time limit" WAY_OUT);
 }

@@ -235,7 +235,8 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
     staged->batch = *batch;
     staged->batch.base_offset = partition->staged_end_offset;
     staged->batch.partition_leader_epoch = partition->leader_epoch;
-    /* The topic says what the timestamps are, not the producer: as Kafka, it overwrites the attribute. */
+    /* The topic determines the timestamp type, not the producer: as in Kafka, the attribute is
+     * overwritten. */
     staged->batch.attributes &= ~ATTRIBUTE_LOG_APPEND_TIME;
     if (partition->options.log_append_time) {
         staged->batch.attributes |= ATTRIBUTE_LOG_APPEND_TIME;

@@ -118,7 +118,7 @@ int mqd_reactor_advance_start(struct mqd_reactor *reactor, uint64_t token, uint3
 /* roll by age: does nothing when the active segment is empty */
 int mqd_reactor_roll(struct mqd_reactor *reactor, uint64_t token, uint32_t slot);
 int mqd_reactor_set_leader_epoch(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int32_t leader_epoch);
-/* the keeper has proved that the endpoint died: ends its loans and whatever waits for it */
+/* the keeper has proved that the endpoint died: ends its loans and everything that waits for it */
 int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint32_t endpoint);
 /* The most connections this worker may hold (its lease of the broker's budget), and all workers
  * together (max.connections). Connections above a lowered limit stay open; new ones are refused. No
@@ -128,9 +128,9 @@ int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count, 
  * together. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
-/* The certificates and settings of a TLS listener (tls/api.h), or of MQD_LISTENER_HOSTS, also while it
- * has connections: they keep what they began with. The reactor takes ownership of the context, also when the command
- * fails. */
+/* The certificates and settings of a TLS listener (tls/api.h), or of MQD_LISTENER_HOSTS, also while
+ * it has connections: they keep their context. The reactor takes ownership of the context, also
+ * when the command fails. */
 struct mqd_tls_context;
 int mqd_reactor_listener_tls(struct mqd_reactor *reactor, uint64_t token, uint32_t listener_id,
                              struct mqd_tls_context *context);
@@ -211,8 +211,8 @@ int mqd_reactor_relay_refuse(struct mqd_reactor *reactor, uint64_t token, const 
 /* Ends all connections to that host, without events. */
 int mqd_reactor_relay_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node);
 
-/* The rights that MQD_EVENT_SUBJECT_REQUESTED asked for (token = `subject`), or new ones for a subject
- * that is still there. MQD_E_STALE: it is not there any more. */
+/* The rights that MQD_EVENT_SUBJECT_REQUESTED requested (token = `subject`), or new ones for an
+ * existing subject. MQD_E_STALE: it no longer exists. */
 struct mqd_rights_tables { /* of mqd/security/rights_table.py: topics, transactional ids, groups */
     const uint8_t *table[3];
     uint32_t size_bytes[3];
@@ -220,8 +220,8 @@ struct mqd_rights_tables { /* of mqd/security/rights_table.py: topics, transacti
 int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_t subject,
                             const struct mqd_rights_tables *tables);
 
-/* Rights on the partitions in these slots have been taken away: active segments that local clients of
- * this worker have are rolled. An empty one is rolled after the next write. */
+/* Rights on the partitions in these slots have been taken away: active segments that local clients
+ * of this worker have mapped are rolled. An empty one is rolled after the next write. */
 int mqd_reactor_take_back(struct mqd_reactor *reactor, uint64_t token, const uint32_t *slots, uint32_t count);
 
 struct mqd_replica_proposal;
@@ -250,15 +250,15 @@ enum mqd_event_kind {
     /* request for a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
     MQD_EVENT_RELAY_REQUESTED,
     MQD_EVENT_RELAY_ENDED, /* the relay connection put with `token` has ended: error, text */
-    /* a client of listener `slot` has proved by its certificate that it is `text`, a distinguished
+    /* a client of listener `slot` has authenticated by its certificate as `text`, a distinguished
      * name. Its connection, `token`, waits for mqd_reactor_tls_principal */
     MQD_EVENT_TLS_NAME,
     /* request for the rights of subject `token`: text is its host, a space, its principal. Its
      * connections wait */
     MQD_EVENT_SUBJECT_REQUESTED,
-    MQD_EVENT_SUBJECT_GONE, /* subject `token` is not used any more */
+    MQD_EVENT_SUBJECT_GONE, /* subject `token` is no longer used */
     /* subject `token` was denied operation `level` on the resource of type `offset` that text names.
-     * `log_dir` = how many such denials it stands for */
+     * `log_dir` = the number of such denials */
     MQD_EVENT_DENIED,
     /* a slow request of API `offset`, version `level`, was answered after `token` microseconds, spent as
      * in spent_us. text: `error` bytes of the client id, then the principal. `log_dir` = how many before it

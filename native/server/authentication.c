@@ -1,4 +1,4 @@
-/* Connections that must prove a principal: see server/authentication.h. */
+/* Connections that must authenticate: see server/authentication.h. */
 #include "server/authentication.h"
 
 #include <arpa/inet.h>
@@ -38,7 +38,7 @@ static bool admit_before(struct mqd_reactor *r, struct mqd_connection *c, int16_
 {
     char reason[160];
     if (++c->authentication_count > COUNT_MAX)
-        return refuse(r, c, "it has sent more requests than an authentication takes");
+        return refuse(r, c, "it has sent more requests than an authentication needs");
     if (is_exchange(api_key) || api_key == MQD_API_API_VERSIONS)
         return true;
     snprintf(reason, sizeof reason,
@@ -58,7 +58,7 @@ bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, c
     } else if (c->session_end_ms <= r->now_ms && !is_exchange(api_key)) {
         return refuse(r, c, "its session has ended, and the client did not authenticate again (KIP-368)");
     } else if (api_key == SASL_HANDSHAKE && mqd_get_be16(frame + 2) == 0) {
-        return refuse(r, c, "SaslHandshake 0 cannot authenticate again, later versions can");
+        return refuse(r, c, "clients with SaslHandshake 0 cannot reauthenticate, later versions can");
     }
     if (!c->raw_tokens)
         return true;
@@ -97,18 +97,18 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
     struct mqd_authenticated granted;
     const uint8_t *principal;
     if (!request->blocks || request->api_key != SASL_AUTHENTICATE)
-        return "the acceptor names a principal for a request that proves none";
+        return "the acceptor returned a principal for a request that does not authenticate";
     if (reply->size_bytes < sizeof granted)
         return "the acceptor's answer ends before its principal";
     memcpy(&granted, reply->bytes, sizeof granted);
     principal = reply->bytes + sizeof granted;
     uint32_t block_bytes = (uint32_t)sizeof granted + granted.size_bytes;
     if (!granted.size_bytes || granted.size_bytes > MQD_PRINCIPAL_BYTES_MAX || block_bytes > reply->size_bytes)
-        return "the acceptor names a principal of an impossible length";
+        return "the acceptor returned a principal of an impossible length";
     if (granted.kind != MQD_PRINCIPAL_SASL && granted.kind != MQD_PRINCIPAL_TOKEN)
-        return "the acceptor names a principal that was not proven by SASL";
+        return "the acceptor returned a principal that was not authenticated by SASL";
     if (memchr(principal, 0, granted.size_bytes))
-        return "the acceptor names a principal that has a NUL in it";
+        return "the acceptor returned a principal that contains a NUL";
     if (c->principal &&
         (c->principal_bytes != granted.size_bytes || memcmp(c->principal, principal, granted.size_bytes) != 0))
         return "it has authenticated again, as another principal"; /* U1 */
@@ -143,7 +143,7 @@ bool mqd_authentication_on_answer(struct mqd_reactor *r, struct mqd_request *req
     }
     if (flags & MQD_RESPONSE_DISCONNECT) {
         request->disconnect = 1;
-        return true; /* still blocked: nothing that follows is read */
+        return true; /* still blocked: no later frame is read */
     }
     if (begins_raw_tokens(request)) {
         c->raw_tokens = 1;

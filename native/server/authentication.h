@@ -1,18 +1,18 @@
 /* Which principal a connection has, and what it may send before it has one. The exchange itself is
- * the acceptor's (SaslHandshake and SaslAuthenticate are control requests); this side lets nothing
- * else through until its answer names a principal.
+ * the acceptor's (SaslHandshake and SaslAuthenticate are control requests); this side accepts
+ * nothing else until the answer contains a principal.
  *
- *   not required  the listener proves nothing, or the connection belongs to another host of the
- *                 cluster or to a local client: one predictable branch per frame
+ *   not required  the listener does not authenticate, or the connection belongs to another host of
+ *                 the cluster or to a local client: one predictable branch per frame
  *   wanted        ApiVersions, SaslHandshake and SaslAuthenticate only, in bounded number, size and
  *                 time; after SaslHandshake 0, bare tokens
  *   done          everything, until the session ends (KIP-368); then only a new exchange
  *
  * Invariants
- *   U1  `principal` never changes on an open connection; an exchange that proves another one ends
- *       the connection.
+ *   U1  `principal` never changes on an open connection; an exchange that ends with another one
+ *       closes the connection.
  *   U2  while a request of an exchange is unanswered the connection is not read, so no frame is
- *       judged by a state that its predecessor's answer changes.
+ *       checked against a state that its predecessor's answer changes.
  *   U3  a control request carries the principal that its connection had when it arrived, also when
  *       it is sent again to the acceptor's successor.
  * Bounds: COUNT_MAX requests, authentication_bytes_max per frame, authentication_ms_max (checked

@@ -112,7 +112,7 @@ static void set_log_dir(struct mqd_reactor *r, const struct mqd_command *command
     mqd_command_done(r, command->token, error, UINT32_MAX, 0, NULL, error ? strerror(error) : "");
 }
 
-/* What the worker that receives a batch has to know of its partition. */
+/* The location of a partition, for workers that receive its batches. */
 static void show_options(struct mqd_partition_slot *slot, const struct mqd_log_options *options)
 {
     mqd_store_relaxed(&slot->compression_level, options->compression_level);
@@ -386,7 +386,7 @@ void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
     owned->deferred = NULL;
     while (command) {
         struct mqd_command *next = command->next;
-        if (!defer(r, command)) { /* the partition may rest again */
+        if (!defer(r, command)) { /* the partition may become idle again */
             run_one(r, command);
             mqd_command_free(command);
         }
@@ -437,7 +437,7 @@ int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command)
     pthread_mutex_unlock(&r->mutex);
     if (!fits) {
         mqd_command_free(command);
-        return mqd_error_set(MQD_E_FULL, "%d commands are under way; wait for their events", MQD_COMMAND_COUNT_MAX);
+        return mqd_error_set(MQD_E_FULL, "%d commands are in flight; wait for their events", MQD_COMMAND_COUNT_MAX);
     }
     if (run_here) {
         mqd_reactor_refresh_clock(r);

@@ -129,7 +129,7 @@ static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32
         return true;
     char reason[160];
     if ((int32_t)length < 0 || length < c->frame_bytes_min)
-        snprintf(reason, sizeof reason, "a frame says it has %d bytes: not the Kafka protocol", (int32_t)length);
+        snprintf(reason, sizeof reason, "a frame announces %d bytes: not the Kafka protocol", (int32_t)length);
     else if (length >> 16 == TLS_RECORD_BEGIN)
         snprintf(reason, sizeof reason,
                  "TLS on a plain-text listener: the client needs security.protocol=PLAINTEXT, or SASL_PLAINTEXT");
@@ -174,7 +174,8 @@ static void evict_partial_frames(struct mqd_reactor *r, uint32_t capacity)
                 return;
             if (awaited_ms(r, r->connections[i]) >= age_ms)
                 mqd_connection_fail(r, r->connections[i],
-                                    "others need the memory of its half-received request (queued.max.request.bytes)");
+                                    "other requests need the memory of its incomplete request "
+                                    "(queued.max.request.bytes)");
         }
 }
 
@@ -184,12 +185,12 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
     if (c->partial_capacity < capacity) {
         partial_drop(r, c);
         if (!partials_have_room(r, capacity) || !mqd_heap_take(r, capacity)) {
-            mqd_connection_fail(r, c, "no memory for another half-received request (queued.max.request.bytes)");
+            mqd_connection_fail(r, c, "no memory for another incomplete request (queued.max.request.bytes)");
             return false;
         }
         if (!(c->partial = malloc(capacity))) {
             mqd_heap_release(r, capacity);
-            mqd_connection_fail(r, c, "out of memory for another half-received request");
+            mqd_connection_fail(r, c, "out of memory for another incomplete request");
             return false;
         }
         r->partial_bytes += capacity;
@@ -246,7 +247,7 @@ static void evict_runs(struct mqd_reactor *r)
         int64_t offset = c->run_offset;
         c->run_offset = -1;
         if (partial_keep(r, c, r->options.arenas[r->options.self] + offset, c->run_filled, c->run_filled))
-            mqd_log(r, 7, c->id, UINT32_MAX, "a half-received frame of %u bytes moved to the heap", c->run_bytes);
+            mqd_log(r, 7, c->id, UINT32_MAX, "an incomplete frame of %u bytes moved to the heap", c->run_bytes);
         mqd_arena_release(r->arena, (uint64_t)offset);
     }
 }
@@ -536,7 +537,7 @@ static bool writes(const struct mqd_connection *c)
 
 /* True when both directions are closed and no bytes have moved for GONE_MS: the answers it waits
  * for may take minutes and could not be delivered. False while it may be read, because what it sent
- * with acks=0 counts. False with a Produce under way, which ends by its own time limit: closing now
+ * with acks=0 counts. False with a Produce in flight, which ends by its own time limit: closing now
  * would drop received requests that have not been handled yet. */
 static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
@@ -568,7 +569,7 @@ static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
     if (c->hangup && c->hangup != HANGUP_PROBED && !c->local && !mqd_connection_may_read(r, c))
         probe(c);
     if (gone(r, c))
-        mqd_connection_close(r, c, "the client is gone");
+        mqd_connection_close(r, c, "the client has disconnected");
     else
         mqd_connection_resume(r, c); /* it may have stalled on a full heap, and nothing signals when that is over */
 }
@@ -586,7 +587,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        /* hung up, or does not take its answers: could stay forever */
+        /* hung up, or does not read its answers: it could stay forever */
         if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) &&
             (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c)))
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");

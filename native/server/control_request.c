@@ -87,8 +87,8 @@ static bool is_replayable(int16_t api_key)
     }
 }
 
-/* Whether the frame is worth its memory while the acceptor takes long. Clients that have proven
- * nothing could fill the heap with refused tokens, whose answers are held back for seconds. */
+/* Whether the frame is worth its memory while the acceptor takes long. Unauthenticated clients
+ * could fill the heap with refused tokens, whose answers are held back for seconds. */
 static bool is_kept_when_parked(int16_t api_key)
 {
     return is_replayable(api_key) && api_key != SASL_HANDSHAKE && api_key != SASL_AUTHENTICATE;
@@ -99,7 +99,7 @@ static bool has_frame(const struct mqd_request *request)
     return request->frame || request->control_offset >= 0;
 }
 
-/* ---- the table of requests under way ---- */
+/* ---- the table of requests in flight ---- */
 
 static struct mqd_request *request_of(struct mqd_reactor *r, uint64_t token)
 {
@@ -180,8 +180,8 @@ void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request)
         request->connection->control_count--;
 }
 
-/* The last quarter of the table is for connections without an entry: a client that takes all it
- * can is limited, and the others are served. */
+/* The last quarter of the table is for connections without an entry: a greedy client is limited,
+ * and the others are served. */
 bool mqd_control_pressed(const struct mqd_reactor *r)
 {
     return r->control_used >= MQD_CONTROL_REQUEST_COUNT_MAX - MQD_CONTROL_REQUEST_COUNT_MAX / 4;
@@ -290,12 +290,11 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_CONTROL);
     uint32_t block_bytes = mqd_principal_block_bytes(c), total_bytes = size_bytes + block_bytes;
     if (!request || !entry_take(r, request)) {
-        mqd_connection_fail(r, c,
-                            "too many control requests are under way on this worker; the client may connect again");
+        mqd_connection_fail(r, c, "too many control requests are in flight on this worker; the client may reconnect");
         return;
     }
     if (total_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
-        mqd_connection_fail(r, c, "a request of this kind may take an eighth of receive.arena.bytes at most");
+        mqd_connection_fail(r, c, "a request of this kind may have at most an eighth of receive.arena.bytes");
         return;
     }
     if (!mqd_heap_take(r, total_bytes)) {
@@ -360,7 +359,7 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
     if (!request)
         return;
     if (!good && request->connection) {
-        mqd_connection_fail(r, request->connection, "the acceptor's answer could not be taken over");
+        mqd_connection_fail(r, request->connection, "the acceptor's answer could not be copied");
         if (!request_of(r, descriptor->token))
             /* a parked request was freed with its connection; any other one is kept, because it was
              * sent */
@@ -518,7 +517,7 @@ void mqd_reply_cache_clear(struct mqd_reactor *r)
 }
 
 /* Not used while this host has lost its lease: it must report to clients that it leads nothing,
- * which the acceptor knows. Cached answers stay: an answer that the lease changes contains an error
+ * which the acceptor does. Cached answers stay: an answer that the lease changes contains an error
  * then and is never cacheable, so the others are correct again when the lease is back and the
  * version is the same, including answers that arrived meanwhile. */
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,

@@ -284,8 +284,8 @@ void mqd_snapshot_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* A partition being closed is handed back once no work under way refers to it; a partition with a
- * truncation due is truncated then. */
+/* A partition that is being closed is returned once no work in flight refers to it; a partition
+ * with a truncation due is then truncated. */
 void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)

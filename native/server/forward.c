@@ -238,7 +238,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
 static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
     if (descriptor->generation != mqd_load_acquire(&mqd_control_worker(r->options.control, from)->generation))
-        return; /* its sender is dead: what it lent is void */
+        return; /* its sender is dead: its loans are void */
     switch (descriptor->kind) {
     case MQD_LINK_PRODUCE:
         on_produce(r, descriptor, from);
@@ -304,8 +304,8 @@ void mqd_links_drain(struct mqd_reactor *r)
     }
 }
 
-/* The keeper has proved that the process died: the appends it held have an unknown outcome, which
- * the client learns as REQUEST_TIMED_OUT; memory lent to it is released. */
+/* The keeper has proved that the process died: the appends it held have an unknown outcome,
+ * reported to the client as REQUEST_TIMED_OUT; memory lent to it is released. */
 void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
     uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);

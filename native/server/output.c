@@ -1,6 +1,6 @@
 /* The unsent output of a connection: bytes, with ranges of segment files between them.
  *
- * Memory is one growing buffer; a chunk says "the buffer up to here, then this file range".
+ * Memory is one growing buffer; a chunk means "the buffer up to here, then this file range".
  * Positions are counted from the connection's first byte, so that sent bytes can be removed from
  * the front at any time.
  *

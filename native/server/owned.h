@@ -8,7 +8,7 @@
 #include "log/partition.h"
 #include "log/partition_follow.h"
 
-/* A truncation is due (work under way on the files ends first and no more begins) or running on a
+/* A truncation is due (work in flight on the files ends first and no more begins) or running on a
  * helper thread, which then has the partition to itself. */
 enum mqd_truncation_state { MQD_TRUNCATION_NONE, MQD_TRUNCATION_DUE, MQD_TRUNCATION_UNDER_WAY };
 

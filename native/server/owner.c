@@ -232,7 +232,7 @@ void mqd_owner_on_roll(struct mqd_reactor *r, uint32_t slot)
         return;
     mqd_partition_positions(owned->partition, &positions);
     if (owned->truncating || positions.log_end_segment == positions.log_end_offset ||
-        !mqd_list_empty(&owned->staged)) /* what is staged is written first, in this turn */
+        !mqd_list_empty(&owned->staged)) /* staged batches are written first, in this turn */
         owned->roll_due = 1;
     else
         mqd_owner_roll(r, owned);
@@ -376,7 +376,7 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
     dir->failed = true;
     struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FAILED, .slot = UINT32_MAX, .error = error, .log_dir = log_dir};
     snprintf(event.text, sizeof event.text,
-             "%s failed in %s: %s; its partitions are offline until the broker is restarted on a sound disk", what,
+             "%s failed in %s: %s; its partitions are offline until the broker is restarted on a working disk", what,
              dir->path ? dir->path : "?", strerror(error));
     mqd_reactor_emit(r, &event);
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {

@@ -43,7 +43,7 @@ static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uin
 }
 
 /* Kafka looks for a transactional batch before it looks at any partition, among the first batches of
- * all of them. What it stumbles over on the way refuses the whole request. */
+ * all of them. An invalid batch found on the way refuses the whole request. */
 static int16_t refusal_of_all(const struct mqd_produce_request *produce, const struct mqd_produce_partition *partition,
                               bool *transactional)
 {
@@ -100,8 +100,8 @@ static bool is_complete(const uint8_t *records, int32_t size_bytes)
     return size_bytes >= BATCH_MAGIC_END && (int32_t)mqd_get_be32(records + 8) <= size_bytes - BATCH_LENGTH_END;
 }
 
-/* What Kafka looks at before acks and the log: one whole batch, of a form that the request's version
- * may bring. */
+/* What Kafka checks before acks and the log: one whole batch, in a format that the request's
+ * version allows. */
 static int16_t check_form(const struct mqd_produce_partition *partition, int16_t version, const char **message)
 {
     const uint8_t *records = partition->records;
@@ -285,7 +285,7 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
             append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
             if (refusal) {
                 append->message = refusal == MQD_KAFKA_CORRUPT_MESSAGE
-                                      ? "a partition of the request came with what is no record batch"
+                                      ? "a partition of the request has an invalid record batch"
                                       : "a transactional batch in a request without transactional id";
                 mqd_append_done(r, append, refusal);
             } else {
@@ -397,7 +397,7 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     if (append->ordered)
         mqd_check_leave(r, append);
     mqd_append_unpin(r, append);
-    MQD_ASSERT(request->pending > 0, "a Produce (id %llu) of %u batches is answered more often than it asked",
+    MQD_ASSERT(request->pending > 0, "a Produce (id %llu) of %u batches has more answers than batches",
                (unsigned long long)request->id, request->append_count);
     if (mqd_slow_enabled(r))
         request->slow.slot = append->slot;

@@ -30,7 +30,7 @@
 /* with more staged bytes than this, write before they leave the L2 cache, not at the end of the
  * turn */
 #define WRITE_EARLY_BYTES (96u << 10)
-/* polling interval until the process is ready (once in its life), and after a connection could not
+/* polling interval until the process is ready (once), and after a connection could not
  * be accepted */
 #define SERVE_LOOK_NS 2000000
 #define HOUSEKEEPING_MS 1000
@@ -253,7 +253,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     mqd_links_drain(r);
     mqd_commands_run(r);
     if (!r->serving && r->options.handoff_fd >= 0)
-        mqd_handoff_accept(r); /* connections handed over before the process was ready */
+        mqd_handoff_accept(r); /* connections passed on before the process was ready */
     sweep_segments(r);
     if (!mqd_list_empty(&r->stalled))
         mqd_connections_resume_stalled(r);
@@ -354,7 +354,7 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
     return count;
 }
 
-/* True when all work under way behind mqd_poll has ended and everything written is on disk. */
+/* True when all work in flight behind mqd_poll has ended and everything written is on disk. */
 static bool settled(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
@@ -401,7 +401,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
     mqd_forward_flush(r);
 }
 
-/* mqd_poll is destroyed, and with it the events of work still under way: a flush with an unknown
+/* mqd_poll is destroyed, and with it the events of work still in flight: a flush with an unknown
  * outcome counts as failed. */
 static void end_file_work(struct mqd_reactor *r)
 {

@@ -217,7 +217,7 @@ struct mqd_reactor {
     struct mqd_fetch_set **session_table;
     uint32_t session_count;
     uint64_t session_heap_bytes;
-    uint32_t cold_read_count; /* read-aheads under way */
+    uint32_t cold_read_count; /* read-aheads in flight */
     int64_t slow_second;      /* the second in which slow_count slow requests were reported */
     uint32_t slow_count, slow_left_out;
     uint64_t seen_segments_generation;
@@ -368,7 +368,7 @@ void mqd_nearest_publish(struct mqd_reactor *r, const struct mqd_owned *owned);
 uint64_t mqd_nearest_rack(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch);
 /* the node in set->rack that the consumer should read from; -1 = this host */
 int32_t mqd_nearest_replica(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot);
-/* a replicated partition leads only after its metadata have said so */
+/* a replicated partition leads only after an assignment from its metadata */
 static inline bool mqd_owned_leads(const struct mqd_owned *owned)
 {
     return owned->replica ? owned->replica->role == MQD_REPLICA_LEADER : !mqd_partition_replicated(owned->partition);
@@ -440,7 +440,7 @@ struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection
 /* marks it complete; its answer is sent in its turn */
 void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request); /* its connection is gone */
+void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request); /* its connection is closed */
 /* encodes the complete requests at the head of the queue */
 void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_timer_arm(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms);
@@ -568,7 +568,7 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
 void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
 void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
-/* sent but unanswered, and its client is gone */
+/* sent but unanswered, and its client has disconnected */
 void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_control_pressed(const struct mqd_reactor *r);

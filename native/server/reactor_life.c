@@ -131,7 +131,7 @@ int mqd_reactor_backend(struct mqd_reactor *r)
     return r->backend;
 }
 
-/* Requests whose clients are gone and whose answer never arrived. */
+/* Requests whose clients have disconnected and whose answers never arrived. */
 static void destroy_requests(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)

@@ -22,13 +22,13 @@ bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes)
 
 void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes)
 {
-    MQD_ASSERT(bytes <= r->heap_bytes, "heap: %llu bytes are given back, %llu are taken", (unsigned long long)bytes,
+    MQD_ASSERT(bytes <= r->heap_bytes, "heap: %llu bytes are released, %llu are in use", (unsigned long long)bytes,
                (unsigned long long)r->heap_bytes);
     r->heap_bytes -= bytes;
 }
 
-/* The last quarter is for connections that hold nothing yet: a connection that takes all it can is
- * limited, and the others are served. */
+/* The last quarter is for connections that hold nothing yet: a greedy connection is limited, and
+ * the others are served. */
 bool mqd_heap_pressed(const struct mqd_reactor *r)
 {
     return r->heap_bytes > r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
@@ -136,7 +136,7 @@ void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request)
 void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
 {
     MQD_ASSERT(request->kind != MQD_REQUEST_PRODUCE || request->pending == 0,
-               "a Produce (id %llu) is freed while %u of its batches are under way", (unsigned long long)request->id,
+               "a Produce (id %llu) is freed while %u of its batches are in flight", (unsigned long long)request->id,
                request->pending);
     mqd_timer_disarm(r, request);
     if (request->kind != MQD_REQUEST_PRODUCE)
@@ -172,7 +172,7 @@ void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
     }
     if ((request->kind == MQD_REQUEST_SHARE || (request->kind == MQD_REQUEST_FETCH && request->evaluated)) &&
         request->pending)
-        return; /* reads under way refer to it; mqd_fetch_on_read_ahead frees it */
+        return; /* reads in flight refer to it; mqd_fetch_on_read_ahead frees it */
     if (request->kind == MQD_REQUEST_CONTROL && request->sent && !request->complete) {
         mqd_control_orphan(r, request);
         return;
@@ -255,8 +255,8 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
         if (!request->complete && request->kind == MQD_REQUEST_FETCH && !request->set->request && !request->evaluated) {
             /* a fetch is evaluated in its turn, so that its data is as fresh as its answer */
             request->set->request = request;
-            /* a client that has hung up does not wait for records and does not delay the requests
-             * behind */
+            /* a client that has hung up does not wait for records and does not delay later
+             * requests */
             mqd_fetch_evaluate(r, request, c->hangup);
         }
         if (!request->complete || !mqd_output_has_room(r, c))
@@ -267,7 +267,7 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
         if (!c->head)
             c->tail = NULL;
         MQD_ASSERT(c->inflight > 0 && (c->inflight > 1) == (c->head != NULL),
-                   "R1: connection %llu counts %u requests and has %s behind the one answered",
+                   "R1: connection %llu counts %u requests and has %s after the one answered",
                    (unsigned long long)c->id, c->inflight, c->head ? "one" : "none");
         c->inflight--;
         mqd_request_free(r, request);

@@ -145,7 +145,7 @@ struct mqd_slow {
 
 struct mqd_request {
     struct mqd_request *next;          /* the connection's next request in order; or next in the free list */
-    struct mqd_connection *connection; /* NULL: the client is gone and the request finishes without it */
+    struct mqd_connection *connection; /* NULL: the client has disconnected and the request finishes without it */
     int32_t correlation_id;
     int16_t api_key, version;
     uint8_t kind, complete, timer_armed, no_reply;
@@ -268,7 +268,7 @@ struct mqd_connection {
     uint8_t principal_kind; /* enum mqd_principal_kind */
     uint16_t principal_bytes;
     uint32_t frame_bytes_min, frame_bytes_max;
-    char *principal; /* "User:alice"; not terminated; NULL = the listener proves nothing */
+    char *principal; /* "User:alice"; not terminated; NULL = the listener does not authenticate */
     /* rights (server/rights/subject.h) */
     struct mqd_subject *subject; /* NULL = needs none, or has not authenticated yet */
     struct mqd_node subject_node;
@@ -294,7 +294,7 @@ struct mqd_connection {
     struct mqd_node control_waiting; /* not sent yet, in order */
     struct mqd_node control_turn;    /* in reactor->control_turns */
     uint32_t control_sent;           /* sent and unanswered, except those that take long */
-    uint32_t control_count;          /* in the table of requests under way */
+    uint32_t control_count;          /* in the table of requests in flight */
     struct mqd_node share_sessions;  /* that it has opened (server/share/share.h) */
     /* quotas, while any are configured (server/throttle.c) */
     uint8_t muted;             /* not read until muted_until_ns */
@@ -315,7 +315,7 @@ struct mqd_connection {
 };
 
 /* Whether the addresses that the reactor knows of other brokers are for this client: they are those of
- * each broker's first listener. Clients of others ask for the metadata. */
+ * each broker's first listener. Clients of other listeners query the metadata. */
 static inline bool mqd_connection_knows_nodes(const struct mqd_connection *c)
 {
     return c->listener_id == 0 || c->local;

@@ -1,5 +1,5 @@
 /* Quotas on the reactor: what each client is charged for, and connections that are not read while
- * their client owes (KIP-13, KIP-124, KIP-219).
+ * their client is over its quota (KIP-13, KIP-124, KIP-219).
  *
  * A request is never refused and its answer never delayed because of a quota: it is charged,
  * answered at once with throttle_time_ms, and the connection is then not read (muted) until the
@@ -10,11 +10,11 @@
  * All connections of the clients that a rule takes together (shm/quota.h) share its buckets, on all
  * workers. Each checks the debt before it receives and before each frame, so a new connection does
  * not avoid the quota, except for one large frame (its client id is not known before it has been
- * received). The user is the connection's principal, ANONYMOUS where the listener proves nothing;
- * what comes before authentication is bounded by server/authentication.h and not charged. A connection whose client
- * has hung up is not muted: the debt may last for minutes and the connection would stay as long,
- * and a client that gives up and reconnects would add one more each time. What its socket still
- * holds is served and charged as usual.
+ * received). The user is the connection's principal, ANONYMOUS where the listener does not
+ * authenticate; requests before authentication is bounded by server/authentication.h and not
+ * charged. A connection whose client has hung up is not muted: the debt may last for minutes and
+ * the connection would stay as long, and a client that gives up and reconnects would add one more
+ * each time. What its socket still holds is served and charged as usual.
  *
  * The produce and fetch kinds count bytes. The request kind counts nanoseconds of this thread spent
  * on a request (the acceptor charges its own). Internal writes of brokers (coordinators, followers)
@@ -62,8 +62,8 @@ static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connectio
 }
 
 /* The kinds that a request of this API is charged for. A request for changes of topics is refused
- * when the client owes changes, in the versions that know that error; with older ones it waits
- * (KIP-599). */
+ * when the client is over its mutation quota, in the versions that know that error; with older ones
+ * it waits (KIP-599). */
 static uint32_t kinds_of(int16_t api_key, int16_t version)
 {
     uint32_t kinds = 1u << MQD_QUOTA_REQUEST;
@@ -130,7 +130,7 @@ static void mute(struct mqd_reactor *r, struct mqd_connection *c, int64_t delay_
         return;
     if (c->muted) {
         if (until_ns > c->muted_until_ns)
-            c->muted_until_ns = until_ns; /* looked at again when its tick comes */
+            c->muted_until_ns = until_ns; /* checked again at its tick */
         return;
     }
     mqd_stat(r, MQD_COUNT_THROTTLED, 1);
@@ -150,13 +150,13 @@ void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c)
         r->mute_due_tick = INT64_MAX;
 }
 
-/* What the client owes for the kinds that this connection has used; its other connections may have
+/* The client's debt for the kinds that this connection has used; its other connections may have
  * added to it. */
 static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t most = 0;
     if (c->quota_version != r->quota_version)
-        return 0; /* the limits changed: the old debt is forgiven, and the next request identifies the client again */
+        return 0; /* the limits changed: the old debt is dropped, and the next request identifies the client again */
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++) {
         if (!(c->quota_kinds >> kind & 1) || !c->quota.interval[kind])
             continue;
@@ -227,8 +227,8 @@ int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_conne
     return ms > INT32_MAX ? INT32_MAX : (int32_t)ms;
 }
 
-/* One answer should not owe more than the burst, as in Kafka. The first batch of an answer is sent
- * whole in any case. */
+/* One answer should not be charged more than the burst, as in Kafka. The first batch of an answer
+ * is sent whole in any case. */
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max)
 {
     uint64_t interval = c->quota.interval[MQD_QUOTA_FETCH];

@@ -79,7 +79,7 @@ struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_
         return set_partitions(topic, partitions, partition_count) ? topic : NULL;
     size_t name_bytes = strlen(name);
     struct mqd_topic *namesake = find_name(topics, (const uint8_t *)name, (uint32_t)name_bytes);
-    if (namesake) /* deleted and created again: the old id is gone */
+    if (namesake) /* deleted and created again: the old id no longer exists */
         mqd_topics_remove(topics, namesake);
     topic = calloc(1, sizeof *topic);
     if (!topic || name_bytes > MQD_TOPIC_NAME_BYTES_MAX || !set_partitions(topic, partitions, partition_count)) {

@@ -10,8 +10,8 @@
 #define MQD_QUOTA_RULE_COUNT_MAX 4096
 /* The last counts millionths of a changed partition (KIP-599). */
 enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_MUTATION, MQD_QUOTA_KIND_COUNT };
-/* Whom a rule is for, in the order of precedence of Kafka's ClientQuotaManager: of the rules that
- * are for a client and limit a kind, the first one holds. */
+/* The entity of a rule, in the order of precedence of Kafka's ClientQuotaManager: of the rules that
+ * match a client and limit a kind, the first one applies. */
 enum mqd_quota_level {
     MQD_QUOTA_USER_CLIENT,
     MQD_QUOTA_USER_ANY_CLIENT,
@@ -33,15 +33,15 @@ struct mqd_quota_limits; /* a process's copy of the rules */
 /* Of the name of a user or of a client id. */
 uint64_t mqd_quota_key(const void *control, const uint8_t *name, uint32_t size_bytes);
 uint64_t mqd_quota_rule_key(uint32_t level, uint64_t user_key, uint64_t client_key);
-/* Called by the controller. burst_ns: by kind. Sorts `rules`; forgives all debts. */
+/* Called by the controller. burst_ns: by kind. Sorts `rules`; resets all token buckets. */
 int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count, const int64_t *burst_ns);
 struct mqd_quota_limits *mqd_quota_limits_open(void);
 void mqd_quota_limits_close(struct mqd_quota_limits *limits);
 /* Updates `limits` when the rules have changed; returns the kinds that any rule limits, as bits of
  * enum mqd_quota_kind. */
 uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits);
-/* Charges the bucket of the rule that holds for this user and client id; returns for how many
- * nanoseconds its connection must not be read. 0 units: what it owes already. now_ns:
+/* Charges the bucket of the rule that applies to this user and client id; returns for how many
+ * nanoseconds its connection must not be read. 0 units: only the present debt. now_ns:
  * CLOCK_MONOTONIC. */
 int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, uint64_t user_key,
                                 uint64_t client_key, uint32_t kind, uint64_t units, int64_t now_ns);

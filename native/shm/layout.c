@@ -218,13 +218,14 @@ int mqd_control_attach(void *control, size_t size_bytes)
     const struct mqd_control_header *header = control;
     if (size_bytes < sizeof *header)
         return mqd_error_set(MQD_E_LAYOUT,
-                             "a control segment of %zu bytes has no header: the keeper has not finished, or died, "
-                             "while making it; start the broker again",
+                             "a control segment of %zu bytes has no header: the keeper has not "
+                             "finished, or died, "
+                             "while creating it; restart the broker",
                              size_bytes);
     uint64_t magic = mqd_load_acquire(&header->magic);
     if (magic == 0)
         return mqd_error_set(MQD_E_LAYOUT, "the control segment is not formatted yet: its keeper is still starting, or "
-                                           "died doing it; start the broker again");
+                                           "died while formatting it; restart the broker");
     if (magic != MQD_CONTROL_MAGIC)
         return mqd_error_set(MQD_E_LAYOUT, "this is not a control segment of mqd (magic %016llx)",
                              (unsigned long long)magic);
@@ -242,7 +243,7 @@ int mqd_control_attach(void *control, size_t size_bytes)
                              (unsigned long long)header->total_bytes, size_bytes, (size_t)TOTAL_BYTES);
     if (header->worker_count < 1 || header->worker_count > MQD_WORKER_COUNT_MAX ||
         header->partition_slot_count != MQD_PARTITION_SLOT_COUNT)
-        return mqd_error_set(MQD_E_LAYOUT, "the control segment tells of %u workers and %u partition slots" OTHER_BUILD,
+        return mqd_error_set(MQD_E_LAYOUT, "the control segment has %u workers and %u partition slots" OTHER_BUILD,
                              header->worker_count, header->partition_slot_count);
     return 0;
 }

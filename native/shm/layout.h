@@ -55,7 +55,7 @@ struct mqd_control_header {
     uint32_t worker_count;
     uint64_t abi_hash; /* hash of every offset and size of this file and of the descriptor */
     uint8_t boot_id[16];
-    uint64_t generation; /* of the keeper's life: a new keeper never reuses one */
+    uint64_t generation; /* of the keeper process: a new keeper never reuses one */
     uint64_t total_bytes;
     uint32_t partition_slot_count;
     uint32_t reserved0;

@@ -1,11 +1,11 @@
 /* Quotas by user and client id: limits that the controller publishes, and buckets that all workers
  * and the acceptor charge. In the control segment.
  *
- * A client is (the name of its principal, its client id). For each kind the first rule in the order
- * of enum mqd_quota_level holds, and says who shares a bucket, as in Kafka: a rule for users and
- * clients gives each such pair its own, a rule for users each user, a rule for clients each client
- * id. Names are hashed with the host's boot id, so a client cannot choose an id whose bucket is
- * another user's.
+ * A client is (the name of its principal, its client id). For each kind the first matching rule in
+ * the order of enum mqd_quota_level applies, and determines which clients share a bucket, as in
+ * Kafka: a rule for users and clients gives each such pair its own, a rule for users each user, a
+ * rule for clients each client id. Names are hashed with the host's boot id, so a client cannot
+ * choose an id whose bucket is another user's.
  *
  * struct mqd_quota_table:
  *   version             written by the controller: the copy `version & 1` of the rules is complete;
@@ -38,8 +38,8 @@
 
 struct mqd_quota_rules {
     uint32_t count;
-    uint32_t kinds;      /* kinds that some rule limits, as bits of enum mqd_quota_kind */
-    uint64_t levels;     /* that some rule is of, as bits of enum mqd_quota_level */
+    uint32_t kinds;      /* kinds that any rule limits, as bits of enum mqd_quota_kind */
+    uint64_t levels;     /* levels of the rules, as bits of enum mqd_quota_level */
     int64_t burst_ns[4]; /* how much may be spent in advance, by kind */
     uint8_t pad[16];
     struct mqd_quota_rule rule[MQD_QUOTA_RULE_COUNT_MAX]; /* by key, ascending */
@@ -69,7 +69,7 @@ uint64_t mqd_quota_version(void *control);
 uint64_t mqd_quota_limits_version(const struct mqd_quota_limits *limits);
 int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits, uint32_t kind);
 
-/* What holds for one client, by kind. */
+/* The limits of one client, by kind. */
 struct mqd_quota_match {
     uint64_t interval[MQD_QUOTA_KIND_COUNT]; /* 0 = no limit */
     uint64_t bucket[MQD_QUOTA_KIND_COUNT];   /* key of the bucket that it is charged to */

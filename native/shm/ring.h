@@ -58,7 +58,7 @@ struct mqd_ring_reader {
 };
 
 size_t mqd_ring_size_bytes(uint32_t capacity);
-/* capacity: power of two. -1 MQD_E_INVALID, MQD_E_CORRUPT (counters of a former life are
+/* capacity: power of two. -1 MQD_E_INVALID, MQD_E_CORRUPT (counters left by an earlier process are
  * inconsistent). */
 int mqd_ring_writer_open(struct mqd_ring_writer *writer, struct mqd_ring *ring, uint32_t capacity);
 int mqd_ring_reader_open(struct mqd_ring_reader *reader, struct mqd_ring *ring, uint32_t capacity);

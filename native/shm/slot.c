@@ -266,6 +266,7 @@ int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)
             return 0;
     }
     return mqd_error_set(MQD_E_STALE,
-                         "slot %u is being assigned, or the controller died doing it; the next one assigns it again",
+                         "slot %u is being assigned, or the controller died while assigning it; the "
+                         "next one assigns it again",
                          index);
 }

@@ -2,11 +2,11 @@
  * segment.
  *
  * struct mqd_tally_table:
- *   touched[]    a bit for each set that was ever used, so that a restart reads no others
+ *   touched[]    a bit for each set that was ever used, so that a restart reads only these
  *   mqd_tally[]  8192 in sets of 8: a key, and a count by worker, which that worker alone writes
  *
- * A worker counts first and then reads the sum, so the limit that it compares with is never
- * exceeded; of two connections that come to two workers at once, both may find it exceeded.
+ * A worker counts first and then reads the sum, so the limit is never exceeded; but of two
+ * connections that reach two workers at once, both may be refused.
  *
  * Invariants
  *   T1  a tally has one key for as long as any count is not 0. A worker that counts reads the key again
@@ -15,7 +15,7 @@
  *       the same moment, it may get two; what is counted in one is then not limited by the other.
  *   T2  a worker's counts are those of its open connections; a new process of it begins with none.
  * Bounds: when all eight of a set are in use, the key is not counted (and not limited). A process
- * that dies while it changes a key leaves that tally locked until the broker starts again.
+ * that dies while it changes a key leaves that tally locked until the broker is restarted.
  */
 #ifndef MQD_TALLY_H
 #define MQD_TALLY_H

@@ -7,7 +7,7 @@
 #include "native.h"
 /* MQD_CDEF_ON */
 
-/* 1; -1 with the reason and the way out when OpenSSL 3.0 or later cannot be used. The first call
+/* 1; -1 with the reason and the remedy when OpenSSL 3.0 or later cannot be used. The first call
  * opens it. */
 int mqd_tls_available(void);
 const char *mqd_tls_version(void); /* "OpenSSL 3.0.19 27 Jan 2026"; "" = not available */
@@ -28,7 +28,7 @@ struct mqd_tls_identity {
 #define MQD_TLS_IDENTITY_COUNT_MAX 64
 #define MQD_TLS_TICKET_KEY_BYTES 80
 struct mqd_tls_settings {
-    /* the first one serves clients that name no host, or one that no certificate has */
+    /* the first one serves clients that send no host name, or one that no certificate has */
     const struct mqd_tls_identity *identities;
     uint32_t identity_count;
     int client_auth;              /* enum mqd_tls_client_auth */

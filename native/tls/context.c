@@ -19,7 +19,7 @@
 
 #define openssl mqd_tls_library
 #define TLS_1_3 0x304
-#define READ_BUFFER_BYTES 32768 /* several records by one recv; freed while nothing is in it */
+#define READ_BUFFER_BYTES 32768 /* several records by one recv; freed while it is empty */
 
 struct member {
     SSL_CTX *context;
@@ -215,7 +215,7 @@ static int set_groups(SSL_CTX *context)
     static const char *const lists[] = {"X25519MLKEM768:X25519:P-256:P-384:P-521", "X25519:P-256:P-384:P-521"};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_GROUPS_LIST, 0, (void *)lists[i]) == 1) {
-            openssl.ERR_clear_error(); /* of a list before it */
+            openssl.ERR_clear_error(); /* left from an earlier list */
             return 0;
         }
     return failed("this OpenSSL does not offer the groups of key exchange");
@@ -283,7 +283,7 @@ struct mqd_tls_context *mqd_tls_context_create(const struct mqd_tls_settings *se
     }
     if (settings->between_hosts &&
         (settings->client_auth != MQD_TLS_CLIENT_AUTH_REQUIRED || settings->version_min != TLS_1_3)) {
-        mqd_error_set(MQD_E_INVALID, "hosts speak TLS 1.3 with each other and require certificates");
+        mqd_error_set(MQD_E_INVALID, "connections between hosts use TLS 1.3 and require certificates");
         return NULL;
     }
     struct mqd_tls_context *context = calloc(1, sizeof *context + settings->identity_count * sizeof *context->member);

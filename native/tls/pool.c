@@ -54,7 +54,7 @@ static void step(struct mqd_tls *tls)
 {
     struct mqd_tls_link *link = mqd_tls_link(tls);
     if (__atomic_load_n(&link->abandoned, __ATOMIC_RELAXED)) {
-        link->result = -1; /* its client has gone */
+        link->result = -1; /* its client has disconnected */
         return;
     }
     link->result = mqd_tls_handshake(tls);

@@ -31,14 +31,14 @@ struct mqd_tls {
     int32_t node;         /* the host that must be at the other end; -1: a client */
     bool node_proved;     /* its certificate names it */
     uint32_t key_records; /* sealed by the present key */
-    bool drained;         /* the last recv took all that was there */
+    bool drained;         /* the last recv drained the socket */
     bool end_of_stream;
     bool ended;             /* by ended_errno, with ended_reason */
     int socket_errno;       /* of the recv that failed */
     uint32_t receive_bytes; /* left of MQD_TLS_READ_BYTES_MAX */
     uint8_t *in;            /* received during the handshake, from in_at on not taken yet */
     uint32_t in_bytes, in_at;
-    bool first_is_record; /* what was received first may be a TLS record */
+    bool first_is_record; /* the first bytes may be a TLS record */
     bool first_seen;
     uint8_t *out; /* sealed; the memory of a caller during its call */
     uint32_t out_bytes, out_sent, out_capacity;
@@ -291,7 +291,7 @@ int mqd_tls_handshake(struct mqd_tls *tls)
         return 1;
     }
     if (n == 1)
-        return mqd_error_set(EPROTO, "the other host has not proved by a certificate that it is node %d", tls->node);
+        return mqd_error_set(EPROTO, "the other host has no certificate that proves that it is node %d", tls->node);
     int error = openssl.SSL_get_error(tls->ssl, n);
     if (error == SSL_ERROR_WANT_READ) {
         free(tls->in); /* a client that never continues holds little */
@@ -494,7 +494,7 @@ void mqd_tls_close(struct mqd_tls *tls)
     uint8_t scratch[256];
     if (!tls->established)
         return;
-    if (mqd_tls_unsent(tls)) /* an alert, which says what was wrong */
+    if (mqd_tls_unsent(tls)) /* an alert, which has the cause */
         mqd_tls_flush(tls);
     if (tls->ended || mqd_tls_unsent(tls))
         return;

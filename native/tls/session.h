@@ -41,10 +41,10 @@ void mqd_tls_free(struct mqd_tls *tls);
 
 /* ---- the handshake ---- */
 
-/* Receives what the next step needs: the number of bytes, 0: none there, -1: error (errno), or the
- * peer has closed the connection (errno 0). */
+/* Receives what the next step needs: the number of bytes, 0: none available, -1: error (errno), or
+ * the peer has closed the connection (errno 0). */
 ssize_t mqd_tls_receive(struct mqd_tls *tls);
-/* what was received first is no TLS record */
+/* the first bytes are not a TLS record */
 bool mqd_tls_plain(const struct mqd_tls *tls);
 /* Computes, without a system call that waits: 1 established, 0 more bytes are needed, -1 failed
  * with the reason. Call flush after all three. */
@@ -69,7 +69,7 @@ int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes
 /* Sends what is unsent: 1 nothing is left, 0 the socket is full, -1 error (errno). */
 int mqd_tls_flush(struct mqd_tls *tls);
 uint32_t mqd_tls_unsent(const struct mqd_tls *tls);
-/* Says close_notify, if that is possible at once. */
+/* Sends close_notify, if that is possible at once. */
 void mqd_tls_close(struct mqd_tls *tls);
 
 /* ---- for the pool and the owner ---- */

@@ -93,9 +93,9 @@ static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
 }
 
 /* As Kafka: a negative producer id is none, and then nothing that belongs to one counts: clients
- * that are not idempotent send arbitrary numbers. A transaction's coordinator, which Kafka asks
- * first, knows no negative epoch; of other producers the log judges it. Control batches have no
- * sequence. */
+ * that are not idempotent send arbitrary numbers. A transaction's coordinator, which Kafka queries
+ * first, knows no negative epoch; for other producers the log checks the epoch. Control batches
+ * have no sequence. */
 static int16_t check_producer(const struct mqd_batch *batch, const char **reason)
 {
     if (batch->producer_id < 0 || batch->attributes & ATTRIBUTE_CONTROL)
@@ -119,7 +119,7 @@ int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd
     int8_t magic = (int8_t)bytes[MAGIC_AT];
     if (magic == 0 || magic == 1)
         return refuse(INVALID_RECORD,
-                      "message format 0 or 1; only record batches of magic 2 are taken (clients since Kafka 0.11)",
+                      "message format 0 or 1; only record batches of magic 2 are accepted (clients since Kafka 0.11)",
                       reason);
     if (magic != 2)
         return refuse(CORRUPT_MESSAGE, "magic is not 2", reason);
@@ -129,7 +129,7 @@ int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd
     if (claimed < 0)
         return refuse(CORRUPT_MESSAGE, "batch length is impossible", reason);
     if ((uint64_t)claimed > size_bytes)
-        return refuse(CORRUPT_MESSAGE, "batch length is more than the bytes there are", reason);
+        return refuse(CORRUPT_MESSAGE, "batch length exceeds the available bytes", reason);
     if ((uint64_t)claimed < size_bytes)
         return refuse(INVALID_RECORD,
                       "more bytes than one record batch; a partition takes exactly one batch per request", reason);

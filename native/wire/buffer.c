@@ -17,7 +17,7 @@ void mqd_buffer_reserve(struct mqd_buffer *buffer, uint32_t more_bytes)
     uint64_t needed = (uint64_t)buffer->size_bytes + more_bytes;
     if (needed > MQD_BUFFER_BYTES_MAX) {
         buffer->failed = true;
-        mqd_error_set_static(EMSGSIZE, "a response would be larger than 1 GiB; ask for less in one request");
+        mqd_error_set_static(EMSGSIZE, "a response would be larger than 1 GiB; request less at once");
         return;
     }
     uint64_t capacity = buffer->capacity_bytes > BUFFER_BYTES_MIN ? buffer->capacity_bytes : BUFFER_BYTES_MIN;
@@ -58,7 +58,7 @@ void mqd_response_finish(struct mqd_buffer *buffer, uint64_t extra_bytes)
     if (size_bytes > INT32_MAX) {
         buffer->failed = true;
         mqd_error_set_static(EMSGSIZE,
-                             "a response would be larger than its length word can say (2 GiB); lower fetch.max.bytes");
+                             "a response would be larger than its length word allows (2 GiB); lower fetch.max.bytes");
         return;
     }
     mqd_store_be32(buffer->bytes + buffer->response_at, (uint32_t)size_bytes);

@@ -167,9 +167,9 @@ int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch
 int mqd_fetch_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_count)
 {
     if (request->topics_left > 0 || request->partitions_left > 0)
-        return mqd_wire_misused("Fetch: forgotten topics come behind the last partition");
+        return mqd_wire_misused("Fetch: forgotten topics come after the last partition");
     if (request->forgotten_taken)
-        return mqd_wire_misused("Fetch: forgotten topics were taken already");
+        return mqd_wire_misused("Fetch: forgotten topics were already read");
     request->forgotten_taken = true;
     *forgotten_count = 0;
     if (request->version < 7)

@@ -6,7 +6,7 @@
  * of each remaining record. So the offset of a record is always base offset + its delta. What
  * changes: batch length, record count, largest timestamp, CRC.
  *
- * Delete horizon (KIP-534): attribute bit 6 says that the base timestamp is the time from which
+ * Delete horizon (KIP-534): attribute bit 6 means that the base timestamp is the time from which
  * tombstones of this batch may be dropped. Records keep their times, so their timestamp deltas are
  * rewritten once, when the horizon is set.
  */
@@ -44,7 +44,7 @@ struct mqd_records {
 /* `bytes`: the uncompressed records of the batch. */
 void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batch, const uint8_t *bytes,
                        uint64_t size_bytes);
-/* 1: a record; 0: the end, with no trailing bytes; -1: `reason` says what is wrong. */
+/* 1: a record; 0: the end, with no trailing bytes; -1: the records are invalid, for `reason`. */
 int mqd_records_next(struct mqd_records *records, struct mqd_record *out);
 
 /* The time of a record; a sum that overflows is clamped to the range. */

@@ -72,7 +72,7 @@ static const char *skip_record(struct walk *walk, int32_t index, bool *keyed)
     if (reason)
         return reason;
     if (record.at != record.end)
-        return "a record is not as long as it says";
+        return "a record's length field is wrong";
     walk->at = record.end;
     return NULL;
 }

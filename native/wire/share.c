@@ -149,7 +149,7 @@ int mqd_share_fetch_next_acknowledgement(struct mqd_share_fetch_request *request
 int mqd_share_fetch_forgotten(struct mqd_share_fetch_request *request, int32_t *forgotten_count)
 {
     if (request->topics_left > 0 || request->partitions_left > 0 || request->forgotten_taken)
-        return mqd_wire_misused("ShareFetch: forgotten topics come once, behind the last partition");
+        return mqd_wire_misused("ShareFetch: forgotten topics come once, after the last partition");
     request->forgotten_taken = true;
     *forgotten_count = 0;
     if (request->api_key == SHARE_ACKNOWLEDGE)

@@ -46,11 +46,11 @@ void mqd_share_write_end(struct mqd_buffer *buffer);
 struct mqd_share_response {
     struct mqd_cursor_bytes cursor;
     int16_t error;
-    int32_t state_epoch; /* READ, as what follows */
+    int32_t state_epoch; /* READ only, as is start */
     int64_t start;
     int32_t run_count; /* taken by mqd_share_response_run, in order */
 };
-/* 0; -1: it is no response about this share-partition. Its runs are well-formed to the end. */
+/* 0; -1: it is not a response about this share-partition. Its runs are well-formed to the end. */
 int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
                              struct mqd_share_response *out);
 int mqd_share_response_run(struct mqd_share_response *response, struct mqd_share_state_run *out);

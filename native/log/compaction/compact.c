@@ -26,8 +26,8 @@ static int check_options(const int64_t *bases, const struct mqd_compact_options 
     for (uint32_t i = 0; sound && i < options->segment_count; i++)
         sound = bases[i] >= 0 && (i == 0 || bases[i] > bases[i - 1]);
     return sound ? 0
-                 : mqd_error_set_static(MQD_E_INVALID, "a compaction wants ascending segments, of which at least one "
-                                                       "is to be cleaned, and a load factor");
+                 : mqd_error_set_static(MQD_E_INVALID, "a compaction needs ascending segments, at least one "
+                                                       "to clean, and a load factor");
 }
 
 /* Among the segments to clean: the one that holds the offset, or the first. */
@@ -245,7 +245,7 @@ static int map_filled(struct mqd_compact *compact, int64_t offset)
     }
     if (compact->mapped_end <= compact->options.first_dirty_offset)
         return mqd_error_set(MQD_E_FULL,
-                             "%s: the table of keys has no room at all; raise log.cleaner.dedupe.buffer.size",
+                             "%s: the key table has no room for even one key; raise log.cleaner.dedupe.buffer.size",
                              compact->directory);
     return map_done(compact);
 }

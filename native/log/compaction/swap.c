@@ -143,7 +143,7 @@ static int read_swap(const char *directory, int64_t base_offset, struct swap *ou
         return mqd_error_system(error, "cannot read %s", path);
     return sound ? 1
                  : mqd_error_set(MQD_E_CORRUPT,
-                                 "%s is damaged: it says which segments a compaction had replaced; restore it, or "
+                                 "%s is damaged: it lists the segments that a compaction had replaced; restore it, or "
                                  "delete it if the segments are intact",
                                  path);
 }

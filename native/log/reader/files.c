@@ -111,7 +111,8 @@ int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64
     }
     slot->listed = false; /* if it comes back, it is found */
     mqd_error_set(ENOENT,
-                  "%s/%020lld: %s is missing, although the partition table lists it; was it removed by hand? restore "
+                  "%s/%020lld: %s is missing, although the partition table lists it; it may have "
+                  "been removed by hand; restore "
                   "it or restart the broker for recovery",
                   slot->path, (long long)base_offset, what);
     return MQD_KAFKA_STORAGE_ERROR;
@@ -224,7 +225,7 @@ int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t off
 {
     uint32_t count = slot->segment_count;
     if (count > 0 && slot->segments[count - 1].base_offset <= offset)
-        return (int32_t)count - 1;  /* the active one, which nearly every reader wants */
+        return (int32_t)count - 1;  /* the active one, which nearly every reader reads */
     uint32_t low = 0, high = count; /* segments[low - 1] <= offset < segments[high] */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -414,7 +415,7 @@ void mqd_reader_destroy(struct mqd_reader *reader)
         return;
     MQD_LIST_EACH(node, spare, &reader->known)
         drop_slot(reader, MQD_CONTAINER(node, struct mqd_reader_slot, node));
-    MQD_LIST_EACH(node, spare, &reader->detached) /* ranges that were never released: their holder is gone too */
+    MQD_LIST_EACH(node, spare, &reader->detached) /* ranges that were never released: their holder has ended too */
         destroy(reader, MQD_CONTAINER(node, struct mqd_segment_ref, node));
     free(reader);
 }

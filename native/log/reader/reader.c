@@ -152,8 +152,9 @@ static bool index_previous(struct mqd_reader *reader, struct mqd_segment_ref *se
 static int16_t corrupt(const struct mqd_segment_ref *segment, uint32_t position, const char *why)
 {
     mqd_error_set(MQD_E_CORRUPT,
-                  "%s/%020lld.log: at position %u: %s; what lies before it is still readable, `mqd log verify` tells "
-                  "how far the damage goes",
+                  "%s/%020lld.log: at position %u: %s; the records before it are still readable, "
+                  "`mqd log verify` shows "
+                  "the extent of the damage",
                   segment->slot->path, (long long)segment->base_offset, position, why);
     return MQD_CORRUPT_MESSAGE;
 }
@@ -165,8 +166,9 @@ static int16_t unreadable(const struct mqd_segment_ref *segment, uint32_t positi
                          (long long)segment->base_offset, position);
     else
         mqd_error_set(EIO,
-                      "%s/%020lld.log ends before position %u, which was published as written; the file was cut from "
-                      "outside, restart the broker for recovery",
+                      "%s/%020lld.log ends before position %u, which was published as written; "
+                      "another program has "
+                      "truncated it, restart the broker for recovery",
                       segment->slot->path, (long long)segment->base_offset, position);
     return MQD_KAFKA_STORAGE_ERROR;
 }

@@ -45,10 +45,10 @@ static int make_active(struct recovery *recovery, struct tail *tail, int64_t now
     if (tail->file_bytes > tail->valid_bytes) {
         if (recovery->read_only)
             return mqd_error_set(
-                EROFS, "%s: %lld bytes must be cut off, but the file system is read-only; remount it writable",
+                EROFS, "%s: %lld bytes must be truncated, but the file system is read-only; remount it writable",
                 partition->path, (long long)(tail->file_bytes - tail->valid_bytes));
         if (mqd_file_truncate(tail->fd, tail->valid_bytes) < 0)
-            return mqd_error_system(errno, "%s: cannot cut segment %lld", partition->path,
+            return mqd_error_system(errno, "%s: cannot truncate segment %lld", partition->path,
                                     (long long)tail->base_offset);
         recovery->io->truncated_bytes += tail->file_bytes - tail->valid_bytes;
         recovery->changed = true;
@@ -219,9 +219,9 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
                                                              : MODE_CHECKED;
     int done = recover_segments(recovery, now_ms);
     if (done == 0 && recovery->cutting)
-        return mqd_error_set(
-            MQD_E_CORRUPT, "%s: damage at position %lld of segment %lld, below where the log is to be cut",
-            partition->path, (long long)recovery->io->corrupt_position, (long long)recovery->io->corrupt_segment);
+        return mqd_error_set(MQD_E_CORRUPT, "%s: damage at position %lld of segment %lld, below the truncation offset",
+                             partition->path, (long long)recovery->io->corrupt_position,
+                             (long long)recovery->io->corrupt_segment);
     if (done == 0) {
         recovery->mode = MODE_CHECKED;
         recovery->io->corrupt_position = recovery->io->corrupt_segment = recovery->io->missing_from = -1;

@@ -49,8 +49,7 @@ static int read_mark(const char *directory, const char *name, int64_t *cut_offse
     text[got] = 0;
     if (got == 0 || text[got - 1] != '\n' || sscanf(text, "%lld %lld", &cut, &start) < 1)
         return mqd_error_set(
-            MQD_E_CORRUPT,
-            "%s does not say where the log is to be cut; delete the partition's directory, its replica is copied again",
+            MQD_E_CORRUPT, "%s has no truncation offset; delete the partition's directory, its replica is copied again",
             path);
     *cut_offset = cut;
     *start_offset = start;
@@ -104,7 +103,7 @@ int mqd_truncation_end(const char *directory, int64_t now_ms)
     do /* an unused name: the caller that removes marks knows them by name */
         snprintf(name, sizeof name, MQD_TRUNCATED_PREFIX "%lld", (long long)now_ms++);
     while (mark_path(to, directory, name) == 0 && access(to, F_OK) == 0);
-    if (mqd_file_sync_directory(directory) < 0) /* deletions must be durable before the mark says so */
+    if (mqd_file_sync_directory(directory) < 0) /* deletions must be durable before the mark records them */
         return -1;
     return mqd_file_rename(from, to) < 0 ? -1 : mqd_file_sync_directory(directory);
 }
@@ -146,8 +145,7 @@ static int close_files(struct mqd_partition *partition)
     mqd_txn_index_close(&partition->active.txn_index);
     mqd_file_close(partition->active.fd);
     partition->active.fd = -1;
-    return error ? mqd_error_system(error, "%s: cannot flush what was written before the log is cut", partition->path)
-                 : 0;
+    return error ? mqd_error_system(error, "%s: cannot flush before the truncation", partition->path) : 0;
 }
 
 /* Moves `fresh` into `partition`, which keeps its identity, its role and its high watermark. */

@@ -1,5 +1,5 @@
-/* Checks: questions that must be answered before a batch may be written, and the
- * batches that wait for the answer.
+/* Checks: queries that must be answered before a batch may be written, and the batches that wait
+ * for the answer.
  *
  *   of a transaction   The owner does not know an ongoing transaction of this producer
  *                      (MQD_STAGE_VERIFY): its coordinator verifies, or adds, the partitions
@@ -45,8 +45,8 @@ uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *a
 
 void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
-    /* the owner writes these bytes; what the client put there must not make the header look
-     * impossible when it is read again */
+    /* the owner writes these bytes; the client's values must not make the header look impossible
+     * when it is read again */
     memset(mqd_check_bytes(r, append), 0, 8);
     append->check = check;
     append->check_index = check->count++;
@@ -76,7 +76,7 @@ bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *
     return true;
 }
 
-const char *const mqd_check_crowded = "too many batches wait for a check; the client may send it again";
+const char *const mqd_check_crowded = "too many batches wait for a check; the client may retry";
 
 static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t error, const char *message)
 {
@@ -197,7 +197,7 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
     if (!append->check && !append->awaits_verification)
         return false;
     bool records = append->check && append->check->kind != MQD_CHECK_TRANSACTION;
-    append->message = records ? "the batch's records were not looked at in time; nothing was written"
+    append->message = records ? "the batch's records were not checked in time; nothing was written"
                               : "the transaction's coordinator did not answer in time; nothing was written";
     mqd_append_done(r, append, records ? MQD_KAFKA_REQUEST_TIMED_OUT : MQD_KAFKA_NOT_ENOUGH_REPLICAS);
     return true;
@@ -236,8 +236,7 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
          * partition */
         mqd_redirect_take_back(append);
     if (append->guard || !append->ordered || !request->connection) {
-        append->message =
-            "the partition's transaction changed while it was verified; the client may send the batch again";
+        append->message = "the partition's transaction changed while it was verified; the client may retry the batch";
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return;
     }
@@ -335,7 +334,7 @@ static void refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
     append->message =
         error == MQD_KAFKA_INVALID_TXN_STATE ? "Partition was not added to the transaction"
         : error == MQD_KAFKA_NOT_ENOUGH_REPLICAS
-            ? "Unable to verify the partition has been added to the transaction; its coordinator is not there now"
+            ? "Unable to verify the partition has been added to the transaction; its coordinator is not available"
             : NULL;
     mqd_append_done(r, append, error);
 }

@@ -8,7 +8,7 @@
  *   compression.type is another codec than the batch's: the acceptor returns the batch in that
  *                  codec, and what it returns is sent on in the batch's place
  *
- * Which batches are looked into: record.validation of the topic; always those of compacted topics.
+ * Which batches are checked: record.validation of the topic; always those of compacted topics.
  *
  * Invariants: T1 to T3 of server/check/check_table.c. A job's payload is lent to its thread until
  * the job ends, as it is to the acceptor. Bounds: MQD_RECORDS_BYTES_MAX for each of the pool's
@@ -26,7 +26,7 @@
 
 bool mqd_check_by_acceptor;
 
-/* What was found in a batch. */
+/* The result of checking a batch. */
 struct looked_at {
     int32_t count; /* as mqd_records_unkeyed */
     int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
@@ -94,7 +94,7 @@ static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, i
 static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct looked_at *found)
 {
     if (found->error == MQD_CODEC_NO_MEMORY) {
-        append->message = "no memory to look at the batch's records; the client may send it again";
+        append->message = "no memory to check the batch's records; the client may retry";
         mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
         return;
     }
@@ -126,7 +126,7 @@ static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed,
     return false;
 }
 
-/* ---- looking ---- */
+/* ---- checking ---- */
 
 static void look(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint32_t size_max, int32_t record_count,
                  struct looked_at *found)
@@ -250,7 +250,7 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
                 return false;
             if (!compression)
                 return true;
-            kind = MQD_CHECK_PARSE; /* its keys are there */
+            kind = MQD_CHECK_PARSE; /* its keys are present */
             by_acceptor = true;
         }
     }
@@ -291,7 +291,7 @@ static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uin
     return true;
 }
 
-/* The append's bytes are now those in the check's room, which is the append's from here on. */
+/* The append's bytes are now those in the check's memory, which the append owns from here on. */
 static void take_room(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
     mqd_append_unpin(r, append);
@@ -332,7 +332,7 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
     if (!complete) {
         append->message = error == MQD_KAFKA_MESSAGE_TOO_LARGE
                               ? "with the topic's compression.type the batch is larger than max.message.bytes"
-                              : "the batch's records could not be looked at";
+                              : "the batch's records could not be checked";
         mqd_append_done(r, append, (int16_t)error);
     } else if (head.index_count) {
         memcpy(unkeyed, payload + sizeof head, head.index_count * sizeof *unkeyed);
@@ -350,7 +350,7 @@ void mqd_check_take_piece(struct mqd_reactor *r, struct mqd_check *check, const 
                           int64_t total_bytes)
 {
     if (!mqd_list_empty(&check->parked))
-        take_piece(r, check, payload, size_bytes, total_bytes); /* one that is not taken leaves the room incomplete */
+        take_piece(r, check, payload, size_bytes, total_bytes); /* a piece without memory leaves the batch incomplete */
 }
 
 void mqd_check_on_records(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload,

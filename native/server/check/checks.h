@@ -9,7 +9,7 @@
 /* 0, or why the batch cannot belong to a transaction */
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
                               const char **message);
-/* false: decided here, or its records are being looked into */
+/* false: decided here, or its records are being checked */
 bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch);
 /* holds the record errors of a refused batch; NULL: no memory */
 struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append);

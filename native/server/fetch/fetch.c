@@ -140,8 +140,8 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 
 /* ---- one entry ---- */
 
-/* READ, asked at every evaluation: rights may have changed since. An unknown name is refused like any
- * other, an unknown id is unknown. */
+/* READ is checked at every evaluation: rights may have changed since. An unknown name is refused
+ * like any other, an unknown id is unknown. */
 static bool may_read(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
 {
     const struct mqd_request *request = entry->set->request;

@@ -82,7 +82,7 @@ struct mqd_fetch_set {
     /* of the consumer (server/fetch/nearest.c); 0 = none, or the rack of this host */
     uint64_t rack;
     int64_t last_used_ms;
-    /* of a session: whose it is; NULL = of a client that has proven nothing */
+    /* of a session: its client's principal; NULL = the client has not authenticated */
     char *principal;
     uint16_t principal_bytes;
 };

@@ -1,4 +1,4 @@
-/* The life of an attachment: its memory, its descriptors, its connection. See
+/* The lifecycle of an attachment: its memory, its descriptors, its connection. See
  * server/local/local.h. */
 #include "server/local/local.h"
 
@@ -205,7 +205,7 @@ static int unmap(void *argument)
     return 0;
 }
 
-/* If the client is gone, unmapping also frees the pages, which takes a tenth of a second for a
+/* If the client has ended, unmapping also frees the pages, which takes a tenth of a second for a
  * gigabyte: not on this thread. */
 static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_bytes)
 {

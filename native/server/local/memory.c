@@ -56,8 +56,9 @@ bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_
     if (watch < 0) {
         if (!r->local_watch_failed)
             mqd_log(r, 4, 0, UINT32_MAX,
-                    "the memory of local clients cannot be watched (%s): what a client keeps open after it has left is "
-                    "not in local.memory.max.bytes; raise fs.inotify.max_user_instances and max_user_watches",
+                    "the memory of local clients cannot be watched (%s): memory that a client keeps "
+                    "open after its end is "
+                    "not counted in local.memory.max.bytes; raise fs.inotify.max_user_instances and max_user_watches",
                     strerror(errno));
         r->local_watch_failed = true;
         return false;

@@ -1,5 +1,5 @@
-/* Queries of local clients on the socket: where is an offset? The answer is the segment's file,
- * which the client maps and reads itself.
+/* Queries of local clients on the socket for the position of an offset. The answer is the segment's
+ * file, which the client maps and reads itself.
  *
  * The descriptor is an open file description of its own, opened read-only, so what the client does
  * to it (flags, locks, position) does not affect us. It stays valid when the file is unlinked, so a
@@ -115,7 +115,7 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_connection *c,
         mqd_segment_location_release(r->reader, &location);
     }
     if (code == MQD_KAFKA_STORAGE_ERROR)
-        mqd_log(r, 4, 0, answer->slot, "a local client asked where offset %lld lies: %s", (long long)query->offset,
+        mqd_log(r, 4, 0, answer->slot, "a local client's query for offset %lld failed: %s", (long long)query->offset,
                 mqd_error_message());
     /* the segments keep changing: the client retries */
     answer->error = code == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : code;
@@ -168,7 +168,7 @@ static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *clo
     struct mqd_local_query query;
     *closed = false;
     if (c->awaits_subject)
-        return false; /* asked again when its rights are known */
+        return false; /* handled again when its rights are known */
     if (local->answer_waits && !send_answer(local))
         return false;
     ssize_t n;
@@ -183,7 +183,7 @@ static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *clo
     }
     if (n != sizeof query || query.kind != MQD_LOCAL_QUERY_SEGMENT) {
         *closed = true;
-        mqd_connection_fail(r, c, "a local client asked what is no question of this version");
+        mqd_connection_fail(r, c, "a local client sent a query that this version does not know");
         return false;
     }
     mqd_stat(r, MQD_COUNT_LOCAL_LOOKUPS, 1);

@@ -65,7 +65,7 @@ static void wake(struct mqd_local *local)
     ssize_t written;
     if (!mqd_exchange(&local->header->client_sleeping, 0u))
         return;
-    do /* EAGAIN: enough unread wake-ups are in the pipe; EPIPE: the client is gone */
+    do /* EAGAIN: enough unread wake-ups are in the pipe; EPIPE: the client has ended */
         written = write(local->to_client, &token, sizeof token);
     while (written < 0 && errno == EINTR);
 }
@@ -162,7 +162,7 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
     uint64_t tail = mqd_load_acquire(&local->header->submission_tail), taken_bytes = 0;
     uint32_t taken_count = 0;
     if (tail - local->submission_head > local->submission_count) {
-        mqd_connection_fail(r, c, "a local client says that it has submitted more than its ring holds");
+        mqd_connection_fail(r, c, "a local client's submission counter exceeds its ring");
         return;
     }
     while (local->submission_head != tail && taken_bytes < TAKE_BYTES && taken_count < TAKE_COUNT) {
@@ -194,7 +194,7 @@ static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)
     uint64_t head = mqd_load_acquire(&local->header->reply_head), used = local->reply_tail - head;
     if (used > local->reply_bytes) {
         mqd_log(r, 4, local->connection->id, UINT32_MAX,
-                "closing the connection: the local client (pid %d) says that it has read answers that were not written",
+                "closing the connection: the local client (pid %d) has a read counter beyond the written answers",
                 local->pid);
         mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
         return -1;
@@ -211,7 +211,7 @@ static void set_needs_room(struct mqd_local *local, bool needed)
     mqd_store_release(&local->header->worker_needs_room, (uint32_t)needed);
 }
 
-/* As reply_room, but 0 only after the client was asked to notify when it makes room. */
+/* As reply_room, but returns 0 only after requesting a notification when the client makes room. */
 static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
 {
     int64_t room = reply_room(r, local);

@@ -195,7 +195,7 @@ void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, co
     mqd_reactor_emit(r, &event);
 }
 
-/* A host that cannot prove its identity, or does not accept ours, is not asked again at once. */
+/* A host that cannot prove its identity, or does not accept ours, is not tried again at once. */
 void mqd_relay_broken(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     char reason[MQD_ERROR_MESSAGE_BYTES];
@@ -290,7 +290,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
     const struct mqd_produce_request *produce = r->producing;
     if (!mqd_topics_led_elsewhere(&r->topics, metadata) || metadata->leader < 0)
         return false;
-    if (__builtin_expect(mqd_subject_is_stale(r), 0)) { /* the leader asks for no rights (S5) */
+    if (__builtin_expect(mqd_subject_is_stale(r), 0)) { /* the leader checks no rights (S5) */
         mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER,
                        "this broker has not reached the controller for the length of its lease, so it does not know "
                        "whether its client may still write");

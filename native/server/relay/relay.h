@@ -15,7 +15,7 @@
  * lane of their own, because the leader reads nothing after a batch whose transaction it verifies.
  *
  * Invariants
- *   L1  batches for one partition are sent in the order in which they were taken, and their
+ *   L1  batches for one partition are sent in the order of their arrival, and their
  *       outcomes arrive in that order.
  *   L2  the outcome is: the leader's answer; NOT_LEADER_OR_FOLLOWER when the request was not given
  *       to the socket completely, so that it was not written; REQUEST_TIMED_OUT when it was, and

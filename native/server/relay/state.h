@@ -9,7 +9,7 @@
 
 #define MQD_RELAY_BUCKET_COUNT 256
 
-/* A request under way: in relay->entries from its encoding to its answer. */
+/* A request in flight: in relay->entries from its encoding to its answer. */
 struct mqd_relayed {
     struct mqd_node node;
     struct mqd_append *append; /* NULL: its outcome is no longer awaited */
@@ -35,7 +35,7 @@ struct mqd_relay {
     uint8_t connect_requested;  /* a connection was requested from Python */
     int64_t connect_by_ms;      /* valid while `connect_requested` */
     int64_t refuse_until_ms;    /* its host could not be reached: until then batches are refused at once */
-    uint32_t correlation_id;    /* of the last request; may wrap during the life of a relay */
+    uint32_t correlation_id;    /* of the last request; may wrap during the lifetime of a relay */
     struct mqd_node entries;    /* oldest first */
     struct mqd_relayed *unsent; /* the oldest that was not given to the socket completely; NULL = none */
     struct mqd_buffer out;      /* stream positions start at out_base */

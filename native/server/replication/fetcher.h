@@ -9,8 +9,8 @@
  *   wait      at the leader, until it has records or a new high watermark
  *   answer    received into a buffer of bounded size and parsed as it arrives; hostile until
  *             checked. Records are staged in place (mqd_partition_follow) and written once a turn
- *   settle    what the answer brought is written, and flushed with flush_on_ack; only then may the
- *             next request state it
+ *   settle    the records of the answer are written, and flushed with flush_on_ack; only then may
+ *             the next request state it
  *
  * mqd_replica_step decides what the log of a partition must do (append, truncate, restart, wait).
  * Truncations run on a helper thread while the partition rests.
@@ -18,8 +18,8 @@
  * Invariants
  *   G1  a request states a fetch offset only when the log below it is written, and with
  *       flush_on_ack flushed.
- *   G2  an answer affects a partition only if the request that it answers asked for the partition
- *       under the leader epoch that is still current (otherwise it is dropped).
+ *   G2  an answer affects a partition only if the request that it answers named the partition under
+ *       the leader epoch that is still current (otherwise it is dropped).
  *   G3  one partition is fetched by at most one fetcher; a partition that rests (truncation) or is
  *       put off (an error) is in no session.
  *   G4  a partition's share of an answer is at most partition_bytes_max (one batch may be larger);
@@ -73,7 +73,7 @@ void mqd_fetcher_truncated(struct mqd_reactor *r, struct mqd_owned *owned, bool 
 /* The log must be truncated to `offset`; or, with batch_offset >= 0, restarted there
  * (mqd_partition_restart_at). Nothing of it is staged. */
 void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
-/* Truncates such a partition as soon as no other work on it is under way. */
+/* Truncates such a partition as soon as no other work on it is in flight. */
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result);
 void mqd_truncations_retry(struct mqd_reactor *r); /* once a turn while any waits for a helper thread */

@@ -142,7 +142,7 @@ static int skip_aborted(struct mqd_answer *answer, struct mqd_cursor_bytes *curs
     if (mqd_take_varint(cursor, "aborted_transactions", &raw))
         return -1;
     if (raw > MQD_ANSWER_STEP_BYTES_MAX / 17)
-        return mqd_wire_wrong(cursor, "aborted_transactions", "more than a replica asks for:", (int64_t)raw - 1);
+        return mqd_wire_wrong(cursor, "aborted_transactions", "more than a replica requests:", (int64_t)raw - 1);
     for (uint32_t i = 1; i < raw; i++)
         if (mqd_take_i64(cursor, "producer_id", &unused) || mqd_take_i64(cursor, "first_offset", &unused) ||
             mqd_skip_tags(cursor, true))
@@ -205,7 +205,7 @@ static int take_tail(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
             return -1;
     return (uint32_t)(cursor->at - cursor->begin) == answer->frame_left
                ? 0
-               : mqd_wire_wrong(cursor, "Fetch", "an answer with bytes behind its end:", 0);
+               : mqd_wire_wrong(cursor, "Fetch", "an answer with bytes after its end:", 0);
 }
 
 static uint8_t after_topic(const struct mqd_answer *answer)

@@ -1,7 +1,7 @@
 /* Truncation of a follower's log while the reactor runs: the partition rests, a helper thread
  * truncates it (log/recovery/truncation.c), the reactor takes it back.
  *
- * DUE: work under way on its files (flush, preallocation, snapshot) ends first and no more begins;
+ * DUE: work in flight on its files (flush, preallocation, snapshot) ends first and no more begins;
  * commands wait in owned->deferred. Compaction that is replacing files (`held`) also ends first:
  * the two commands that end it do not wait. UNDER WAY: only the helper thread uses the partition.
  * What readers see of it stays as published: the high watermark and the files below it do not
@@ -47,7 +47,7 @@ void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t
                                 .wall_ms = r->wall_ms};
     owned->cut = job;
     owned->truncating = MQD_TRUNCATION_DUE;
-    if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) { /* it needs no flush of its own any more */
+    if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) { /* it no longer needs a flush of its own */
         mqd_list_remove(&owned->sync_node);
         r->log_dirs[owned->log_dir].to_sync_count--;
     }

@@ -2,7 +2,7 @@
  * the controller.
  *
  * Followers fetch only over connections between hosts (connection->peer_node), which the acceptor
- * hands over after mutual authentication. Their fetches go to the owner of the partition, which
+ * passes on after mutual authentication. Their fetches go to the owner of the partition, which
  * alone has its replication core: any other worker answers NOT_LEADER_OR_FOLLOWER.
  *
  *   positions    a follower's position -> mqd_replica_fetch -> high watermark -> published,
@@ -107,7 +107,7 @@ void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const
     mqd_fetch_wake_followers(r, owned);
 }
 
-/* A new assignment is in force, or the partition has only one replica now. */
+/* A new assignment applies, or the partition has only one replica now. */
 void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     owned->replicated = mqd_partition_replicated(owned->partition);
@@ -203,7 +203,7 @@ void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned)
     struct mqd_event event = {
         .kind = MQD_EVENT_PROPOSE_IN_SYNC, .slot = owned->slot, .proposal = malloc(sizeof proposal)};
     if (!event.proposal)
-        return; /* the proposal stays in force and is sent again */
+        return; /* the proposal still counts and is sent again */
     *event.proposal = proposal;
     mqd_reactor_emit(r, &event);
 }

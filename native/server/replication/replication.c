@@ -83,7 +83,7 @@ static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int change
     if (changed & (MQD_REPLICA_CHANGED_EPOCH | MQD_REPLICA_CHANGED_ROLE)) {
         mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         mqd_partition_set_leader_epoch(owned->partition, replica->leader_epoch);
-        mqd_owner_wake_slot(r, owned->slot); /* readers and followers that wait here find out who leads */
+        mqd_owner_wake_slot(r, owned->slot); /* readers and followers that wait here learn which host leads */
     }
     mqd_replication_changed(r, owned, changed);
     if (replica->role == MQD_REPLICA_FOLLOWER)
@@ -113,7 +113,7 @@ static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *o
             continue;
         bool joins = follower->member.in_sync;
         mqd_stat(r, joins ? MQD_COUNT_IN_SYNC_EXPANDS : MQD_COUNT_IN_SYNC_SHRINKS, 1);
-        char lag[96] = "not heard from in this leader epoch";
+        char lag[96] = "no fetch in this leader epoch";
         if (follower->position >= 0 && follower->caught_up_ms != INT64_MIN)
             snprintf(lag, sizeof lag, "%lld records behind, caught up %lld ms ago",
                      (long long)(replica->log_end - follower->position),
@@ -144,7 +144,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
         int changed = mqd_replica_assign(owned->replica, assignment, r->now_ms);
         if (changed < 0) {
             mqd_command_done(r, command->token, MQD_E_INVALID, command->slot, 0, NULL,
-                             "that is no assignment of a partition's replicas");
+                             "that is not an assignment of a partition's replicas");
             return;
         }
         if (!(changed & MQD_REPLICA_CHANGED_STALE)) {

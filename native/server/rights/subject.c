@@ -218,8 +218,8 @@ static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t 
     }
     const struct mqd_connection *any = MQD_CONTAINER(subject->connections.next, struct mqd_connection, subject_node);
     MQD_LIST_EACH(node, next, &r->sessions) {
-        /* also those whose client has no fetch under way: what it reads to the end is not looked at
-         * without a reason */
+        /* also sessions without a fetch in flight: partitions that are read to the end are
+         * evaluated only on an event */
         struct mqd_fetch_set *set = MQD_CONTAINER(node, struct mqd_fetch_set, session_node);
         if (set->replica_id < 0 && mqd_session_belongs(set, any))
             mqd_fetch_wake_set(r, set);

@@ -9,16 +9,16 @@
  *
  * Invariants
  *   S1  without tables nothing is allowed: no subject, no service.
- *   S2  a cached mask is of the tables that the subject has now, and of the topic with that serial
+ *   S2  a cached mask belongs to the subject's present tables and to the topic with that serial
  *       number; a serial number is never used for another topic.
  *   S3  when the tables are replaced, fetches that wait are evaluated again, and answers cached for
- *       the old tables are not found any more (`version`).
+ *       the old tables are no longer found (`version`).
  *   S4  a host that has lost its lease may have missed a change of rules: clients read nothing there,
  *       and what local clients write is not sent on to the leader, which does not check it (S5).
  *   S5  connections of other hosts of the cluster have no subject and may do everything; what they
  *       carry for clients was checked where it entered.
  *   S6  an active segment that a local client has, perhaps from before this worker was started, is rolled by
- *       mqd_reactor_take_back: a mapping shows what is appended later and cannot be taken away.
+ *       mqd_reactor_take_back: a mapping also shows later appends, and cannot be revoked.
  * Bounds: a subject with connections exists for those; UNUSED_COUNT_MAX and UNUSED_BYTES_MAX for
  * the others. Cost without rights: one predictable branch. Concurrency: the reactor's thread.
  */

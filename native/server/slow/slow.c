@@ -1,7 +1,7 @@
 /* Where the time of a slow request went. The parts add up to all of it:
  *
  *   Produce          queue (a check, or a large batch)  begun  disk | owner  flushed  replicas  completed  turn
- *   Fetch            wait (for records, as asked)       begun  disk                             completed  turn
+ *   Fetch            wait (for records)                 begun  disk                             completed  turn
  *   for the acceptor queue                              begun  acceptor                         completed  turn
  *
  * `turn` is the time behind earlier requests of the connection. `throttle` is added by quotas: the

@@ -18,7 +18,7 @@ static inline void mqd_slow_begin(const struct mqd_reactor *r, struct mqd_reques
         request->slow.begun_ns = r->now_ns;
 }
 
-/* A batch is handed to the worker that owns its partition. */
+/* A batch is passed to the worker that owns its partition. */
 static inline void mqd_slow_forward(const struct mqd_reactor *r, struct mqd_request *request)
 {
     if (mqd_slow_enabled(r)) {
@@ -36,7 +36,7 @@ static inline void mqd_slow_complete(const struct mqd_reactor *r, struct mqd_req
 /* What is below the partition's durable offset no longer waits for this host's disk. */
 void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned);
 
-/* Keeps the client id of the frame: it is gone when the request is answered. */
+/* Keeps the client id of the frame: it is freed when the request is answered. */
 void mqd_slow_client(struct mqd_connection *c, const struct mqd_request_header *header);
 
 /* At the answer: emits MQD_EVENT_SLOW if it was slow. At most SLOW_PER_SECOND events a second; the

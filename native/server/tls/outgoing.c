@@ -26,7 +26,7 @@ void mqd_outgoing_moved(struct mqd_outgoing *outgoing, uint64_t token)
 {
     outgoing->readable = outgoing->writable = 1;
     if (outgoing->tls)
-        mqd_tls_link(outgoing->tls)->token = token; /* also while it is lent: the pool does not look at it */
+        mqd_tls_link(outgoing->tls)->token = token; /* also while it is lent: the pool does not use it */
 }
 
 void mqd_outgoing_on_event(struct mqd_outgoing *outgoing, uint32_t flags)

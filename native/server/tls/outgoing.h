@@ -4,8 +4,8 @@
  *   plain   ready at once
  *   TLS     lent to the pool -> taken back -> ... -> established: ready; mqd_outgoing_run moves it on
  *
- * Invariants: T1 and T2 of server/tls/secure.h; nothing is received or sent for the owner before the
- * other host has proved by its certificate that it is the expected node. An error that ends the
+ * Invariants: T1 and T2 of server/tls/secure.h; nothing is received or sent for the owner before
+ * the other host's certificate has proved that it is the expected node. An error that ends the
  * connection is in mqd_error_code and mqd_error_message.
  * Bounds: mqd_secure_handshake_ms for the handshake; MQD_TLS_UNSENT_BYTES_MAX sealed bytes.
  * Concurrency: the reactor's thread.

@@ -3,17 +3,17 @@
  *
  *   opened -> bytes arrive -> lent to the pool -> taken back -> ... -> established -> closed
  *
- * A client that has proved a name by a certificate waits, after that, until the worker's Python has
- * mapped the name to a principal (`naming`), unless the listener has SASL, which names it.
+ * A client that has authenticated by a certificate waits until the worker's Python has mapped its
+ * name to a principal (`naming`), unless the listener has SASL, which provides the principal.
  *
  * Invariants
  *   T1  the reactor's thread computes no public-key operation: handshakes run on the pool.
  *   T2  a lent session is not touched: its connection is not read (`blocked`) and has nothing to
- *       send, for a session is lent only when all that it has said has left.
+ *       send, for a session is lent only when all its output has been sent.
  *       When the connection closes meanwhile, the session is freed when it comes back.
  *   T3  nothing of a frame is read before the handshake has ended and the principal is known.
- *   T4  plain text is sealed only when everything sealed before it has left; what the socket did
- *       not take (`sealed_bytes`) counts as the connection's output and in heap_bytes.
+ *   T4  plain text is sealed only when everything sealed before it has been sent; what the socket
+ *       did not take (`sealed_bytes`) counts as the connection's output and in heap_bytes.
  * Bounds: 10 s for the handshake (checked once a second), max.connections, see
  * tls/session.h. Concurrency: the reactor's thread.
  */

@@ -1,4 +1,4 @@
-/* What the reactor has for all its TLS connections; private to this room. */
+/* The reactor's state for all its TLS connections; private to this room. */
 #ifndef MQD_SECURE_STATE_H
 #define MQD_SECURE_STATE_H
 

@@ -347,7 +347,7 @@ def test_too_long(start_broker: Callable[..., Broker], io_backend: str) -> None:
             outcome = one_outcome(kafka.call(PRODUCE, 9, ProduceRequest(acks=1, timeout_ms=200, topic_data=data)))
             assert (outcome.error_code, outcome.error_message) == (
                 7,
-                "the batch's records were not looked at in time; nothing was written",
+                "the batch's records were not checked in time; nothing was written",
             )
         assert (
             one_outcome(kafka.call(PRODUCE, 9, ProduceRequest(acks=1, timeout_ms=30_000, topic_data=data))).base_offset
