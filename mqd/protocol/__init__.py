@@ -1,7 +1,7 @@
 """The Kafka wire protocol, sans I/O: bytes in, structs out, and back.
 
-schema/      every message written down once          messages.py   the classes made of it
-codec.py     (message, version) compiled on first use   framing.py    headers, and SUPPORTED: what is spoken
+schema/      every message, defined once                messages.py   their classes
+codec.py     (message, version) compiled on first use   framing.py    headers, and SUPPORTED versions
 api.py       whole frames, as broker and as client      errors.py     ProtocolError; the table of Kafka's error codes
 records.py   record batches (magic 2)                   table.py      SUPPORTED as Markdown
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError
     from mqd.protocol.framing import KNOWN, SUPPORTED, ApiSpec, RequestHeader, UnsupportedVersion
 
-# Imported when first asked for: who needs the error codes alone should not pay for the codec.
+# Imported on first use: users of the error codes alone should not pay for the codec.
 _HOMES = {
     "api": ("decode_request", "decode_response", "encode_request", "encode_response", "with_length"),
     "errors": ("ERRORS", "ErrorCode", "ProtocolError"),

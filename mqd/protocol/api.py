@@ -1,7 +1,7 @@
 """Whole frames: a request read and its response written, as a broker does, and the other way round,
 as a client does. Sans I/O.
 
-A frame is what follows the 4-byte length word; `with_length` puts the word in front.
+A frame excludes the 4-byte length word; `with_length` puts the word in front.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def decode_request(
     frame: bytes | bytearray | memoryview, spoken: Mapping[int, ApiSpec] = SUPPORTED
 ) -> tuple[RequestHeader, object]:
     """The header and the request struct. Copies the frame first. Raises ProtocolError;
-    UnsupportedVersion when the API or version is not spoken.
+    UnsupportedVersion when the API or version is not supported.
     """
     data = frame if type(frame) is bytes else bytes(frame)
     header = decode_request_header(data, spoken)

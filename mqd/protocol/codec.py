@@ -1,22 +1,22 @@
-"""From bytes to message structs and back, by code that is written for each (message, version) on
+"""Decodes and encodes message structs by code that is generated for each (message, version) on
 first use.
 
-Decoding treats every byte as hostile:
+Decoding trusts no byte:
  1. The frame is copied once, before anything is checked: a peer that shares the memory cannot
     change it between check and use.
- 2. A length is compared with the bytes that remain before it is used; an array's, times the
-    smallest size of its element, before the list is begun.
+ 2. A length is checked against the remaining bytes before it is used; the count of an array, times
+    the smallest size of its element, before the list is created.
  3. Unknown tagged fields are skipped (KIP-482); known ones must fill exactly the size they claim;
     bytes left over after the message are refused.
- 4. Whatever fails raises ProtocolError with message, field and position, and nothing else. The fast
-    path pays nothing for it: the failing line of the generated code tells the field.
+ 4. Every failure raises ProtocolError, with message, field and position. The fast path pays nothing
+    for it: the failing line of the generated code identifies the field.
 
-Encoding writes any bytes-joinable message of that version: fields the version lacks are left out,
-tagged fields at their default too.
+Encoding writes any bytes-joinable message of that version: fields that the version lacks are
+omitted, and so are tagged fields with their default value.
 
 The generated code is straight-line: loops for arrays, runs of fixed-size fields folded into one
 struct call together with the length that follows them. Concurrency: compiling twice in two threads
-is harmless, the later one wins.
+is harmless, the later result is kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def encode(message: object, version: int) -> bytes:
 
 def encode_into(out: bytearray, message: object, version: int) -> None:
     """Appends a message, or one nested struct of it: an array's elements encoded apart can be kept
-    and joined. On ProtocolError `out` holds a torso.
+    and joined. On ProtocolError `out` holds an incomplete message.
     """
     cls = type(message)
     encoder = _encoders.get((cls, version)) or _compile_encoder(cls, version)
@@ -62,7 +62,7 @@ def _check_version(cls: type, version: int) -> None:
     message = owner_of(cls)[0]
     if version not in message.versions:
         first, last = message.versions.first, message.versions.last
-        raise ProtocolError(f"version {version} is not spoken here, {first} to {last} are", message.name)
+        raise ProtocolError(f"version {version} is not supported, {first} to {last} are", message.name)
 
 
 def _compile_decoder(cls: type, version: int) -> Callable:

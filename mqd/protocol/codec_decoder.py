@@ -1,4 +1,4 @@
-"""Writes the Python code that reads one (message, version). What it promises:
+"""Generates the Python code that decodes one (message, version), with the guarantees of
 mqd/protocol/codec.py.
 
 In the generated code `d` is the frame, `p` the position, `end` the frame's size, `q` the end of
@@ -19,7 +19,7 @@ STRING_BYTES_MAX = 32767
 
 
 class Malformed(Exception):
-    """Inside the generated code; becomes ProtocolError outside."""
+    """Raised in the generated code; converted to ProtocolError outside."""
 
 
 def read_uvarint(data: bytes, position: int) -> tuple[int, int]:
@@ -50,7 +50,7 @@ def skip_tagged_fields(data: bytes, position: int, count: int, end: int) -> int:
 
 
 class TooLong(Malformed):
-    """Bytes behind a whole message."""
+    """Bytes after a whole message."""
 
 
 def refuse_rest(size: int) -> None:
@@ -74,8 +74,7 @@ def refuse_count(count: int, remaining: int) -> None:
 
 
 # librdkafka 2.16 writes the null topic array of a flexible MetadataRequest as four bytes instead of
-# one, so that three follow the message's end. What it means is the same either way; Kafka ignores
-# them, and so must we.
+# one, so that three bytes follow the message's end. Kafka ignores them, and so do we.
 TRAILING_BYTES_IGNORED = frozenset({"MetadataRequest"})
 
 
@@ -98,7 +97,7 @@ class DecoderWriter:
         # fixed-size fields not yet read: (struct letter, size, variable, label)
         self.pending: list[tuple[str, int, str, str]] = []
 
-    # -- from outside ------------------------------------------------------------------------------
+    # -- public ------------------------------------------------------------------------------------
 
     def compile(self, root: Struct) -> FunctionType:
         add = self.code.add
@@ -113,7 +112,7 @@ class DecoderWriter:
     def explain(self, error: Exception, run: FunctionType, title: str, size: int) -> ProtocolError:
         label, variables = self.code.locate(error.__traceback__, run.__code__)
         position = variables.get("p", 0)
-        if isinstance(label, tuple):  # a run of fixed-size fields: which of them met the end
+        if isinstance(label, tuple):  # a run of fixed-size fields: finds the one at the end of the frame
             position, label = _first_beyond(label, position, size)
         if isinstance(error, Malformed):
             problem = str(error)
@@ -292,7 +291,7 @@ class DecoderWriter:
             value = self.field(field, path + field.name)
             self.flush()
             add(f"{values[field.name]} = {value}", path + field.name)
-            add(f"if p != {limit}: refuse(f'a tagged field that is not as long as it says')", path + field.name)
+            add(f"if p != {limit}: refuse(f'a tagged field whose size is wrong')", path + field.name)
             self.code.indent -= 1
         add(f"else: p = {limit}", label)
         self.code.indent -= 2
@@ -301,7 +300,7 @@ class DecoderWriter:
     # -- sizes -------------------------------------------------------------------------------------
 
     def smallest(self, field: Field) -> int:
-        """Bytes the smallest element of an array takes: what an array's length is multiplied with."""
+        """Size of the smallest element of an array, by which an array's count is multiplied."""
         if field.type in FIXED:
             return FIXED[field.type][1]
         if field.struct is None:

@@ -1,4 +1,4 @@
-"""Writes the Python code that encodes one (message, version). What it promises:
+"""Generates the Python code that encodes one (message, version), with the guarantees of
 mqd/protocol/codec.py.
 
 In the generated code `m` is the message, `o` the bytearray that grows; `e…` are elements, `x…`
@@ -19,7 +19,7 @@ STRING_BYTES_MAX = 32767
 
 
 class Unencodable(Exception):
-    """Inside the generated code; becomes ProtocolError outside."""
+    """Raised in the generated code; converted to ProtocolError outside."""
 
 
 def uvarint(value: int) -> bytes:
@@ -37,7 +37,7 @@ def refuse(problem: str) -> None:
 
 
 def check_uuid(value: bytes) -> bytes:
-    """struct would cut or pad it in silence."""
+    """struct would truncate or pad it silently."""
     if len(value) != 16:
         raise Unencodable(f"a uuid of {len(value)} bytes")
     return value

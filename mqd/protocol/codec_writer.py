@@ -1,5 +1,5 @@
-"""Generated code under construction: lines, each with the field it is about, and the constants it
-uses. Shared by both directions.
+"""Generated code under construction: lines, each with its field, and the constants that it uses.
+Shared by both directions.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ import struct
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
-# The field path that an error in a line is about; of a run of fixed-size fields: each path and its size.
+# The field path of errors in a line; for a run of fixed-size fields: each path and its size.
 Label = str | tuple[tuple[str, int], ...] | None
 
 
 class CodeWriter:
-    """Appends indented lines; `label` of a line is the field path an error in it is blamed on."""
+    """Appends indented lines; `label` of a line is the field path of errors in it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,5 +1,4 @@
-"""Kafka's compression codecs in the framings Kafka uses, with a bound on what decompressing may
-produce.
+"""Kafka's compression codecs in the framings Kafka uses, with a bound on the decompressed size.
 
     code 1 gzip     RFC 1952 members
     code 2 snappy   xerial's stream: 16-byte header (0x82 "SNAPPY" 0, version, lowest compatible
@@ -8,8 +7,8 @@ produce.
     code 3 lz4      LZ4 frames with independent blocks: Java's reader refuses linked ones (KIP-57)
     code 4 zstd     Zstandard frames (KIP-110)
 
-The bytes go into a buffer of the bound's size, mapped and not allocated: a bomb costs the pages it
-fills, up to the bound, and no more. Codecs: cramjam, imported when first used.
+The bytes go into a buffer of the bound's size, mapped and not allocated: a decompression bomb costs
+only the pages that it fills, up to the bound. Codecs: cramjam, imported when first used.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ DECOMPRESSED_BYTES_MAX = 128 << 20
 _XERIAL_MAGIC = b"\x82SNAPPY\0"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 << 10
-# the most that one compressed byte can become, by format: a smaller buffer will do for short input
+# the maximum expansion of one compressed byte, by format: short input needs only a smaller buffer
 # (zstd has no such bound)
 _RATIO_MAX = {GZIP: 1032, LZ4: 255}
 
 
 def codec_number(compression: int | str) -> int:
-    """Raises ValueError for what is none of CODECS."""
+    """Raises ValueError for an unknown codec."""
     number = CODECS.index(compression) if compression in CODECS else compression
     if not isinstance(number, int) or not 0 <= number < len(CODECS):
-        raise ValueError(f"no such compression: {compression!r}; there are {', '.join(CODECS)}")
+        raise ValueError(f"unknown compression {compression!r}; there are {', '.join(CODECS)}")
     return number
 
 
@@ -122,8 +121,8 @@ def _decompress_snappy_block(block: bytes, room: int, size_max: int) -> bytes:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > room:
             raise _too_large(SNAPPY, size_max)
-        # two or three bytes copy 64 at most: no honest block claims more, and the claim is what
-        # gets allocated
+        # two or three bytes copy 64 at most: no valid block claims more, and the claimed size is
+        # allocated
         if size > 64 * len(block) + 64:
             raise _damaged(SNAPPY, f"{len(block)} bytes claim to become {size}")
         return bytes(cramjam.snappy.decompress_raw(block))
@@ -133,7 +132,7 @@ def _decompress_snappy_block(block: bytes, room: int, size_max: int) -> bytes:
 
 def _too_large(compression: int, size_max: int) -> ProtocolError:
     return ProtocolError(
-        f"{CODECS[compression]} data becomes more than {size_max} bytes: read it with a higher limit if it is honest",
+        f"{CODECS[compression]} data becomes more than {size_max} bytes: read it with a higher limit if it is valid",
         "record batch",
         "records",
     )

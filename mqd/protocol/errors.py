@@ -1,9 +1,9 @@
 """Protocol failures, and the one table of Kafka's error codes.
 
-The table is fact from the public protocol guide (Kafka 4.2): code, name, whether the client may try
-again, and what it means. Never answer UNKNOWN_SERVER_ERROR where a retriable code exists: client
-bugs turn it into duplicates. ErrorCode, and the codes of the C core, are generated from it:
-`python -m mqd.protocol.generate`.
+The table is fact from the public protocol guide (Kafka 4.2): code, name, whether the client may
+retry, and its meaning. Never answer UNKNOWN_SERVER_ERROR where a retriable code exists: client bugs
+turn it into duplicates. ErrorCode, and the codes of the C core, are generated from it: `python -m
+mqd.protocol.generate`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from mqd.protocol.error_codes import ErrorCode as ErrorCode
 
 
 class ProtocolError(Exception):
-    """A frame that is not what it says. The peer's fault when decoding: its connection ends, the
-    broker lives.
+    """An invalid frame. When decoding, the peer is at fault: its connection is closed, and the
+    broker continues.
 
     `message` names the request or response and its version, `field` the path in it
-    ("topics[].name"), `position` the byte counted from the frame's begin (None when encoding).
+    ("topics[].name"), `position` the byte counted from the frame's start (None when encoding).
     """
 
     def __init__(self, problem: str, message: str = "", field: str = "", position: int | None = None) -> None:
@@ -30,7 +30,7 @@ class ProtocolError(Exception):
 
 
 class TrailingBytes(ProtocolError):
-    """A whole message, and more behind it: `position` is where it ends."""
+    """A whole message with trailing bytes: `position` is where the message ends."""
 
 
 _TABLE = """
@@ -86,7 +86,7 @@ _TABLE = """
 48  INVALID_TXN_STATE                       no   the transaction's state does not allow this
 49  INVALID_PRODUCER_ID_MAPPING             no   the producer id is not the one of this transactional id
 50  INVALID_TRANSACTION_TIMEOUT             no   the transaction timeout is above transaction.max.timeout.ms
-51  CONCURRENT_TRANSACTIONS                 yes  another operation on the same transaction is under way
+51  CONCURRENT_TRANSACTIONS                 yes  another operation on the same transaction is running
 52  TRANSACTION_COORDINATOR_FENCED          no   the transaction coordinator has been replaced
 53  TRANSACTIONAL_ID_AUTHORIZATION_FAILED   no   not authorized for the transactional id
 54  SECURITY_DISABLED                       no   security features are disabled
@@ -94,7 +94,7 @@ _TABLE = """
 56  KAFKA_STORAGE_ERROR                     yes  the log directory failed or is full
 57  LOG_DIR_NOT_FOUND                       no   the log directory is not configured
 58  SASL_AUTHENTICATION_FAILED              no   SASL authentication failed
-59  UNKNOWN_PRODUCER_ID                     no   the partition knows nothing of this producer id
+59  UNKNOWN_PRODUCER_ID                     no   the partition does not know this producer id
 60  REASSIGNMENT_IN_PROGRESS                no   the partitions are being reassigned
 61  DELEGATION_TOKEN_AUTH_DISABLED          no   delegation tokens are not enabled
 62  DELEGATION_TOKEN_NOT_FOUND              no   no such delegation token
@@ -120,13 +120,13 @@ _TABLE = """
 82  FENCED_INSTANCE_ID                      no   another member has taken this group.instance.id
 83  ELIGIBLE_LEADERS_NOT_AVAILABLE          yes  no replica may become leader at the moment
 84  ELECTION_NOT_NEEDED                     yes  the leader is already the requested one
-85  NO_REASSIGNMENT_IN_PROGRESS             no   no reassignment is under way
+85  NO_REASSIGNMENT_IN_PROGRESS             no   no reassignment is in progress
 86  GROUP_SUBSCRIBED_TO_TOPIC               no   the group is subscribed to the topic
 87  INVALID_RECORD                          no   a record breaks a rule of the topic; the batch is refused
 88  UNSTABLE_OFFSET_COMMIT                  yes  offsets of an open transaction are pending
 89  THROTTLING_QUOTA_EXCEEDED               yes  a quota is exceeded
 90  PRODUCER_FENCED                         no   a newer producer uses the same transactional id
-91  RESOURCE_NOT_FOUND                      no   what the request names does not exist
+91  RESOURCE_NOT_FOUND                      no   the resource named in the request does not exist
 92  DUPLICATE_RESOURCE                      no   the request names the same thing twice
 93  UNACCEPTABLE_CREDENTIAL                 no   the credential breaks the rules
 94  INCONSISTENT_VOTER_SET                  no   the voters of the request are not the configured ones
@@ -141,7 +141,7 @@ _TABLE = """
 103 INCONSISTENT_TOPIC_ID                   yes  the topic id of the log is not the one of the request
 104 INCONSISTENT_CLUSTER_ID                 no   the cluster id is not this cluster's
 105 TRANSACTIONAL_ID_NOT_FOUND              no   no such transactional id
-106 FETCH_SESSION_TOPIC_ID_ERROR            yes  the fetch session met inconsistent topic ids
+106 FETCH_SESSION_TOPIC_ID_ERROR            yes  the fetch session found inconsistent topic ids
 107 INELIGIBLE_REPLICA                      no   the replica may not join the in-sync set
 108 NEW_LEADER_ELECTED                      no   the change made another replica leader: fetch the metadata again
 109 OFFSET_MOVED_TO_TIERED_STORAGE          no   the offset is in tiered storage

@@ -1,6 +1,6 @@
-"""Headers, and the table of what is spoken.
+"""Headers, and the table of supported APIs.
 
-A frame here is what follows the 4-byte length word. Request header v1: api_key int16, api_version
+A frame here excludes the 4-byte length word. Request header v1: api_key int16, api_version
 int16, correlation_id int32, client_id nullable string (int16 length, in flexible versions too); v2
 adds tagged fields. Response header v0: correlation_id; v1 adds tagged fields. ApiVersions answers
 with header v0 whatever its version (KIP-511), so that a client that does not know the version can
@@ -23,7 +23,7 @@ API_VERSIONS_KEY = 18
 
 
 class ApiSpec(msgspec.Struct, frozen=True):
-    """One API: its key, name, the versions spoken (both inclusive) and the first version with
+    """One API: its key, name, the supported versions (both inclusive) and the first version with
     flexible encoding.
     """
 
@@ -44,8 +44,8 @@ def _spec(key: int) -> ApiSpec:
     return ApiSpec(key, api.name, versions.first, versions.last, api.flexible)
 
 
-# Everything the codec speaks, and the part of it a broker answers: what it advertises, and what
-# decode_request lets in.
+# All APIs that the codec supports, and the part that a broker answers: it advertises those, and
+# decode_request accepts only those.
 KNOWN: dict[int, ApiSpec] = {key: _spec(key) for key in APIS}
 SUPPORTED: dict[int, ApiSpec] = {key: spec for key, spec in KNOWN.items() if key in SUPPORTED_KEYS}
 
@@ -61,7 +61,7 @@ class RequestHeader(msgspec.Struct, gc=False):
 
 
 class UnsupportedVersion(ProtocolError):
-    """A whole header, but of an API or version that is not spoken here. `header` has the key,
+    """A valid header of an unsupported API or version. `header` has the key,
     version, correlation id and, where it could be read, client id.
 
     ApiVersions is the one API whose client expects an answer: error 35 in a body of version 0
@@ -78,10 +78,10 @@ _FIRST = struct.Struct(">hhih")
 
 def decode_request_header(frame: bytes, spoken: Mapping[int, ApiSpec] = SUPPORTED) -> RequestHeader:
     """Raises UnsupportedVersion (with the header as far as it goes) for an API or version not in
-    `spoken`, ProtocolError for anything cut off.
+    `spoken`, ProtocolError for a truncated header.
     """
     if len(frame) < 8:
-        raise ProtocolError(f"a frame of {len(frame)} bytes is no request", "request header", position=len(frame))
+        raise ProtocolError(f"a frame of {len(frame)} bytes is not a request", "request header", position=len(frame))
     if len(frame) < 10:
         return _refuse_unsupported(RequestHeader(*struct.unpack_from(">hhi", frame)), None, spoken)
     api_key, api_version, correlation_id, size = _FIRST.unpack_from(frame)
@@ -119,10 +119,10 @@ def _refuse_unsupported(header: RequestHeader, problem: str | None, spoken: Mapp
     """
     spec = spoken.get(header.api_key)
     if spec is None:
-        raise UnsupportedVersion(f"api key {header.api_key} is not spoken here", header)
+        raise UnsupportedVersion(f"api key {header.api_key} is not supported", header)
     if not spec.min_version <= header.api_version <= spec.max_version:
         versions = f"{spec.min_version} to {spec.max_version}"
-        raise UnsupportedVersion(f"{spec.name} version {header.api_version} is not spoken here, {versions} are", header)
+        raise UnsupportedVersion(f"{spec.name} version {header.api_version} is not supported, {versions} are", header)
     raise ProtocolError(problem or "cut off", f"{spec.name} request header", "client_id", 8)
 
 

@@ -1,7 +1,7 @@
-"""Writes what is generated, the error codes from the table in errors.py and the message classes from
-schema/: `python -m mqd.protocol.generate`.
+"""Generates the error codes from the table in errors.py and the message classes from schema/:
+`python -m mqd.protocol.generate`.
 
-The files are checked in, so that an editor can follow a name; a test says when they are old.
+The files are checked in, so that an editor can follow a name; a test fails when they are outdated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record batches of magic 2: written, walked, checked and read.
+"""Writes, walks, checks and reads record batches of magic 2.
 
     0   base_offset int64           first record's offset; the broker sets it
     8   batch_length int32          bytes after this field
@@ -15,9 +15,9 @@
     varint, key, value (varint size, -1 = null, bytes), header count varint, headers (varint size
     and UTF-8 key, varint size and bytes or -1). Varints are zigzag.
 
-Everything read is hostile: sizes are checked against what remains before they are used,
-decompression is bounded, and whatever is wrong raises ProtocolError. Sources: the public protocol
-guide's "Record Batch"; KIP-98 (producer ids), KIP-110 (zstd), KIP-534 (delete horizon).
+No input is trusted: sizes are checked against the remaining bytes before use, decompression is
+bounded, and invalid data raises ProtocolError. Sources: the public protocol guide's "Record Batch";
+KIP-98 (producer ids), KIP-110 (zstd), KIP-534 (delete horizon).
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def encode_batch(
     """One batch. Records without an offset get the one after their predecessor's; given offsets
     must rise and may leave gaps (a compacted batch).
 
-    `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta`
-    where the batch spans more than its last record. Raises ValueError for records or options that
-    make no batch.
+    `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta`:
+    for a batch that extends beyond its last record. Raises ValueError for records or options that
+    cannot form a batch.
     """
     payload, base_timestamp_ms, max_timestamp_ms, count, next_offset = bytearray(), None, NO_TIMESTAMP, 0, base_offset
     for record in records:
@@ -190,7 +190,7 @@ def encode_batch(
 
 
 def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchHeader:
-    """The header at `position`. Raises ProtocolError when it is cut off, of another magic, or
+    """The header at `position`. Raises ProtocolError when it is truncated, has another magic, or
     contradicts itself; reads nothing after it.
     """
     title = "record batch"
@@ -201,7 +201,7 @@ def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchH
     header = BatchHeader(*HEADER.unpack_from(buffer, position))
     if header.magic != 2:
         raise ProtocolError(
-            f"magic {header.magic}; only 2 is read (magic 0 and 1 are of clients before Kafka 0.11)",
+            f"magic {header.magic}; only 2 is read (magic 0 and 1 come from clients before Kafka 0.11)",
             title,
             "magic",
             position + 16,
@@ -222,8 +222,8 @@ def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchH
 def iterate_batches(
     buffer: bytes | memoryview, *, allow_partial: bool = False
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Every batch in `buffer`, with its bytes. `allow_partial`: a batch cut off at the end is left
-    out, as in the answer to a Fetch; else ProtocolError.
+    """Every batch in `buffer`, with its bytes. `allow_partial`: a truncated batch at the end is
+    ignored, as in a Fetch response; otherwise raises ProtocolError.
     """
     view, position = memoryview(buffer), 0
     while position < len(view):
@@ -313,7 +313,7 @@ def _read_record(data: bytes, position: int, header: BatchHeader) -> tuple[Recor
     value, position = read_blob(data, position, end, "a value")
     headers, position = read_headers(data, position, end)
     if position != end:
-        raise ValueError(f"the record is not as long as it says ({end - position} bytes off)")
+        raise ValueError(f"the record's length field is wrong ({end - position} bytes off)")
     timestamp_ms = (
         header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else header.base_timestamp_ms + timestamp_delta
     )
@@ -329,10 +329,13 @@ def decode_batch(
     header = decode_batch_header(batch)
     title = f"record batch at offset {header.base_offset}"
     if header.size_bytes != len(batch):
-        raise ProtocolError(f"{header.size_bytes} bytes by its length, {len(batch)} given", title, "batch_length", 8)
+        raise ProtocolError(
+            f"{header.size_bytes} bytes by its length field, but {len(batch)} are there", title, "batch_length", 8
+        )
     if verify_crc and not check_crc(batch):
         raise ProtocolError(
-            f"the checksum is {crc32c(memoryview(batch)[CRC_START:]):#010x} and not {header.crc:#010x} as it says",
+            f"the checksum is {crc32c(memoryview(batch)[CRC_START:]):#010x} and not {header.crc:#010x} as in"
+            " the header",
             title,
             "crc",
             17,
@@ -360,7 +363,7 @@ def decode_records(
     verify_crc: bool = True,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Iterator[Record]:
-    """The records of every batch in `buffer` (None holds none), control records left out. The
+    """The records of every batch in `buffer` (None holds none), without control records. The
     decompression bound is for each batch.
     """
     for header, batch in iterate_batches(b"" if buffer is None else buffer, allow_partial=allow_partial):

@@ -1,12 +1,13 @@
-"""Producer ids of records that were sent to a retired partition and lie in the one that takes its
-records: docs/decisions/cluster/2026-11-21-retired-partitions.md. As native/server/redirect.h.
+"""Producer ids of records that were sent to a retired partition and are stored in the one that
+takes its records: docs/decisions/cluster/2026-11-21-retired-partitions.md. As
+native/server/redirect.h.
 """
 
-REDIRECT_SHIFT = 40  # producer ids are given out from 0 upwards, and stay below 1 << 40
+REDIRECT_SHIFT = 40  # producer ids are assigned from 0 upwards, and stay below 1 << 40
 
 
 def redirected_producer(producer_id: int, partition: int) -> int:
-    """The number under which a producer's records for retired `partition` lie in the partition that
+    """The producer id that a producer's records for retired `partition` have in the partition that
     takes them.
     """
     return producer_id + (partition + 1 << REDIRECT_SHIFT) if producer_id >= 0 else producer_id

@@ -1,12 +1,12 @@
 """The message classes: `from mqd.protocol.messages import MetadataRequest, MetadataResponse`.
 
-Each is a msgspec.Struct with the fields of every version; encoding leaves out what the version
-lacks, decoding gives such fields their default. Nested structs hang on their message:
+Each is a msgspec.Struct with the fields of every version; encoding omits fields that the version
+lacks, decoding sets them to their default. Nested structs are attributes of their message:
 `MetadataResponse.Topic(name="t", partitions=[MetadataResponse.Partition(...)])`. All arguments are
 optional and positional arguments follow the order of the schema; write keywords.
 
 The modules beside this one are generated from mqd/protocol/schema, one for each of its modules, and
-imported when a class of theirs is first asked for: most processes need few of them.
+imported on first use of one of their classes: most processes need few of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _owners: dict[type, tuple[Message, Struct]] = {}
 __all__ = sorted(_KEYS)  # noqa: PLE0605
 
 
-if not TYPE_CHECKING:  # a type checker has the names above and must refuse every other
+if not TYPE_CHECKING:  # type checkers see the names above and must reject all others
 
     def __getattr__(name: str) -> type[msgspec.Struct]:
         if name not in _KEYS:
@@ -64,9 +64,7 @@ def _load(name: str, family: str) -> type[msgspec.Struct]:
 
 
 def owner_of(cls: type) -> tuple[Message, Struct]:
-    """The message a class belongs to and the struct it stands for. Raises KeyError when it is no
-    message class.
-    """
+    """The message and the struct of a class. Raises KeyError when it is not a message class."""
     return _owners.get(cls) or _find_owner(cls)
 
 

@@ -1,4 +1,4 @@
-"""The Kafka messages this project speaks, written down once: field names, types, versions, tags and
+"""The definitions of Kafka's messages in this project: field names, types, versions, tags and
 defaults. Compiled by mqd.protocol.codec.
 """
 
@@ -33,17 +33,17 @@ _FAMILIES = (
     between,
 )
 
-# Every API written down, by key.
+# Every defined API, by key.
 APIS: dict[int, Api] = dict(sorted((api.key, api) for family in _FAMILIES for api in family.APIS))
-# The module of this package that each is written in.
+# The module of this package that defines each.
 FAMILIES: dict[int, str] = {api.key: family.__name__.rpartition(".")[2] for family in _FAMILIES for api in family.APIS}
 
-# Of groups, share groups and transactions: what is answered so far.
+# APIs of groups, share groups and transactions that are answered.
 _COORDINATED = (
     {8, 9, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 61, 65, 66, 68, 69}  # groups and transactions
     | {76, 77, 78, 79, 90, 91, 92}  # share groups
 )
-# The part of them a broker of this version answers: what it advertises.
+# The APIs that a broker of this version answers and advertises.
 SUPPORTED_KEYS = (
     frozenset(api.key for family in (hot, cluster, topics, admin, acls, authentication, tokens) for api in family.APIS)
     | _COORDINATED

@@ -1,7 +1,8 @@
-"""What administrators ask beyond topics: quotas, features, the quorum, elections, reassignments,
-replicas' directories.
+"""Administrative requests other than those for topics: quotas, features, the quorum, elections,
+reassignments, replicas' directories.
 
-KIP-113, 183, 455, 460, 546, 554, 584, 595, 631, 836, 853, 860, 1022 and 1142 moved these messages.
+KIP-113, 183, 455, 460, 546, 554, 584, 595, 631, 836, 853, 860, 1022 and 1142 changed these
+messages.
 """
 
 from mqd.protocol.schema.language import apis

@@ -1,6 +1,6 @@
-"""What hosts of a cluster say to each other in Kafka's words and no client may: written down for
-the codec, answered on the listener between hosts alone. Envelope (KIP-590) carries a client's request,
-sent on by the host that it is connected to.
+"""Kafka messages between hosts of a cluster, which clients may not send: defined for the codec,
+answered only on the inter-broker listener. Envelope (KIP-590) carries a client's request, forwarded
+by the host that it is connected to.
 """
 
 from mqd.protocol.schema.language import apis

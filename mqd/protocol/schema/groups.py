@@ -1,7 +1,7 @@
 """Consumer groups of the classic protocol and their offsets.
 
-KIP-62, 98, 211, 229, 320, 345, 430, 447, 496, 518, 559, 709, 800, 814, 848, 1043 and 1251 moved
-these messages. OffsetFetch 8+ asks for several groups at once.
+KIP-62, 98, 211, 229, 320, 345, 430, 447, 496, 518, 559, 709, 800, 814, 848, 1043 and 1251 changed
+these messages. OffsetFetch 8+ requests several groups at once.
 """
 
 from mqd.protocol.schema.language import apis

@@ -13,15 +13,16 @@ Of fields:
 
     topics: [Topic] 0+ null=1+          an array of structs, null allowed from version 1
         name: string 0-12 null=10+
-        epoch: int32 12+ tag=0 = -1     a tagged field (KIP-482); left out of the bytes while it holds -1
+        epoch: int32 12+ tag=0 = -1     a tagged field (KIP-482); omitted while its value is -1
 
 `versions` is "3", "3-7" or "3+". Types: bool int8 int16 uint16 int32 uint32 int64 float64 string
-bytes records uuid, a struct's name, or any of these in brackets. A struct's name written a second
-time without fields means the first one's fields.
+bytes records uuid, a struct's name, or any of these in brackets. A struct name that is repeated
+without fields refers to the first definition.
 
-Python values: uuid is 16 bytes; bytes and records are bytes; an absent nullable is None. Defaults
-where the line names none: zero, "", b"", [] and, where null is allowed, None. A tagged struct that
-is not nullable is None in Python when it holds all its defaults (and is then not sent).
+Python values: uuid is 16 bytes; bytes and records are bytes; an absent nullable is None. Default
+values if the line has none: zero, "", b"", [] and, where null is allowed, None. A tagged struct
+that is not nullable is None in Python when all its fields have their defaults (and is then not
+sent).
 
 Sources: the public protocol guide; KIP-482 (flexible versions, tagged fields).
 """
@@ -33,7 +34,7 @@ import re
 import msgspec
 
 NEWEST = 32767
-OWN_TAG = 9100  # and above: fields of this project's own, sent only to who asked for them by such a field
+OWN_TAG = 9100  # and above: this project's own fields, sent only to clients that request them by such a field
 INTEGERS = {
     "int8": ("b", 1),
     "int16": ("h", 2),
@@ -48,7 +49,7 @@ BLOBS = ("string", "bytes", "records")
 
 
 class SchemaError(Exception):
-    """A mistake in the notation: ours, found when the message is first used."""
+    """An error in a definition: a bug of ours, found on first use of the message."""
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -91,7 +92,7 @@ class Field(msgspec.Struct, eq=False):
 
 
 class Struct(msgspec.Struct, eq=False):
-    """Fields in wire order; `fields` is complete before the struct is handed out."""
+    """Fields in wire order; `fields` is complete before the struct is returned."""
 
     name: str
     fields: list[Field]
@@ -168,9 +169,9 @@ def parse(name: str, api_key: int, versions: Versions, flexible_from: int, text:
         del open_structs[depth + 1 :]
         field, struct = _field(content, structs, f"{name}, line {number}"), open_structs[depth]
         if struct is None:
-            raise SchemaError(f"{name}, line {number}: a struct's fields are written once, where its name comes first")
+            raise SchemaError(f"{name}, line {number}: a struct's fields are defined once, at its first occurrence")
         if any(other.name == field.name for other in struct.fields):
-            raise SchemaError(f"{name}, line {number}: {field.name} is there twice")
+            raise SchemaError(f"{name}, line {number}: {field.name} is defined twice")
         struct.fields.append(field)
         if field.struct is not None:
             open_structs.append(None if field.struct.fields else field.struct)
@@ -181,7 +182,7 @@ def parse(name: str, api_key: int, versions: Versions, flexible_from: int, text:
 
 
 class Api(msgspec.Struct, frozen=True):
-    """One API as written: parsed when its request or response is first used."""
+    """The definition of one API, parsed on first use of its request or response."""
 
     key: int
     name: str

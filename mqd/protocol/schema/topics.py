@@ -1,8 +1,8 @@
-"""Topics and their records made, changed and removed; configuration; log directories.
+"""Creating, changing and deleting topics and records; configuration; log directories.
 
-KIP-4, 107, 133, 195, 226, 339, 464, 516, 525, 569, 599, 827 moved these messages.
+KIP-4, 107, 133, 195, 226, 339, 464, 516, 525, 569, 599, 827 changed these messages.
 CreateTopicsResponse.configs defaults to [] and not to null: Java's admin client dereferences it
-unasked.
+without a check.
 """
 
 from mqd.protocol.schema.language import apis

@@ -204,7 +204,7 @@ def test_an_unknown_api_ends_the_connection(watch, bystanders):
             kafka.send_raw(_frame(api_key, 0, bytes(20)))
             assert kafka.is_closed_by_peer(), api_key
     # the first: later ones may meet the log's rate limit
-    line = watch.wait_logged("api key -1 is not spoken here", "connection=")
+    line = watch.wait_logged("api key -1 is not supported", "connection=")
     assert "WARNING" in line and "client=x" in line
     bystanders.look()
 
