@@ -119,7 +119,7 @@ class MeasuredCore(Core, Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory, roughly. O(1)."""
+        """Its approximate size in memory. O(1)."""
 
 
 class TransactionalCore(Core, Protocol):

@@ -1,8 +1,9 @@
 """A bound in bytes on what all cores of one coordinator keep in memory, whatever their partition.
 
-A core counts its own bytes (`size_bytes`); a shard reports what each event has changed. A request is
-asked about before its core sees it: refused, it has changed nothing. What is loaded from the log
-is counted, never refused: the budget may then be exceeded, and only grows no more.
+A core counts its own bytes (`size_bytes`); a shard reports what each event has changed. A request
+is checked against the budget before its core handles it, so a refused one has changed nothing. What
+is loaded from the log is counted, never refused: the budget may then be exceeded, but requests no
+longer increase it.
 """
 
 from __future__ import annotations

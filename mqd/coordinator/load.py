@@ -198,7 +198,7 @@ def load(directory: Path, end_offset: int, cores: Cores, name: str = "", under_w
         state.build()
         if loaded.skipped_count > _NAMED_MAX:
             log.error(
-                "more of a coordinator's records cannot be read than are named",
+                "more of a coordinator's records cannot be read than are logged",
                 partition=state.name,
                 count=loaded.skipped_count,
             )
@@ -317,7 +317,7 @@ def _pass_over(
 
 def _damaged(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> int:
     state.problem(
-        "damage in a coordinator's partition; what it held does not count",
+        "damage in a coordinator's partition; the records in it do not count",
         segment=base,
         position=position,
         first_offset=first_offset,

@@ -259,7 +259,7 @@ class Log:
 def _is_redirected(marker: Marker, error: int) -> bool:
     """Whether a marker for a retired partition must also be written to the partition that takes its
     records. INVALID_PRODUCER_EPOCH: this marker was written before, and the outcome of the other
-    one is unknown. Records that were handed on once are never handed on again (D3 of
+    one is unknown. Records that were redirected once are never redirected again (D3 of
     native/server/redirect.h), and a producer id that was rewritten twice would be another
     partition's.
     """

@@ -101,7 +101,7 @@ class Coordinator:
         self._creating: asyncio.Task[bool] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -346,7 +346,7 @@ class Coordinator:
         """Runs in a later turn of the loop: events that it posts must not reach a core at work."""
         if self._carry_out is None:
             raise TypeError(
-                f"a core of {self.topic} wants {type(effect).__name__} carried out, and nothing here does that"
+                f"a core of {self.topic} requested the effect {type(effect).__name__}, for which there is no handler"
             )
         if self._loop is not None:
             self._loop.call_soon(self._carry_out, name, effect, leader_epoch)
@@ -471,7 +471,7 @@ class Coordinator:
         if self._look is not None:
             self._look.cancel()
         count = self._partitions.count()
-        if count < len(self.places):  # the topic is gone
+        if count < len(self.places):  # the topic was deleted
             for place in self.places:
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR), "the topic was deleted")
             self.places = []

@@ -381,7 +381,7 @@ class Shard:
         for unit in self._units:
             assert sum(batch.producer_id < 0 for batch in unit.batches) <= 1, "H3"
             assert unit.batches, "H1"
-        assert all(unit.is_due for unit in self._units[:-1]), "H1: what is lazy holds up what is not"
+        assert all(unit.is_due for unit in self._units[:-1]), "H1: lazy writes delay others"
         for name, entry in self._entries.items():
             assert entry.unit is None or (entry.unit in self._units and name in entry.unit.names), "H2"
             assert entry.unit is not None or not entry.core.is_empty, "H4"

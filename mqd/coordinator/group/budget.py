@@ -1,16 +1,17 @@
-"""group.coordinator.memory.bytes: what all groups of this host may take together.
+"""group.coordinator.memory.bytes: the memory of all groups of this host together.
 
-Members' metadata, assignments and names, and offsets with their metadata are what clients choose
-the size of; 200 members with 1 MB of metadata each, or 50,000 group ids, are one client's work.
+Members' metadata, assignments and names, and offsets with their metadata have sizes chosen by
+clients; 200 members with 1 MB of metadata each, or 50,000 group ids, can come from a single client.
 
-Refusals in stages, so that groups which exist continue when others have filled the budget:
+Refusals in stages, so that existing groups continue when others have filled the budget:
 
     NEW_GROUPS  of the budget: no group that does not exist yet
     MEMBERS     of the budget: no new member, no more metadata of one
     all of it   no commit that adds offsets, no assignment
 
-What adds nothing is never refused: heartbeats, a member that joins again with the same metadata, a
-commit over earlier ones. Why these codes: docs/decisions/coordinators/2026-11-26-memory-of-groups.md.
+Requests that add nothing are never refused: heartbeats, a member that joins again with the same
+metadata, a commit over earlier ones. Why these codes:
+docs/decisions/coordinators/2026-11-26-memory-of-groups.md.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _size_bytes(names: Iterable[str]) -> int:
 
 
 def _beyond(group: Group | None, member_id: str, instance_id: str | None, held_bytes: int) -> int:
-    """`held_bytes`: of what the member brings along, less what it has already."""
+    """`held_bytes`: the size of the member's new data, less its present data."""
     if group is not None:
         classic = group.classic.members.by_id.get(group.classic.members.static.get(instance_id or "", member_id))
         if classic is not None:

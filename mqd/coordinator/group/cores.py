@@ -1,7 +1,7 @@
 """Builds the cores of groups and loads their records. Committed offsets, of which there may be a
 million, take a faster path than one call each.
 
-A record with an unreadable value is detected here, not when a client asks for it.
+A record with an unreadable value is detected here, not when a client requests it.
 """
 
 from __future__ import annotations

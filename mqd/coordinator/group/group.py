@@ -77,7 +77,7 @@ from mqd.protocol.messages import (
 EXPIRE_TIMER = "group.expire"
 VERSION_GROUP_ID_NOT_FOUND = 9  # of OffsetCommit (KIP-848)
 RECORD_OVERHEAD_BYTES = 32
-GROUP_BYTES = 3_500  # what a group without members and offsets takes in memory: measured, rounded up
+GROUP_BYTES = 3_500  # memory of a group without members and offsets: measured, rounded up
 CLASSIC_EVENTS = (JoinGroup, SyncGroup, Heartbeat, LeaveGroup)
 SHARE_EVENTS = (ShareHeartbeat, ShareDescribe, AlterOffsets, DeleteOffsets)
 
@@ -152,7 +152,7 @@ class Group:
 
     @property
     def size_bytes(self) -> int:
-        """Of memory, roughly; what clients choose the size of is counted exactly."""
+        """Approximate size in memory; data whose size clients choose is counted exactly."""
         members = self.classic.members.size_bytes + self.offsets.size_bytes
         if self.consumer is not None:
             members += self.consumer.size_bytes
@@ -245,7 +245,7 @@ class Group:
             return self._in_share(event, now_ms)
         if isinstance(event, StatesChanged):
             return self._in_share(event, now_ms) if self.share is not None else []
-        raise TypeError(f"{type(event).__name__} is no event of a group")
+        raise TypeError(f"{type(event).__name__} is not an event of a group")
 
     def _on_join(self, event: JoinGroup, now_ms: int) -> list[Action]:
         if event.message.member_id and not self.exists:
@@ -472,7 +472,7 @@ class Group:
             self.share = None
         if self.share is not None and not (self.consumer is not None or self.classic.is_persisted):
             return self.share.on_loaded(now_ms) + self.offsets.on_loaded(now_ms)
-        self.share = None  # a damaged log: the group has another kind since
+        self.share = None  # a damaged log: the group changed its kind since
         members = self.consumer.on_loaded(now_ms) if self.consumer is not None else self.classic.on_loaded(now_ms)
         return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
 
@@ -529,8 +529,8 @@ class Group:
         return None if classic.state is STABLE and classic.subscribed_topics() is not None else KEEP
 
     def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
-        """A member's commit is a sign of life. While its group completes a rebalance only commits
-        within a transaction get here.
+        """A member's commit shows that it is alive. While its group completes a rebalance only
+        commits within a transaction get here.
         """
         member = self.classic.members.by_id.get(event.member_id)
         if (

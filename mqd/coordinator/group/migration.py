@@ -3,8 +3,8 @@ group.consumer.migration.policy). Pure; group.py does the rest.
 
 upgraded     the first ConsumerGroupHeartbeat joins a classic group: its members become classic
              members of a consumer group with the same generation and the same assignment
-downgraded   no member speaks the consumer protocol any more: the members become those of a classic
-             group, keep their assignment, and join again immediately
+downgraded   no member speaks the consumer protocol any more: the members become members of a
+             classic group, keep their assignment, and rejoin immediately
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, n
     for name, indexes in decode_assignment(old.assignment).items():
         topic = group.cluster.topic(name)
         if topic is not None and name in subscription.topics:
-            # If a client's assignor gave a partition to two members it belongs to the first. The
-            # target decides who keeps it.
+            # If a client's assignor assigned a partition to two members, it belongs to the first.
+            # The target decides which one keeps it.
             mine = tuple(
                 index
                 for index in indexes

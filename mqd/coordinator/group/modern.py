@@ -1,6 +1,6 @@
-"""What the groups of KIP-848 and share groups have in common (Kafka's modern groups): a group epoch
-that changes with members, subscriptions and topics, a target assignment for an epoch, and records
-of these in one shape.
+"""The common part of consumer groups (KIP-848) and share groups, Kafka's modern groups: a group
+epoch that changes with members, subscriptions and topics, a target assignment for an epoch, and
+records of these in one shape.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ModernGroup:
         self.described_bytes = 0  # of the members' descriptions
         self.is_persisted = False
         self.pending: list[KeyValue] = []  # records of the event in progress
-        self.has_news = False  # something other than topics demands an epoch
+        self.has_news = False  # a change other than that of topics requires a new epoch
         self._armed_ms: int | None = None
         # by member id: description, current
         self._loading: dict[str, tuple[Any, Any]] = {}
@@ -48,8 +48,8 @@ class ModernGroup:
         return found + of_group(self.group_id) if self.is_persisted else found
 
     def refresh(self, bump: bool) -> None:
-        """Checks whether the topics have changed. Bumps the group epoch if they have, if there is
-        news, or if `bump` is set.
+        """Checks whether the topics have changed. Bumps the group epoch if they have, if other
+        changes require it, or if `bump` is set.
         """
         if not self.subscriptions.is_current():
             self.subscriptions.refresh()

@@ -46,8 +46,7 @@ EXPIRATION_TIMER = "offsets.expiration"
 # the coordinators of all groups would do nothing else.
 CHECK_INTERVAL_MS_MIN = 100
 TIME_MAX_MS = 2**63 - 1
-# What an offset takes in memory apart from its value's bytes, and a topic with one: measured,
-# rounded up.
+# Memory of an offset without its value's bytes, and of a topic with one: measured, rounded up.
 OFFSET_BYTES = 100
 TOPIC_BYTES = 400
 _VALUE_BYTES = 24  # of an offset's value without metadata
@@ -157,7 +156,7 @@ class Membership(Protocol):
 
     def is_subscribed(self, topic: str) -> bool:
         """False if the subscription cannot be known (for a protocol type other than "consumer",
-        empty_since_ms says so).
+        empty_since_ms returns KEEP).
         """
 
     def empty_since_ms(self) -> int | None:
@@ -167,7 +166,7 @@ class Membership(Protocol):
         """
 
     def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
-        """A member has committed, which is a sign of life."""
+        """A member has committed, which shows that it is alive."""
 
 
 class Offsets:
@@ -182,7 +181,7 @@ class Offsets:
         self._written: dict[tuple[str, int], int] = {}
         self._now = 0  # write counter
         self._armed = False
-        self.size_bytes = 0  # of memory, roughly
+        self.size_bytes = 0  # approximate size in memory
 
     @property
     def is_empty(self) -> bool:
@@ -234,7 +233,7 @@ class Offsets:
             case TransactionEnded():
                 self._end_transaction(event.producer_id, event.committed)
                 return self._arm(now_ms)
-        raise TypeError(f"{type(event).__name__} is no event of committed offsets")
+        raise TypeError(f"{type(event).__name__} is not an event of committed offsets")
 
     def _on_commit(self, event: CommitOffsets, group: Membership, now_ms: int) -> list[Action]:
         error = group.commit_error(event) or self._size_error(event)

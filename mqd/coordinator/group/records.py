@@ -5,7 +5,7 @@
     2          GroupMetadata (classic/records.py)          classic group
     3          ConsumerGroupMetadata                       KIP-848 group: its epoch
     4          ConsumerGroupPartitionMetadata              KIP-848 group: the topics it has seen (read; newer brokers keep a hash in type 3)
-    5          ConsumerGroupMemberMetadata                 member: what it subscribes to
+    5          ConsumerGroupMemberMetadata                 member: its subscription
     6          ConsumerGroupTargetAssignmentMetadata       KIP-848 group: the epoch of the target assignment
     7          ConsumerGroupTargetAssignmentMember         member: its target assignment
     8          ConsumerGroupCurrentMemberAssignment        member: what it holds
@@ -250,7 +250,7 @@ def split_offset_prefix(prefix: bytes) -> tuple[str, str]:
     group = group_of_key(prefix)
     start = 4 + _I16.unpack_from(prefix, 2)[0]
     if start + 2 > len(prefix) or _I16.unpack_from(prefix, start)[0] != len(prefix) - start - 2:
-        raise ValueError("the topic's name in the key of an OffsetCommit is not as long as it says")
+        raise ValueError("the topic's name in the key of an OffsetCommit does not match its length")
     return group, prefix[start + 2 :].decode()
 
 

@@ -21,8 +21,8 @@ class ClassicSettings(msgspec.Struct, frozen=True):
     min_session_timeout_ms: int = 6_000
     max_session_timeout_ms: int = 1_800_000
     max_size: int = GROUP_SIZE_MAX
-    # A member's first JoinGroup waits at most this long: its client may be gone, and a parked
-    # request does not reveal that.
+    # A member's first JoinGroup waits at most this long: its client may have disconnected, and a
+    # parked request does not reveal that.
     new_member_join_timeout_ms: int = 300_000
     # A client that received a member id must join with it promptly. Until then every rebalance
     # waits for it, and a group without other members is kept for it.
@@ -54,7 +54,7 @@ class ShareSettings(msgspec.Struct, frozen=True):
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     max_size: int = 200
-    # a share-partition whose initialization has no outcome for so long is initialized again
+    # a share-partition whose initialization has had no outcome for this long is initialized again
     initialize_retry_ms: int = 30_000
     record_lock_ms: int = 30_000
     delivery_count_limit: int = 5
@@ -65,8 +65,8 @@ class ShareSettings(msgspec.Struct, frozen=True):
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
     def packed(self, begin: int = 0) -> bytes:
-        """What workers need, as docs/design/share-groups.md lays it out. `begin`: by_duration's
-        offset.
+        """The settings that workers need, laid out as in docs/design/share-groups.md. `begin`:
+        by_duration's offset.
         """
         return PACKED.pack(
             self.record_lock_ms,

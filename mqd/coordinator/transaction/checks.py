@@ -1,5 +1,5 @@
-"""The check that a partition's owner requests before it begins a producer's transaction (CHECK): is
-this partition in the transaction, or must it be added?
+"""The check that a partition's owner requests before it begins a producer's transaction (CHECK):
+whether this partition is in the transaction or must be added.
 
 Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it; older ones must have added it
 by AddPartitionsToTxn or AddOffsetsToTxn, and are verified (KIP-890). The answers are error codes

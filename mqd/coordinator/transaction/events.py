@@ -80,8 +80,8 @@ class MarkersWritten(msgspec.Struct, frozen=True):
 
 class Enlist(msgspec.Struct, frozen=True):
     """Joint transactions only (joint.py): requests a child producer for the transaction of this
-    batch and run; the first one begins the transaction. With a producer id and epoch: a sign of
-    life of that child. Answer: JointAnswer, with NEED_PRODUCER_ID as for InitProducerId.
+    batch and run; the first one begins the transaction. With a producer id and epoch: a heartbeat
+    of that child. Answer: JointAnswer, with NEED_PRODUCER_ID as for InitProducerId.
     """
 
     request: int

@@ -38,8 +38,8 @@ transitions)
         in the waiting list is over
     J7  requests wait only in a Prepare state
     J8  replaying the persisted records in any order gives the same state
-    J9  a transaction is Ongoing no longer than its timeout after the last sign of life: an Enlist
-        or an added partition
+    J9  a transaction is Ongoing no longer than its timeout after its last activity: an Enlist or an
+        added partition
 Bounds: CHILDREN_MAX children; HELD_MAX requests wait; further ones get CONCURRENT_TRANSACTIONS.
 """
 
@@ -206,7 +206,7 @@ class JointTransaction(JointState):
             actions.append(Reply(event.request, answer))
 
     def _commit(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        if event.batch_id <= self.committed_batch_id:  # J1: already committed, whichever run asks
+        if event.batch_id <= self.committed_batch_id:  # J1: already committed, whichever run sends the request
             return self._hold(event, now_ms, actions) if self.state == State.PREPARE_COMMIT else self._answer()
         if event.run_id in self.fenced_run_ids:
             return self._answer(FENCED)  # J5

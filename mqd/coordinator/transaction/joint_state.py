@@ -19,7 +19,7 @@ UNDER_WAY = PREPARING | {State.ONGOING}
 
 
 class JointState:
-    """`serial` 0: nothing is known of this id."""
+    """`serial` 0: this id is unknown."""
 
     __slots__ = (
         "_active",
@@ -103,7 +103,7 @@ class JointState:
         self.winners, self.fenced_run_ids = frozenset(found.winners), tuple(found.fenced_run_ids)
 
     def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
-        raise ValueError("a record of a transactional id is in no transaction itself: this one is not a coordinator's")
+        raise ValueError("a coordinator's own records are never transactional; this one has another writer")
 
     @property
     def is_empty(self) -> bool:
@@ -210,7 +210,7 @@ class JointState:
             self._is_active(self.children[one]) for one in self._free
         ), "J2"
         assert self.state not in (State.ONGOING, State.PREPARE_ABORT) or self.batch_id > self.committed_batch_id, (
-            "J1: a committed batch is under way"
+            "J1: a committed batch is in progress"
         )
         assert (
             self.state not in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT) or self.batch_id == self.committed_batch_id

@@ -8,7 +8,7 @@ Invariants
         its producer earlier are written or refused: an offset written after the marker would begin
         a transaction that is never ended
     M3  a failed write is retried with growing delays (RETRY_S) while that core exists; after a
-        restart the log says which markers remain
+        restart the log shows which markers remain
     M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that
         died, or its answer was lost) and is done: any open transaction in that partition is the
         producer's next one. The partition's owner refuses it only once that marker is below the
@@ -220,7 +220,7 @@ class Markers:
     def _failed(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         """A bug on our side must not leave the transaction open."""
         log.error(
-            "a transaction's marker failed; it is tried again",
+            "a transaction's marker failed; retrying",
             transactional_id=job.name,
             partition=_title(partition),
             reason=repr(failure),

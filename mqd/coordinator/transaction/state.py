@@ -39,7 +39,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class TransactionState:
-    """`producer_id` -1: nothing is known of this id."""
+    """`producer_id` -1: this id is unknown."""
 
     __slots__ = (
         "_armed_ms",
@@ -106,7 +106,7 @@ class TransactionState:
         self.last_producer_epoch = self._last_epoch_by_rule()
 
     def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
-        raise ValueError("a record of a transactional id is in no transaction itself: this one is not a coordinator's")
+        raise ValueError("a coordinator's own records are never transactional; this one has another writer")
 
     def _last_epoch_by_rule(self) -> int:
         """Kafka's schema cannot hold it; after an end of version 2 it follows from the other

@@ -20,7 +20,7 @@ Invariants (check(), in addition to those of members.py and classic/records.py)
         change of state answers the requests of the previous one immediately
     G3  the generation never falls, and rises by one with each join phase that ends
     G4  a member that waits for nothing has a deadline, and so has a new member's first JoinGroup
-        and every pending member: no member stays forever without a sign of life
+        and every pending member: no member stays forever without a heartbeat or request
     G5  the join timer is armed exactly in PreparingRebalance, the sync timer while members of this
         generation have not synced: no phase lasts forever
     G6  only members can be recorded as not synced, and only while the group is CompletingRebalance
@@ -156,7 +156,7 @@ class ClassicGroup(Rebalancing):
     # -- sessions ----------------------------------------------------------------------------------
 
     def saw(self, member: Member, now_ms: int) -> None:
-        """Records a sign of life outside this protocol (a commit)."""
+        """Records activity outside this protocol (a commit)."""
         if not member.is_new:
             self._touch(member, now_ms)
 
@@ -169,7 +169,7 @@ class ClassicGroup(Rebalancing):
             elif (member := self.members.by_id.get(member_id)) is not None and (member.is_new or not member.is_waiting):
                 self._remove_member(member, actions)
                 self._rebalance_after_loss(
-                    f"member {member_id} was not heard from for its session timeout of {member.session_timeout_ms} ms",
+                    f"member {member_id} sent no heartbeat for its session timeout of {member.session_timeout_ms} ms",
                     now_ms,
                     actions,
                 )
@@ -291,7 +291,7 @@ class ClassicGroup(Rebalancing):
         reason = (
             f"member {member.member_id} joined again{reason_text}"
             if not unchanged
-            else f"the leader {member.member_id} asked for it{reason_text}"
+            else f"the leader {member.member_id} requested it{reason_text}"
         )
         self._update_member(event, member, protocols, now_ms, actions)
         self._rebalance_or_complete(reason, now_ms, actions)
@@ -398,7 +398,7 @@ class ClassicGroup(Rebalancing):
         if self.state is STABLE:
             actions.append(Reply(event.request, self._sync_response(member)))
             return
-        # the same member retries: the connection of its first request is gone
+        # the same member retries: the connection of its first request was lost
         if member.sync_request is not None:
             self._answer_sync(member, REBALANCE_IN_PROGRESS, actions)
         member.sync_request = event.request

@@ -9,7 +9,7 @@ Invariants (check())
         at most PENDING_MAX are pending
     M5  everything with a deadline has a heap entry that is not later than it, so none is overlooked
     M6  `size_bytes` is the sum over all members and pending ids
-Bounds: the heap holds at most twice the entries that are in force, plus HEAP_SLACK.
+Bounds: the heap holds at most twice the current entries, plus HEAP_SLACK.
 
 A heartbeat moves a deadline and nothing else: O(1). The heap is updated only when the old deadline
 comes up, once per session timeout.
@@ -24,7 +24,7 @@ from collections.abc import Iterable
 PENDING_MAX = 10_000
 HEAP_SLACK = 64
 NEVER = -1
-# What the objects take apart from the bytes of a client: measured, rounded up.
+# Memory of the objects without the client's bytes: measured, rounded up.
 MEMBER_BYTES = 1_000
 PENDING_BYTES = 600
 PROTOCOL_BYTES = 150
@@ -47,7 +47,7 @@ class Watched:
 
 
 class Pending(Watched):
-    """A client that received a member id and was told to join with it (KIP-394)."""
+    """A client that received a member id and must join with it (KIP-394)."""
 
     __slots__ = ("client_host", "client_id", "since_ms")
 

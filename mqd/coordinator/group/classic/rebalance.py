@@ -21,7 +21,7 @@ from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 
 JOIN_TIMER, SYNC_TIMER, SESSION_TIMER = TIMERS = ("classic.join", "classic.sync", "classic.session")
 # Minimum time before a join phase in which no member joined checks again, whatever timeout its
-# absent members asked for.
+# absent members requested.
 NO_MEMBER_JOINED_MS = 1_000
 VERSION_SKIP_ASSIGNMENT = 9  # KIP-814
 
@@ -37,7 +37,7 @@ class Rebalancing(ClassicState):
         self, member: Member, leader: str | None = None, skip_assignment: bool = False
     ) -> JoinGroupResponse:
         notified_leader = leader if leader is not None else self.leader
-        assert notified_leader is not None  # whom Stable and CompletingRebalance have
+        assert notified_leader is not None  # the members of Stable and CompletingRebalance
         return JoinGroupResponse(
             generation_id=self.generation,
             protocol_type=self.protocol_type,

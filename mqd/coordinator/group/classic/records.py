@@ -147,7 +147,7 @@ class _Reader:
         count = self.varint() - 1 if self.flexible else self.number(_I32)
         if count < 0 or count * smallest > len(self.data) - self.position:
             raise ValueError(
-                f"GroupMetadata tells of {count} members at byte {self.position}, where"
+                f"GroupMetadata has a count of {count} members at byte {self.position}, where"
                 f" {len(self.data) - self.position} bytes remain"
             )
         return count
@@ -174,7 +174,7 @@ def decode_value(data: bytes) -> GroupRecord:
     if reader.position != len(data):
         raise ValueError(f"GroupMetadata has {len(data) - reader.position} bytes too many")
     if len({member.member_id for member in members}) != len(members):
-        raise ValueError("GroupMetadata names a member twice")
+        raise ValueError("GroupMetadata lists a member twice")
     return GroupRecord(protocol_type, generation, protocol, leader, since, members)
 
 

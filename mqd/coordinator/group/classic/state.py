@@ -256,7 +256,7 @@ class ClassicState:
                 "G1: an Empty group with members, leader or protocol"
             )
         if state in (COMPLETING, STABLE):
-            assert self.leader in members.by_id, "G1: the leader is no member"
+            assert self.leader in members.by_id, "G1: the leader is not a member"
             assert self.protocol is not None and members.votes.get(self.protocol, 0) == len(members), (
                 f"G1: not all support {self.protocol}"
             )

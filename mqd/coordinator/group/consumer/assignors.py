@@ -57,9 +57,8 @@ def uniform(members: Members, counts: Counts) -> dict[str, Partitions]:
 
 class _Draft:
     """An assignment under construction: every member begins with the partitions that it may keep.
-    An untouched member ends with the very object that it came with, so a large group with few moves
-    costs little. `taken`: for each topic, which partitions have an owner. `sizes`: each member's
-    count.
+    An untouched member keeps its original object, so a large group with few moves costs little.
+    `taken`: for each topic, which partitions have an owner. `sizes`: each member's count.
     """
 
     def __init__(self, members: Members, counts: Counts) -> None:

@@ -6,9 +6,9 @@ sends it to JoinGroup, whose metadata lists the partitions it still owns; that i
 reconciliation. SyncGroup returns its assignment. There is no leader election and members do not
 wait for each other: each JoinGroup is answered immediately.
 
-The request that it owes has a deadline of its rebalance timeout: JOIN from the first
+Its next required request has a deadline of its rebalance timeout: JOIN from the first
 REBALANCE_IN_PROGRESS on, SYNC from the JoinGroup on. When the last member of the consumer protocol
-is gone and the configuration allows it, the group asks to become a classic one
+has left and the configuration allows it, the group requests to become a classic one
 (`ConsumerGroup.downgrades`); group.py does that. Source: KIP-848 (online migration), Kafka's own
 behaviour.
 """

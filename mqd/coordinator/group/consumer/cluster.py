@@ -17,7 +17,7 @@ class Topic(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Whose right to describe topics decides which ones an expression matches."""
+    """The principal and host whose rights to describe topics limit the matches of an expression."""
 
     principal: str
     host: str
@@ -41,7 +41,7 @@ class Cluster(Protocol):
         """All topics but internal ones. Returns the same object while they do not change."""
 
     def describable(self, reader: Reader, names: frozenset[str]) -> frozenset[str]:
-        """Those of the topics that the reader may describe."""
+        """The topics that the reader may describe."""
 
     def settings(self, group_id: str) -> ConsumerSettings: ...
 

@@ -9,7 +9,7 @@ that others have released.
 
 A target costs O(members + partitions), so SHARE limits how often a large group computes one: a
 thousand members that join within a second cost a few targets. A member that joins in between holds
-nothing, and is told to send its next heartbeat soon.
+nothing, and gets a short heartbeat interval.
 
 Classic members (of a group that is migrating from or to the classic protocol) are in
 classic_members.py: they hold and release partitions by the same rules.
@@ -74,15 +74,15 @@ SMALL = 1000  # members plus partitions up to which every epoch gets its target 
 # answer.
 SOON_MS = 1000
 VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
-# What a member, and a partition that it owns (with its target), take apart from the bytes of a
-# client: measured, rounded up.
+# Memory of a member, and of a partition that it owns (with its target), without the client's bytes:
+# measured, rounded up.
 MEMBER_BYTES = 1_500
 PARTITION_BYTES = 200
-REVOKE = "revoke"  # what a member of this protocol may owe
+REVOKE = "revoke"  # the step that a member of this protocol may have to take
 
 
 def size_bytes_of(member_id: str, description: Description) -> int:
-    """Of a member, without its partitions."""
+    """The memory of a member, without its partitions."""
     texts = (
         member_id,
         description.instance_id,
@@ -110,7 +110,7 @@ class ConsumerGroup(ModernGroup):
         self.owners = Owners()
         self.assignor_votes: dict[str, int] = {}
         self.classic = ClassicSide(self)
-        # wants to become a classic group: no member speaks the consumer protocol any more
+        # to become a classic group: no member uses the consumer protocol any more
         self.downgrades = False
         self._assign_after_ms = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
@@ -127,7 +127,7 @@ class ConsumerGroup(ModernGroup):
 
     @property
     def size_bytes(self) -> int:
-        """Of memory, roughly."""
+        """Approximate size in memory."""
         return self.described_bytes + PARTITION_BYTES * self.owners.count
 
     @property
@@ -145,7 +145,7 @@ class ConsumerGroup(ModernGroup):
 
     @property
     def assignor(self) -> str:
-        """The assignor that most members ask for, among members that ask for one; else the first
+        """The assignor that most members request, among those that request one; otherwise the first
         configured one.
         """
         offered = self.cluster.settings(self.group_id).assignors
@@ -229,7 +229,8 @@ class ConsumerGroup(ModernGroup):
         )
 
     def _interval_ms(self, member: Member) -> int:
-        """A waiting member comes sooner, but the rate of all waiting members is limited."""
+        """A waiting member sends heartbeats sooner, but the rate of all waiting members is
+        limited."""
         interval_ms = self.cluster.settings(self.group_id).heartbeat_interval_ms
         if member.state == STABLE and (self.epoch == self.assignment_epoch or member.assigned):
             return interval_ms

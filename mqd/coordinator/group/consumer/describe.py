@@ -1,5 +1,5 @@
 """A consumer group in the form of ConsumerGroupDescribe 0-1 (KIP-848, KIP-1099), and the members
-that hold up its rebalance. Read-only.
+that delay its rebalance. Read-only.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _assignment(group: ConsumerGroup, partitions: Partitions) -> _Assignment:
 def holders(group: ConsumerGroup) -> list[Holder]:
     """The members that others wait for, longest silent first. `waited_for`: "revocation" (it must
     release partitions), "return" (an absent static member owns partitions that others are to get),
-    "join" or "sync" (a classic member owes it), "heartbeat" (it owns partitions that others are to
-    get, and has sent nothing since that was decided).
+    "join" or "sync" (a classic member has to send it), "heartbeat" (it owns partitions that others
+    are to get, and has sent nothing since that was decided).
     """
     owners: set[str] = set()
     for member_id, member in group.members.items():

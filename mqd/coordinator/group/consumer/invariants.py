@@ -67,7 +67,7 @@ def _check_epochs(group: ConsumerGroup) -> None:
                 f"U5: {member.member_id} holds {member.assigned}, its target is {target}"
             )
             assert not intersection(member.revoking, target), (
-                f"U6: {member.member_id} has to let go of what it is meant to have"
+                f"U6: {member.member_id} has to release what its target contains"
             )
 
 
@@ -77,7 +77,7 @@ def _check_target(group: ConsumerGroup) -> None:
     for partitions in group.target.values():
         for topic_id, indexes in partitions.items():
             for index in indexes:
-                assert (topic_id, index) not in seen, f"U4: {topic_id.hex()}-{index} is meant for two"
+                assert (topic_id, index) not in seen, f"U4: {topic_id.hex()}-{index} is in two targets"
                 seen.add((topic_id, index))
 
 
@@ -87,5 +87,5 @@ def _check_deadlines(group: ConsumerGroup) -> None:
         assert member.deadline_ms != NEVER, f"U7: {member.member_id} has no session"
         if not member.is_classic:
             assert (member.step.deadline_ms != NEVER) == (member.state == REVOKING), (
-                f"U7: {member.member_id} in state {member.state} owes {member.step_kind!r}"
+                f"U7: {member.member_id} in state {member.state} has step {member.step_kind!r}"
             )

@@ -14,7 +14,7 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 
 
 class Group(Protocol):
-    """What is needed of core.ConsumerGroup, which imports this module."""
+    """The part of core.ConsumerGroup that is needed here; that module imports this one."""
 
     group_id: str
 

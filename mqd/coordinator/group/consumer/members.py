@@ -55,7 +55,7 @@ class Owners:
             owners = self._by_topic[topic_id]
             for index in indexes:
                 assert owners[index] == member_id, (
-                    f"U1: {member_id} lets go of {topic_id.hex()}-{index}, which {owners[index]} owns"
+                    f"U1: {member_id} releases {topic_id.hex()}-{index}, which {owners[index]} owns"
                 )
                 del owners[index]
                 self.count -= 1
@@ -216,5 +216,5 @@ def _free(member_id: str, requested: Partitions, owners: Owners) -> tuple[Partit
 
 
 def has_news(member: Member, target: Partitions, owners: Owners) -> bool:
-    """Has a partition become free that the member waits for?"""
+    """Whether a partition that the member waits for has become free."""
     return bool(_free(member.member_id, difference(target, member.assigned), owners)[0])

@@ -19,7 +19,7 @@ METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, R
 KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)
 
 EPOCH_MIN = -2  # of a static member that left
-# Highest plausible epoch of a record: no group lives that long, and later epochs must fit into an
+# Highest plausible epoch of a record: no group reaches it, and later epochs must fit into an
 # int32.
 EPOCH_MAX = 2**31 - 2**16
 
@@ -55,7 +55,8 @@ class Description(msgspec.Struct, frozen=True):
     rebalance_timeout_ms: int
     server_assignor: str | None
     classic: ClassicMetadata | None = None
-    # of a member with an expression, where there are rights: whose rights decide which topics match
+    # of a member with an expression, where there are rights: the principal whose rights limit the
+    # matching topics
     reader: Reader | None = None
 
 
@@ -209,7 +210,7 @@ def partitions_of(listed: list) -> Partitions:
     for one in listed:
         indexes = one.partitions
         if one.topic_id in found or any(index < 0 for index in indexes) or len(set(indexes)) != len(indexes):
-            raise ValueError("an assignment names a topic or partition twice, or a partition below 0")
+            raise ValueError("an assignment lists a topic or partition twice, or a partition below 0")
         if indexes:
             found[one.topic_id] = tuple(sorted(indexes))
     return found

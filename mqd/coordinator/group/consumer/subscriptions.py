@@ -17,7 +17,7 @@ from collections.abc import Hashable
 from mqd.coordinator.group.consumer.cluster import Cluster, Reader
 from mqd.coordinator.group.regex import BadExpression
 
-# (topic names, sorted; expression; whose rights decide what the expression matches)
+# (topic names, sorted; expression; reader whose rights limit its matches)
 Key = tuple[tuple[str, ...], str | None, Reader | None]
 
 

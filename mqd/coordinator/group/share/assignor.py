@@ -2,10 +2,10 @@
 
 Guarantees (asserted by the property tests)
     A1  with members that subscribe alike, each partition has the same number of members: as many as
-        it takes for each member to have one. Members' counts differ by at most one
+        are needed for each member to have one. Members' counts differ by at most one
     A2  with different subscriptions the same holds for each topic and its subscribers
     A3  nothing is assigned to a member that does not subscribe to it
-    A4  what a member has stays with it as far as A1 and A2 allow: the same input changes nothing
+    A4  members keep their partitions as far as A1 and A2 allow: the same input changes nothing
     A5  the same input gives the same output
 Cost: O(n log members) of n = assigned pairs.
 """
@@ -36,7 +36,7 @@ def simple(members: Mapping[str, MemberSpec], partitions: Mapping[bytes, tuple[i
 def _pools(
     members: Mapping[str, MemberSpec], partitions: Mapping[bytes, tuple[int, ...]]
 ) -> Iterable[tuple[list[bytes], list[str]]]:
-    """Topics that are shared out together, and the members among which."""
+    """Topics that are distributed together, and the members that share them."""
     topics = sorted(topic_id for topic_id, indexes in partitions.items() if indexes)
     users = sorted(members)
     if len({spec.topics for spec in members.values()}) <= 1:
@@ -63,7 +63,7 @@ def _shared_out(
         ]
         for user in users
     }
-    order = sorted(users, key=lambda user: -len(held[user]))  # who has most may have one more
+    order = sorted(users, key=lambda user: -len(held[user]))  # members with the most may have one more
     wanted = {user: each + (number < more) for number, user in enumerate(order)}
     taken: dict[str, dict[Partition, None]] = {}
     for user in order:
@@ -86,7 +86,9 @@ def _shared_out(
                 passed.append((missing, user))
         for one in passed:
             heapq.heappush(heap, one)
-    if heap:  # those who lack something have all that is left: rare, and then everything is dealt out again
+    if (
+        heap
+    ):  # members that lack partitions already have all the remaining ones: rare, so everything is distributed again
         deal = cycle(users)
         taken = {user: {} for user in users}
         for partition in pool:

@@ -1,18 +1,18 @@
-"""A share group (KIP-932): ShareGroupHeartbeat 1, ShareGroupDescribe 1, and what administrators do to
-its offsets. Sans-I/O.
+"""A share group (KIP-932): ShareGroupHeartbeat 1, ShareGroupDescribe 1, and administrators' changes
+of its offsets. Sans-I/O.
 
 Epochs are those of a consumer group (consumer/core.py), but members share partitions: none waits
 for another, and a member moves to the target with its next heartbeat. Only share-partitions whose
 state is initialized are assigned. A heartbeat that meets others initializes them: they are
-recorded as initializing, the share coordinator is asked (an Effect), and its answer makes them
-assignable, in a new epoch. States are deleted in the same two steps.
+recorded as initializing, a request goes to the share coordinator (an Effect), and its answer makes
+them assignable, in a new epoch. States are deleted in the same two steps.
 
 Invariants (check())
     G1  member epoch <= target epoch <= group epoch
-    G2  only members have a target, and only of initialized share-partitions, topics that are gone
-        apart
-    G3  with a target of the group's epoch and no news, every initialized partition of a subscribed
-        topic has a member
+    G2  only members have a target, and only of initialized share-partitions, apart from deleted
+        topics
+    G3  with a target of the group's epoch and no newly assignable partitions, every initialized
+        partition of a subscribed topic has a member
     G4  a share-partition is initializing or initialized, not both; each topic has its name
     G5  each member has a session deadline
     G6  a reply depends only on records persisted before it; each request is answered once. A change
@@ -55,7 +55,7 @@ from mqd.protocol.messages import ShareGroupDescribeResponse, ShareGroupHeartbea
 DEADLINE_TIMER = "share.deadline"
 PROTOCOL = "share"
 SOON_MS = 1_000  # heartbeat interval while something is being initialized
-# What a member, and an assigned partition, take apart from the bytes of a client: measured, rounded
+# Memory of a member, and of an assigned partition, without the client's bytes: measured, rounded
 # up.
 MEMBER_BYTES, PARTITION_BYTES = 1_200, 120
 
@@ -129,7 +129,7 @@ class ShareGroup(ModernGroup):
 
     @property
     def size_bytes(self) -> int:
-        """Of memory, roughly."""
+        """Approximate size in memory."""
         return self.described_bytes + PARTITION_BYTES * self.assigned_count
 
     @property
@@ -340,7 +340,8 @@ class ShareGroup(ModernGroup):
     # -- states ------------------------------------------------------------------------------------
 
     def _maybe_initialize(self, now_ms: int) -> None:
-        """Initializes what members may have, and what has had no answer for too long."""
+        """Initializes partitions that members may get, and again those without an answer for too
+        long."""
         late = bool(self.states.initializing) and now_ms >= self._retry_ms
         if (self._looked_epoch == self.epoch and not late) or self.admin.is_deleting:
             return
@@ -378,7 +379,7 @@ class ShareGroup(ModernGroup):
         self.admin.on_initialized(event, replies)
         asked = self._initializing.pop(event.token, None)
         if asked is None:
-            return  # of before the group was loaded, or asked again since
+            return  # from before the group was loaded, or requested again since
         asked = intersection(asked, self.states.initializing)
         if not asked:
             return
@@ -466,7 +467,7 @@ class ShareGroup(ModernGroup):
         self.epoch = max(self.epoch, self.assignment_epoch)
         both = intersection(self.states.initializing, self.states.initialized)
         self.states.initializing = difference(self.states.initializing, both)
-        # the news may not have become an epoch yet; nor may a target that is lost in a damaged log
+        # newly assignable partitions may have no epoch yet; or the target was lost in a damaged log
         self.has_news = self.is_persisted
         for name in broken:
             self.pending += records.member_tombstones(self.group_id, name)

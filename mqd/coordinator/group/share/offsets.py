@@ -1,11 +1,11 @@
-"""What administrators do to the offsets of a share group without members: AlterShareGroupOffsets,
-DeleteShareGroupOffsets, DeleteGroups. Each is recorded, then the share coordinator is asked; its
-answer completes the request. A coordinator that is loaded in between knows no request any more, and
-the record says what is left: what was to be deleted is `deleting`, and deleted again with the next
+"""Administrators' changes of the offsets of a share group without members: AlterShareGroupOffsets,
+DeleteShareGroupOffsets, DeleteGroups. Each is recorded, then requested from the share coordinator,
+whose answer completes it. A coordinator that is loaded in between has lost the request, but the
+record shows the rest: topics to be deleted are `deleting`, and are deleted again with the next
 request.
 
-Altering raises the group's epoch, which is the state epoch of what is initialized: a leader
-that still holds the earlier state is fenced (124).
+Altering raises the group's epoch, which is the state epoch of the initialized share-partitions: a
+leader that still holds the earlier state is fenced (124).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNKNOWN = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 class Group(Protocol):
-    """What is needed of core.ShareGroup, which imports this module."""
+    """The part of core.ShareGroup that is needed here; that module imports this one."""
 
     cluster: Cluster
     states: States
@@ -114,7 +114,7 @@ class OffsetsAdmin:
         altered = {topic_id: tuple(sorted(known)) for topic_id, known in starts.items()}
         group.bump()
         states = group.states
-        # what has a state keeps it when this fails: only the rest is initializing
+        # existing states stay when this fails: only the rest is initializing
         group.set_states(
             union(states.initializing, difference(altered, states.initialized)),
             states.initialized,
@@ -182,7 +182,7 @@ class OffsetsAdmin:
         self._group.effects.append(DeleteStates(token, deletion.partitions))
 
     def on_states_deleted(self, event: StatesChanged, replies: list[Action]) -> bool:
-        """False: it is no deletion's."""
+        """False: the token belongs to no deletion."""
         deletion = self._deletions.pop(event.token, None)
         if deletion is None:
             return False
@@ -217,7 +217,7 @@ class OffsetsAdmin:
         replies.append(Reply(request, 0))
 
     def _refusal(self) -> int:
-        """One change at a time: the outcome of the one under way decides what the next may do."""
+        """One change at a time: the outcome of the one in progress decides what the next may do."""
         if not self._group.is_empty:
             return int(ErrorCode.NON_EMPTY_GROUP)
         return int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) if self._deletions or self._group.is_initializing else 0

@@ -32,7 +32,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Current(msgspec.Struct, frozen=True):
-    """What a member was told."""
+    """The assignment last sent to a member."""
 
     epoch: int
     previous_epoch: int
@@ -40,7 +40,7 @@ class Current(msgspec.Struct, frozen=True):
 
 
 class States(msgspec.Struct):
-    """The share-partitions of a group by the life of their state. `names`: of the topics."""
+    """The share-partitions of a group by the stage of their state. `names`: of the topics."""
 
     initializing: Partitions = {}
     initialized: Partitions = {}
