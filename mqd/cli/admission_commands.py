@@ -55,7 +55,7 @@ def key_rotate(file: Path) -> None:
     3  the old key is gone
 
     Run it three times, on one host. After each step copy FILE to all hosts, replacing theirs; they
-    read it within seconds (each logs "cluster key loaded again"). Take the next step when all have
+    read it within seconds (each logs "cluster key reloaded"). Take the next step when all have
     it: a host that lacks one is turned away until it has it.
     """
     from mqd.base import cluster_key

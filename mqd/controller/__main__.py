@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 
-gc.disable()  # while modules load, all is kept: looking for garbage took an eighth of the time
+gc.disable()  # no garbage collection while modules load: it took an eighth of the start's time
 
 import asyncio
 import os
@@ -50,7 +50,7 @@ from mqd.security import confinement
 from mqd.security.audit import Audit
 from mqd.shm.attach import KeeperClient, KeeperError
 
-# What is loaded stays: no collection looks at it again.
+# The loaded modules stay: later collections skip them.
 gc.freeze()
 gc.enable()
 
@@ -92,8 +92,8 @@ async def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> No
     silent = [path for path, answer in zip(log_dirs, answers) if not answer.done()]
     if silent:
         raise Refused(
-            f"{places.metadata_dir} is empty, and {silent[0]} does not answer: it may hold partitions of which nothing"
-            " would be known. Start again when it does, or without it in log.dirs"
+            f"{places.metadata_dir} is empty, and {silent[0]} does not respond: it may hold partitions whose"
+            " metadata would be lost. Start again when it responds, or without it in log.dirs"
         )
     full = [path for path, answer in zip(log_dirs, answers) if answer.result()]
     if full:
@@ -113,7 +113,7 @@ def _membership(config: dict[str, str], client: KeeperClient, key: ReplicaKey) -
 
 
 class Process:
-    """One life of the controller: start-up, components, and end."""
+    """One run of the controller: start-up, components, and end."""
 
     def __init__(self, client: KeeperClient, places: paths.Layout) -> None:
         self.client, self.places = client, places
@@ -124,7 +124,7 @@ class Process:
         self.store = QuorumStore(places.metadata_dir, self.key)
         self.membership = _membership(self.config, client, self.key)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.stopping = False  # whether all processes were told to end
+        self.stopping = False  # whether all processes have been told to shut down
         self.left_epoch = -1
         self._session_lock = threading.Lock()
         self._doubted_epoch = -1  # protected by the lock
@@ -148,8 +148,8 @@ class Process:
         self.client.watch(loop, on_death, self.on_shutdown, self.end, lambda reason: self.leave())
 
     def leave(self) -> None:
-        """Moves what this host leads to other hosts while its processes continue to serve; then
-        they are told to end.
+        """Moves what this host leads to other hosts while its processes continue to serve; then it
+        sends them Shutdown.
         """
 
         async def work() -> None:
@@ -167,15 +167,15 @@ class Process:
 
     async def settle_cluster(self, stored: Stored, state: MetadataState) -> tuple[str, Stored, tuple[int, ...]]:
         """Returns (cluster id, initial state of the quorum, node ids that may know its leader):
-        immediately if there is a log; otherwise found a cluster alone, or ask the seeds until the
-        case is clear.
+        immediately if there is a log; otherwise founds a cluster alone, or queries the seeds until
+        it is clear which cluster this host belongs to.
         """
         known = _known_cluster_id(self.places)
         if stored.snapshot is not None:
             if state.cluster_id and known and state.cluster_id != known:
                 raise Refused(
-                    f"{self.places.metadata_dir} is of cluster {state.cluster_id}, {self.places.meta_properties} says"
-                    f" {known}: the two do not belong together; restore one of them"
+                    f"{self.places.metadata_dir} is of cluster {state.cluster_id}, but {self.places.meta_properties}"
+                    f" names {known}: the two do not belong together; restore one of them"
                 )
             return known or state.cluster_id, stored, ()
         if not self.membership.seeds:
@@ -272,7 +272,7 @@ class Process:
         # the lock.
         devices = session.devices(self.log_dirs)
         with self._session_lock:
-            # a doubted session stays doubted, because this may have hung since before
+            # a session in doubt stays in doubt, because this task may have hung since then
             boot = session.boot_id() if broker_epoch > self._doubted_epoch else ""
             session.write(
                 self.session_path,
@@ -445,7 +445,7 @@ class Process:
         silent = sorted(path for path, answer in futures.items() if not answer.done())
         if silent:
             log.error(
-                "log directory does not answer: this session is not remembered as a clean end; the next start checks"
+                "log directory does not respond: this session is not recorded as a clean end; the next start checks"
                 " the logs",
                 directory=",".join(silent),
                 seconds=directories.ANSWER_S,
@@ -472,7 +472,7 @@ def _all_marked(path: Path, workers: list[int]) -> bool:
 
 
 class Ended(Exception):
-    """This process was told to end before it served any request."""
+    """This process received Shutdown before it served any request."""
 
 
 async def run(client: KeeperClient, places: paths.Layout) -> int:

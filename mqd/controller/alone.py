@@ -15,7 +15,7 @@ class Alone:
         pass
 
     async def form(self, lost_cluster_id: str):
-        raise AssertionError("a host without seeds forms nothing")
+        raise AssertionError("a host without seeds cannot form a cluster")
 
     def members(self) -> tuple[int, ...]:
         return ()

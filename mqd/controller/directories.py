@@ -70,11 +70,11 @@ async def settle_in_time(
     )
 
 
-async def in_time(questions: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
+async def in_time(queries: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
     """Queries of file systems, each in a thread of its own; hanging ones are not done after
     `limit_s` (None: ANSWER_S).
     """
-    answers = [in_thread(question) for question in questions]
+    answers = [in_thread(query) for query in queries]
     if answers:
         await asyncio.wait(answers, timeout=ANSWER_S if limit_s is None else limit_s)
     return answers
@@ -82,7 +82,7 @@ async def in_time(questions: Iterable[Callable[[], T]], limit_s: float | None = 
 
 def _silent(path: str, known: Mapping[str, str]) -> Directory:
     log.error(
-        "log directory does not answer: its partitions are offline until the broker is restarted",
+        "log directory does not respond: its partitions are offline until the broker is restarted",
         directory=path,
         seconds=ANSWER_S,
     )
@@ -115,8 +115,8 @@ def _settle_one(
         if missing:
             log.error(
                 "log directory is not the one that was here: its partitions are offline. Mount the right disk and"
-                " restart; or, if its records are lost permanently, write the line directory.id=... into meta.properties"
-                " to begin with empty partitions",
+                " restart; or, if its records are lost permanently, write the line directory.id=... into"
+                " meta.properties to begin with empty partitions",
                 directory=path,
                 expected_directory_id=missing[0],
                 file=str(properties_path),
@@ -142,7 +142,7 @@ def _settle_one(
 
 
 def _holds_partitions(path: str) -> bool:
-    """Does it contain any TOPIC-PARTITION folder?"""
+    """Whether it contains any TOPIC-PARTITION folder."""
     with os.scandir(path) as entries:
         return any(entry.name.rpartition("-")[2].isdigit() and entry.is_dir() for entry in entries)
 
@@ -152,8 +152,8 @@ def _check_owner(properties: Mapping[str, str], path: Path, cluster_id: str, nod
         theirs = properties.get(name, own)
         if theirs != own:
             raise DirectoryRefused(
-                f"{path} says {name}={theirs}, this broker has {name}={own}: the directory is another broker's; remove"
-                " it from log.dirs"
+                f"{path} has {name}={theirs}, this broker {name}={own}: the directory belongs to another broker;"
+                " remove it from log.dirs"
             )
 
 
@@ -210,8 +210,8 @@ class Measures:
             if index not in self._silent:
                 self._silent.add(index)
                 log.error(
-                    "file system does not answer: until it does, no partition is placed there, and what lies there"
-                    " counts as failed",
+                    "file system does not respond: until it does, no partition is placed there, and its partitions"
+                    " count as failed",
                     directory=entry.path,
                     seconds=ANSWER_S,
                 )
@@ -219,13 +219,13 @@ class Measures:
         del self._requests[index]
         if index in self._silent:
             self._silent.discard(index)
-            log.info("file system answers again", directory=entry.path)
+            log.info("file system responds again", directory=entry.path)
         return request.result()
 
 
 def holds_partitions(path: str) -> bool:
-    """Is there any partition in this directory? Used when the metadata log is empty but perhaps
-    should not be.
+    """Whether there is any partition in this directory. Used when the metadata log is empty but
+    perhaps should not be.
     """
     try:
         return any(entry.is_dir() and (Path(entry.path) / "partition.metadata").exists() for entry in os.scandir(path))

@@ -3,7 +3,7 @@ that wait behind a flush are flushed together.
 
 Invariants
     D1  DiskDone(n) is sent only when everything up to n is durable; DiskRefused(n) when n and the
-        effects queued behind it have left nothing behind
+        effects queued behind it have left nothing on the disk
     D2  a failed flush, or any other error that leaves the files in doubt, ends the process
         (`on_failure`)
     D3  snapshots of this host's state and reads of them use the same queue, so a file is never replaced

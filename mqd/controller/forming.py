@@ -1,5 +1,5 @@
-"""Asks the seeds until this host knows its cluster (mqd/cluster/membership/formation.py), and
-answers other hosts' requests.
+"""Queries the seeds until this host knows its cluster (mqd/cluster/membership/formation.py), and
+answers other hosts' queries.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ class Forming:
     def __init__(
         self, core: FormationCore, peers: Peers, on_waiting: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`on_waiting` receives the hosts that this one waits for, after LOG_INTERVAL_S and whenever they
-        change; after a long wait, once, also the advice.
+        """`on_waiting` receives the hosts that this one waits for, after LOG_INTERVAL_S and
+        whenever they change; after a long wait also, once, what to do.
         """
         self.core = core
         self._on_waiting = on_waiting
@@ -103,4 +103,4 @@ class Forming:
         ):
             self._handle(formation.Answered(effect.seed, answer))
         else:
-            self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, "did not answer the question"))
+            self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, "sent no valid answer"))

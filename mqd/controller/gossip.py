@@ -1,5 +1,5 @@
 """The shell of gossip: one UDP socket and short TCP exchanges on the controller listener's address,
-a timer, and the file that counts this directory's lives.
+a timer, and the file that counts this directory's starts.
 
     gossip = create(profile, secrets, cluster_id, seeds, udp_socket, peers, metadata_dir)
     gossip.on_change = ...
@@ -71,12 +71,13 @@ Change = events.MemberChanged | events.ControllerSeen | events.NodeIdTwice
 log = logging.get("controller.gossip")
 
 
-# -- lives -----------------------------------------------------------------------------------------
+# -- incarnations ----------------------------------------------------------------------------------
 
 
 def next_life(path: Path) -> int:
-    """One more than the number in the file, written there before it is used. A missing or damaged
-    file counts as 0: a host that remembers a later life reports it when this host joins.
+    """The next incarnation: one more than the number in the file, written there before it is used.
+    A missing or damaged file counts as 0: a host that remembers a later incarnation reports it when
+    this host joins.
     """
     try:
         life = int(path.read_text())
@@ -250,7 +251,9 @@ class Gossip(asyncio.DatagramProtocol):
                 case ProbeStream():
                     self._begin(self._probe(effect))
                 case KeepLife():
-                    log.warning("this directory is an old copy: others know a later life of it", life=effect.life)
+                    log.warning(
+                        "this directory is an old copy: other hosts know a later incarnation of it", life=effect.life
+                    )
                     keep_life(self._life_path, effect.life)
                 case LeaveDone():
                     self._left.set()
@@ -390,8 +393,8 @@ def create(
     directory: Path,
     settings: Settings | None = None,
 ) -> Gossip:
-    """Not started yet. `secrets`: the cluster's; the first seals, each is accepted. `directory`: holds
-    the count of this host's lives (its metadata directory). Raises OSError.
+    """Not started yet. `secrets`: the cluster's; the first seals, each is accepted. `directory`:
+    holds the count of this host's incarnations (its metadata directory). Raises OSError.
     """
     life_path = directory / "gossip-life"
     first, *others = gossip_keys(secrets)

@@ -3,7 +3,7 @@
     sent      profile (racks, capacity), load, the active controller as the quorum knows it; seeds:
               cluster.seeds and every broker that is registered
     hints     addresses of hosts (where connections are tried), hosts that may know the quorum's
-              leader (asked when this host knows none), suspects (log, `views()`)
+              leader (queried when this host knows none), suspects (log, `views()`)
 
 The same socket carries the notices of keepers (mqd/cluster/membership/death_notice.py), which are
 proofs, not hints.
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from mqd.controller.shell import Shell
 
 FEED_S = 0.25
-SEEDS_EVERY, LOAD_EVERY = 4, 20  # feeds
+SEEDS_EVERY, LOAD_EVERY = 4, 20  # the interval of updates of gossip's data
 SIZE_S = 1.0  # how long a start waits for a measurement
 LOOK_UP_AGAIN_S = 10.0  # after a failed look-up
-PEERS_MAX = 8  # hosts asked for the quorum's leader
+PEERS_MAX = 8  # number of hosts queried for the quorum's leader
 
 log = logging.get("controller.gossip")
 
@@ -85,8 +85,8 @@ class _Numbers(NamedTuple):
 
 
 class HostGossip:
-    """Active between start() and stop(). start() raises OSError if the count of lives cannot be
-    written.
+    """Active between start() and stop(). start() raises OSError if the count of incarnations cannot
+    be written.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class HostGossip:
                 if count % LOAD_EVERY == 0:
                     self._gossip_load()
             except Exception:  # only hints: the controller continues without them
-                log.exception("gossip was not fed")
+                log.exception("gossip's data was not updated")
             count += 1
             await asyncio.sleep(FEED_S)
 
@@ -247,7 +247,7 @@ class HostGossip:
     # -- proof of death ----------------------------------------------------------------------------
 
     def _leave_orders(self) -> None:
-        """Tells the keeper whom to notify if this process ends unexpectedly. Host names are
+        """Sends the keeper the hosts to notify if this process ends unexpectedly. Host names are
         resolved in the background, whenever the hosts change; unresolved ones are not notified.
         """
         places = death_proofs.recipients(self._shell.quorum.core, self._shell.core.committed)
@@ -305,8 +305,8 @@ class HostGossip:
         try:
             self._write_orders()
         except OSError as error:
-            # retried; without orders a session has to expire
-            log.warning("the keeper was left no orders", error=error.strerror)
+            # retried; without them a session has to expire
+            log.warning("the keeper has no list of hosts to notify", error=error.strerror)
 
     def _on_leader_changed(self) -> None:
         """Immediately: just after an election the stored orders would be wrong."""

@@ -1,5 +1,6 @@
-"""This host in its cluster: its identity, the hosts that it admits, how it joins a cluster, where
-its messages go. On a host that does not listen for others there are no peers, and this is idle.
+"""This host in its cluster: its identity, the hosts that it admits, how it joins a cluster, and the
+destinations of its messages. On a host that does not listen for others there are no peers, and this
+is idle.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ class Membership:
             self._peers.drop(lambda identity: False)
 
     async def start_gossip(self, directory: Path, run_dir: Path, incarnation: int) -> None:
-        """After joined(). `directory`: holds the count of this host's lives. `incarnation`: of the
-        keeper. Raises OSError.
+        """After joined(). `directory`: holds the count of this host's incarnations. `incarnation`:
+        of the keeper. Raises OSError.
         """
         if self._peers is None:
             return
@@ -161,7 +162,7 @@ class Membership:
         if theirs.node_id == own.node_id and theirs.directory_id != own.directory_id:
             return Refusal(
                 handshake.REFUSED_IDENTITY,
-                f"node.id {own.node_id} is the other host's too: give each host a node.id of its own",
+                f"the other host has node.id {own.node_id}, too: give each host a node.id of its own",
             )
         if own.cluster_id and theirs.cluster_id and own.cluster_id != theirs.cluster_id:
             return Refusal(
@@ -189,10 +190,10 @@ class Membership:
         return own
 
     def _node_id_conflict(self, theirs: Identity) -> str:
-        """The reason to ignore a host with this identity: its node id belongs to another host that
-        is in service. Messages to a node id go over one connection, so the host in service would no
-        longer receive its messages, and would lose its lease to the newcomer. While this host knows
-        no leader, or has applied nothing of the present leader's epoch, it cannot tell which of the
+        """The reason to ignore a host with this identity: its node id belongs to another active
+        host. Messages to a node id go over one connection, so the active host would no longer
+        receive its messages, and would lose its lease to the newcomer. While this host knows no
+        leader, or has applied nothing of the present leader's epoch, it cannot tell which of the
         two hosts the cluster means (its metadata may be older than the replacement of one by the
         other), and accepts both. "" = accepted.
         """
@@ -212,7 +213,7 @@ class Membership:
         )
 
     def _is_known_voter(self, identity: Identity) -> bool:
-        """Is this the very host that is a voter in this host's log?"""
+        """Whether this is the host that is a voter in this host's log."""
         return self._shell is not None and any(
             voter.node_id == identity.node_id and directory_text(voter.key.directory_id) == identity.directory_id
             for voter in self._shell.quorum.core.voters
@@ -220,14 +221,14 @@ class Membership:
 
     def _on_message(self, connection: Connection, message: msgspec.Struct) -> None:
         if self._node_id_conflict(connection.identity):
-            # admitted before that was known; it gets the reason when it reconnects
+            # admitted before the reason was known; it gets it when it reconnects
             connection.writer.transport.abort()
         elif isinstance(message, FormationAsk):
             self._on_ask(connection, message)
         elif self._shell is not None and self._cluster_id and connection.identity.cluster_id == self._cluster_id:
             self._shell.on_peer(connection.identity.node_id, message)
-        # Otherwise a stranger, or a host that did not know yet that it belongs to this cluster: it
-        # states its new identity over a new connection.
+        # Otherwise an unknown host, or one that did not know yet that it belongs to this cluster:
+        # it sends its new identity over a new connection.
 
     def _on_ask(self, connection: Connection, ask: FormationAsk) -> None:
         if self._shell is None:

@@ -51,7 +51,7 @@ log = logging.get("controller.peers")
 
 
 def reason_of(error: BaseException) -> str:
-    """In words: "Connection refused", not asyncio's version of it."""
+    """The plain reason, such as "Connection refused", without asyncio's wrapping."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError) and error.errno:
@@ -125,8 +125,8 @@ class Peers:
     identity to answer with, or refuses. `on_message(connection, message)`: in the loop's thread, in
     order of arrival. `on_stream(hello, reader, writer)`: connections for another purpose
     ("gossip"); awaited, then closed. `is_strange(identity)`: for a peer that this host has
-    connected to, the reason that it is not the host it claims to be; "" = it is.
-    `is_voters(identity)`: a newcomer with the same node id does not displace this host.
+    connected to, the reason why it is not the expected host; "" = it is. `is_voters(identity)`: the
+    host is a voter, and a newcomer with the same node id does not displace it.
     """
 
     def __init__(
@@ -297,12 +297,12 @@ class Peers:
             writer.close()
 
     def _turn_away(self, side: handshake.Responder, writer: asyncio.StreamWriter, reason: str) -> None:
-        """Logs it; of a host that has proven the key once for each reason."""
+        """Logs a refusal; for an authenticated host only once for each reason."""
         if not self._turned_away.is_news(side.proven, reason):
             return
         name = writer.get_extra_info("peername")
         log.warning(
-            "a connection to the controller's listener was turned away",
+            "a connection to the controller's listener was refused",
             address=f"{name[0]}:{name[1]}" if name else "?",
             node=side.proven if side.proven is not None else "unproven",
             reason=reason,
@@ -319,7 +319,7 @@ class Peers:
         except (OSError, EOFError):
             pass
         except peer_messages.PeerProtocolError as error:
-            log.warning("a host sent what is no message; disconnected", node=node_id, reason=str(error))
+            log.warning("a host sent an invalid message; disconnected", node=node_id, reason=str(error))
         finally:
             self._left(node_id, connection)
             connection.writer.transport.abort()
@@ -352,7 +352,7 @@ class Peers:
     # -- the end -----------------------------------------------------------------------------------
 
     def drop(self, keeps: Callable[[Identity], bool]) -> None:
-        """Ends connections to peers that are not wanted (any more)."""
+        """Ends connections to peers that are not needed (any more)."""
         for node in self._nodes.values():
             for connection in list(node.connections):
                 if not keeps(connection.identity):

@@ -155,7 +155,7 @@ class Quorum:
         self._on_leader()
 
     def _deposed(self, effect: events.Deposed) -> None:
-        log.info("this host is not the active controller any more", epoch=effect.epoch, reason=effect.reason)
+        log.info("this host is no longer the active controller", epoch=effect.epoch, reason=effect.reason)
         self._on_metadata(metadata_core.Resigned())
         self._on_leader()
 
@@ -166,7 +166,7 @@ class Quorum:
         if isinstance(effect, events.ProposalsDropped):
             self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=effect.offset))
         else:
-            assert isinstance(effect.token, tuple)  # as _persist gave it
+            assert isinstance(effect.token, tuple)  # as _persist passed it
             attempt, version = effect.token
             self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=version - 1, attempt=attempt))
 

@@ -1,7 +1,7 @@
 """Writes the metadata's quotas of users and client ids to the control segment, where workers and the
 acceptor read them (native/shm/quota.h). Those of addresses are the acceptor's.
 
-Which of several quotas holds is decided there, separately for each key (KIP-13, KIP-55, KIP-124,
+They choose among several matching quotas, separately for each key (KIP-13, KIP-55, KIP-124,
 KIP-599).
 """
 
@@ -14,7 +14,7 @@ from mqd.cluster.metadata.rules.settings import CLIENT_ID, IP, MUTATION, QUOTA_K
 from mqd.native import QuotaKind, QuotaLevel, QuotaRule
 
 SECOND_NS = 1_000_000_000
-MUTATION_UNITS = 1_000_000  # of a changed partition, so that rates far below one a second are exact
+MUTATION_UNITS = 1_000_000  # parts of a partition mutation, so that rates far below one a second are exact
 _INTERVAL_MAX = 2**64 - 1
 # (is a user named, is a client id named); None: the entity has none, or one that is the default
 _LEVELS = {
@@ -30,7 +30,8 @@ _LEVELS = {
 
 
 def bursts_ns(config: Mapping[str, str]) -> list[int]:
-    """By QuotaKind. Changes of topics have a bucket in Kafka, which all its windows fill."""
+    """By QuotaKind. For partition mutations Kafka has a token bucket, which holds the quota of all
+    its windows."""
     bursts = [quota_window_ns(config)] * len(QUOTA_KEYS)
     bursts[QuotaKind.MUTATION] = (
         broker_number(config, "controller.quota.window.num")
@@ -40,7 +41,7 @@ def bursts_ns(config: Mapping[str, str]) -> list[int]:
     return bursts
 
 
-BURSTS_NS = tuple(bursts_ns({}))  # of brokers that set no window
+BURSTS_NS = tuple(bursts_ns({}))  # for brokers that set no window
 
 
 def interval(key: str, value: float | None) -> int:

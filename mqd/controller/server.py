@@ -47,7 +47,7 @@ class Connection:
         self.number = number
         self.name = f"connection-{number}"
         self._writer = writer
-        # of a tool, for the audit log: who it is, and the changes it waits for, by request id
+        # of a tool, for the audit log: its identity, and the changes it waits for, by request id
         self._by: dict[str, object] = {}
         self._requests: dict[int, Change] = {}
 
@@ -67,9 +67,9 @@ class Connection:
             audit.write(event, **self._by, **fields)
 
     def audit_unanswered(self, audit: Audit) -> None:
-        """It has left; what it asked for may have been done."""
+        """The tool has disconnected; its changes may have been made."""
         for change in self._requests.values():
-            audit.write("asked for, outcome not known", **self._by, change=type(change).__name__)
+            audit.write("requested, outcome not known", **self._by, change=type(change).__name__)
 
     def send(self, message: FromController) -> None:
         if self._writer.is_closing():
@@ -86,8 +86,8 @@ class Connection:
 
 class Server:
     """`on_message(connection, message)` and `on_end(connection)` are called in the loop's thread,
-    in order of arrival. Changes that tools ask for, not processes of the broker on behalf of
-    clients, are written to `audit` here.
+    in order of arrival. Changes requested by tools (not by processes of the broker on behalf of
+    clients) are written to `audit` here.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Server:
             pass
         except NoMessage as error:
             log.warning(
-                "subscriber sent what is no message; disconnected", subscriber=connection.name, reason=str(error)
+                "subscriber sent an invalid message; disconnected", subscriber=connection.name, reason=str(error)
             )
         finally:
             self._tasks.discard(task)

@@ -141,8 +141,8 @@ class Shell:
                 )
             if known.cluster_id and (self.core.active or (not self.quorum.core.is_alone and known.version >= need)):
                 return
-            # three cores and a disk must get in step; this takes milliseconds, or depends on other
-            # hosts
+            # three cores and a disk must agree first, within milliseconds unless other hosts are
+            # involved
             await asyncio.sleep(0.002)
 
     def start(
@@ -176,9 +176,9 @@ class Shell:
         self._maybe_present()
 
     def _maybe_present(self) -> None:
-        """This host's processes receive only metadata that include this life of the host. From
-        older metadata a worker would serve partitions that it led in its last life (R10), and set
-        aside files whose topic is missing there.
+        """This host's processes receive only metadata that include the host's current registration.
+        From older metadata a worker would serve partitions that it led before the restart (R10),
+        and set aside files whose topic is missing there.
         """
         own = self.core.committed.brokers.get(self.node_id)
         if (
@@ -193,7 +193,7 @@ class Shell:
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
-        """Before the quota is announced: a client that knows of it is held to it."""
+        """Runs before the quota is published, so that it is enforced as soon as it is known."""
         quotas.publish(self._control, self.core.committed.client_quotas, self._quota_bursts_ns)
 
     async def leave(self) -> int:
@@ -331,8 +331,8 @@ class Shell:
         return [self._control.endpoint_state(index) for index in range(self._control.worker_count)]
 
     def _maybe_dead(self) -> None:
-        """No worker is alive: no process here leads anything, as the keeper has proven. The other
-        hosts need not wait for this host's session to end, nor for its workers to return.
+        """No worker is alive, so no process here leads anything; the keeper has proven that. The
+        other hosts need not wait for this host's session to end, nor for its workers to return.
         """
         if (
             self._dead_since_ms >= 0
@@ -342,12 +342,12 @@ class Shell:
         ):
             return
         if all(state == native.ProcessState.DEAD for state in self._worker_states()):
-            log.warning("no worker of this host lives: its leaderships go to others")
+            log.warning("no worker of this host is alive: its leaderships move to other hosts")
             self._dead_since_ms = clock.monotonic_ms()
             self.on_broker(broker_core.HostDied())
 
     def _maybe_back(self) -> None:
-        """All of them serve again; or some do, and the others' time is up."""
+        """All workers serve again; or some do, and the others have exceeded their time."""
         if self._dead_since_ms < 0:
             return
         running = [state == native.ProcessState.RUNNING for state in self._worker_states()]
@@ -362,7 +362,7 @@ class Shell:
     # -- other hosts -------------------------------------------------------------------------------
 
     def on_peer(self, node_id: int, message: msgspec.Struct) -> None:
-        """From a host that proved its node id, or from this host."""
+        """A message of an authenticated host, or of this host."""
         kind = type(message)
         if kind in _FROM_ACTIVE and not self._started:
             return
@@ -461,7 +461,7 @@ class Shell:
         self.on_host(StateReplaced() if whole else action)
 
     def _state_loaded(self) -> None:
-        log.info("the metadata was taken over from the quorum's leader as a whole", version=self.core.committed.version)
+        log.info("the metadata was replaced by the leader's snapshot", version=self.core.committed.version)
 
     @staticmethod
     def _log_published(action: metadata_core.Publish) -> None:
@@ -503,7 +503,7 @@ class Shell:
 
     def _doubt(self) -> None:
         """Immediately, in a thread of its own: until this is recorded, a kill would make a session
-        look sound although its disk has lost writes.
+        look clean although its disk has lost writes.
         """
         epoch = self.broker_epoch
         in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubted)
@@ -512,8 +512,8 @@ class Shell:
     def _on_doubted(answer: "asyncio.Future[None]") -> None:
         if answer.exception() is not None:
             log.error(
-                "that a partition is not served could not be remembered: after a kill of this host's processes its"
-                " replicas would count as whole",
+                "it could not be recorded that a partition is not served: after a kill of this host's processes its"
+                " replicas would count as complete",
                 reason=str(answer.exception()),
             )
 

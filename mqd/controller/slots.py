@@ -37,7 +37,7 @@ def assign(control: native.Control, action: AssignSlot) -> None:
     """
     before = _view(control, action.slot)
     if action.moved and before is not None and _is_stale(control, before):
-        return  # the evidence of a death
+        return  # keeps the evidence of its owner's death
     offline = action.owner == OWNER_NONE or (
         before is not None and before.owner == OWNER_NONE and before.state == native.SlotState.OFFLINE
     )

@@ -15,8 +15,8 @@ from mqd.keeper import settings as keeper_settings
 
 def _supervisor() -> tuple[int, bool]:
     """(pid of the supervisord that is the parent, whether it runs nothing but this broker).
-    MQD_RUN_SUPERVISOR says so, in the configuration of this program; without it there is no parent
-    to watch. MQD_RUN_SUPERVISOR_PID in tests.
+    MQD_RUN_SUPERVISOR in this program's configuration names it; without it there is no parent to
+    watch. MQD_RUN_SUPERVISOR_PID in tests.
     """
     supervisor = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
     if supervisor.isdigit():
@@ -48,7 +48,7 @@ def _keep_directories_private(settings: keeper_settings.Settings) -> None:
         if os.path.isdir(directory) and paths.tighten(
             directory, passable if directory == str(settings.places.data_dir) else 0
         ):
-            log.info("a directory was open to other users and is not any more", directory=directory)
+            log.info("a directory was open to other users; its permissions were restricted", directory=directory)
 
 
 def main() -> int:
@@ -85,7 +85,7 @@ def main() -> int:
         confined=confined,
     )
     if ineffective := without_effect(settings.config):
-        log.warning("properties without effect; docs/configuration.md says why", names=",".join(ineffective))
+        log.warning("properties without effect; docs/configuration.md has the reasons", names=",".join(ineffective))
     try:
         keeper = loop.Keeper(settings, made, supervisor_pid, supervisor_is_own)
         keeper.confinement = confined

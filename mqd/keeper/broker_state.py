@@ -21,7 +21,7 @@ log = logging.get("keeper")
 
 
 class Process(msgspec.Struct):
-    """One role and index of the broker, across all its lives."""
+    """One role and index of the broker, across all its processes."""
 
     name: str
     role: str
@@ -38,7 +38,7 @@ class Process(msgspec.Struct):
     generation: int = 0
     notices: deque[Any] = msgspec.field(default_factory=deque)  # not yet accepted by the socket
     answered_s: float = 0.0  # of time.monotonic(): its last answer to a Probe
-    probed: bool = False  # a Probe is under way: no further one is sent
+    probed: bool = False  # a Probe is in flight: no further one is sent
     deaths: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
 
 
@@ -46,7 +46,7 @@ class BrokerState:
     """The processes of this broker, by role and index."""
 
     def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int, supervisor_is_own: bool = True):
-        self.confinement = ""  # what the keeper itself has given up
+        self.confinement = ""  # what the keeper itself runs without
         self.settings = settings
         self.resources = resources
         self.supervisor_pid = supervisor_pid

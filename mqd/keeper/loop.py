@@ -93,7 +93,7 @@ class Keeper(BrokerState):
         self._proven = self._turning_away = False
         self._prove: Callable[..., bool] | None = None
         if resources.cluster is not None:
-            # imported now: there is no time when it is needed, and a host alone does not use it
+            # imported now, because it is urgent when it is needed; a host alone does not use it
             from mqd.keeper import proof
 
             self._prove = proof.prove
@@ -148,7 +148,7 @@ class Keeper(BrokerState):
     def _on_signal(self) -> None:
         numbers = self._signals.recv(64)
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
-            self.shut_down("the broker was told to stop")
+            self.shut_down("the broker received a request to stop")
 
     def _watch_supervisor(self) -> None:
         if self.supervisor_pid:
@@ -208,7 +208,7 @@ class Keeper(BrokerState):
         try:
             message = _decode(packet)
         except msgspec.DecodeError as error:
-            log.warning("a packet on the keeper's socket makes no sense", pid=peer_pid(connection)[0], error=str(error))
+            log.warning("a packet on the keeper's socket is malformed", pid=peer_pid(connection)[0], error=str(error))
             self._on_end(connection, process)
             return
         if isinstance(message, Ready):
@@ -312,13 +312,13 @@ class Keeper(BrokerState):
             return f"this broker has no {hello.role} {hello.index} (it has {self.settings.worker_count} workers)"
         pid, uid = peer_pid(connection)
         if pid != hello.pid or uid != os.getuid():
-            return f"pid {hello.pid} is not who is calling (pid {pid}, uid {uid})"
+            return f"pid {hello.pid} is not the pid of the sender (pid {pid}, uid {uid})"
         if hello.abi_hash != native.abi_hash():
             return "it was built from other sources than the keeper; restart the whole broker: mqd down, mqd up"
         if process.pidfd >= 0 and _has_ended(process.pidfd):
             self._on_death(process)  # its proof has arrived, but comes later in the same turn
         if process.pidfd >= 0:
-            return f"another {process.name} lives as pid {process.pid}"
+            return f"another {process.name} runs as pid {process.pid}"
         return None
 
     def _hold_back_s(self, process: Process) -> float:
@@ -414,7 +414,7 @@ class Keeper(BrokerState):
         self._publish()
 
     def _silent(self, within_s: float) -> list[str]:
-        """Which processes that serve have not answered lately; and probes all of them."""
+        """Returns the serving processes that have not answered lately, and probes all of them."""
         running = [process for process in self.processes if process.state == "running"]
         for process in running:
             if not process.probed:
@@ -476,7 +476,7 @@ class Keeper(BrokerState):
 
     def _turn_away(self, away: bool, repeat: bool = False) -> None:
         """Other hosts lead what this host led. A client whose connection the kernel accepts but no
-        process answers would wait here, while a refused one asks another host. Lasts until an
+        process answers would wait here, while a refused one tries another host. Lasts until an
         acceptor is back.
         """
         if away == self._turning_away and not repeat:
@@ -518,7 +518,7 @@ class Keeper(BrokerState):
             except BlockingIOError:
                 if len(process.notices) > NOTICE_COUNT_MAX:
                     log.error(
-                        "a process does not read what the keeper says; killing it",
+                        "a process does not read the keeper's notices; killing it",
                         process=process.name,
                         pid=process.pid,
                     )

@@ -51,14 +51,14 @@ def prove(
     _repeat(death_notice.seal(secret, orders.cluster_id, notice), orders, datagrams, after)
     if all_ended:
         log.warning(
-            "all processes that act as the broker have ended; the voters are told",
+            "all processes that act as the broker have ended; notifying the voters",
             broker_epoch=orders.broker_epoch,
             controller_epoch=orders.controller_epoch,
             led=orders.led,
         )
     else:
         log.warning(
-            "the controller that led the metadata quorum has ended; the voters are told",
+            "the controller that led the metadata quorum has ended; notifying the voters",
             controller_epoch=orders.controller_epoch,
         )
     return True

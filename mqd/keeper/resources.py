@@ -134,7 +134,7 @@ def _listen_local(
     if not published:
         log.warning(
             "local clients do not find this broker by bootstrap.servers: no directory can be written, or its names are"
-            " another broker's; they go over TCP, or name the socket by mqd.socket.path",
+            " another broker's; they use TCP, or set mqd.socket.path to the socket",
             directories=", ".join(map(str, rendezvous.directories())),
             socket=str(path),
         )

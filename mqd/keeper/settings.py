@@ -3,7 +3,7 @@ supervisord, from the environment.
 
     MQD_DATA_DIR       the data directory
     MQD_CONFIG         a properties file (optional)
-    MQD_WORKERS        how many workers supervisord starts (it must be told the same number)
+    MQD_WORKERS        how many workers supervisord starts (both must have the same number)
     MQD_RUN_RESOLVED   the result of `mqd up` from file, environment and command line; the others
                        are then ignored
 """

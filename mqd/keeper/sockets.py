@@ -23,8 +23,8 @@ _PASSING = frozenset(
 
 
 def will_recur(error: OSError) -> bool:
-    """Has accept() failed without consuming a connection (no descriptors, no memory, a security
-    module)? Then the socket stays readable, and accept() would fail again immediately.
+    """Whether accept() has failed without consuming a connection (no descriptors, no memory, a
+    security module). Then the socket stays readable, and accept() would fail again immediately.
     """
     return error.errno not in _PASSING
 

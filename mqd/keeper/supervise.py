@@ -4,8 +4,8 @@ Additions to supervisord, which remains responsible for starting, restarting, st
 
 1. It reacts immediately. supervisord checks signals and ended children once a second; here a signal
    wakes its poll, and after any event it polls quickly a few times.
-2. The broker ends when the keeper does; `failure` then holds the reason, unless the keeper was told
-   to stop.
+2. The broker ends when the keeper does; `failure` then holds the reason, unless the keeper received
+   a request to stop.
 3. It reports when the broker serves, and gives up on a process that keeps failing before that.
 4. A full disk costs log lines, and nothing else: supervisord would report a failed write on its
    standard error and, if that fails too, close the pipe of the process whose line it was.
@@ -172,7 +172,7 @@ class BrokerSupervisor(Supervisor):
         self._is_ready = False
         self._hurry = 1  # the first children should not wait for the first timeout
         self._failures: dict[str, int] = {}
-        # older data belongs to another life
+        # older data belongs to an earlier run
         self._log_sizes = {path.stem: path.stat().st_size for path in places.logs_dir.glob("*.log")}
         options.poller = _PromptPoller(options.poller, self._poll_timeout_s, self._make_haste)
         receive = options.signal_receiver.receive
@@ -199,7 +199,7 @@ class BrokerSupervisor(Supervisor):
             signal.SIGHUP,
             signal.SIG_IGN if self._outlives_terminal else lambda _number, frame: receive(signal.SIGTERM, frame),
         )
-        self._publish_restarts()  # none; and those of an earlier life are no longer there
+        self._publish_restarts()  # none; and those of an earlier run are no longer there
         for kind in (events.ProcessStateExitedEvent, events.ProcessStateStoppedEvent):
             events.subscribe(kind, self._on_exit)
         super().runforever()
@@ -267,7 +267,7 @@ class BrokerSupervisor(Supervisor):
         process = event.process
         name = process.config.name
         if name == KEEPER:
-            # Also while the broker is being stopped: the other processes may tell supervisord to
+            # Also while the broker is being stopped: the other processes may signal supervisord to
             # end before it has seen the keeper's death itself.
             if process.exitstatus != 0 and self.failure is None and not self._stopped_before_it_began(event):
                 words = self._last_words(name) if process.exitstatus > 0 else ""
@@ -285,7 +285,7 @@ class BrokerSupervisor(Supervisor):
         elif not event.expected and not self._is_ready:
             self._failures[name] = self._failures.get(name, 0) + 1
             if process.exitstatus == CANNOT_START or self._failures[name] >= START_FAILURE_COUNT_MAX:
-                words = self._last_words(name) or "it said nothing"
+                words = self._last_words(name) or "it logged nothing"
                 self.failure = f"{name} does not start ({_how(process.exitstatus)}): {words}; see {self._log(name)}"
                 self._end()
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _VARIABLE = re.compile(r"%\(ENV_(\w+)\)s")
-# An exit within startsecs counts as a failed start: a keeper that cannot have its port or its
-# directories is started again ten times, with growing delays. While it is away, the others wait.
+# An exit within startsecs counts as a failed start: a keeper that cannot bind its port or lock its
+# directories is restarted ten times, with growing delays. While it is away, the others wait.
 _KEEPER = {"autorestart": "unexpected", "exitcodes": "0", "startsecs": "1", "startretries": "10"}
 _HEAD = "; Printed by `mqd up --print-supervisord {kind}`: print it again after a change of options or version.\n"
 _START_AND_STOP = (
@@ -31,7 +31,7 @@ class Unprintable(ValueError):
 
 
 def _quoted(name: str, value: str) -> str:
-    """NAME="value" as supervisord reads it: it has no escapes."""
+    """NAME="value" in supervisord's syntax, which has no escapes."""
     mark = "'" if '"' in value else '"'
     # it takes what follows a blank and a semicolon for a comment
     if mark in value or value.strip("'\"") != value or "\n" in value or " ;" in value:

@@ -1,11 +1,11 @@
-"""What a broker under systemd tells it (sd_notify(3)): one datagram each, no library.
+"""Notifications of a broker to systemd (sd_notify(3)): one datagram each, without a library.
 
     READY=1       every process serves
-    WATCHDOG=1    the keeper has answered, and says that every process has within ANSWER_S
+    WATCHDOG=1    the keeper has answered, and every process has answered it within ANSWER_S
     STOPPING=1    the broker ends
 
 The watchdog is fed by supervisord's process and through its loop, so a hang there is noticed as well.
-Only processes that serve are probed: one that starts or recovers is supervisord's affair.
+Only processes that serve are probed: supervisord watches those that start or recover.
 """
 
 from __future__ import annotations

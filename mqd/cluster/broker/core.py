@@ -191,7 +191,7 @@ class BrokerCore(Reports):
         elif message.lease_ms > 0:
             self._lease_until_ms = max(self._lease_until_ms, message.sent_ms + message.lease_ms)
         if message.should_shutdown:
-            return self._end("every host knows that nothing is led here any more")
+            return self._end("every host knows that this host leads nothing any more")
         if self._shutdown_since_ms >= 0:
             self._heartbeat_at_ms = min(self._heartbeat_at_ms, now_ms + self._options.heartbeat_ms // 20)
         return []
@@ -296,7 +296,7 @@ class BrokerCore(Reports):
         controller that got the newest copy: an older controller cannot know what another one may
         still do with it (R6b).
 
-        A refusal because the partition has changed (its epochs, its leader) says nothing about an
+        A refusal because the partition has changed (its epochs, its leader) proves nothing about an
         earlier copy. That copy may have caused the change, under a controller that ended before it
         answered. The worker gets no answer, keeps the union, and learns the outcome from the
         metadata.
@@ -341,7 +341,7 @@ class BrokerCore(Reports):
         if self._controller < 0 or self.broker_epoch < 0:
             return refuse(ErrorCode.NOT_CONTROLLER, "No active controller is known at present; try again.")
         if len(self._changes) >= CHANGES_WAITING_MAX:
-            return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many changes are under way; try again.")
+            return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
         self._change_number += 1
         self._changes[self._change_number] = Change(event.client, event.request, now_ms)
         return self._to_controller(
@@ -363,7 +363,7 @@ class BrokerCore(Reports):
         return [Reply(change.client, answer, message.topic_name)]
 
     def _changes_lost(self) -> list[Action]:
-        """There is another controller. Whether these changes were made is unknown, and they will
+        """Another controller is active. Whether these changes were made is unknown, and they will
         not be answered.
         """
         lost = [number for number, change in self._changes.items() if change.answered is None]
@@ -409,7 +409,9 @@ class BrokerCore(Reports):
             self._shutdown_since_ms >= 0
             and now_ms - self._shutdown_since_ms >= self._options.shutdown_wait_ms + self._options.session_ms
         ):
-            return self._end("no controller has agreed in time; the others will notice")
+            return self._end(
+                "no controller has agreed in time; the other hosts will notice when this broker's session ends"
+            )
         if self.broker_epoch < 0 and now_ms >= self._register_at_ms:
             actions += self._register(now_ms)
         elif now_ms >= self._heartbeat_at_ms:
@@ -424,7 +426,7 @@ class BrokerCore(Reports):
             actions += self._repeat(now_ms)
         late = [number for number, change in self._changes.items() if now_ms - change.since_ms >= CHANGE_WAIT_MS_MAX]
         text = (
-            f"The change was not answered, or not in force on this host, within {CHANGE_WAIT_MS_MAX // 1000} s; it may"
+            f"The change was not answered, or not applied on this host, within {CHANGE_WAIT_MS_MAX // 1000} s; it may"
             " still take effect."
         )
         return actions + [self._gave_up(number, ErrorCode.REQUEST_TIMED_OUT, text) for number in late]

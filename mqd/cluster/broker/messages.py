@@ -26,7 +26,7 @@ class DirectoryReport(msgspec.Struct, frozen=True):
     fresh: bool = False
 
 
-# -- a broker's life -------------------------------------------------------------------------------
+# -- registration and sessions ---------------------------------------------------------------------
 
 
 class RegisterBroker(msgspec.Struct, tag=True, frozen=True):

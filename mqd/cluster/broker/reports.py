@@ -200,8 +200,8 @@ class Reports:
         ]
 
     def _check_directories(self) -> None:
-        """No worker is asked to serve partitions in a directory that is unusable or gone; those
-        count as failed too.
+        """No worker serves partitions in a directory that is unusable or gone; those count as
+        failed too.
         """
         self._failed.pop(NO_WORKER, None)
         if self._registration is None:
@@ -252,8 +252,8 @@ class Reports:
             silent = [(topic_id, index, epoch) for (topic_id, index), epoch in self._silent.items()]
             actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, silent))
             if not self._lost:
-                # Sent as often as the leaderships were. If it was in vain, the leaders detect it on
-                # their own.
+                # Sent as often as the leaderships were. If it is lost, the leaders detect the
+                # failure on their own.
                 self._silent.clear()
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]

@@ -1,4 +1,4 @@
-"""What a change of rules, users or tokens is in logs/audit.log: lines of (event, fields)."""
+"""The lines of logs/audit.log, (event, fields), for a change of rules, users or tokens."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ Line = tuple[str, dict[str, str]]
 
 
 def lines(change: messages.Change, answer: messages.Answer) -> Iterator[Line]:
-    """Of what the controller's answer says was done."""
+    """Only for changes that were made according to the controller's answer."""
     match change:
         case messages.CreateAcls():
             for binding in change.bindings if not answer.error else ():

@@ -85,7 +85,7 @@ class HostCommands:
                 f"Log directory {change.log_dir} was offline when the controller started.",
             )
         if len(self._commands) >= COMMANDS_MAX:
-            return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many commands are under way; try again.")
+            return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many commands are in progress; try again.")
         self._command_id += 1
         self._commands[self._command_id] = Command(event.client, event.request_id, worker.client, now_ms)
         if isinstance(change, messages.MoveReplica):

@@ -27,7 +27,7 @@ Invariants (check())
         directory, and a slot was free
     H7  all changes of one version reach a subscriber in one message
     H8  when a worker is instructed to serve a partition, the slot already names it, the log
-        directory and the leader epoch (or a newer one): all workers read by what the slot says. A
+        directory and the leader epoch (or a newer one): all workers read according to the slot. A
         controller that starts therefore completes what its predecessor wrote to slots but did not
         finish
 Bounds: COMMANDS_MAX commands in flight.

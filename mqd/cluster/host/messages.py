@@ -68,7 +68,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
     # The registered generation of its keeper: while it differs from the host's own, the log has not
     # reached this host's registration (R10).
     incarnation: int = 0
-    # of its metadata directory: a different one is a different host, whatever its node id
+    # of its metadata directory: a different id means a different host, even with the same node id
     directory_id: str = ""
     endpoints: dict[str, tuple[str, int]] = {}  # by listener name; empty: not known
 
@@ -161,8 +161,8 @@ class SettingsPut(msgspec.Struct, tag=True, frozen=True):
     version: int
     client_quotas: list[ClientQuota] | None = None
     features: dict[str, int] | None = None
-    # Existing topics that are withheld or sent without all of their partitions, which wait for
-    # slots of this host.
+    # Existing topics that are withheld, or sent with some partitions missing, because those wait
+    # for slots of this host.
     withheld: list[str] | None = None
 
 
@@ -254,8 +254,8 @@ class CommandDone(msgspec.Struct, tag=True, frozen=True):
 
 class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
     """From a worker: the partition's files are complete and flushed in another log directory, and
-    nothing is written to the old ones. The worker serves the new files once the following TopicPut
-    (or Image) says so; until then it serves neither. Repeated after every reconnection.
+    nothing is written to the old ones. The worker serves the new files once a TopicPut (or Image)
+    names them; until then it serves neither. Repeated after every reconnection.
     """
 
     topic_id: bytes
@@ -485,7 +485,7 @@ class SetTokenExpiry(msgspec.Struct, tag=True, frozen=True):
     success, it is sent when the sender's processes know all metadata that it is based on.
     """
 
-    token_id: str  # "": none that the sender knows
+    token_id: str  # "": unknown to the sender
     requester: str  # a principal
     now_ms: int  # wall clock of the sender
     period_ms: int  # from now on; -1 = the token is removed

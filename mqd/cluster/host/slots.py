@@ -1,5 +1,5 @@
-"""Slots of the control segment: which partition has which slot, and which slots wait to become
-free. Part of the host core; invariants H1 and H2.
+"""Slots of the control segment: the slot of each partition, and the slots that wait to become free.
+Part of the host core; invariants H1 and H2.
 """
 
 import heapq

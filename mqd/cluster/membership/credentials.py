@@ -1,12 +1,12 @@
-"""What this host shows to the others of its cluster, and what it takes from them: the keys of
-cluster.key.file and, with cluster.tls, the certificates. Both change while the broker runs.
+"""Credentials between the hosts of a cluster: the keys of cluster.key.file and, with cluster.tls,
+the certificates. Both change while the broker runs.
 
     credentials = load(config)
     side = credentials.initiator("data", identity); ... until side.done
     tls = credentials.tls(side)          None: the connection continues as it is
     await credentials.watch(on_change)   reads changed files again, until cancelled
 
-New connections use what is loaded; open ones continue.
+New connections use the current credentials; open ones continue.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _File = tuple[int, int, int]  # inode, size, ctime in ns (chmod changes it too);
 
 
 def _look(config: Mapping[str, str]) -> _File:
-    """Another result: the key file has changed."""
+    """A different result means that the key file has changed."""
     path = config.get("cluster.key.file")
     try:
         status = os.stat(path) if path else None
@@ -41,9 +41,8 @@ def _look(config: Mapping[str, str]) -> _File:
 
 
 class Credentials:
-    """`secrets`: of the cluster; this host proves itself by the first and accepts all.
-    `config`: where they came from, to be read again; `seen`: the key file as it was before it was
-    read.
+    """`secrets`: of the cluster; this host authenticates by the first and accepts all. `config`:
+    their source, for reloading; `seen`: the stamp of the key file before it was read.
     """
 
     def __init__(
@@ -84,10 +83,10 @@ class Credentials:
         return HostTls(self.host.server, True, side.peer.identity.node_id)
 
     def reload(self) -> bool:
-        """Whether changed files are in use now; what cannot be used is logged once. Reads files:
+        """Returns whether changed files are in use now; unusable ones are logged once. Reads files:
         call it in a thread.
         """
-        return any([self._reload_keys(), self._reload_host()])  # both, always
+        return any([self._reload_keys(), self._reload_host()])  # both are always evaluated
 
     def _reload_keys(self) -> bool:
         seen = _look(self._config)
@@ -97,12 +96,12 @@ class Credentials:
         try:
             secrets = cluster_config.load_keys(self._config)
         except ConfigError as error:
-            log.warning("a changed cluster key is not used, the previous one is", reason=str(error))
+            log.warning("a changed cluster key cannot be used; the previous one stays in use", reason=str(error))
             return False
         if secrets == self.secrets:
             return False
         self._use(secrets)
-        log.info("cluster key loaded again", keys=len(secrets))
+        log.info("cluster key reloaded", keys=len(secrets))
         return True
 
     def _reload_host(self) -> bool:
@@ -111,10 +110,10 @@ class Credentials:
         try:
             changed = self.host.reload()
         except ConfigError as error:
-            log.warning("a changed host certificate is not used, the previous one is", reason=str(error))
+            log.warning("a changed host certificate cannot be used; the previous one stays in use", reason=str(error))
             return False
         if changed:
-            log.info("host certificate loaded again", node=self.host.node_id)
+            log.info("host certificate reloaded", node=self.host.node_id)
         return changed
 
     async def watch(self, on_change: Callable[[], object] = lambda: None) -> None:
@@ -126,15 +125,15 @@ class Credentials:
 
 
 class TurnedAway:
-    """Which hosts were turned away and why, so that one that tries again and again is logged once.
-    Of the last TURNED_AWAY_MAX.
+    """The last TURNED_AWAY_MAX refused hosts and the reasons, so that repeated attempts of one host
+    are logged once.
     """
 
     def __init__(self) -> None:
         self._reasons: dict[int, str] = {}
 
     def is_news(self, node_id: int | None, reason: str) -> bool:
-        """`node_id`: as proven; None: it is not, and always news."""
+        """`node_id`: as authenticated; None: it is not authenticated, and always counts as new."""
         if node_id is None:
             return True
         if self._reasons.get(node_id) == reason:

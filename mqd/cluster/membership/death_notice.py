@@ -10,9 +10,9 @@ proven it:
                                  (quorum_events.LeaderDied)
     and all workers have, too    no process acts for that broker epoch: the host's lease is void,
                                  then the active controller fences the broker
-                                 (broker_messages.ProofOfDeath), even a controller elected because
-                                 of the first notice; the leaderships move to others without waiting
-                                 for the session to end
+                                 (broker_messages.ProofOfDeath); this includes a controller elected
+                                 because of the first notice; the leaderships move to others without
+                                 waiting for the session to end
 
 Invariants
     N1  a process that led an epoch of the quorum never leads it again, nor does its successor: the
@@ -21,7 +21,7 @@ Invariants
         been granted on a heartbeat sent after it. It is accepted by the controller of the epoch
         that it names or, if that controller died with the broker, by the next one that became
         active (A4 in active_controller.py); and by neither after a later heartbeat
-A repeated, late or lost notice therefore does no harm. The seal proves that the sender has the
+A repeated, late or lost notice is therefore harmless. The seal proves that the sender has the
 cluster's key, as for every message between hosts. That the sender is that host's keeper is only its
 claim, like the node id in a handshake. The receiving side is in death_proofs.py.
 

@@ -15,11 +15,11 @@ INFORMED_MAX = 64
 
 
 def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
-    """The facts that hold about this host's controller process and its broker once they have ended,
+    """The facts about this host's controller process and its broker that hold once they have ended,
     for Orders. None: no other host relies on them yet. `before`: the previous result.
 
-    While no leader is known the previous result remains: its statements stay true (N1), and say
-    nothing about later events (N2).
+    While no leader is known the previous result remains: its statements stay true (N1), and do not
+    concern later events (N2).
     """
     broker = state.brokers.get(core.key.node_id)
     if broker is None or broker.incarnation != incarnation:

@@ -1,8 +1,8 @@
-"""One-time formation of a cluster from empty hosts: a host with an empty metadata directory asks
+"""One-time formation of a cluster from empty hosts: a host with an empty metadata directory queries
 the seeds, and decides by their answers. Sans-I/O.
 
-A host that belongs to a cluster never asks. An empty one asks every seed (including itself: that is
-how it learns whether it is a seed) until one of these cases applies:
+A host that belongs to a cluster never queries. An empty one queries every seed (including itself:
+that is how it learns whether it is a seed) until one of these cases applies:
 
     no seeds                                                    found a cluster alone, immediately
     a seed belongs to a cluster                                 join that cluster: as a voter if it was founded with this host, else as an observer
@@ -21,13 +21,13 @@ Invariants
     F2  a host founds only when the newest answer of each seed, in answer to a request of this process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
         different sets can therefore never both have a majority: a host that stated "I see S" had not
         founded then, sees only later sets, and never returns to an earlier one
-    F3  all founders of one set come to the same cluster id and the same voters, whichever asks
+    F3  all founders of one set come to the same cluster id and the same voters, whichever queries
         first
     F4  a host with a new metadata directory that once belonged to a cluster (`lost_cluster_id`)
         neither founds nor counts as empty; it joins that cluster and no other
     F5  the identity is on disk (fsynced) before the first answer is sent (guaranteed by the shell)
 
-Bounds: SEED_COUNT_MAX seeds; one question in flight per seed; a question counts as unanswered after
+Bounds: SEED_COUNT_MAX seeds; one query in flight per seed; a query counts as unanswered after
 ANSWER_MS_MAX.
 """
 
@@ -40,13 +40,13 @@ import msgspec
 from mqd.base.cluster_config import format_address, parse_address
 
 SEED_COUNT_MAX = 32
-ASK_MS_MIN = 100  # between two questions to one seed; doubled after each that leads to nothing
+ASK_MS_MIN = 100  # between two queries to one seed; doubled after each that decides nothing
 ASK_MS_MAX = 2_000
 ANSWER_MS_MAX = 3_000
-ADVISE_MS = 10_000  # hosts that are started together are all up before that
+ADVISE_MS = 10_000  # hosts that are started together are all up by then
 ADVICE = (
-    "A seed that cannot be reached has to run, and to have been started with --cluster-seeds itself: without it a host"
-    " listens for no other one. HOST:PORT is its controller's listener, by default the clients' port + 2, and its"
+    "Check that each unreachable seed runs, and was itself started with --cluster-seeds: without it a host does not"
+    " listen for others. HOST:PORT is its controller's listener, by default the clients' port + 2, and its"
     ' cluster.key.file the same as here. See "One host grows to three" in docs/operations.md'
 )
 
@@ -94,7 +94,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Unreachable(msgspec.Struct, frozen=True):
-    """The question was not delivered, or the connection ended before the answer."""
+    """The query was not delivered, or the connection ended before the answer."""
 
     seed: str
     ask_id: int
@@ -102,7 +102,7 @@ class Unreachable(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Another host's question. Also sent while this host has a cluster (the shell then answers with
+    """Another host's query. Also sent while this host has a cluster (the shell then answers with
     answer_of_member()).
     """
 
@@ -163,7 +163,7 @@ def normalise(seed: str) -> str:
     """The normal form of "Host:Port", in which two hosts' lists are compared. Raises ValueError."""
     host, port = parse_address(seed)
     if not host or not port:
-        raise ValueError(f"{seed.strip()!r} names no host and port")
+        raise ValueError(f"{seed.strip()!r} is not HOST:PORT")
     return format_address(host, port)
 
 
@@ -185,7 +185,7 @@ class _Seed(msgspec.Struct):
     answer: FormationAnswer | None = None  # the newest
     answered_ms: int = 0
     reason: str = "has not answered yet"
-    ask_id: int = 0  # of the question in flight; 0 = none
+    ask_id: int = 0  # of the query in flight; 0 = none
     asked_ms: int = 0
     next_ms: int = 0
     wait_ms: int = ASK_MS_MIN
@@ -241,7 +241,7 @@ class FormationCore:
         """The seeds that have answered."""
         return tuple(state.answer.member for state in self._states.values() if state.answer is not None)
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- querying ----------------------------------------------------------------------------------
 
     def _on_answered(self, event: Answered, now_ms: int) -> list[Effect]:
         state = self._states.get(event.seed)
@@ -362,7 +362,7 @@ class FormationCore:
                 reasons.append(f"{seed} names other seeds: {', '.join(answer.seeds) or 'none'}")
             elif answer.member.node_id in by_node:
                 reasons.append(
-                    f"{seed} has node id {answer.member.node_id}, as {by_node[answer.member.node_id]} has: each host"
+                    f"{seed} has node id {answer.member.node_id}, like {by_node[answer.member.node_id]}: each host"
                     " needs a node.id of its own"
                 )
             else:

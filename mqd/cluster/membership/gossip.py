@@ -12,8 +12,8 @@ Invariants (asserted by check() and the simulator, in addition to those of the p
     G4  a datagram has at most DATAGRAM_BYTES_MAX bytes
     G6  datagrams per second are bounded by the settings: per probe round 1 + indirect_count, per
         gossip round gossip_fanout, answers limited by their token buckets
-    G7  a datagram that is not sealed, not addressed to this life of this host, or a replay changes
-        only a counter (one ping of a stranger is answered, within its bucket)
+    G7  a datagram that is not sealed, not addressed to this incarnation of this host, or a replay
+        changes only a counter (a ping of an unknown host is answered, within its bucket)
 Time: milliseconds of any clock that does not go back. A late tick means that this process was
 stopped. Its own time stops too, so no member is judged by messages that this process could not
 receive.
@@ -144,7 +144,7 @@ class GossipCore:
         return self._joined
 
     def view(self, node_id: int) -> MemberView | None:
-        """This host is not in its own table."""
+        """The view of another member; this host is not in its own table."""
         member = self.membership.of_node(node_id)
         return member.view() if member is not None else None
 
@@ -248,7 +248,7 @@ class GossipCore:
         heapq.heappush(self._timers, (when_ms, self._timer_count, run, argument))
 
     def choose(self, count: int) -> list[Identity]:
-        """That many different live members, chosen at random."""
+        """`count` different live members, chosen at random."""
         living = self.membership.living
         return self.rng.sample(living, min(count, len(living)))
 
@@ -363,8 +363,8 @@ class GossipCore:
         if not self._window_of(sender).accept(life_of(packet.incarnation), packet.sequence):
             self.counts["repeated"] += 1
             return
-        # Before it has joined a host cannot know that its life is new (its disk may be a copy):
-        # datagrams sent to that earlier life could be replayed.
+        # Before it has joined, a host cannot know that its incarnation is new (its disk may be a
+        # copy): datagrams sent to the earlier one could be replayed.
         if sender not in membership.members or packet.to_life != membership.life or not self._joined:
             self.counts["strangers"] += 1
             if isinstance(packet.body, Ping):

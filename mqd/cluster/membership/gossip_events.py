@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True):
     """Milliseconds of the host's own clock."""
 
     probe_interval_ms: int = 500
-    # for a direct answer; then other hosts are asked to probe, until the interval ends
+    # for a direct answer; then other hosts probe on request, until the interval ends
     probe_timeout_ms: int = 200
     indirect_count: int = 3
     gossip_interval_ms: int = 200

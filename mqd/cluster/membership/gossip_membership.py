@@ -180,8 +180,8 @@ class Membership:
         return self._skip_life(incarnation)
 
     def _skip_life(self, incarnation: int) -> bool:
-        """Other hosts know another process under this life's number: the directory is an old copy,
-        or has lost the count.
+        """Other hosts know another process with this incarnation: the directory is an old copy, or
+        has lost the count.
         """
         life = life_of(incarnation) + 1
         if life > LIFE_MAX:

@@ -61,8 +61,8 @@ def life_of(incarnation: int) -> int:
 
 
 class Refused(ValueError):
-    """A datagram or state that is not acceptable here; the text says why, for a counter or a debug
-    line. Nothing of it may be used.
+    """A datagram or state that is not acceptable here; the text is the reason, for a counter or a
+    debug line. Nothing of it may be used.
     """
 
 
@@ -89,7 +89,7 @@ class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
 
 
 class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):
-    """`by` did not hear from the host. Statements from different hosts count as confirmations."""
+    """`by` got no answer from the host. Statements from different hosts count as confirmations."""
 
     node_id: Node
     directory_id: Directory
@@ -274,8 +274,8 @@ class Seal:
     `cluster_key`: the secret that all hosts share; empty if no listener is reachable from other
     hosts (the seal then only distinguishes clusters). Two clusters with the same key do not mix,
     because the seal's key is derived from the cluster id too. `also`: other keys that hosts may
-    seal with, while the cluster's key changes. Datagrams name no key: to try all costs less than a
-    format that two releases would have to agree on.
+    seal with, while the cluster's key changes. Datagrams do not identify their key: trying all
+    costs less than a format change between two releases.
     """
 
     def __init__(self, cluster_key: bytes, cluster_id: str, also: Sequence[bytes] = ()) -> None:
@@ -283,7 +283,7 @@ class Seal:
         self.use((cluster_key, *also))
 
     def use(self, cluster_keys: Sequence[bytes]) -> None:
-        """Seals with the first, opens what any of them has sealed."""
+        """Seals with the first key, opens data sealed with any of them."""
         use = b"mqd gossip datagrams 1\0" + self._cluster_id.encode()
         keys = [hmac.digest(key, use, hashlib.sha256) for key in cluster_keys]
         self._hmacs = [hmac.new(key, digestmod=hashlib.sha256) for key in keys]
@@ -303,7 +303,7 @@ class Seal:
         if not HEAD_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
             raise Refused(f"{len(data)} bytes")
         if data[:4] != MAGIC:
-            raise Refused("no datagram of mqd, or of another version")
+            raise Refused("not a datagram of mqd, or of another version")
         body = data[HEAD_BYTES:]
         if not any(hmac.compare_digest(self._mac(key, body), data[4:HEAD_BYTES]) for key in self._hmacs):
             raise Refused("not sealed with this cluster's key")

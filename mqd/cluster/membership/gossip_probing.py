@@ -1,11 +1,11 @@
-"""Probes: each member is pinged in turn. If it does not answer, other hosts are asked to ping it,
-and TCP is tried. If no host reaches it, it becomes a suspect.
+"""Probes: each member is pinged in turn. If it does not answer, other hosts ping it on request, and
+TCP is tried. If no host reaches it, it becomes a suspect.
 
     round (every probe interval, times local health)
       Ping -> Ack                                          well
       no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
-      Ack from any of them                                 well
-      Nack: the helper is well and got no answer either    counts against the target, not against this host
+      Ack from any of them                                 alive
+      Nack: the helper works and got no answer either      counts against the target, not against this host
       end of the interval                                  suspected, and informed of it
 
 Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings for others. Excess
@@ -178,7 +178,8 @@ class Prober:
             self.probe(member.identity)
 
     def reconnect(self, member: Member) -> None:
-        """Tells a dead member that it is considered dead. If it is alive it announces that to all."""
+        """Notifies a dead member that it is considered dead. If it is alive, it refutes that to
+        all."""
         self._ping(member, self._new_id())
 
     # -- end of a probe ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ belongs to the protocol that `purpose` names; the initiator speaks first.
 
 Hello and answer say whether a side can and whether it must use TLS. If both can, the connection
 continues as TLS 1.3 at once (`tls`): the initiator is its client, the responder its server, and
-each checks that the other's certificate is of the node that was proven here
+each checks that the other's certificate belongs to the node that authenticated here
 (mqd/security/host_identity.py). A side that must use TLS refuses one that cannot.
 
 Invariants
@@ -26,11 +26,11 @@ Invariants
     H3  proofs are compared in constant time; a wrong one, an oversized frame or a frame out of turn
         ends the connection silently
     H4  exactly the handshake's bytes are consumed: feed() takes at most `missing_bytes` bytes, so a
-        descriptor can be handed on afterwards
-    H5  a refusal is proven like an acceptance: a stranger cannot make a host believe that it was
-        refused
-    H6  the proofs cover what each side says of TLS: without the key it cannot be taken away, and a
-        stranger without the key costs no TLS handshake
+        descriptor can be passed on afterwards
+    H5  a refusal is authenticated like an acceptance: a peer without the key cannot make a host
+        believe that it was refused
+    H6  the proofs cover the TLS flags of both sides: without the key they cannot be stripped, and a
+        peer without the key cannot cause a TLS handshake
 
 Limits: without TLS the bytes that follow are neither encrypted nor authenticated. Concurrency: one
 object per connection, one call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
@@ -51,16 +51,17 @@ KEY_BYTES_MIN = 16
 HANDSHAKE_SECONDS_MAX = 5.0  # for the shells: a peer that has not finished by then is disconnected
 PURPOSES = ("controller", "data", "gossip")
 
-# Reasons of a responder to refuse. By them the initiator decides whether to try again.
+# Reasons of a responder to refuse. The initiator decides by them whether to retry.
 REFUSED_CLUSTER = "cluster"  # of another cluster, or another generation of it
 REFUSED_FEATURES = "features"  # no feature level that both support
 REFUSED_WORKER = "worker"  # no such worker here
-REFUSED_IDENTITY = "identity"  # this node id belongs to another host, or is the responder's own
+REFUSED_IDENTITY = "identity"  # the node id belongs to another host, or is the responder's own
 REFUSED_PURPOSE = "purpose"  # not offered on this listener
 REFUSED_BUSY = "busy"  # too many connections, or not ready yet
 REFUSED_TLS = "tls"  # one side must use TLS, the other cannot
 
-# What a side says of TLS (cluster.tls). A release before this says nothing: it cannot.
+# TLS flags of a side (cluster.tls). Releases without TLS between hosts send none, which means that
+# they cannot.
 TLS_OFF, TLS_ALLOWED, TLS_REQUIRED = range(3)
 
 
@@ -120,7 +121,7 @@ class HandshakeFailed(RuntimeError):
 
 
 class HandshakeRefused(HandshakeFailed):
-    """The peer holds the key and does not want this connection."""
+    """The peer holds the key, but refuses this connection."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -146,7 +147,7 @@ def derive_key(secret: bytes, use: str) -> bytes:
 
 
 def _tls_refusal(initiator: int, responder: int) -> Refusal | None:
-    """Whether two sides cannot agree on TLS, and why."""
+    """The reason that two sides cannot agree on TLS; None: they can."""
     if min(initiator, responder) > TLS_OFF or TLS_REQUIRED not in (initiator, responder):
         return None
     strict, other = ("initiator", "responder") if initiator == TLS_REQUIRED else ("responder", "initiator")
@@ -199,7 +200,7 @@ class _Side:
         nothing.
         """
         if len(data) > self.missing_bytes:
-            raise ValueError(f"{len(data)} bytes given where {self.missing_bytes} were wanted")
+            raise ValueError(f"{len(data)} bytes passed where at most {self.missing_bytes} were expected")
         self._buffer += data
         if self.missing_bytes:
             return b""
@@ -214,7 +215,7 @@ class _Side:
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._failed = True
-            raise HandshakeFailed(f"the peer sent what is no handshake: {error}") from error
+            raise HandshakeFailed(f"the peer sent an invalid handshake: {error}") from error
 
     def _begin_frame(self) -> None:
         prefix, size = bytes(self._buffer[: len(self._prefix)]), int.from_bytes(self._buffer[-4:], "big")
@@ -268,7 +269,7 @@ class Initiator(_Side):
         answer = _decode(_Answer, signed.answer)
         if answer.identity is None:
             raise HandshakeRefused(answer.refusal or Refusal(REFUSED_BUSY, "the peer gave no reason"))
-        if refusal := _tls_refusal(self._tls, answer.tls):  # of a responder that knows nothing of TLS
+        if refusal := _tls_refusal(self._tls, answer.tls):  # of a responder without TLS
             raise HandshakeRefused(refusal)
         self.peer = answer.identity
         self.tls = min(self._tls, answer.tls) > TLS_OFF
@@ -284,8 +285,8 @@ class Responder(_Side):
     Identity or a Refusal. After a refusal `refused` is set and `done` is False: send what feed()
     returned, then close.
 
-    `also`: keys beside `key` by which the initiator may prove itself, while the cluster's key
-    changes. The responder then proves itself by the same one.
+    `also`: keys beside `key` by which the initiator may authenticate, while the cluster's key
+    changes. The responder then uses the same one.
     """
 
     peer: Hello | None

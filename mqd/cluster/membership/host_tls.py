@@ -5,14 +5,15 @@ bytes in, bytes out.
     send(tls.begin()); until tls.done: send(tls.feed(received bytes))
     send(tls.seal(data)); tls.open(received bytes) -> data
 
-Both sides show certificates. Once TLS is established each tells the other, inside it, whether the
-certificate is of the node that the handshake has proven: a length of two bytes and a reason, none
-if it is. TLS alone would end a refused connection without a reason that the other side could log.
+Both sides show certificates. Once TLS is established, each side sends a verdict inside it: whether
+the certificate belongs to the node that the handshake has authenticated. It has a length of two
+bytes and a reason, which is empty if it does. TLS alone would close a refused connection without a
+reason that the other side could log.
 
 Invariants
-    T1  no byte of the protocol is sent or taken before both certificates are accepted by both sides
+    T1  no byte of the protocol is sent or read before both certificates are accepted by both sides
     T2  a refusal reaches the other side: send `farewell` after HandshakeFailed, and close only when
-        the peer has closed, or has had its time: a reset would destroy what is on its way
+        the peer has closed, or after a time-out: a reset would destroy data in flight
 Concurrency: one call at a time; seal() in the order in which its results are sent.
 """
 
@@ -26,13 +27,13 @@ REASON_BYTES_MAX = 1024
 
 
 class HostTls:
-    """`node_id`: the peer's, as proven."""
+    """`node_id`: the peer's, as authenticated."""
 
     def __init__(self, context: ssl.SSLContext, server_side: bool, node_id: int) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._in, self._out, server_side)
         self._node_id = node_id
-        self._plain = bytearray()  # opened and not taken yet
+        self._plain = bytearray()  # decrypted and not read yet
         self._established = self._ended = False
         self.done = False
         self.farewell = b""  # to be sent after a failure
@@ -69,7 +70,7 @@ class HostTls:
         self._ssl.write(b"\0\0")
 
     def _receive(self) -> None:
-        """Raises ConnectionError: the peer refuses, or has ended the connection."""
+        """Raises ConnectionError if the peer refuses, or has closed the connection."""
         size = int.from_bytes(self._plain[:2], "big") if len(self._plain) >= 2 else 0
         if size > REASON_BYTES_MAX:
             raise ConnectionError(f"the peer gives a reason of {size} bytes; at most {REASON_BYTES_MAX} are allowed")
@@ -80,7 +81,7 @@ class HostTls:
                 raise ConnectionError(f"refused by the peer: {reason}")
             self.done = True
         elif self._ended:
-            raise ConnectionError("the peer has ended the connection")
+            raise ConnectionError("the peer has closed the connection")
 
     def _open(self) -> None:
         """Raises ssl.SSLError."""
@@ -102,13 +103,13 @@ class HostTls:
         return self._out.read()
 
     def open(self, data: bytes) -> bytes:
-        """What can be read so far; b"": more is needed. Raises EOFError: the peer has ended it;
-        OSError: the bytes are not the peer's.
+        """Returns the data decrypted so far; b"": more is needed. Raises EOFError if the peer has
+        closed it, OSError if the bytes are not authentic.
         """
         assert self.done
         self._in.write(data)
         self._open()
         if self._ended and not self._plain:
-            raise EOFError("the peer has ended the connection")
+            raise EOFError("the peer has closed the connection")
         plain, self._plain = bytes(self._plain), bytearray()
         return plain

@@ -69,7 +69,7 @@ class ActiveController(Maintenance):
             Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports
         )
 
-    # -- a broker's life ---------------------------------------------------------------------------
+    # -- brokers' sessions -------------------------------------------------------------------------
 
     def register(
         self, state: MetadataState, message: peer.RegisterBroker, now_ms: int
@@ -180,8 +180,8 @@ class ActiveController(Maintenance):
         return broker_rules.unfence(state, node, self._unable_in(state))
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
-        """R15: no new leaderships; its leaderships and in-sync places move to others; every broker
-        learns of it; the broker is fenced; then the answer permits it to end.
+        """R15: no new leaderships; its leaderships move to other hosts and it leaves all in-sync
+        sets; every broker learns of it; the broker is fenced; then the answer permits it to end.
         """
         broker = state.brokers[node]
         shutdown = self._shutdowns.setdefault(node, Shutdown(now_ms))
@@ -214,7 +214,7 @@ class ActiveController(Maintenance):
 
     def _stays(self, state: MetadataState, node: int) -> list[Record]:
         """Its shutdown is cancelled: the controller process that wanted it died, and the next one
-        was not asked to shut down.
+        has no such request.
         """
         self._shutdowns.pop(node, None)
         return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]

@@ -111,7 +111,7 @@ def _each(
     view_state: MetadataState,
     make: Callable[[int, TopicState, PartitionState], PartitionChange | None],
 ) -> Decision:
-    """One result for each; `make(n)` makes the n-th change. A partition that is named twice is
+    """One result for each; `make(n)` makes the n-th change. A partition that is listed twice is
     changed once.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []
@@ -120,7 +120,7 @@ def _each(
     for place, (name, index) in enumerate(requested):
         try:
             if (name, index) in seen:
-                raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}-{index} is named twice.")
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}-{index} is listed twice.")
             seen.add((name, index))
             topic, partition = _partition(view_state, name, index)
             change = make(place, topic, partition)

@@ -4,7 +4,7 @@ clock, socket, disk or randomness of its own.
 The path of a change: ChangeRequested -> Persist -> (Persisted) -> Publish -> (AppliedByHost) ->
 Reply.
 
-`tail` is the metadata including everything handed to Persist. Changes are judged against it, so two
+`tail` is the metadata including everything passed to Persist. Changes are judged against it, so two
 requests for one name cannot both succeed. `committed` is what the log certainly holds; only that is
 published. When a Persist fails, everything after `committed` is dropped, and waiting requests get a
 retriable error.
@@ -97,7 +97,7 @@ class MetadataCore(LogTail):
 
     @property
     def next_expiry_ms(self) -> int | None:
-        """When the next broker's session ends unless it is heard; a Tick is due then."""
+        """When the next broker's session ends unless it sends a heartbeat; a Tick is due then."""
         return self._active.sessions.next_expiry_ms() if self._active is not None else None
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -178,7 +178,7 @@ class MetadataCore(LogTail):
                     messages.Answer(
                         request.request_id,
                         ErrorCode.REQUEST_TIMED_OUT,
-                        "The controller has too many changes under way; try again.",
+                        "The controller has too many changes in progress; try again.",
                     ),
                 )
             ]
@@ -193,7 +193,7 @@ class MetadataCore(LogTail):
         # these concern no worker
         needs_apply = any(not isinstance(record, NOT_FOR_WORKERS) for record in records)
         if not records and not answer.error and isinstance(request.change, messages.CreateAcls | messages.DeleteAcls):
-            # A repetition waits as the first one: its rules may not be in force yet.
+            # A repetition waits like the first request: its rules may not be applied yet.
             waits_for, needs_apply = self._rules_version, True
         self._waiting.append(Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._answer_ready()
@@ -212,8 +212,8 @@ class MetadataCore(LogTail):
         needed = max(map(features.needed, decision.records), default=0)
         if needed > self._level():
             text = (
-                f"This needs {features.MQD_VERSION} {needed}, in force is {self._level()}: hosts of an older version"
-                " could not read it. When all are upgraded, mqd cluster upgrade makes it possible."
+                f"This needs {features.MQD_VERSION} {needed}, but the level is {self._level()}: hosts of an older"
+                " version could not read it. Upgrade all hosts, then run mqd cluster upgrade."
             )
             return messages.Answer(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
         return decision.answer, decision.topic_name, decision.records
@@ -322,10 +322,10 @@ class MetadataCore(LogTail):
             return []
         self._active = None
         self._lease_until_ms = 0
-        self._peers.clear()  # they will ask the next controller
+        self._peers.clear()  # they will query the next controller
         return self._forget(
             ErrorCode.NOT_CONTROLLER,
-            "This host is not the active controller any more; whether the change was made is not known.",
+            "This host is no longer the active controller; whether the change was made is not known.",
             [],
         )
 
@@ -343,7 +343,8 @@ class MetadataCore(LogTail):
     # -- brokers -----------------------------------------------------------------------------------
 
     def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
-        """A message that names a different node than the transport proved is not answered."""
+        """A message that names a different node than the transport authenticated is not
+        answered."""
         message, active = event.message, self._active
         if message.node_id != event.node_id:
             return []
@@ -420,7 +421,7 @@ class MetadataCore(LogTail):
                     message, messages.Answer(message.request.request_id, error, NOT_ACTIVE), None
                 )
             case _:
-                return []  # the broker repeats it until the metadata shows it
+                return []  # the broker repeats it until the metadata reflects it
         return [SendPeer(node_id, answer)]
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:

@@ -57,7 +57,7 @@ class Persisted(msgspec.Struct, frozen=True):
 
 
 class PersistFailed(msgspec.Struct, frozen=True):
-    """Batches handed to Persist that are not in the log and never will be."""
+    """Batches passed to Persist that are not in the log and never will be."""
 
     reason: str
     kept: int = -1  # batches up to this version are still in flight; -1 = none but committed ones

@@ -15,7 +15,7 @@ Hosts of two versions of mqd coexist during a rolling upgrade. These rules make 
     V3  a host that does not support the current levels does not take part: it is refused when it
         connects and when it registers, and refuses to start on such metadata
     V4  the level of mqd.version never falls: records that it allows may be in the log
-    V5  where the log says nothing, `unset` applies, the same in every version of mqd from the one
+    V5  without a record in the log, `unset` applies, the same in every version of mqd from the one
         that brought the feature on: a new version changes nothing until an operator raises the level
 
 A host ignores unknown messages and fields from other hosts (mqd.cluster.membership.peer_messages).
@@ -53,7 +53,7 @@ class Feature(NamedTuple):
     # supported levels, both inclusive; level 0 is always allowed for a feature that starts at 0
     first: int
     last: int
-    unset: int  # applies where the metadata log says nothing; never changed again (V5)
+    unset: int  # applies without a record in the metadata log; never changed again (V5)
     doc: str
 
 
@@ -65,8 +65,8 @@ FEATURES: dict[str, Feature] = {
             25,
             29,
             29,
-            "What the metadata may hold, in Kafka's counting: 25 is 4.0-IV3, 29 is 4.2-IV1. For Kafka's tools; what"
-            " hosts of mqd can read is mqd.version.",
+            "What the metadata may hold, in Kafka's counting: 25 is 4.0-IV3, 29 is 4.2-IV1. For Kafka's tools;"
+            " mqd.version is what hosts of mqd can read.",
         ),
         Feature(
             "transaction.version",
@@ -81,7 +81,8 @@ FEATURES: dict[str, Feature] = {
             0,
             1,
             0,
-            "1: voters of the metadata quorum come and go at run time (KIP-853). Hosts of mqd do so at either level.",
+            "1: voters of the metadata quorum are added and removed at run time (KIP-853). Hosts of mqd do so"
+            " at either level.",
         ),
         Feature(
             "eligible.leader.replicas.version",
@@ -97,17 +98,17 @@ FEATURES: dict[str, Feature] = {
             0,
             1,
             0,
-            "For `kafka-features.sh upgrade --release-version`, which names it. There are no streams groups (KIP-1071)"
-            " at either level: clients go by the APIs that are told.",
+            "For `kafka-features.sh upgrade --release-version`, which includes it. There are no streams groups"
+            " (KIP-1071) at either level: clients go by the advertised APIs.",
         ),
         Feature(
             MQD_VERSION,
             0,
             4,
             0,
-            "What hosts of mqd say to each other and store. 1: only hosts that take part in this negotiation belong to"
-            " the cluster. 2: access control lists and users' credentials. 3: delegation tokens."
-            " 4: share groups.",
+            "The messages between hosts of mqd and their stored records. 1: only hosts that take part in this"
+            " negotiation belong to the cluster. 2: access control lists and users' credentials. 3: delegation"
+            " tokens. 4: share groups.",
         ),
     )
 }
@@ -143,7 +144,7 @@ def supported() -> dict[str, tuple[int, int]]:
 
 
 def supported_levels(ranges: Ranges) -> Ranges:
-    """The levels of a peer that names none: its version does not know mqd.version. (It names the
+    """The levels of a peer that sends none: its version does not know mqd.version. (It sends the
     others when it registers.)
     """
     return ranges or {feature.name: (feature.unset, feature.unset) for feature in FEATURES.values()}
@@ -180,7 +181,7 @@ def unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
     for name, level in sorted(in_force(finalized).items()):
         first, last = ranges.get(name, (0, 0))
         if level and not first <= level <= last:
-            found.append(f"{name} {level} is in force, it supports {first} to {last}")
+            found.append(f"{name} {level} is the level, it supports {first} to {last}")
     return "; ".join(found)
 
 

@@ -4,8 +4,8 @@ reached in operation.
 REPLICAS_MAX: the replication core of a partition has room for that many replicas
 (native/replica/rules.h, MQD_REPLICA_COUNT_MAX), including those that a reassignment adds and
 removes. IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when
-more bytes are unread (mqd/controller/server.py, SEND_BYTES_MAX). What it leaves is for access
-control lists, credentials and tokens (55 MiB at their limits) and for subsequent changes.
+more bytes are unread (mqd/controller/server.py, SEND_BYTES_MAX). The rest of that bound is for
+access control lists, credentials and tokens (55 MiB at their limits) and for subsequent changes.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from mqd.security.acl import AclBinding
 
 REPLICAS_MAX = 16
 ACL_COUNT_MAX = 100_000
-ACL_BYTES_MAX = 16 << 20  # of their names, principals and hosts together
+ACL_BYTES_MAX = 16 << 20  # total bytes of their names, principals and hosts
 SCRAM_CREDENTIAL_COUNT_MAX = 100_000
 TOKEN_COUNT_MAX = 10_000
-TOKENS_OF_ONE_MAX = 1_000  # that one principal has requested
-TOKEN_BYTES_MAX = 1024  # of the principals in one token
+TOKENS_OF_ONE_MAX = 1_000  # requested by one principal
+TOKEN_BYTES_MAX = 1024  # bytes of the principals in one token
 IMAGE_BYTES_MAX = 120 << 20
 # Upper bounds on their msgpack size; tests/unit/cluster/test_limits.py measures it.
 TOPIC_BYTES, PARTITION_BYTES, REPLICA_BYTES = 400, 150, 12
@@ -45,7 +45,7 @@ def check_image(state: MetadataState, partitions: int, replicas: int) -> None:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
             f"The cluster has {state.partition_count} partitions; with {partitions} more of {replicas} replicas its"
-            f" metadata would take {needed >> 20} MiB in every process, {IMAGE_BYTES_MAX >> 20} MiB are the limit."
+            f" metadata would take {needed >> 20} MiB in every process, the limit is {IMAGE_BYTES_MAX >> 20} MiB."
             " Delete topics first, or use another cluster.",
         )
 
@@ -58,13 +58,14 @@ def check_acls(state: MetadataState, bindings: Iterable[AclBinding]) -> None:
     if count > ACL_COUNT_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The cluster would have {count} access control lists; {ACL_COUNT_MAX} are the most. Prefixes need fewer.",
+            f"The cluster would have {count} access control lists; {ACL_COUNT_MAX} is the maximum. Prefixes"
+            " need fewer.",
         )
     if size_bytes > ACL_BYTES_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The names in the access control lists would take {size_bytes >> 20} MiB; {ACL_BYTES_MAX >> 20} MiB are the"
-            " most.",
+            f"The names in the access control lists would take {size_bytes >> 20} MiB; {ACL_BYTES_MAX >> 20} MiB are"
+            " the most.",
         )
 
 
@@ -73,4 +74,4 @@ def check_replicas(
 ) -> None:
     """Raises Refusal(`error`)."""
     if count > REPLICAS_MAX:
-        raise Refusal(error, f"{what} would have {count} replicas; {REPLICAS_MAX} are the most.")
+        raise Refusal(error, f"{what} would have {count} replicas; {REPLICAS_MAX} is the maximum.")

@@ -47,7 +47,7 @@ INT64_MAX = (1 << 63) - 1
 
 
 class Batch(msgspec.Struct):
-    records: tuple[Record, ...]  # empty: control records of the quorum's own
+    records: tuple[Record, ...]  # empty: control records of the quorum
     version: int
 
 
@@ -166,7 +166,8 @@ class LogTail:
         broker_config, brokers_changed, groups = None, False, []
         subscriptions: list[str] = []
         quotas = levels = False
-        # What the batch leaves of them: it may be several requests', and remove what it created.
+        # Their state after the batch, which may combine several requests and remove what it
+        # created.
         rules: dict[bytes, None] = {}
         users: dict[tuple[str, int], None] = {}
         token_ids: dict[str, None] = {}

@@ -67,8 +67,8 @@ class Maintenance:
     ) -> None:
         """`before`: the last epoch in which another controller can have been active. `clustered`
         False: a host alone without a quorum, where no broker has a session that could end. `own`:
-        this host. Once heard, its session does not end by silence, since that would be this
-        process's own silence; its lease has no end while it is the only voter.
+        this host. Its session does not time out, because the missing heartbeats would be this
+        process's own; its lease has no end while it is the only voter.
         """
         self.epoch, self._before = epoch, before
         self._own = own
@@ -78,7 +78,7 @@ class Maintenance:
         self._reported: dict[int, tuple[Directory, ...]] = {}
         self._versions: dict[int, int] = {}  # node id -> metadata version applied there
         self._shutdowns: dict[int, Shutdown] = {}
-        self._heard: dict[int, int] = {}  # node id -> when it was last heard, fenced or not
+        self._heard: dict[int, int] = {}  # node id -> time of its last heartbeat, fenced or not
         self._fenced_since: dict[int, int] = {}
         self._unfenced_since: dict[int, int] = {}
         self._moves: dict[tuple[str, int], Move] = {}  # requested by a balance, not started
@@ -111,7 +111,8 @@ class Maintenance:
                     self._begin_session(node, now_ms)
 
     def _begin_session(self, node: int, now_ms: int) -> None:
-        """L2: a broker that an earlier controller may have heard has a whole session from now on."""
+        """L2: a broker that may have sent heartbeats to an earlier controller gets a full session
+        from now on."""
         self.sessions.heard(node, now_ms)
         self._unfenced_since[node] = now_ms
 
@@ -178,7 +179,7 @@ class Maintenance:
 
     def _is_unused(self, topic: TopicState, now_ms: int) -> bool:
         """Whether each leader of its hidden partitions has recently reported that no client has
-        written there for the grace period. Silence is not a report.
+        written there for the grace period. A missing report counts as no.
         """
         reported = self._unused.get(topic.topic_id, {})
         for partition in topic.partitions[retire_rules.retiring_from(topic) :]:
@@ -187,7 +188,7 @@ class Maintenance:
                 return False
         return True
 
-    # -- upkeep ------------------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------------
 
     def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
         """Carries out these moves a few at a time, then the remaining ones, until everything is

@@ -28,7 +28,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     # They left the in-sync set below min.insync.replicas, but have every committed record
     # (KIP-966).
     eligible_leader_replicas: tuple[int, ...] = ()
-    # They were eligible, then came back without their memory; an operator may still choose one.
+    # They were eligible, then lost their memory in a restart; an operator may still choose one.
     last_known_eligible: tuple[int, ...] = ()
     # its leader was elected uncleanly and has not reported its recovery yet
     recovering: bool = False
@@ -43,7 +43,8 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
-"""A partition that is to go: no; refuses new records, retriably; gives them to `redirect`; the same, and Metadata does not show it any more."""
+"""Phases of a partition that is being removed: not yet; refuses new records with a retriable error;
+redirects them to `redirect`; the same, and Metadata does not show it any more."""
 
 
 class TopicState(msgspec.Struct, frozen=True, gc=False):
@@ -72,12 +73,12 @@ class BrokerState(msgspec.Struct, frozen=True):
     controller_host: str = ""  # for the quorum and heartbeats
     controller_port: int = 0
     worker_count: int = 0
-    # of the metadata directory: a different one is a different host, whatever its node id
+    # of the metadata directory: a different id means a different host, even with the same node id
     directory_id: str = ""
     features: dict[str, tuple[int, int]] = {}  # supported levels, first and last
     # default for topics that do not set it: only flushed records count (R9)
     flush_on_ack: bool = False
-    # by listener name; empty: not known, clients of every listener are given `host`, `port`
+    # by listener name; empty: not known, clients of every listener get `host`, `port`
     endpoints: dict[str, tuple[str, int]] = {}
 
 
@@ -227,7 +228,7 @@ class PartitionsVanished(msgspec.Struct, frozen=True, tag="partitions_vanished/1
 
 
 class AclCreated(msgspec.Struct, frozen=True, tag="acl_created/1"):
-    """A rule that did not exist."""
+    """A new rule."""
 
     acl_id: bytes  # 16 bytes
     binding: AclBinding
@@ -238,7 +239,7 @@ class AclRemoved(msgspec.Struct, frozen=True, tag="acl_removed/1"):
 
 
 class ScramCredential(msgspec.Struct, frozen=True):
-    """What the cluster knows of a user's password for one mechanism (KIP-554)."""
+    """The verifier of a user's password for one mechanism (KIP-554)."""
 
     user: str
     mechanism: int  # Kafka's: 1 SCRAM-SHA-256, 2 SCRAM-SHA-512
@@ -268,7 +269,7 @@ class DelegationToken(msgspec.Struct, frozen=True):
     requester: str
     renewers: tuple[str, ...]
     issued_ms: int
-    max_ms: int  # no renewal goes beyond
+    max_ms: int  # no renewal beyond this
     expires_ms: int
 
 

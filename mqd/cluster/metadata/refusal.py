@@ -2,7 +2,7 @@
 
 
 class Refusal(Exception):
-    """The change is against the rules: Kafka error code and the reason, for the client."""
+    """The change violates a rule: Kafka error code and the reason, for the client."""
 
     def __init__(self, error: int, message: str) -> None:
         super().__init__(message)

@@ -1,5 +1,5 @@
-"""Brokers' sessions: when the active controller last heard each broker. In memory only: a new
-controller restarts all sessions at its election (L2).
+"""Brokers' sessions: when the active controller received each broker's last heartbeat. In memory
+only: a new controller restarts all sessions at its election (L2).
 
 Times are the controller's own CLOCK_BOOTTIME in milliseconds, at receipt. A broker counts its lease
 from the time of sending, so its lease ends first.
@@ -33,7 +33,7 @@ class BrokerSessions:
         )
 
     def next_expiry_ms(self) -> int | None:
-        """When the first session ends if no broker is heard; None: there is no session."""
+        """When the first session ends without further heartbeats; None: there is no session."""
         return min(self._heard.values()) + self._session_ms if self._heard else None
 
     def __contains__(self, node_id: int) -> bool:

@@ -62,7 +62,7 @@ from mqd.cluster.metadata.records import (
 from mqd.cluster.metadata.rules.partitions import configured_min_in_sync, effective_min_in_sync
 from mqd.security.acl import AclBinding
 
-# topics that a worker that was down may delete from its disk; it sets older ones aside
+# removed topics that a worker may delete from its disk after it was down; older ones it sets aside
 REMOVED_COUNT_MAX = 4096
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
@@ -291,7 +291,7 @@ class MetadataState:
     def _on_producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         if record.next_producer_id < self.next_producer_id:
             raise ValueError(
-                f"producer ids would be given twice: {record.next_producer_id} after {self.next_producer_id}"
+                f"producer ids would be assigned twice: {record.next_producer_id} after {self.next_producer_id}"
             )
         self.next_producer_id = record.next_producer_id
 

@@ -3,13 +3,13 @@ majority-granted lease (docs/design/cluster.md, section 3).
 
     role         leaves by
     UNATTACHED   a leader becomes known -> FOLLOWER; a voter's election timeout -> PROSPECTIVE.
-                 Meanwhile asks other hosts by Fetch
+                 Meanwhile queries other hosts by Fetch
     PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; timeout -> again after a
                  while (KIP-996)
     CANDIDATE    a majority has voted -> LEADER; timeout -> PROSPECTIVE
     FOLLOWER     its leader is silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer);
                  EndEpoch, or proof that its leader has died -> UNATTACHED
-    LEADER       a newer epoch, a majority silent, removal, transfer, a refusing disk -> UNATTACHED
+    LEADER       a newer epoch, a silent majority, removal, transfer, a refusing disk -> UNATTACHED
 
 raft/election.py, raft/leader.py and raft/follower.py implement these roles, raft/replica.py holds
 the state common to all roles; this module performs the transitions.
@@ -20,7 +20,7 @@ Invariants (check(); tests/sim/raft/quorum_world.py asserts them across all repl
     I3  a leader has every committed record: votes go only to candidates whose log is at least as
         new, and a leader commits a record of its own epoch first
     I4  (epoch, vote) never regress
-    I5  records handed out as Committed are committed, and durable here
+    I5  records delivered as Committed are committed, and durable here
     I6  the epoch only rises
     L1  at most one valid lease (lease.py)
 
@@ -96,8 +96,8 @@ class QuorumCore(QuorumTransitions):
         return self.leading is not None and self.leading.is_active
 
     def lease_deadline_ns(self, now_ns: int) -> int:
-        """The time (own clock) until which this host may act as the controller without asking other
-        hosts: 0 if it may not, NO_DEADLINE while it is the only voter.
+        """The time (own clock) until which this host may act as the controller without contacting
+        other hosts: 0 if it may not, NO_DEADLINE while it is the only voter.
         """
         if self.leading is None or not self.leading.is_active:
             return 0
@@ -164,7 +164,7 @@ class QuorumCore(QuorumTransitions):
     def _same_generation(self, sender: int, message: QuorumMessage) -> bool:
         if message.generation == self.generation:
             return True
-        # a joining host asks, and gets a snapshot
+        # a joining host sends a Fetch, and gets a snapshot
         if self.generation == 0 or message.generation == 0:
             return isinstance(message, Fetch | FetchResponse | FetchSnapshot | SnapshotChunk)
         if message.generation > self.generation:
@@ -316,9 +316,10 @@ class QuorumCore(QuorumTransitions):
 
     def _on_leader_died(self, event: events.LeaderDied, now_ns: int) -> None:
         """As if the leader had resigned, except that it is unknown which replica has the newest
-        log. The others try in the order of their node ids, and one with too old a log is told so.
-        The event is repeated, because replicas that have not received it refuse to vote. On a
-        repetition only the first in that order tries again; the others keep their deadline.
+        log. The others try in the order of their node ids, and one with too old a log learns that
+        from their answers. The event is repeated, because replicas that have not received it refuse
+        to vote. On a repetition only the first in that order tries again; the others keep their
+        deadline.
         """
         if (
             event.node_id == self.key.node_id
@@ -456,7 +457,7 @@ class QuorumCore(QuorumTransitions):
         self.leading.begin(now_ns)
 
     def _discover(self, now_ns: int) -> None:
-        """Asks one of the hosts that may know a leader, a different one each time."""
+        """Queries one of the hosts that may know a leader, a different one each time."""
         nodes = sorted({voter.node_id for voter in self.log.voters} | set(self.peers))
         nodes = [node for node in nodes if node != self.key.node_id]
         self._discover_at_ns = (

@@ -103,7 +103,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    sender: int  # node id, as proven in the handshake
+    sender: int  # node id, as authenticated in the handshake
     message: QuorumMessage
 
 
@@ -255,7 +255,7 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class BecameActive(msgspec.Struct, frozen=True):
-    """This host leads, and everything before its own epoch is committed and has been handed out. It
+    """This host leads, and everything before its own epoch is committed and has been delivered. It
     may propose from `next_offset` on.
     """
 

@@ -145,7 +145,7 @@ def decode_checkpoint(data: bytes) -> CheckpointHead:
             magic, crc, meta_size, size = _CHECKPOINT_2.unpack_from(data)
             start, checked = _CHECKPOINT_2.size + meta_size, data[12:]
             if magic != b"MQDMETA2" or start > len(data):
-                raise ValueError("it is no checkpoint of the metadata")
+                raise ValueError("it is not a checkpoint of the metadata")
         if native.crc32c(checked) != crc or len(data) - start != size:
             raise ValueError(f"checksum or length ({len(data) - start} bytes, {size} announced) does not match")
         if data[:8] == b"MQDMETA2":

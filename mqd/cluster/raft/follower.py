@@ -156,7 +156,7 @@ class Following:
         else:
             self._pause(
                 now_ns,
-                f"the leader says that the logs part at offset {end_offset} of epoch {epoch}; this one ends at"
+                f"the leader reports that the logs diverge at offset {end_offset} of epoch {epoch}; this one ends at"
                 f" {core.log.end_offset}",
             )
 

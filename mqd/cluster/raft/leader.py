@@ -124,7 +124,7 @@ class Leadership:
                 return
             self.core.emit(
                 Note(
-                    "the leadership of the metadata quorum was not handed over: its successor did not catch up",
+                    "the leadership of the metadata quorum was not transferred: its successor did not catch up",
                     (("to", str(to)),),
                 )
             )
@@ -192,7 +192,7 @@ class Leadership:
         self._answer_all(now_ns)
         self.changes.on_committed()
         if not core.is_voter and core.log.voters_offset < core.high_watermark:
-            self.resign("this host is no voter any more", now_ns)
+            self.resign("this host is no longer a voter", now_ns)
 
     def _watch_disk(self, now_ns: int) -> None:
         if self.own_position() >= self.core.high_watermark:
@@ -254,7 +254,8 @@ class Leadership:
             self._answer(fetch.replica, now_ns)
 
     def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
-        """Records when we sent the answer that it has taken, not when we learn of it."""
+        """Records when the answer that the replica accepted was sent, not when its acknowledgement
+        arrives."""
         if replica.stamp_ns < stamp_ns <= now_ns:
             replica.stamp_ns = stamp_ns
 
@@ -381,7 +382,7 @@ class Leadership:
         self.changes.failed(
             "This host has lost the leadership of the metadata quorum; whether the voters change is not known."
         )
-        core.emit(Note("leads the metadata quorum no more", (("epoch", str(self.epoch)), ("reason", reason))))
+        core.emit(Note("no longer leads the metadata quorum", (("epoch", str(self.epoch)), ("reason", reason))))
         if self.is_active:
             core.emit(Deposed(self.epoch, reason))
         for node in sorted(nodes):

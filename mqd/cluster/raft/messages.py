@@ -51,8 +51,8 @@ class Voter(msgspec.Struct, frozen=True, array_like=True, order=True):
 Voters = tuple[Voter, ...]  # sorted; node ids are unique
 
 FOUNDED, GROWING, SHRUNK = 0, 1, 2
-"""How a voter set came to be as large as it is: as it was founded, or it is not known any more; by
-voters added; or an operator has taken one out, and there have not been VOTERS_TARGET since.
+"""How a voter set came to be as large as it is: as it was founded, or unknown; by added voters; or
+an operator has removed one, and there have not been VOTERS_TARGET since.
 """
 VOTERS_TARGET = 3
 
@@ -137,8 +137,8 @@ class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="q.vote"):
-    """Asks for a vote in `epoch`. With `pre_vote`: would the voter grant one in the epoch after
-    `epoch`? (KIP-996)
+    """Requests a vote in `epoch`. With `pre_vote`, asks whether the voter would grant one in the
+    epoch after `epoch` (KIP-996).
     """
 
     generation: int
@@ -162,7 +162,7 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="q.voted"):
 
 
 class BeginEpoch(msgspec.Struct, frozen=True, tag="q.begin"):
-    """The sender leads `epoch` and asks for fetches. Sent to voters that have not fetched in it
+    """The sender leads `epoch` and requests fetches. Sent to voters that have not fetched in it
     yet.
     """
 

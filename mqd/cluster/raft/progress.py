@@ -31,7 +31,7 @@ class Replica(msgspec.Struct):
     heard_ns: int = -1
     caught_up_ns: int = -1  # when it last had everything in this log (KIP-836)
     fetched_ns: int = -1  # its last Fetch of records ...
-    fetched_end_offset: int = -1  # ... and where this log ended then
+    fetched_end_offset: int = -1  # and the end of this log at that time
 
     def fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
         """A replica that follows a constantly growing log is never at its end: having reached the

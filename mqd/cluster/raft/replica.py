@@ -5,7 +5,7 @@ raft/core.py is the replica itself; its invariants are listed there. This module
     I1  a vote is durable before it is sent: send() holds back all messages until then
     I2  truncate() refuses to remove committed records
     I4  persist_vote() never regresses
-    I5  Committed is handed out only for records that are both committed and durable here
+    I5  Committed is delivered only for records that are both committed and durable here
 The disk works in the order of the sequence numbers; `_disk` lists the unreported writes.
 """
 
@@ -166,7 +166,7 @@ class QuorumReplica:
         """Removes records that no majority has. Raises QuorumBroken."""
         if offset < self.high_watermark:
             raise QuorumBroken(
-                f"the leader of epoch {self.epoch} (node {self.leader}) parts from this log at offset {offset}, but"
+                f"the leader of epoch {self.epoch} (node {self.leader}) diverges from this log at offset {offset}, but"
                 f" {self.high_watermark} records are committed"
             )
         self.log.truncate(offset)
@@ -266,7 +266,7 @@ class QuorumReplica:
                 self.emit(events.SnapshotWanted(self.applied_offset))
 
     def on_applied(self) -> None:
-        """Everything that was possible has been handed out."""
+        """Everything that can be delivered has been."""
 
     def check(self, log_too: bool = True) -> None:
         """Asserts the invariants. With the log this takes time proportional to its length."""

@@ -78,7 +78,7 @@ def decode_state(data: bytes, offset: int) -> MetadataState:
     """Raises ValueError."""
     try:
         state = MetadataState.from_snapshot(_snapshot_decoder.decode(data))
-    except Exception as error:  # whatever error the bytes cause, they are at fault
+    except Exception as error:  # any error here means that the bytes are invalid
         raise ValueError(str(error)) from error
     if state.version != offset:
         raise ValueError(f"it holds the state at offset {state.version}")
@@ -140,8 +140,8 @@ class QuorumStore:
         if meta is None:
             if mark.position > 0:
                 raise MetadataCorrupt(
-                    f"{self._log_path(max(mark.base_offset, 0))} is missing, but {mark.position} bytes of it were in"
-                    f" force; restore {self.directory} from a copy"
+                    f"{self._log_path(max(mark.base_offset, 0))} is missing, but {mark.position} bytes of it were"
+                    f" flushed force; restore {self.directory} from a copy"
                 )
             self.restore_reserve()
             return Recovered(Stored(vote=self._read_vote(False)), state, 0)
@@ -284,7 +284,7 @@ class QuorumStore:
             position, offset = position + header.size_bytes, header.next_offset
         if position < flushed:
             raise MetadataCorrupt(
-                f"{file.path} ends at byte {position}, but its first {flushed} bytes were in force: changes that were"
+                f"{file.path} ends at byte {position}, but its first {flushed} bytes were flushed: changes that were"
                 f" acknowledged are missing; restore the file from a copy, or delete {self._mark_path} to accept the"
                 f" loss of every change from offset {offset} on"
             )
@@ -305,7 +305,7 @@ class QuorumStore:
             if later >= 0
             else "the log continues in the next file"
             if not may_be_torn
-            else f"the first {flushed} bytes were in force"
+            else f"the first {flushed} bytes were flushed"
         )
         raise MetadataCorrupt(
             f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {known}, so this is no interrupted"

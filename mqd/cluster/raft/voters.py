@@ -86,14 +86,15 @@ class VoterChanges:
             self._end(
                 event.token,
                 ErrorCode.DUPLICATE_VOTER,
-                f"Node {key.node_id} is a voter by another directory, from before its disk was lost; remove that voter"
-                " first.",
+                f"Node {key.node_id} is a voter with another directory, from before its disk was lost; remove that"
+                " voter first.",
             )
         elif len(voters) >= VOTERS_MAX:
             self._end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
-                f"There are {len(voters)} voters; more than {VOTERS_MAX} make every change slower and nothing safer.",
+                f"There are {len(voters)} voters; more than {VOTERS_MAX} would make changes slower without more"
+                " safety.",
             )
         else:
             deadline = now_ns + CATCH_UP_PROMISES * self._core.settings.promise_ns
@@ -118,7 +119,7 @@ class VoterChanges:
         rest = tuple(voter for voter in voters if voter.key != event.key)
         if len(rest) == len(voters):
             self._end(
-                event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.key.node_id} with that directory is no voter."
+                event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.key.node_id} with that directory is not a voter."
             )
         elif not rest:
             self._end(
@@ -130,7 +131,7 @@ class VoterChanges:
             self._end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
-                "A majority of the remaining voters is not there, or does not keep up: nothing could be committed any"
+                "A majority of the remaining voters is unreachable or lags, so nothing could be committed any"
                 " more. Bring them back first, and try again.",
             )
         else:
@@ -158,7 +159,9 @@ class VoterChanges:
             self._end(event.token, 0)
         elif changed == voters:
             self._end(
-                event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.voter.node_id} with that directory is no voter."
+                event.token,
+                ErrorCode.VOTER_NOT_FOUND,
+                f"Node {event.voter.node_id} with that directory is not a voter.",
             )
         else:
             self._append(event.token, changed, now_ns)

@@ -225,7 +225,7 @@ class Changing(Cluster):
     @staticmethod
     def _loads(member: Member) -> int:
         return sum(
-            file.read_text(errors="replace").count("cluster key loaded again")
+            file.read_text(errors="replace").count("cluster key reloaded")
             for file in (member.data_dir / "logs").glob("*.log")
         )
 

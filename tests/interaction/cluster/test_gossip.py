@@ -286,7 +286,7 @@ def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: b
         wait(lambda: not any(is_alive(pid) for pid in pids), "a process does not end")
         os.kill(keeper, signal.SIGCONT)
         wait(
-            lambda: "all processes that act as the broker have ended; the voters are told" in logs(victim),
+            lambda: "all processes that act as the broker have ended; notifying the voters" in logs(victim),
             "the keeper says nothing",
         )
         for node_id in others:

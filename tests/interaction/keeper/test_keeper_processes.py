@@ -300,7 +300,7 @@ def KeeperClient_in_child(host: Host, role: str, index: int) -> bytes:
 def test_a_second_process_of_a_role_is_refused(host):
     children = host.every_process()
     refused = host.child("worker", 0).receive()["refused"]
-    assert f"another mqd-worker-0 lives as pid {children[0].process.pid}" in refused
+    assert f"another mqd-worker-0 runs as pid {children[0].process.pid}" in refused
 
 
 def test_a_worker_that_should_not_be_is_refused(host):
@@ -325,7 +325,7 @@ def test_another_build_is_refused_with_the_way_out(host):
 
 
 def test_nobody_can_call_in_anothers_name(host):
-    assert "is not who is calling" in _refusal(host, Hello("worker", 0, 1, native.abi_hash()))
+    assert "is not the pid of the sender" in _refusal(host, Hello("worker", 0, 1, native.abi_hash()))
 
 
 def test_nonsense_harms_only_its_sender(host):
@@ -386,7 +386,7 @@ def test_a_crash_loop_is_held_back(host):
 def test_sigterm_to_the_keeper_ends_everybody(host):
     children = host.every_process()
     host.keeper.terminate()
-    assert all("told to stop" in child.receive()["Shutdown"]["reason"] for child in children)
+    assert all("received a request to stop" in child.receive()["Shutdown"]["reason"] for child in children)
     assert host.keeper.wait(PATIENCE_S) == 0
     assert all(child.process.wait(PATIENCE_S) == 0 for child in children)
     assert not host.places.keeper_socket.exists() and not host.places.broker_json.exists()

@@ -47,7 +47,7 @@ def test_files_are_for_the_brokers_user_alone(start_broker, tmp_path: Path, usua
     broker = start_broker(config={"log.dirs": str(elsewhere)})
     write(broker)
     assert open_to_others(broker.data_dir) == [] and open_to_others(elsewhere) == []
-    assert "open to other users and is not any more" in broker.logs(200)
+    assert "open to other users; its permissions were restricted" in broker.logs(200)
     os.kill(broker.pid("mqd-worker-0"), 9)
     broker.wait_until_ready()
     write(broker)

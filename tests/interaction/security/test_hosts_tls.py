@@ -24,7 +24,7 @@ from tests.unit.security.host_files import LONG_AGO, NOW, authority, config_of, 
 
 PATIENCE_S = 60
 MARKER = b"a secret that no wire may show"
-LOADED = "host certificate loaded again"
+LOADED = "host certificate reloaded"
 
 
 class WatchedCluster(Cluster):
@@ -166,7 +166,7 @@ def test_nothing_is_in_clear_while_certificates_and_the_key_rotate(cluster: Watc
         wait_taken(load, cluster)
         for step in (1, 2, 3):
             assert cluster_key.rotate(cluster.key) == step
-            wait_loaded(cluster, "cluster key loaded again", step)
+            wait_loaded(cluster, "cluster key reloaded", step)
             wait_taken(load, cluster)
         os.kill(cluster.brokers[1].pids("worker")[0], signal.SIGKILL)
         wait_taken(load, cluster)

@@ -95,7 +95,7 @@ def test_a_host_that_was_left_behind_is_not_let_in(world: World) -> None:
     world.restart(3)
     run(world, 3_000)
     assert (
-        "mqd.version 1 is in force, it supports 0 to 0" in world.hosts[3].refused
+        "mqd.version 1 is the level, it supports 0 to 0" in world.hosts[3].refused
         and "Install" in world.hosts[3].refused
     )
     assert world.hosts[1].core.committed.brokers[3].incarnation < world.hosts[3].incarnation
@@ -130,7 +130,7 @@ def test_a_level_of_mqd_never_falls(world: World) -> None:
     assert raise_level(world).error == 0
     for how in (1, 2, 3):
         answer = world.send_request(messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, 0, how)]))
-        assert answer.error == E.INVALID_UPDATE_VERSION and "stored already" in answer.message
+        assert answer.error == E.INVALID_UPDATE_VERSION and "already be stored" in answer.message
 
 
 def test_a_new_cluster_begins_with_what_its_founder_supports() -> None:
@@ -180,7 +180,7 @@ def test_a_field_of_a_newer_version_is_passed_over_in_a_record_and_an_unknown_re
 
 def test_what_is_in_force_and_not_supported_is_named() -> None:
     assert features.unsupported({}, {}) == "; ".join(
-        f"{one.name} {one.unset} is in force, it supports 0 to 0" for one in sorted(FEATURES.values()) if one.unset
+        f"{one.name} {one.unset} is the level, it supports 0 to 0" for one in sorted(FEATURES.values()) if one.unset
     )
     assert features.unsupported({MQD_VERSION: 1}, NEW) == "" and features.unsupported({}, OLD) == ""
     assert features.unsupported({}, features.supported_levels({})) == "", (
@@ -188,12 +188,12 @@ def test_what_is_in_force_and_not_supported_is_named() -> None:
     )
     assert (
         features.unsupported({MQD_VERSION: 1}, features.supported_levels({}))
-        == "mqd.version 1 is in force, it supports 0 to 0"
+        == "mqd.version 1 is the level, it supports 0 to 0"
         and features.supported_levels(OLD) == OLD
     )
-    assert features.unsupported({MQD_VERSION: 5}, NEW) == "mqd.version 5 is in force, it supports 0 to 4"
+    assert features.unsupported({MQD_VERSION: 5}, NEW) == "mqd.version 5 is the level, it supports 0 to 4"
     assert (
-        features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is in force, it supports 0 to 0"
+        features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is the level, it supports 0 to 0"
     )
     assert features.unsupported({"of.a.newer.version": 0}, NEW) == ""
 

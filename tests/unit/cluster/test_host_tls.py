@@ -59,7 +59,7 @@ def test_a_stolen_certificate_is_one_host_only(tmp_path, thief):
     failures = join(initiator, responder)
     bad, good = (initiator, responder) if thief == "initiator" else (responder, initiator)
     node = 1 if thief == "initiator" else 2
-    assert failures[good].startswith(f"node {node} shows a certificate of mqd://node/3; give each host")
+    assert failures[good].startswith(f"node {node} has a certificate of mqd://node/3; install on each host")
     assert failures[bad] == f"refused by the peer: {failures[good]}"  # T2
     assert not initiator.done and not responder.done
 
@@ -69,7 +69,7 @@ def test_a_stolen_certificate_is_one_host_only(tmp_path, thief):
     [
         (lambda: pki.issue_host(authority("another"), 3, NOW), "unable to get local issuer|self-signed", "unknown ca"),
         (lambda: pki.issue_host(authority(), 3, LONG_AGO), "certificate has expired", "certificate expired"),
-        (lambda: pki.issue(authority(), "alice", ("mqd://node/3",), NOW), "shows a certificate of no host", "no host"),
+        (lambda: pki.issue(authority(), "alice", ("mqd://node/3",), NOW), "has a certificate of no host", "no host"),
     ],
 )
 @pytest.mark.parametrize("of", ["initiator", "responder"])

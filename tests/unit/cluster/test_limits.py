@@ -43,7 +43,7 @@ def test_sixteen_replicas_are_the_most() -> None:
         (creation(1, 17), E.INVALID_REPLICATION_FACTOR),
         (creation(assignments={0: list(range(1, 18))}), E.INVALID_REPLICA_ASSIGNMENT),
     ):
-        with pytest.raises(Refusal, match="17 replicas; 16 are the most") as refusal:
+        with pytest.raises(Refusal, match="17 replicas; 16 is the maximum") as refusal:
             create(state, change)
         assert refusal.value.error == error
 

@@ -431,7 +431,7 @@ def test_a_host_that_must_use_tls_refuses_one_that_cannot(tmp_path, mine, theirs
             assert two.received == [] and two.peers.connected() == []
 
     run(work)
-    logged = [record for record in caplog.records if "was turned away" in record.getMessage()]
+    logged = [record for record in caplog.records if "was refused" in record.getMessage()]
     assert len(logged) == 1, "once, though it tried twice"
 
 
@@ -468,7 +468,7 @@ def test_a_wrong_hosts_certificate_is_refused_and_both_say_so(tmp_path, thief, c
                 while one.peers._nodes[2].failure_count == 0:
                     await asyncio.sleep(0.005)
             assert two.received == [] and one.peers.connected() == two.peers.connected() == []
-            reason = f"node {thief} shows a certificate of mqd://node/3"
+            reason = f"node {thief} has a certificate of mqd://node/3"
             assert reason in one.peers._nodes[2].logged_failure
             bad = (one, two)[thief - 1].peers._credentials.host
             impose(bad, tmp_path / str(thief), pki.issue_host(authority(), thief, NOW))
@@ -478,7 +478,7 @@ def test_a_wrong_hosts_certificate_is_refused_and_both_say_so(tmp_path, thief, c
                     await asyncio.sleep(0.02)
 
     run(work)
-    logged = [record for record in caplog.records if "was turned away" in record.getMessage()]
+    logged = [record for record in caplog.records if "was refused" in record.getMessage()]
     assert len(logged) == 1
 
 
@@ -551,7 +551,7 @@ def test_the_key_rotates_under_load(tmp_path, caplog):
                     await late.peers.open("127.0.0.1", one.port, "controller")
 
     run(work)
-    assert len([record for record in caplog.records if "cluster key loaded again" in record.getMessage()]) == 9
+    assert len([record for record in caplog.records if "cluster key reloaded" in record.getMessage()]) == 9
 
 
 def test_a_key_file_that_cannot_be_used_leaves_the_previous_in_use(tmp_path, caplog):
@@ -562,7 +562,7 @@ def test_a_key_file_that_cannot_be_used_leaves_the_previous_in_use(tmp_path, cap
     for content, mode in ((b"short", 0o600), (b"x" * 43, 0o644)):
         write(file, content, mode)
         assert not proofs.reload() and not proofs.reload() and proofs.secrets == before
-    assert len([record for record in caplog.records if "is not used" in record.getMessage()]) == 2
+    assert len([record for record in caplog.records if "cannot be used" in record.getMessage()]) == 2
     file.chmod(0o600)  # what the message asks for
     assert proofs.reload() and proofs.secrets == (b"x" * 43,)
     file.unlink()

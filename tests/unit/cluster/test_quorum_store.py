@@ -215,7 +215,7 @@ def test_lost_end_is_refused(tmp_path: Path) -> None:
     write(tmp_path, changes(6))
     log, committed = files(tmp_path)
     log.write_bytes(log.read_bytes()[:-1])
-    with pytest.raises(MetadataCorrupt, match="in force"):
+    with pytest.raises(MetadataCorrupt, match="bytes were flushed"):
         reopen(tmp_path)
     log.unlink()
     with pytest.raises(MetadataCorrupt, match="missing"):

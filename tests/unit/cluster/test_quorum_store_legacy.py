@@ -67,7 +67,7 @@ def test_a_log_from_before_clusters_is_a_quorum_of_one(tmp_path: Path, checkpoin
     assert reopen(tmp_path).state == more
     log, _ = files(tmp_path)
     log.write_bytes(log.read_bytes()[:-3])
-    with pytest.raises(MetadataCorrupt, match="in force"):
+    with pytest.raises(MetadataCorrupt, match="bytes were flushed"):
         reopen(tmp_path)
 
 

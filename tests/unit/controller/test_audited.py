@@ -100,4 +100,4 @@ def test_a_tool_that_leaves_before_its_answer(tmp_path: Path) -> None:
 
     asyncio.run(run())
     (line,) = (json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines())
-    assert (line["event"], line["by"], line["change"]) == ("asked for, outcome not known", BY["by"], "CreateAcls")
+    assert (line["event"], line["by"], line["change"]) == ("requested, outcome not known", BY["by"], "CreateAcls")

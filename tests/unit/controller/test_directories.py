@@ -28,7 +28,7 @@ FREE = 1 << 40
 
 
 class FileSystems:
-    """In place of statvfs. `hung`: what does not answer until it is let go; `asked`: every
+    """In place of statvfs. `hung`: what does not respond until it is let go; `asked`: every
     question.
     """
 
@@ -182,7 +182,7 @@ def test_a_start_waits_for_no_log_directory_that_hangs(hung: list[str], caplog: 
     began = time.monotonic()
     run(scenario())
     assert time.monotonic() - began < 10
-    assert any("does not answer" in record.getMessage() for record in caplog.records)
+    assert any("does not respond" in record.getMessage() for record in caplog.records)
 
 
 def test_a_session_without_the_devices_of_a_log_directory_that_hangs_counts_when_it_ended_cleanly(
@@ -202,7 +202,7 @@ def test_a_session_without_the_devices_of_a_log_directory_that_hangs_counts_when
 
 
 def test_metadata_that_are_lost_beside_a_log_directory_that_hangs_are_refused(hung: list[str], tmp_path: Path) -> None:
-    with pytest.raises(controller.Refused, match="hung does not answer"):
+    with pytest.raises(controller.Refused, match="hung does not respond"):
         run(controller._refuse_lost_metadata(SimpleNamespace(metadata_dir=tmp_path), hung))
     run(controller._refuse_lost_metadata(SimpleNamespace(metadata_dir=tmp_path), hung[1:]))
 
@@ -336,7 +336,7 @@ def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_
     run(scenario())
     assert time.monotonic() - began < 10
     assert remembered == ([(9, True)] if hangs == "nothing" else [])
-    logged = [record for record in caplog.records if "not remembered as a clean end" in record.getMessage()]
+    logged = [record for record in caplog.records if "not recorded as a clean end" in record.getMessage()]
     assert len(logged) == (hangs != "nothing") and all(str(place) in str(vars(record)) for record in logged)
     let_go.set()
 

@@ -168,7 +168,7 @@ def test_a_doubt_is_remembered_at_once(resolver: Resolver, caplog: pytest.LogCap
         await until(lambda: doubted)
         assert doubted == [7]
         if fails:
-            await until(lambda: any("could not be remembered" in record.getMessage() for record in caplog.records))
+            await until(lambda: any("could not be recorded" in record.getMessage() for record in caplog.records))
         looking.cancel()
 
     run(scenario(), resolver)

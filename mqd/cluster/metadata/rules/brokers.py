@@ -1,5 +1,5 @@
-"""A broker's life as records: registration, fencing, return, controlled shutdown, unregistration
-(rules R8, R9, R10, R15).
+"""A broker's lifecycle as records: registration, fencing, return, controlled shutdown,
+unregistration (rules R8, R9, R10, R15).
 
 Pure functions of a View; Refusal carries Kafka's error code. The returned records go into one
 batch: a broker is never fenced while it still leads (P7).
@@ -43,8 +43,8 @@ FLUSH_ON_ACK = "flush.on.ack"
 
 
 def _counts_flushed(state: MetadataState, topic: TopicState, node: int) -> bool:
-    """Did the broker, under its previous registration, acknowledge only flushed records of this
-    topic? (The same rule as mqd.worker.assignments.settings_of.)
+    """Whether the broker, under its previous registration, acknowledged only flushed records of
+    this topic. (The same rule as mqd.worker.assignments.settings_of.)
     """
     if topic.name in INTERNAL_TOPICS:
         return True
@@ -266,9 +266,9 @@ def full(
 ) -> list[Record]:
     """The broker has these partitions but cannot write more to them at present. It leaves the
     in-sync sets where enough other replicas are in sync. Elsewhere acks=all would be refused either
-    way, so nothing would be gained. It has lost nothing: once there is space it fetches and joins
-    again. It cannot join earlier: in a new leader epoch a replica counts as having the log only
-    after it has fetched.
+    way, so that would not help. It has lost nothing: once there is space it fetches and rejoins. It
+    cannot join earlier: in a new leader epoch a replica counts as having the log only after it has
+    fetched.
     """
     view = View(state, unable=unable)
 
@@ -312,7 +312,7 @@ def move_away(
     """Returns (changes of at most `moves_max` partitions, whether all are done). The broker leaves
     their in-sync sets together with its leaderships, so that no leader waits for it when it ends.
     Partitions that no other replica can lead stay as they are. Those with just enough replicas in
-    sync, while another one is `coming` (its broker was heard recently), count as not done.
+    sync, while another one is `coming` (its broker sent a heartbeat recently), count as not done.
     """
     view = View(state, unable=unable)
     targets: list[tuple[TopicState, Target]] = []

@@ -1,6 +1,6 @@
 """Subscriptions to metrics of clients (KIP-714, ConfigResource type 16): metrics, interval and
-clients. As a Kafka broker without a receiver of metrics, this one keeps them and asks no
-client: GetTelemetrySubscriptions is not among its APIs.
+clients. Like a Kafka broker without a metrics receiver, this one stores them and requests no
+metrics of clients: it does not have GetTelemetrySubscriptions.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ INTERVAL_MS_MIN, INTERVAL_MS_MAX = 100, 3_600_000
 
 
 def check(state: MetadataState, name: str, config: Mapping[str, str], rules: ConfigRules) -> None:
-    """What Kafka calls an invalid request, in the order in which it checks it; other values are
-    invalid configurations. Raises Refusal.
+    """Checks what Kafka treats as an invalid request, in its order; other bad values are invalid
+    configurations. Raises Refusal.
     """
     if not name:
         raise Refusal(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
@@ -29,7 +29,7 @@ def check(state: MetadataState, name: str, config: Mapping[str, str], rules: Con
         if not rules.known(RESOURCE_CLIENT_METRICS, key):
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {key}")
     text = config.get(INTERVAL, "").strip()
-    # what is no int at all is an invalid configuration
+    # a text that is no int is an invalid configuration
     number = int(text) if re.fullmatch(r"-?[0-9]{1,10}", text) else INTERVAL_MS_MIN
     if -(2**31) <= number < 2**31 and not INTERVAL_MS_MIN <= number <= INTERVAL_MS_MAX:
         raise Refusal(
@@ -38,7 +38,10 @@ def check(state: MetadataState, name: str, config: Mapping[str, str], rules: Con
             " (1 hour)",
         )
     if name not in state.client_metrics and len(state.client_metrics) >= SUBSCRIPTIONS_MAX:
-        raise Refusal(ErrorCode.POLICY_VIOLATION, f"There are {SUBSCRIPTIONS_MAX} subscriptions already; delete some.")
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"There are already {SUBSCRIPTIONS_MAX} subscriptions, the maximum; delete some.",
+        )
 
 
 def configured(name: str, current: Mapping[str, str], config: dict[str, str]) -> list[Record]:

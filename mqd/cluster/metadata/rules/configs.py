@@ -32,7 +32,8 @@ class ConfigRules:
         return of_listener and not self.refusal_of(resource_type, name)
 
     def is_kafkas(self, name: str) -> bool:
-        """A setting of Apache Kafka's brokers that has another name here, or none."""
+        """Whether this is a setting of Apache Kafka's brokers that has another name here, or
+        none."""
         return name in kafka_names.ALIASES or name in kafka_names.REFUSED
 
     def is_list(self, resource_type: int, name: str) -> bool:

@@ -76,9 +76,8 @@ def needs(view: View, kind: int, topic: TopicState, partition: PartitionState) -
 
 
 def found_again(view: View) -> list[tuple[TopicState, PartitionChange]]:
-    """Leaders for partitions that had none because no replica with all records could serve them,
-    and now one can. Skips thousands of partitions on lost hosts quickly, because it runs every
-    second.
+    """Leaders for partitions that had none, because no replica with all records could serve them
+    until now. Skips thousands of partitions on lost hosts quickly, because it runs every second.
     """
     found = []
     for topic in view.state.topics.values():

@@ -119,8 +119,8 @@ def _stale(
         return ErrorCode.STALE_BROKER_EPOCH
     if proposal.leader_epoch < partition.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
-    # It knows more than this controller has decided: one of them is stale, and it is not the
-    # leader.
+    # The leader knows a later state than this controller has decided: one of the two is stale, and
+    # it is not the leader.
     if proposal.leader_epoch > partition.leader_epoch:
         return ErrorCode.NOT_CONTROLLER
     if partition.leader != node_id:

@@ -131,9 +131,9 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
 
 
 def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]) -> str | None:
-    """The directory that holds the fewest, as in Kafka; of equals the one with more free bytes.
-    None if none is usable. A directory with less than a tenth of the largest free space would fill
-    up first, whatever it holds, so it is used only if there is no other
+    """The directory that holds the fewest replicas, as in Kafka; among equals the one with more
+    free bytes. None if none is usable. A directory with less than a tenth of the largest free space
+    would fill up first, whatever it holds, so it is used only if there is no other
     (docs/decisions/storage/2026-11-21-log-directories.md).
     """
     usable = [directory for directory in directories if directory.usable]

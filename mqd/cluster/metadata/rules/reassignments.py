@@ -130,7 +130,7 @@ def _directories(partition: PartitionState, replicas: Sequence[int], directories
 def cancel(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
     """Restores the replicas from before the reassignment, whatever targets it has had since
     (KIP-455). None: it is already being cancelled. Raises Refusal: there is no reassignment; or the
-    in-sync set, or all that is known to be left of the records, depends on the added replicas.
+    in-sync set, or the only replicas known to have all records, depend on the added ones.
     """
     if not in_progress(partition):
         raise Refusal(
@@ -149,8 +149,8 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
         )
     if any(node in partition.adding_replicas for node in _needed(partition)) and not in_sync:
         text = (
-            f"Nobody else but the added replicas of {topic.name}-{partition.index} is known to have all of its records;"
-            " wait until another is back, or elect a leader uncleanly."
+            f"Only the added replicas of {topic.name}-{partition.index} are known to have all of its records;"
+            " wait until another one is back, or elect a leader uncleanly."
         )
         raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
     target = Target(partition)

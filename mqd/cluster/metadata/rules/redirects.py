@@ -70,7 +70,7 @@ def _tied(topic: TopicState, goal: PartitionState) -> list[PartitionState]:
 
 def better_leader(topic: TopicState, goal: PartitionState, may_lead: Callable[[int], bool]) -> int:
     """An in-sync replica of the goal that is in sync for more of its followers than its leader is;
-    -1 = none. Of equals one that stays, the preferred one first.
+    -1 = none. Among equals one that stays, the preferred one first.
     """
     tied = _tied(topic, goal) if goal.leader >= 0 else []
     best, most = -1, _count(tied, goal.leader)

@@ -1,17 +1,17 @@
 """Reduces the number of partitions of a topic. The procedure is explained in
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 
-    RETIRE_NOT -> (drawn near) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
+    RETIRE_NOT -> (co-located) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
     (PartitionsVanished)
 
-    drawn near  has a `redirect` and is not sealed yet: its replicas and its leader move to the
+    co-located  has a `redirect` and is not sealed yet: its replicas and its leader move to the
                 hosts of the partition that will take its records
     sealed      refuses new records with a retriable error, to give consumers time to read the
                 existing ones (retire_barrier_ms at most)
     redirected  records that producers send for partition p are appended to p mod M; p is readable
                 until retention has emptied it
-    hidden      empty: Metadata shows M partitions; producers that still know more are served as
-                before for retire_grace_ms
+    hidden      empty: Metadata shows M partitions; producers that still know N are served as before
+                for retire_grace_ms
 All retiring partitions take every step together: no count between N and M is ever visible, so a key
 has at most two partitions, never three. Each step raises the leader epoch, which fences the leader
 of the previous step.
@@ -99,7 +99,7 @@ def retire(
     if "delete" not in topic.config.get("cleanup.policy", policy_default):
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The topic {name} is never deleted from: its retired partitions would not become empty. Add delete to"
+            f"Records of topic {name} are never deleted: its retired partitions would not become empty. Add delete to"
             " cleanup.policy.",
         )
     return _step(view, topic, partition_count, RETIRE_NOT)

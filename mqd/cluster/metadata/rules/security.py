@@ -1,7 +1,7 @@
 """Rules for access control lists (KIP-140) and users' credentials (KIP-554).
 
 Pure functions of the state and the change, as in topics.py; Refusal carries Kafka's error code.
-What is wrong with a rule or a filter in itself is refused before, in the acceptor.
+The acceptor has already refused rules and filters that are invalid in themselves.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def create_acls(state: MetadataState, change: messages.CreateAcls, new_id: Calla
 
 
 def _check(binding: AclBinding) -> None:
-    """What no state may hold, whatever sent it."""
+    """Rules that no state may hold, whichever sender they come from."""
     if (
         binding.resource_type not in ResourceType.__members__.values()
         or binding.resource_type in (ResourceType.UNKNOWN, ResourceType.ANY)
@@ -98,7 +98,8 @@ def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCre
     if len(state.scram_credentials) + new > SCRAM_CREDENTIAL_COUNT_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"There would be {len(state.scram_credentials) + new} credentials; {SCRAM_CREDENTIAL_COUNT_MAX} are the most.",
+            f"There would be {len(state.scram_credentials) + new} credentials; the maximum is"
+            f" {SCRAM_CREDENTIAL_COUNT_MAX}.",
         )
     results = [messages.UserResult(user) for user, _ in sorted(removals) if user not in errors]
     results += [messages.UserResult(one.user) for one in settings.values() if one.user not in errors]

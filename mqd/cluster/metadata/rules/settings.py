@@ -24,7 +24,7 @@ USER, CLIENT_ID, IP = "user", "client-id", "ip"
 PRODUCE, FETCH, REQUEST = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
 MUTATION, CONNECTION = "controller_mutation_rate", "connection_creation_rate"
 QUOTA_KEYS = (PRODUCE, FETCH, REQUEST, MUTATION)  # of users and client ids
-# Those that must be whole, with Kafka's type and what it holds.
+# Keys with integer values: Kafka's type and its maximum.
 _WHOLE = {PRODUCE: ("a LONG", 2**63), FETCH: ("a LONG", 2**63), CONNECTION: ("an INT", 2**31)}
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
@@ -98,7 +98,7 @@ def alter_client_quota(state: MetadataState, change: messages.AlterClientQuota) 
     quotas = dict(before)
     for operation in change.operations:
         if operation.value is None:
-            quotas.pop(operation.key, None)  # also one that there cannot be, as in Kafka
+            quotas.pop(operation.key, None)  # including names that cannot exist, as in Kafka
         elif operation.key not in known:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Invalid configuration key {operation.key}")
         else:
@@ -106,7 +106,7 @@ def alter_client_quota(state: MetadataState, change: messages.AlterClientQuota) 
     if not before and quotas and len(state.client_quotas) >= CLIENT_QUOTA_COUNT_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"{CLIENT_QUOTA_COUNT_MAX} users, client ids and addresses have quotas of their own, more are not possible;"
+            f"{CLIENT_QUOTA_COUNT_MAX} users, client ids and addresses have quotas of their own, which is the maximum;"
             " remove some, or set a default.",
         )
     return [] if quotas == before else [ClientQuotaSet(entity, quotas)]
@@ -147,7 +147,7 @@ def _check_update(update: messages.FeatureUpdate, current: int) -> None:
     if update.level < current and update.name == MQD_VERSION:
         raise Refusal(
             ErrorCode.INVALID_UPDATE_VERSION,
-            f"{what} Can't downgrade from version {current}: what that version brought may be stored already.",
+            f"{what} Can't downgrade from version {current}: data of that version may already be stored.",
         )
     if update.level < current and update.upgrade_type == UPGRADE:
         raise Refusal(
@@ -174,7 +174,8 @@ def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None
         raise Refusal(
             ErrorCode.INVALID_UPDATE_VERSION,
             f"Invalid update version {update.level} for feature {update.name}. Not supported by broker"
-            f" {', '.join(lacking)}: upgrade it first, or have it forgotten if it is gone permanently.",
+            f" {', '.join(lacking)}: upgrade it first, or unregister it (mqd cluster forget) if it is gone"
+            " permanently.",
         )
 
 

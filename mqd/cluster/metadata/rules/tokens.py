@@ -1,8 +1,9 @@
-"""Rules for delegation tokens (KIP-48, KIP-373): who may renew and expire one, and until when.
+"""Rules for delegation tokens (KIP-48, KIP-373): which principals may renew and expire one, and
+until when.
 
 Pure functions of the state and the change, as in topics.py. Whether a principal may create a token
-for another, and the password of a token, are the acceptor's. Times: wall clock, of the host whose
-client asks; as in Kafka, a token lives through the millisecond in which it expires.
+for another, and the password of a token, are the acceptor's business. Times: wall clock of the host
+that got the request; as in Kafka, a token is valid through the millisecond in which it expires.
 """
 
 from collections import Counter
@@ -32,11 +33,14 @@ def create(state: MetadataState, token: DelegationToken) -> list[Record]:
     if not token.token_id or token.token_id in state.delegation_tokens:
         raise Refusal(ErrorCode.INVALID_REQUEST, "A new token needs an id that no other token has.")
     if len(state.delegation_tokens) >= TOKEN_COUNT_MAX:
-        raise Refusal(ErrorCode.POLICY_VIOLATION, f"There are {TOKEN_COUNT_MAX} delegation tokens, which is the most.")
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION, f"There are {TOKEN_COUNT_MAX} delegation tokens, which is the maximum."
+        )
     if Counter(one.requester for one in state.delegation_tokens.values())[token.requester] >= TOKENS_OF_ONE_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"{token.requester} has asked for {TOKENS_OF_ONE_MAX} delegation tokens, which is the most; expire some.",
+            f"{token.requester} has requested {TOKENS_OF_ONE_MAX} delegation tokens, which is the maximum;"
+            " expire some.",
         )
     return [DelegationTokenSet(token)]
 
@@ -66,6 +70,6 @@ def set_expiry(
 
 
 def expired(state: MetadataState, now_ms: int) -> list[Record]:
-    """The first of the tokens to be removed."""
+    """The expired tokens, at most one batch of them."""
     found = (token.token_id for token in state.delegation_tokens.values() if is_expired(token, now_ms))
     return [DelegationTokenRemoved(token_id) for _, token_id in zip(range(EXPIRED_MAX), found)]

@@ -283,7 +283,7 @@ def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: P
 
 
 def _no_room(who: str, room: int, limit: int, requested: int) -> str:
-    return f"{who} room for {room} more partition(s) (of {limit}), {requested} were asked for; delete topics first."
+    return f"{who} room for {room} more partition(s) (of {limit}), {requested} were requested; delete topics first."
 
 
 def _held(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
@@ -369,8 +369,8 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
     # the requester checked for open transactions on other removed partitions than these
     if topic.first_leader_epoch not in (0, change.first_leader_epoch):
         text = (
-            f"Partitions of {change.name} are gone of which the broker that was asked had not heard yet, so it did not"
-            " look whether a transaction is open that wrote to them; try again."
+            f"The broker that received the request did not know yet of removed partitions of {change.name}, so it"
+            " did not check for open transactions that wrote to them; try again."
         )
         raise Refusal(ErrorCode.LEADER_NOT_AVAILABLE, text)
     added = change.partition_count - current
@@ -419,7 +419,7 @@ def allocate_producer_ids(state: MetadataState, change: messages.AllocateProduce
 
 def _check_known(rules: ConfigRules, resource_type: int, name: str) -> None:
     if not rules.known(resource_type, name):
-        # A setting of Kafka's brokers that mqd cannot change is one that cannot be changed now.
+        # Unsupported settings of Kafka's brokers are reported as not dynamically updatable.
         is_kafkas = resource_type == RESOURCE_BROKER and rules.is_kafkas(name)
         code = ErrorCode.INVALID_REQUEST if is_kafkas else ErrorCode.INVALID_CONFIG
         raise Refusal(code, rules.refusal_of(resource_type, name))
@@ -446,7 +446,8 @@ def alter_config(
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation {operation.operation} on {operation.name}.")
     broker_config = state.broker_config(place.node_id)
     if change.resource_type == RESOURCE_TOPIC:
-        # As in Kafka: the operations, the name, the values, and only then whether the topic is there.
+        # Kafka's order of checks: the operations, the name, the values, and only then whether the
+        # topic exists.
         known = state.topics.get(change.resource_name)
         updated = _operated(known.config if known else {}, change, rules, broker_config)
         if not change.resource_name:
@@ -497,7 +498,7 @@ def alter_config(
 
 def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_default: Mapping[str, str]) -> None:
     """R13: with a smaller number the in-sync replicas would be enough, and the eligible ones, which
-    have every record too, would be forgotten.
+    also have every record, would be dropped from the metadata.
     """
     configured = configured_min_in_sync(config, broker_default)
     for partition in topic.partitions:
