@@ -12,20 +12,20 @@
     message = consumer.poll(10)
 
 Names, modules (mqd.admin, mqd.serialization, mqd.schema_registry...), configuration keys and call
-shapes are confluent_kafka's: an application written for it changes its import and nothing else. Where the broker is this host's, clients go through shared
-memory; elsewhere through librdkafka (`transport=auto`, the default; `client.transport` tells which,
-and why).
+shapes are confluent_kafka's: an application written for it changes its import and nothing else. If
+the broker runs on this host, clients use shared memory, otherwise librdkafka (`transport=auto`, the
+default; `client.transport` shows which, and why).
 
     Producer       produce, poll, flush, transactions; produce_batch takes lists, numpy and Arrow
                    arrays
-    Consumer       subscribe, assign, poll, commit, seek; consume_batch gives columns (a
+    Consumer       subscribe, assign, poll, commit, seek; consume_batch returns columns (a
                    RecordBatchView: numpy, Arrow, bytes; on shared memory without a copy)
     ShareConsumer  a share group's member: poll, acknowledge, commit_sync, renew
     AsyncProducer  AsyncConsumer          the same for asyncio
     AdminClient    confluent_kafka's
     Message  TopicPartition  BatchDelivery  KafkaError  KafkaException
 
-docs/client.md says more. The broker itself is started by the command `mqd up`.
+docs/client.md has the details. The broker itself is started by the command `mqd up`.
 """
 
 from __future__ import annotations
@@ -96,12 +96,10 @@ _confluent.install()
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """The client's names, imported when first asked for: a process of the broker does not pay
-        for them.
-        """
+        """The client's names, imported on first use: processes of the broker do not pay for them."""
         if name == "__all__":
             return sorted({*_CLIENT, *_confluent.names()})
-        # one of our own modules: `from mqd import native` asks here first, and then imports it
+        # one of our own modules: `from mqd import native` calls this first, and then imports it
         if name.startswith("__") or name in _confluent.OWN_MODULES:
             raise AttributeError(f"module 'mqd' has no attribute {name!r}")
         if name in _CLIENT:

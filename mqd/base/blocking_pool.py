@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
+def in_thread(query: Callable[[], T]) -> "asyncio.Future[T]":
     """The future answer. Raises RuntimeError: no thread can be started."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -30,9 +30,9 @@ def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
     def call() -> None:
         deliver: Callable[[], None]
         try:
-            deliver = partial(resolve, question())
+            deliver = partial(resolve, query())
         except StopIteration as error:  # a future does not accept it
-            deliver = partial(fail, RuntimeError(f"a question has raised StopIteration: {error.value!r}"))
+            deliver = partial(fail, RuntimeError(f"a query has raised StopIteration: {error.value!r}"))
         except Exception as error:
             deliver = partial(fail, error)
         with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
@@ -57,7 +57,7 @@ class UnderWay:
         self.stepped_s = math.inf
 
     async def ended(self, silent_s: float) -> bool:
-        """False: it has made no progress for that long."""
+        """Returns False if it has made no progress for that long."""
         while not self.answer.done():
             left_s = self.stepped_s + silent_s - time.monotonic()
             if left_s <= 0:
@@ -74,24 +74,24 @@ class Questions:
     def __init__(self) -> None:
         self._under_way: dict[Hashable, UnderWay] = {}
 
-    async def run(self, whom: Hashable, question: Callable[[Callable[[], None]], T], silent_s: float) -> T:
-        """`question` gets a function to call whenever it has made progress. Raises TimeoutError if
-        `whom` has made no progress for `silent_s`, counting the previous query too. RuntimeError:
+    async def run(self, target: Hashable, query: Callable[[Callable[[], None]], T], silent_s: float) -> T:
+        """`query` gets a function to call whenever it has made progress. Raises TimeoutError if
+        `target` has made no progress for `silent_s`, counting the previous query too. RuntimeError:
         no thread can be started.
         """
         # a finished one has no queue to wait in
-        while (before := self._under_way.get(whom)) is not None and not before.answer.done():
+        while (before := self._under_way.get(target)) is not None and not before.answer.done():
             if not await before.ended(silent_s):
-                raise TimeoutError(f"{whom} does not answer")
+                raise TimeoutError(f"{target} does not respond")
         mine = UnderWay()
-        mine.answer = in_thread(lambda: question(mine.step))
-        self._under_way[whom] = mine  # only once it has a thread
-        mine.answer.add_done_callback(lambda _: self._forget(whom, mine))
+        mine.answer = in_thread(lambda: query(mine.step))
+        self._under_way[target] = mine  # only once it has a thread
+        mine.answer.add_done_callback(lambda _: self._forget(target, mine))
         if not await mine.ended(silent_s):
-            raise TimeoutError(f"{whom} does not answer")
+            raise TimeoutError(f"{target} does not respond")
         return mine.answer.result()
 
-    def _forget(self, whom: Hashable, done: UnderWay) -> None:
+    def _forget(self, target: Hashable, done: UnderWay) -> None:
         """The next one may have started already."""
-        if self._under_way.get(whom) is done:
-            del self._under_way[whom]
+        if self._under_way.get(target) is done:
+            del self._under_way[target]

@@ -15,8 +15,8 @@ from mqd.base.property_values import ConfigError
 
 KEY_BYTES_MIN = 16
 KEY_FILE_BYTES_MAX = 4096
-KEY_COUNT_MAX = 3  # each costs an HMAC for every datagram of a stranger
-KEYS_HEAD = b"# keys of an mqd cluster"  # no key of one line begins so
+KEY_COUNT_MAX = 3  # each costs an HMAC for every unauthenticated datagram
+KEYS_HEAD = b"# keys of an mqd cluster"  # no single-line key begins like this
 INTER_BROKER_PORT_STEP, CONTROLLER_PORT_STEP = 1, 2  # relative to the clients' port
 # not a secret: it rejects stray connections, not attackers
 LOOPBACK_KEY = b"mqd hosts of one machine, without a cluster key"
@@ -61,7 +61,7 @@ def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
         try:
             host, port = parse_address(text)
             if not host or not port:
-                raise ValueError(f"{text.strip()!r} names no host and port")
+                raise ValueError(f"{text.strip()!r} is not HOST:PORT")
         except ValueError as error:
             raise ConfigError(f"cluster.seeds: {error}", "cluster.seeds", config["cluster.seeds"]) from error
         found.add(format_address(host, port))
@@ -69,7 +69,7 @@ def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def listens(config: Mapping[str, str]) -> bool:
-    """Can other hosts reach this one?"""
+    """Whether other hosts can reach this one."""
     return any(config.get(name) for name in ("cluster.seeds", "controller.listener", "inter.broker.listener"))
 
 
@@ -92,14 +92,14 @@ def _place(
         try:
             advertised_host, advertised_port = parse_address(advertised)
             if advertised_host in _WILDCARDS or not advertised_port:
-                raise ValueError(f"{advertised!r} is nothing that another host could connect to")
+                raise ValueError(f"another host cannot connect to {advertised!r}")
             return Place(host, port, advertised_host, advertised_port)
         except ValueError as error:
             raise ConfigError(f"{advertised_name}: {error}", advertised_name, advertised) from error
     advertised_host = fallback_host if host in _WILDCARDS else host
     if advertised_host in _WILDCARDS:
         raise ConfigError(
-            f"{name} listens on every address, so other hosts must be told which one to use: set"
+            f"{name} listens on every address, so the one that other hosts use must be configured: set"
             f" {advertised_name}=HOST:PORT",
             name,
             text,
@@ -143,16 +143,17 @@ def check(config: Mapping[str, str]) -> None:
         if (is_open or config.get("authorizer.class.name")) and not config.get("cluster.key.file"):
             whom = "other machines" if is_open else "other users of this machine, who have no rights otherwise"
             raise ConfigError(
-                f"{name}={format_address(place.host, place.port)} can be reached from {whom}, so hosts must prove who"
-                " they are: make a key with `mqd cluster key FILE`, copy it to every host and set cluster.key.file",
+                f"{name}={format_address(place.host, place.port)} can be reached from {whom}, so hosts must"
+                " authenticate:"
+                " make a key with `mqd cluster key FILE`, copy it to every host and set cluster.key.file",
                 name,
                 config.get(name),
             )
     heartbeat, session = int(config["broker.heartbeat.interval.ms"]), int(config["broker.session.timeout.ms"])
     if 2 * heartbeat > session:
         raise ConfigError(
-            f"broker.heartbeat.interval.ms={heartbeat} must be at most half of broker.session.timeout.ms={session}: one"
-            " lost heartbeat would cost the broker its leaderships",
+            f"broker.heartbeat.interval.ms={heartbeat} must be at most half of broker.session.timeout.ms={session}:"
+            " one lost heartbeat would end the broker's leaderships",
             "broker.heartbeat.interval.ms",
             str(heartbeat),
         )
@@ -166,13 +167,14 @@ def split_keys(content: bytes) -> list[bytes]:
 
 
 def load_key(config: Mapping[str, str]) -> bytes:
-    """The secret by which this host proves itself: the first of load_keys()."""
+    """The secret by which this host authenticates: the first of load_keys()."""
     return load_keys(config)[0]
 
 
 def load_keys(config: Mapping[str, str]) -> tuple[bytes, ...]:
-    """The cluster's secrets: the first proves, each is accepted. LOOPBACK_KEY without a file.
-    Raises ConfigError: unreadable, too short, or readable by other users of this machine.
+    """The cluster's secrets: this host authenticates by the first, and accepts all. LOOPBACK_KEY
+    without a file. Raises ConfigError: unreadable, too short, or readable by other users of this
+    machine.
     """
     name = config.get("cluster.key.file")
     if not name:
@@ -203,7 +205,7 @@ def load_keys(config: Mapping[str, str]) -> tuple[bytes, ...]:
             )
     if not 1 <= len(keys) <= KEY_COUNT_MAX:
         raise ConfigError(
-            f"cluster.key.file {path} holds {len(keys)} keys; from 1 to {KEY_COUNT_MAX} are possible",
+            f"cluster.key.file {path} holds {len(keys)} keys; it must hold 1 to {KEY_COUNT_MAX}",
             "cluster.key.file",
             name,
         )

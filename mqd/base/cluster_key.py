@@ -1,15 +1,15 @@
-"""The file with the cluster's keys: made once, and changed in three steps, between which it is copied
-to every host of the cluster.
+"""The file with the cluster's keys: created once, and rotated in three steps; after each, it is
+copied to every host of the cluster.
 
     SECRET                          one key, as every release reads it
-    # keys of an mqd cluster, step 1      several: the first proves, all are accepted
+    # keys of an mqd cluster, step 1      several: hosts authenticate by the first and accept all
     OLD
     NEW
     # keys of an mqd cluster, step 2
     NEW
     OLD
 
-No step takes a key away by which a host that is one step behind proves itself, so the order in which
+No step removes a key that a host one step behind still authenticates by, so the order in which
 hosts get the file does not matter.
 """
 
@@ -30,13 +30,13 @@ def make(path: Path) -> None:
 
 def rotate(path: Path) -> int:
     """Takes the next step and returns its number; after the third the file has one key. Raises
-    OSError; ValueError: it is no such file.
+    OSError; ValueError if it is not such a file.
     """
     content = path.read_bytes()
     keys = split_keys(content)
     head = content.splitlines()[0] if content else b""
     if len(content) > KEY_FILE_BYTES_MAX or not all(keys) or (head.startswith(KEYS_HEAD) and len(keys) != 2):
-        raise ValueError("it does not hold a key of a cluster")
+        raise ValueError("it does not hold a cluster key")
     if head.startswith(_STEP_1):
         step, lines = 2, [_STEP_2, keys[1], keys[0]]
     elif head.startswith(_STEP_2):
@@ -44,7 +44,9 @@ def rotate(path: Path) -> int:
     elif not head.startswith(KEYS_HEAD) and len(keys) == 1 and b"\n" not in keys[0]:
         step, lines = 1, [_STEP_1, keys[0], _new()]
     else:
-        raise ValueError("it was not written by `mqd cluster key`; change it by hand: the first key proves")
+        raise ValueError(
+            "it was not written by `mqd cluster key`; edit it by hand: hosts authenticate by the first key"
+        )
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     _write(fd, b"".join(line + b"\n" for line in lines))

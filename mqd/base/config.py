@@ -239,8 +239,8 @@ def _providers(sources: tuple[_Source, ...], environment: Mapping[str, str]) -> 
 
 
 def _resolved(prop: Property, text: str, providers: Providers) -> str:
-    """The canonical text. What a reference leads to may be a secret, whatever the property: an
-    error does not show it.
+    """The canonical text. The value of a reference may be a secret, whatever the property: errors
+    do not show it.
     """
     try:
         value = providers.resolve(text)
@@ -364,7 +364,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
         at_most(f"group.{name}", high, 1, "the default must be one that a group may have")
     for kind in ("consumer", "share"):
         beat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
-        at_most(beat, session, 1, "members would be put out between two heartbeats")
+        at_most(beat, session, 1, "members would be removed between two heartbeats")
     for principal in config["super.users"].split(";"):
         _require(
             not principal.strip() or re.fullmatch(r"[^:;]+:.+", principal.strip()) is not None,
@@ -384,7 +384,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
     for name in listeners.advertised_listeners(config):
         _require(
             name in {listener.name for listener in found},
-            f"advertised.listeners names {name}, which listeners has not: {config['listeners']}",
+            f"advertised.listeners has {name}, which listeners does not have: {config['listeners']}",
             "advertised.listeners",
             config,
         )
@@ -402,7 +402,7 @@ def parse_cpus(text: str) -> list[int]:
             )
         cpus.extend(range(int(match[1]), last + 1))
     if len(set(cpus)) != len(cpus):
-        raise ConfigError(f"worker.cpus cannot be {text!r}: a CPU is named twice", "worker.cpus", text)
+        raise ConfigError(f"worker.cpus cannot be {text!r}: a CPU is listed twice", "worker.cpus", text)
     return cpus
 
 

@@ -71,7 +71,8 @@ def markdown() -> str:
         "",
         "## Consumer and share groups",
         "",
-        "Of one group of the consumer protocol (KIP-848), or one share group (KIP-932): `mqd config set group/jobs share.isolation.level=read_committed`, or IncrementalAlterConfigs on a resource of type GROUP.",
+        "Settings of a group of the consumer protocol (KIP-848), or of a share group (KIP-932): `mqd config set"
+        " group/jobs share.isolation.level=read_committed`, or IncrementalAlterConfigs on a resource of type GROUP.",
         "",
         *_markdown_table(
             list(GROUP.values()), "Broker's property", lambda row: f"`{row.broker_name}`" if row.broker_name else ""

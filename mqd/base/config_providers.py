@@ -2,10 +2,11 @@
 broker's configuration, as Kafka's FileConfigProvider, EnvVarConfigProvider and
 DirectoryConfigProvider read them (KIP-297, KIP-421, KIP-887).
 
-Where `config.providers` is not set, the three are there by these names; where it is set, only those
-that it names, with their parameters `allowed.paths` and `allowlist.pattern`. Another name's
-reference stays text, as in Kafka. Unlike in Kafka, a reference that cannot be resolved is an error:
-its own text must not become a password.
+Where `config.providers` is not set, all three are available under these names; where it is set,
+only those that it lists, with their parameters `allowed.paths` and `allowlist.pattern`. A reference
+to any other name stays text, as in Kafka. Unlike in Kafka, a reference that cannot be resolved is
+an
+error: its own text must not become a password.
 
 Only what the operator writes is resolved (file, environment, command line), never what clients set.
 """
@@ -49,13 +50,13 @@ class Providers:
             self._kinds = {kind: kind for kind in _FORM}
         for key in settings:
             if key not in taken:
-                raise ConfigError(f"{key} cannot be set: {PROVIDERS} names no provider with such a setting", key)
+                raise ConfigError(f"{key} cannot be set: {PROVIDERS} lists no provider with such a setting", key)
 
     def _declare(self, name: str, settings: Mapping[str, str]) -> set[str]:
         class_key = f"{PARAMETERS}{name}.class"
         class_name = settings.get(class_key, "").strip()
         if not class_name:
-            raise ConfigError(f"{PROVIDERS} names {name}, and {class_key} is not set", class_key)
+            raise ConfigError(f"{PROVIDERS} lists {name}, but {class_key} is not set", class_key)
         if class_name not in _CLASSES:
             raise ConfigError(
                 f"{class_key} cannot be {class_name!r}: the broker loads no Java classes; it has its own"
@@ -71,7 +72,7 @@ class Providers:
                 try:
                     re.compile(self._allowed[name])
                 except re.error as error:
-                    raise ConfigError(f"{parameter_key} is no regular expression: {error}", parameter_key) from None
+                    raise ConfigError(f"{parameter_key} is not a regular expression: {error}", parameter_key) from None
         return {class_key, parameter_key}
 
     def resolve(self, text: str) -> str:
@@ -90,7 +91,7 @@ class Providers:
             except UnicodeDecodeError:
                 raise ConfigError(f"{found[0]} cannot be read: {found[3]} is not UTF-8 text") from None
             except LookupError as error:
-                raise ConfigError(f"{found[0]} leads nowhere: {error.args[0]}") from None
+                raise ConfigError(f"{found[0]} cannot be resolved: {error.args[0]}") from None
 
         return _REFERENCE.sub(value, text)
 

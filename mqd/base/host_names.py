@@ -14,7 +14,7 @@ def looked_up(host: str) -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        raise OSError(f"{host} is no name of a host: {error}") from error
+        raise OSError(f"{host} is not a host name: {error}") from error
 
 
 def packed_ip(text: str) -> bytes:

@@ -80,7 +80,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "The broker limits the partitions in one DescribeTopicPartitions response.": ("max.request.partition.size.limit"),
     "A host that loses a log directory continues with the others.": "log.dir.failure.timeout.ms",
     "Background work starts when it is due.": "log.initial.task.delay.ms",
-    "There is nothing to authorize or to authenticate that a listener would have to wait for.": "early.start.listeners",
+    "Listeners do not have to wait for the authorizer or for authentication.": "early.start.listeners",
     "Only finished versions of requests and features are available.": (
         "unstable.api.versions.enable unstable.feature.versions.enable"
     ),
@@ -111,9 +111,9 @@ ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
 _USERS = "users and their passwords are kept in the cluster's metadata (kafka-configs --entity-type users)"
 _MECHANISMS = "GSSAPI is not available; SCRAM-SHA-512, SCRAM-SHA-256, PLAIN and OAUTHBEARER are"
 _TIERED = "tiered storage is not available"
-_POLICY = "what it forbids would be allowed: the broker loads no Java classes"
+_POLICY = "its restrictions would not be enforced: the broker loads no Java classes"
 
-# Prefix of the name -> error text. Ignoring these would break a promise.
+# Prefix of the name -> error text. Ignoring these would break a guarantee.
 REFUSED: dict[str, str] = {
     "ssl.engine.factory.class": "the broker loads no Java classes",
     "sasl.jaas.config": _USERS,
@@ -122,7 +122,7 @@ REFUSED: dict[str, str] = {
     "scram-sha-512.sasl.jaas.config": _USERS,
     "oauthbearer.sasl.jaas.config": "see sasl.oauthbearer.jwks.endpoint.url",
     "sasl.kerberos.": _MECHANISMS,
-    "sasl.": "it belongs to what the broker does not use: see sasl.enabled.mechanisms",
+    "sasl.": "it belongs to a mechanism that the broker does not support: see sasl.enabled.mechanisms",
     "principal.builder.class": "the broker loads no Java classes",
     "security.providers": "the broker loads no Java classes; TLS is the system's OpenSSL",
     "create.topic.policy.class.name": _POLICY,

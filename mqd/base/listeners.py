@@ -47,7 +47,7 @@ def _of_clients(config: Mapping[str, str], name: str) -> list[Listener]:
 
 
 def _protocols(config: Mapping[str, str]) -> dict[str, str]:
-    """Listener name -> security protocol, for the names that need not be one themselves."""
+    """Listener name -> security protocol; names that are protocols need no entry."""
     protocols = {}
     for pair in config.get("listener.security.protocol.map", "").split(","):
         name, _, protocol = pair.strip().partition(":")
@@ -56,8 +56,8 @@ def _protocols(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
-    """The listeners for clients. Raises ConfigError: malformed, a duplicate name or address, a
-    protocol that there is not, or open to other hosts without permission.
+    """The listeners for clients. Raises ConfigError: malformed, a duplicate name or address, an
+    unknown protocol, or open to other hosts without permission.
     """
     protocols = _protocols(config)
     listeners: list[Listener] = []
@@ -77,7 +77,9 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
         )
     if not listeners:
         raise ConfigError(
-            "listeners has none for clients, such as PLAINTEXT://127.0.0.1:9092", "listeners", config.get("listeners")
+            "listeners has no listener for clients, such as PLAINTEXT://127.0.0.1:9092",
+            "listeners",
+            config.get("listeners"),
         )
     return listeners
 
@@ -108,7 +110,7 @@ def metrics_listener(config: Mapping[str, str]) -> Listener | None:
         )
     if not listener.has_tls and config.get("listeners.insecure.allow") != "true":
         raise ConfigError(
-            f"{name}={text}, where others can read the token; use https://, or say listeners.insecure.allow=true",
+            f"{name}={text}, where others can read the token; use https://, or set listeners.insecure.allow=true",
             name,
             text,
         )
@@ -144,7 +146,7 @@ def _checked(config: Mapping[str, str], listener: Listener, protocol: str) -> Li
         lack = lack or "which other hosts can reach without authentication"
         way_out = "ssl.client.auth=required, or " if protocol == "SSL" else ""
         raise ConfigError(
-            f"{where}, {lack}; use 127.0.0.1, or say {way_out}listeners.insecure.allow=true",
+            f"{where}, {lack}; use 127.0.0.1, or set {way_out}listeners.insecure.allow=true",
             "listeners",
             config["listeners"],
         )
@@ -169,8 +171,8 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
 
 
 def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """Listener name -> address that clients of other hosts' same listener are given, the first
-    listener first. `bound`: where the listeners listen, by listener id.
+    """Listener name -> address returned to clients that use the listener of the same name on other
+    hosts, the first listener first. `bound`: where the listeners listen, by listener id.
     """
     advertised = advertised_listeners(config)
     found: dict[str, tuple[str, int]] = {}
@@ -206,24 +208,27 @@ def own_settings(config: Mapping[str, str], name: str) -> dict[str, str]:
 
 
 def of_listener(config: Mapping[str, str], name: str) -> dict[str, str]:
-    """The configuration as it holds for connections of this listener."""
+    """The effective configuration for connections of this listener."""
     shared = {key: value for key, value in config.items() if not key.startswith(OVERRIDE_PREFIX)}
     return {**shared, **own_settings(config, name)}
 
 
 def check_overrides(config: Mapping[str, str], listeners: list[Listener]) -> None:
-    """Raises ConfigError: a setting of a listener that does not exist."""
+    """Raises ConfigError for a setting of a listener that does not exist."""
     names = {METRICS, *(listener.name for listener in listeners)}
     for key in config:
         found = override_of(key)
         if found is not None and found[0] not in names:
             raise ConfigError(
-                f"{key} is for a listener {found[0]}, which listeners has not: {config['listeners']}", key, config[key]
+                f"{key} is for a listener {found[0]}, which listeners does not have: {config['listeners']}",
+                key,
+                config[key],
             )
 
 
 def check_address_limits(config: Mapping[str, str]) -> None:
-    """Raises ConfigError: max.connections.per.ip and its overrides are malformed, or shut all out."""
+    """Raises ConfigError if max.connections.per.ip and its overrides are malformed, or exclude
+    every client."""
     name = "max.connections.per.ip.overrides"
     try:
         counts = parse_ip_counts(config[name])
@@ -231,7 +236,7 @@ def check_address_limits(config: Mapping[str, str]) -> None:
         raise ConfigError(f"{name}: {error}", name, config[name]) from None
     if config["max.connections.per.ip"] == "0" and not counts:
         raise ConfigError(
-            f"max.connections.per.ip=0 lets no client connect, for {name} is empty", "max.connections.per.ip", "0"
+            f"max.connections.per.ip=0 lets no client connect, because {name} is empty", "max.connections.per.ip", "0"
         )
 
 
@@ -239,7 +244,7 @@ _OAUTH_REQUIRED = ("jwks.endpoint.url", "expected.issuer", "expected.audience")
 
 
 def check_authentication(config: Mapping[str, str], listener: Listener) -> None:
-    """Raises ConfigError: a mechanism of this listener lacks what it needs."""
+    """Raises ConfigError if a mechanism of this listener lacks a required setting."""
     own = of_listener(config, listener.name)
     if not listener.has_sasl or "OAUTHBEARER" not in own["sasl.enabled.mechanisms"].split(","):
         return
@@ -247,15 +252,15 @@ def check_authentication(config: Mapping[str, str], listener: Listener) -> None:
         name = f"sasl.oauthbearer.{key}"
         if not own.get(name):
             raise ConfigError(
-                f"{name} is not set, and listener {listener.name} takes OAUTHBEARER: tokens of any issuer, for any"
-                " audience, would let their bearers in",
+                f"{name} is not set, and listener {listener.name} accepts OAUTHBEARER: tokens of any issuer, for any"
+                " audience, would be accepted",
                 name,
             )
     url = own["sasl.oauthbearer.jwks.endpoint.url"]
     if not url.startswith(("https://", "file:///")):
         raise ConfigError(
-            f"sasl.oauthbearer.jwks.endpoint.url={url} is neither https:// nor file:///: keys that come in the clear"
-            " can be replaced on the way",
+            f"sasl.oauthbearer.jwks.endpoint.url={url} is neither https:// nor file:///: keys sent in plain text"
+            " can be replaced in transit",
             "sasl.oauthbearer.jwks.endpoint.url",
             url,
         )

@@ -1,5 +1,6 @@
 """Where a share group begins in a partition that it has never read: `earliest`, `latest`, or
-`by_duration:` and a duration of ISO 8601 (P1DT2H3M4.5S), as java.time.Duration reads it (KIP-1106).
+`by_duration:` and a duration of ISO 8601 (P1DT2H3M4.5S), in the syntax of java.time.Duration
+(KIP-1106).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MS_MAX = 2**63 - 1
 
 class OffsetReset(NamedTuple):
     kind: int
-    duration_ms: int = 0  # of BY_DURATION: begin so long before now
+    duration_ms: int = 0  # of BY_DURATION: begin this long before now
 
 
 def parse_offset_reset(text: str) -> OffsetReset:

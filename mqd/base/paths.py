@@ -16,7 +16,7 @@
 A Unix socket's name is at most 107 bytes. If DATA_DIR/run would be too long, run is a directory of
 this user in /tmp whose name depends only on DATA_DIR, so that every process and tool can derive it.
 Any user can derive it too, and make it first: it is used only if it belongs to this user alone, and
-what answers in it only if it runs as this user (trusts).
+a process that listens in it is trusted only if it runs as this user (trusts).
 """
 
 import hashlib
@@ -62,8 +62,8 @@ def default_data_dir() -> Path:
 
 
 def run_dir(data_dir: str | os.PathLike[str]) -> Path:
-    """The directory of this data directory's sockets. Creates nothing. Raises PermissionError if it
-    would be one that another user made.
+    """The directory of this data directory's sockets. Creates nothing. Raises PermissionError if
+    another user created it.
     """
     absolute = os.path.realpath(data_dir)
     beside = os.path.join(absolute, "run")
@@ -103,8 +103,8 @@ def _not_own(directory: Path) -> PermissionError:
 
 
 def trusts(run: Path, uid: int) -> bool:
-    """Whether what lies or answers in this directory of sockets may be of that user. In a data
-    directory, its permissions have decided.
+    """Whether files and listening processes in this directory of sockets may belong to that user.
+    In a data directory, its permissions decide.
     """
     return run.parent != SHARED or uid in (os.getuid(), 0)
 

@@ -20,8 +20,8 @@ listeners: list = PLAINTEXT://127.0.0.1:9092
     Where the broker listens: NAME://HOST:PORT, separated by commas. Without a host: the loopback address, or every
     address if listeners.insecure.allow=true. Port 0: any free port.
 advertised.listeners: list
-    The addresses that clients are told to connect to, by listener name. Not set: the address that the client itself
-    used.
+    The addresses returned to clients for their connections, by listener name. Not set: the address
+    that the client itself used.
 listener.security.protocol.map: list = PLAINTEXT:PLAINTEXT
     Listener names and their security protocols, NAME:PROTOCOL: PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL. A listener
     whose name is a protocol needs no entry.
@@ -33,12 +33,14 @@ listeners.insecure.allow: bool = false
     can read and write everything.
 security.inter.broker.protocol: enum(PLAINTEXT) ignored = PLAINTEXT
     Accepted. Hosts authenticate each other by cluster.key.file, and encrypt by cluster.tls.
-    refused SSL: hosts prove who they are by cluster.key.file; cluster.tls=required encrypts what they send
-    refused SASL_PLAINTEXT: hosts prove who they are by cluster.key.file; cluster.tls=required encrypts what they send
-    refused SASL_SSL: hosts prove who they are by cluster.key.file; cluster.tls=required encrypts what they send
+    refused SSL: hosts authenticate by cluster.key.file; cluster.tls=required encrypts their traffic
+    refused SASL_PLAINTEXT: hosts authenticate by cluster.key.file; cluster.tls=required encrypts
+    their traffic refused SASL_SSL: hosts authenticate by cluster.key.file; cluster.tls=required
+    encrypts their traffic
 config.providers: list =
-    Names of what resolves references to values that are kept elsewhere, each with config.providers.NAME.class (Kafka's
-    FileConfigProvider, EnvVarConfigProvider, DirectoryConfigProvider) and its config.providers.NAME.param. settings.
+    Names of the providers of values that are kept elsewhere, each with config.providers.NAME.class
+    (Kafka's FileConfigProvider, EnvVarConfigProvider, DirectoryConfigProvider) and its
+    config.providers.NAME.param. settings.
     Empty: ${file:PATH:KEY}, ${env:NAME} and ${dir:PATH:FILE} are resolved.
 broker.rack: string
     The rack (availability zone) of this broker, as clients see it.
@@ -49,8 +51,8 @@ max.connections: int >=1 <=1000000 dynamic per_listener = 10000
 max.connections.per.ip: int >=0 dynamic = INT_MAX
     Connections that one address may have; further ones are closed at once.
 max.connections.per.ip.overrides: string dynamic =
-    For these addresses instead of max.connections.per.ip: ADDRESS:NUMBER, separated by commas. Host names are not
-    resolved.
+    Limits for single addresses instead of max.connections.per.ip: ADDRESS:NUMBER, separated by
+    commas. Host names are not resolved.
 max.connection.creation.rate: int >=1 dynamic per_listener = INT_MAX
     Connections per second that the broker accepts, after a burst of quota.window.num - 1 windows; further ones wait.
     For one listener (listener.name.NAME.max.connection.creation.rate): those that it accepts. For one address: quotas
@@ -93,7 +95,7 @@ metrics.partitions: bool = true
     (mqd) Whether the metrics page has series for each partition on this host. Groups' lag is shown in either case.
 metrics.token.file: string =
     (mqd) File with the token that a scrape must carry (Authorization: Bearer), readable by the broker's user alone. A
-    changed file is read again. Empty: everything that reaches the page can read it.
+    changed file is read again. Empty: any client that reaches the page can read it.
 """
 
 _AUTHENTICATION = r"""
@@ -105,20 +107,21 @@ connections.max.reauth.ms: long >=0 per_listener = 0
     A client must authenticate again within this time, or its connection is closed (KIP-368). 0: once is enough, except
     for tokens that expire.
 sasl.scram.decoy.secret: string sensitive dynamic
-    (mqd) The secret from which salts for unknown user names are computed. The cluster makes it when a user gets a
-    password and there is none yet, and keeps it.
+    (mqd) The secret from which salts for unknown user names are computed. The cluster creates it
+    when the first user gets a password, and keeps it.
 connection.failed.authentication.delay.ms: int >=0 <=5000 = 100
     Delay of the answer to a failed authentication. It doubles with each failure of the same address and user, up to 5
     s.
 delegation.token.secret.key: string sensitive
     The secret from which the passwords of delegation tokens (KIP-48) are computed: the same on all hosts. Not set:
-    there are no delegation tokens. With another secret all tokens are void.
+    there are no delegation tokens. Changing it invalidates all tokens.
 delegation.token.max.lifetime.ms: long >=1 = 604800000
     How long a delegation token can live, however often it is renewed.
 delegation.token.expiry.time.ms: long >=1 = 86400000
     How long a delegation token lives unless it is renewed.
 delegation.token.expiry.check.interval.ms: long >=1 = 3600000
-    How often expired delegation tokens are removed from the metadata. They are void before.
+    How often expired delegation tokens are removed from the metadata. They are invalid at once when
+    they expire.
 sasl.oauthbearer.jwks.endpoint.url: string per_listener
     OAUTHBEARER: where the issuer publishes its keys, https:// or file://.
 sasl.oauthbearer.expected.issuer: string per_listener
@@ -202,8 +205,9 @@ advertised.inter.broker.listener: string
     (mqd) The address that other hosts use instead. Required if inter.broker.listener is on every address.
 cluster.key.file: string
     (mqd) File with the secret by which hosts of one cluster authenticate each other: the same on every host, readable
-    by this user only; `mqd cluster key` creates one, and changes it while the cluster runs. Required if a listener
-    between hosts can be reached from other machines. A changed file is used without a restart.
+    by this user only; `mqd cluster key` creates one, and rotates it while the cluster runs.
+    Required if a listener between hosts can be reached from other machines. A changed file is used
+    without a restart.
 cluster.tls: enum(off|allowed|required) = off
     (mqd) TLS 1.3 between hosts. Each host proves its node id by a certificate. allowed = with every host that can;
     required = hosts that cannot are refused. `mqd up --secure` sets required.
@@ -216,9 +220,9 @@ cluster.tls.key.file: string
 cluster.tls.ca.file: string
     (mqd) PEM file with the CAs of the hosts' certificates. Required unless cluster.tls=off.
 broker.session.timeout.ms: int >=500 <=600000 = 5500
-    A host that the controller has not heard from for this time loses its leaderships. Hosts that are cut off stop
-    serving as leaders before that. If the active controller's host is lost, another controller is elected first
-    (controller.quorum.fetch.timeout.ms).
+    A host from which the controller has received no heartbeat for this time loses its leaderships.
+    Hosts that are cut off stop serving as leaders before that. If the active controller's host is
+    lost, another controller is elected first (controller.quorum.fetch.timeout.ms).
 broker.heartbeat.interval.ms: int >=50 <=60000 = 1000
     Interval of a host's heartbeats to the controller.
 controller.quorum.fetch.timeout.ms: int >=200 <=60000 = 2000
@@ -234,8 +238,8 @@ replica.fetch.max.bytes: int >=1024 <=1073741824 = 1048576
 replica.fetch.response.max.bytes: int >=1024 <=536870912 = 4194304
     Bytes of a leader's answer (Kafka: 10485760); a single batch may be larger.
 replica.fetch.backoff.ms: int >=1 <=60000 = 200
-    Delay before a partition that its leader refused is fetched again (Kafka: 1000). Where that host may not know yet
-    that it leads, the delay begins at 5 ms and doubles.
+    Delay before a partition that its leader refused is fetched again (Kafka: 1000). While that host
+    may not have learned yet that it leads, the delay begins at 5 ms and doubles.
 replica.socket.timeout.ms: int >=100 <=600000 = 10000
     A leader that does not answer for this time beyond replica.fetch.wait.max.ms is reconnected to (Kafka: 30000).
 follower.replication.throttled.rate: long >=1 <=LONG_MAX dynamic = LONG_MAX
@@ -258,7 +262,7 @@ replication.recovery.delay.ms: long >=-1 <=LONG_MAX = 600000
 replica.moves.max: int >=1 <=100000 = 50
     (mqd) Partitions whose replicas are moved at a time to drain a host, to even out load, or in place of a lost host.
 controlled.shutdown.moves.max: int >=1 <=1000000 = 1000
-    (mqd) Leaderships that a host which shuts down hands over with each heartbeat.
+    (mqd) Leaderships that a host which shuts down transfers with each heartbeat.
 controlled.shutdown.wait.ms: int >=0 <=INT_MAX = 30000
     (mqd) How long a host that shuts down waits for other hosts to take over its leaderships and to learn of that.
 partition.retire.barrier.ms: int >=0 <=INT_MAX = 10000
@@ -378,8 +382,9 @@ log.flush.interval.ms: long >=0 dynamic
 log.flush.scheduler.interval.ms: long >=1 = LONG_MAX
     See log.flush.interval.ms.
 log.cleaner.delete.retention.ms: long >=0 dynamic = 86400000
-    How long a tombstone (a record without a value), or the end of a transaction, can still be read after a compaction
-    first met it. A consumer that starts from the beginning must reach the end within that time to see every deletion.
+    How long a tombstone (a record without a value), or the marker of a transaction, can still be
+    read after a compaction first found it. A consumer that starts from the beginning must reach the
+    end within that time to see every deletion.
 log.cleaner.min.compaction.lag.ms: long >=0 dynamic = 0
     Age below which a record is not compacted.
 log.cleaner.max.compaction.lag.ms: long >=1 dynamic = LONG_MAX
@@ -423,8 +428,8 @@ group.consumer.min.session.timeout.ms: int >=1 = 45000
 group.consumer.max.session.timeout.ms: int >=1 = 60000
     The longest consumer.session.timeout.ms that a group may have.
 group.consumer.heartbeat.interval.ms: int >=1 = 5000
-    How often members of consumer groups send heartbeats; a member that waits for partitions is asked for shorter
-    intervals.
+    How often members of consumer groups send heartbeats; a member that waits for partitions gets a
+    shorter interval.
 group.consumer.heartbeat.interval.quick.ms: int >=1000 = 1000
     (mqd) While all consumer groups together have few members, members send heartbeats this often, so that they learn of
     a rebalance sooner; with more members the interval is a millisecond for each, up to
@@ -449,8 +454,8 @@ group.share.min.session.timeout.ms: int >=1 = 45000
 group.share.max.session.timeout.ms: int >=1 = 60000
     The longest share.session.timeout.ms that a group may have.
 group.share.heartbeat.interval.ms: int >=1 = 5000
-    How often members of share groups send heartbeats; a member whose partitions are being initialized is asked for a
-    shorter interval.
+    How often members of share groups send heartbeats; a member whose partitions are being
+    initialized gets a shorter interval.
 group.share.min.heartbeat.interval.ms: int >=1 = 5000
     The shortest share.heartbeat.interval.ms that a group may have.
 group.share.max.heartbeat.interval.ms: int >=1 = 15000
@@ -490,8 +495,8 @@ transaction.state.log.num.partitions: int >=1 <=16384 = 50
     Partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true
     A transaction begins in a partition only after its coordinator has confirmed it (KIP-890). Without that, a late
-    batch of an older client may leave a transaction that nothing ends. For clients of version 2 the coordinator is
-    always consulted.
+    batch of an older client may leave a transaction open forever. For clients of version 2 the
+    coordinator is always consulted.
 transaction.max.timeout.ms: int >=1 = 900000
     The longest transaction.timeout.ms that a producer may request.
 transactional.id.expiration.ms: int >=1 = 604800000
@@ -518,11 +523,11 @@ authorizer.class.name: enum(|standard|org.apache.kafka.metadata.authorizer.Stand
 super.users: string =
     Principals that may do everything, separated by semicolons: User:admin;User:ops.
 allow.everyone.if.no.acl.found: bool = false
-    A resource that no access control list names is open to every client.
+    A resource without any matching access control list is open to every client.
 local.principal.mapping.rules: string = DEFAULT
     (mqd) Maps the login name of a local process to a user: RULE:pattern/replacement/[LU] and DEFAULT, separated by
-    commas; the first that matches decides. A process that maps to no user goes over TCP; one of the broker's own user
-    may do everything.
+    commas; the first that matches decides. A process that maps to no user connects by TCP; one of
+    the broker's own user may do everything.
 authorizer.log.only: bool = false
     (mqd) Operations that access control lists deny are logged and carried out: shows what the clients of a running
     cluster need before the lists are enforced. Denials are in logs/audit.log.
@@ -568,8 +573,8 @@ sendfile.bytes.min: int >=0 = 8192
 read.fd.count.max: int >=16 <=65536 = 512
     (mqd) Open segment files that one worker keeps for reading.
 slow.request.ms: int >=0 <=2147483647 = 0
-    (mqd) Requests that take longer are logged by the worker that answers them (docs/operations.md), with
-    where the time went: at most 20 a second. 0: none.
+    (mqd) Requests that take longer are logged by the worker that answers them (docs/operations.md),
+    with the time of each stage: at most 20 a second. 0: none.
 log.format: enum(human|json) = human
     (mqd) Format of the broker's own log lines.
 log.level: enum(error|warning|info|debug) = info
@@ -641,8 +646,9 @@ max.compaction.lag.ms: as log.cleaner.max.compaction.lag.ms
 min.cleanable.dirty.ratio: as log.cleaner.min.cleanable.ratio
 replica.lag.max.messages: long >=-1 dynamic = -1
     (mqd) A follower that is more than this many records behind its leader for half a second leaves the in-sync set
-    before replica.lag.time.max.ms is over. Set it well above what is written while a follower fetches and flushes. For
-    a follower that a new leader has not heard from yet, only the time counts. -1: no limit.
+    before replica.lag.time.max.ms is over. Set it well above what is written while a follower
+    fetches and flushes. For a follower that has not fetched from a new leader yet, only the time
+    counts. -1: no limit.
 record.validation: enum(none|uncompressed|all) dynamic = all
     (mqd) Which batches are parsed before they are accepted (INVALID_RECORD otherwise), so that no invalid record stops
     consumers: `all`, as Kafka; `uncompressed`: compressed ones are stored as they were sent; `none`. Batches for
@@ -688,8 +694,8 @@ share.auto.offset.reset: string dynamic = latest
 share.isolation.level: enum(read_committed|read_uncommitted) dynamic = read_uncommitted
     read_committed: records of transactions are delivered when they are committed, and never if they are aborted.
 share.retry.backoff.ms: int >=0 <=60000 dynamic = 0
-    (mqd) What was delivered and not accepted is delivered again after this time at the earliest; the time doubles with
-    each delivery, up to share.retry.backoff.max.ms. 0: at once.
+    (mqd) A record that was delivered and not accepted is delivered again after this time at the
+    earliest; the time doubles with each delivery, up to share.retry.backoff.max.ms. 0: at once.
 share.retry.backoff.max.ms: int >=0 <=60000 dynamic = 60000
     (mqd) The longest time before a further delivery. A record that waits counts as locked
     (group.share.partition.max.record.locks).

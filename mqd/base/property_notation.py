@@ -9,8 +9,8 @@ parser. One property is a line, followed by what it does, indented by four space
         What it does there; without text, the same.
 
 `choices` are separated by `|`. The flags are Property's fields of type bool. Without `=` the
-property is not set by default; with nothing behind it, the default is empty. INT_MAX and LONG_MAX
-stand for their values.
+property is not set by default; with nothing after it, the default is empty. INT_MAX and LONG_MAX
+are replaced by their values.
 """
 
 import re
@@ -50,7 +50,8 @@ class Property(msgspec.Struct, frozen=True):
 _HEAD = re.compile(
     r"(?P<name>\S+): (?:as (?P<broker>\S+)|(?P<kind>int|long|double|bool|string|list|enum)(?:\((?P<choices>[^)]+)\))?)"
     r"(?: >=(?P<minimum>\S+))?(?: <=(?P<maximum>\S+))?(?: pattern=(?P<pattern>\S+))?"
-    r"(?P<flags>(?: (?:dynamic|may_be_empty|sensitive|per_listener|ignored))*)(?P<given> =)?(?(given)(?: (?P<default>.+))?)$"
+    r"(?P<flags>(?: (?:dynamic|may_be_empty|sensitive|per_listener|ignored))*)(?P<given> =)?(?(given)(?:"
+    r" (?P<default>.+))?)$"
 )
 _NAMED = {"INT_MAX": INT_MAX, "LONG_MAX": LONG_MAX}
 
@@ -101,5 +102,5 @@ def table(text: str, broker: Mapping[str, Property] | None = None) -> dict[str, 
     rows = [_property(block, broker or {}) for block in re.split(r"\n(?=\S)", text.strip("\n"))]
     found = {row.name: row for row in rows}
     if len(found) < len(rows):
-        raise ValueError("a property is there twice")
+        raise ValueError("a property is listed twice")
     return found

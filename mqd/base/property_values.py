@@ -85,7 +85,7 @@ def parse_value(prop: Property, text: str) -> Value:
             if prop.choices and member not in prop.choices:
                 raise _not_allowed(prop, text, prop.refused.get(member, ""))
             if prop.pattern and not re.fullmatch(prop.pattern, member):
-                raise _not_allowed(prop, text, f"{member!r} is no value of it. {prop.doc}")
+                raise _not_allowed(prop, text, f"{member!r} is not an allowed value. {prop.doc}")
         return members
     return text
 

@@ -1,5 +1,6 @@
-"""How the broker's processes ended while it ran, as a file in the run directory: supervisord in
-`mqd up`, the only process that sees exit statuses, writes it; the acceptor reads it for its metrics.
+"""Reasons of the restarts of the broker's processes, as a file in the run directory: supervisord in
+`mqd up`, the only process that sees exit statuses, writes it; the acceptor reads it for its
+metrics.
 
     run/restarts.json          process -> reason -> how often, since the broker was started
 
@@ -20,7 +21,7 @@ REASONS = {
     ABORTED: "a broken invariant",
     CRASHED: "another signal",
     HUNG: "its event loop hung",
-    FAILED: "it could not go on; its log says why",
+    FAILED: "it could not continue; its log has the reason",
 }
 HUNG_STATUS = 70
 _SIGNALS: dict[int, str] = {signal.SIGKILL: KILLED, signal.SIGTERM: STOPPED, signal.SIGABRT: ABORTED}
@@ -29,7 +30,7 @@ Restarts = dict[str, dict[str, int]]
 
 
 def reason(wait_status: int) -> str:
-    """Of what waitpid() gives."""
+    """The reason for a status of waitpid()."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code < 0:
         return _SIGNALS.get(-code, CRASHED)
@@ -44,7 +45,7 @@ def write(run_dir: Path, restarts: Restarts) -> None:
 
 
 def read(run_dir: Path) -> Restarts | None:
-    """None: there is no such file, or one of another version."""
+    """None: there is no such file, or it has another version."""
     try:
         return msgspec.json.decode((run_dir / FILE).read_bytes(), type=Restarts)
     except (OSError, msgspec.MsgspecError):

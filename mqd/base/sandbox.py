@@ -1,8 +1,8 @@
-"""What the kernel takes from a process of its own accord: core files, new privileges, system calls
-(seccomp), files (Landlock). Mechanism only; mqd/security/confinement.py says who is denied what.
+"""Kernel mechanisms by which a process confines itself: core files, new privileges, system calls
+(seccomp), files (Landlock). mqd/security/confinement.py has the policy.
 
-Each function is for the process that calls it, cannot be taken back, and raises OSError where the
-kernel, or the container around the process, does not offer it. x86_64 and aarch64.
+Each function affects the calling process, is irreversible, and raises OSError where the kernel or
+the container does not support it. x86_64 and aarch64.
 """
 
 import ctypes
@@ -128,19 +128,19 @@ def _system_call(number: int, what: str, *arguments: object) -> int:
 
 
 def hide_memory() -> None:
-    """No core file, and no other process of this user can read this one's memory."""
+    """Disables core files and keeps other processes of this user from reading this one's memory."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
 
 
 def give_up_privileges() -> None:
-    """No program that it starts gets more rights; what follows needs this."""
+    """Programs that it starts get no more rights; the functions below require this."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
 
 
 def filter_program(machine: str, calls: Iterable[tuple[int | None, int | None]]) -> bytes:
-    """In BPF: these calls, and all of another architecture, fail with EPERM. It looks at nothing
-    but number and architecture, so the kernel decides once for each number.
+    """A BPF filter: these calls, and all calls of another architecture, fail with EPERM. It looks
+    only at number and architecture, so the kernel caches its decision by number.
     """
     column = list(_AUDIT_ARCH).index(machine)
     numbers = [number for pair in calls if (number := pair[column]) is not None]
@@ -158,7 +158,7 @@ def filter_program(machine: str, calls: Iterable[tuple[int | None, int | None]])
 
 
 def refuse_system_calls(calls: Iterable[tuple[int | None, int | None]]) -> None:
-    """For all threads, present and future."""
+    """Installs the filter for all threads, present and future."""
     machine = platform.machine()
     if machine not in _SECCOMP:
         raise OSError(errno.ENOSYS, f"seccomp: no table of system calls for {machine}")
@@ -170,9 +170,9 @@ def refuse_system_calls(calls: Iterable[tuple[int | None, int | None]]) -> None:
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
-    """From now on only what is below these paths can be opened, and no program be started. Paths
-    that do not exist are left out. Files that are open stay so. Call it before any thread starts:
-    those that run already are not restricted.
+    """From now on only files below these paths can be opened, and no program started. Missing paths
+    are skipped. Open files stay open. Call it before any thread starts: running threads are not
+    restricted.
     """
     version = _system_call(_LANDLOCK_CREATE, "Landlock", None, ctypes.c_size_t(0), ctypes.c_uint(_ONLY_VERSION))
     if version < LANDLOCK_VERSION_MIN:
@@ -181,7 +181,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
     opened = _opened([(path, access) for paths, access in rights for path in dict.fromkeys(paths)])
     try:
         if not _is_alone():
-            raise OSError(errno.EBUSY, "Landlock: threads run already")
+            raise OSError(errno.EBUSY, "Landlock: other threads are running already")
         _restrict(version, opened)
     finally:
         for fd, _ in opened:
@@ -189,7 +189,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
 
 
 def _is_alone() -> bool:
-    """Whether this is the only thread; one that has just ended may still be there for a moment."""
+    """Whether this is the only thread; one that has just ended may still be listed for a moment."""
     until_s = time.monotonic() + ENDED_S
     while len(os.listdir("/proc/self/task")) > 1:
         if time.monotonic() > until_s:
@@ -220,8 +220,8 @@ def _restrict(version: int, opened: Iterable[tuple[int, int]]) -> None:
 
 
 def _opened(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
-    """Descriptors of the paths that exist, with the rights. By a thread: the disk below one of them
-    may hang, and this process is to start nevertheless.
+    """Descriptors of the existing paths, with the rights. Opened by a thread: a disk may hang, and
+    this process must start nevertheless.
     """
     found: list[tuple[int, int]] = []
 
@@ -238,5 +238,5 @@ def _opened(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
     thread.start()
     thread.join(OPEN_S)
     if thread.is_alive():
-        raise OSError(errno.ETIMEDOUT, "Landlock: a directory does not answer")
+        raise OSError(errno.ETIMEDOUT, "Landlock: a directory does not respond")
     return found

@@ -65,9 +65,7 @@ def _end(role: str, silent_s: float) -> None:
     last.daemon = True
     last.start()
     logging.get(role).error(
-        "the event loop hangs; the process ends so that another one takes its place. What its threads are doing"
-        " follows",
-        seconds=silent_s,
+        "the event loop hangs; the process ends and is restarted. The stacks of its threads follows", seconds=silent_s
     )
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
     os._exit(HUNG_STATUS)

@@ -62,8 +62,8 @@ class AbortedTransactions:
         for producer_id, _, last in found:
             if (producer_id, last) not in markers and last < next_offset:
                 return [
-                    f"transaction index: names an abort of producer {producer_id} at offset {last}, which the segment"
-                    " does not hold"
+                    f"transaction index: has an abort of producer {producer_id} at offset {last}, which the segment"
+                    " does not contain"
                 ]
         return []
 

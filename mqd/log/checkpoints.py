@@ -11,7 +11,7 @@ Files, W = worker index:
                                          several replicas. Only the worker's own file is trusted,
                                          and a missing entry is 0: a leader learns the value again
                                          as soon as its followers fetch
-    clean-shutdown.W                     generation of the broker's life that ended cleanly; written
+    clean-shutdown.W                     generation of the broker run that ended cleanly; written
                                          last, removed before any other change
 
 The first two have Kafka's text format (version line, count line, then `topic partition offset`),
@@ -20,7 +20,7 @@ or of a deleted topic of the same name may contradict each other about one parti
 distinguishes incarnations, and of the remaining values the safe one counts:
 
 C1  recovery point: the lowest of all files. Too low costs a scan; too high would trust bytes that a
-    power cut took.
+    power cut destroyed.
 C2  log start: the highest of all files. It only ever moves up, and a deleted record must not come
     back.
 C3  clean: this worker's own marker existed, its own file names the partition, and no other file

@@ -25,7 +25,7 @@ class Cleaned(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """Totals of this life of the worker."""
+    """Totals since the worker started."""
 
     runs: int = 0
     failures: int = 0

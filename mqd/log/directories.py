@@ -117,15 +117,15 @@ def prepare(
 def _lost_metadata(path: Path, topic_id: bytes, known_end: int) -> str:
     return (
         f"{path / METADATA} is lost or damaged, and the checkpoints know records of this topic below offset"
-        f" {known_end}. If the directory is this topic's, write the file again, two lines: 'version: 0' and 'topic_id:"
-        f" {_to_text(topic_id)}'; then start the broker again"
+        f" {known_end}. If the directory is this topic's, restore the file, two lines: 'version: 0' and 'topic_id:"
+        f" {_to_text(topic_id)}'; then restart the broker"
     )
 
 
 def _lost_records(path: Path, known_end: int) -> str:
     return (
         f"{path} is lost, and the checkpoints know records of this topic below offset {known_end}: it does not begin"
-        " again at offset 0. Put the directory back from a copy while the broker is down; or, if the records are to be"
+        " again at offset 0. Restore the directory from a copy while the broker is down; or, if the records are to be"
         " given up, delete the topic and create it again"
     )
 
@@ -135,7 +135,7 @@ def _holds_records(path: Path) -> bool:
 
 
 def exists(log_dir: Path, topic: str, partition: int, topic_id: bytes) -> bool:
-    """Is there a directory of this very partition?"""
+    """Whether there is a directory of this very partition."""
     try:
         return parse_metadata((partition_path(log_dir, topic, partition) / METADATA).read_bytes()) == topic_id
     except (OSError, TopicIdMismatch):
@@ -156,7 +156,7 @@ def set_aside_for_deletion(log_dir: Path, topic: str, partition: int, files: Fil
 
 
 def leftovers(log_dir: Path) -> list[Path]:
-    """Directories that an earlier life set aside for deletion."""
+    """Directories that an earlier run set aside for deletion."""
     return sorted(
         path for path in log_dir.iterdir() if _DELETED.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     )

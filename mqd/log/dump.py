@@ -204,8 +204,8 @@ def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, in
         start = starts.get(position)
         if position < report.valid_bytes and (start is None or start > report.base_offset + offset):
             problems.append(
-                f"offset index: entry for offset {report.base_offset + offset} names position {position}, where no such"
-                " batch begins"
+                f"offset index: the entry for offset {report.base_offset + offset} points to position {position},"
+                " where no such batch begins"
             )
             break
     if (
@@ -214,12 +214,12 @@ def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, in
         and report.problem is None
     ):
         problems.append(
-            f"offset index: names offset {int(entries['offset'][-1]) + report.base_offset}, which the segment does not"
+            f"offset index: has offset {int(entries['offset'][-1]) + report.base_offset}, which the segment does not"
             " hold"
         )
     times = indexes.read_time_index(directory, report.base_offset)
     if len(times) and report.problem is None and int(times["timestamp"][-1]) > report.max_timestamp_ms:
-        problems.append(f"time index: names timestamp {int(times['timestamp'][-1])}, newer than any record")
+        problems.append(f"time index: has timestamp {int(times['timestamp'][-1])}, newer than any record")
     return problems
 
 

@@ -4,9 +4,9 @@
     .timeindex  largest timestamp so far int64, relative offset int32 (last of the batch that brought it)
 
 Indexes are hints: sparse, written after the data that they point to, rebuilt by recovery, and
-perhaps with half an entry at the end while their owner writes. Entries are cut to the valid prefix
-(offsets and keys rise); where the hint is insufficient the log itself is read. numpy is imported by
-the functions that need it, because a starting broker does not.
+perhaps with half an entry at the end while their owner writes. Entries are truncated to the valid
+prefix (offsets and keys rise); where the hint is insufficient the log itself is read. numpy is
+imported by the functions that need it, because a starting broker does not.
 """
 
 from __future__ import annotations

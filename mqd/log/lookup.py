@@ -70,10 +70,10 @@ def timestamp_from(
     return _retry(_timestamp_from, Path(directory), offset, log_start_offset, high_watermark)
 
 
-def _retry(question, directory: Path, *arguments: int) -> OffsetAndTimestamp:
+def _retry(query, directory: Path, *arguments: int) -> OffsetAndTimestamp:
     for attempt in range(_ATTEMPTS):
         try:
-            return question(directory, *arguments)
+            return query(directory, *arguments)
         except _Vanished as vanished:
             if attempt == _ATTEMPTS - 1:
                 raise OSError(f"{directory}: segments vanish faster than they can be read") from vanished

@@ -78,7 +78,7 @@ def record_times(batch: BatchInfo, data: bytes) -> Iterator[tuple[int, int]]:
         for _ in range(batch.record_count):
             at, position, timestamp, offset = _next(payload, position, batch)
             if at > position:
-                raise CorruptBatch(f"the record at offset {offset} is longer than it says")
+                raise CorruptBatch(f"the record at offset {offset} is longer than its length field")
             yield offset, timestamp
 
 
@@ -92,5 +92,5 @@ def records(batch: BatchInfo, data: bytes) -> Iterator[Record]:
             value, at = read_blob(payload, at, position, "a value")
             headers, at = read_headers(payload, at, position, "replace")
             if at != position:
-                raise CorruptBatch(f"the record at offset {offset} does not end where it says")
+                raise CorruptBatch(f"the record at offset {offset} does not end at its stated length")
             yield Record(offset, timestamp, key, value, tuple(headers))

@@ -111,8 +111,8 @@ class Candidate(msgspec.Struct, Generic[Key], frozen=True):
 
 def free_space(candidates: Sequence[Candidate[Key]], bytes_needed: int) -> dict[Key, int]:
     """New log start offsets (key -> offset) that free at least `bytes_needed`, taking the oldest
-    sealed segments of all partitions first; fewer bytes if there are no more segments. Empty if
-    nothing is wanted.
+    sealed segments of all partitions first; fewer bytes if there are no more segments. Empty if no
+    bytes are needed.
     """
     removable = [
         (segment.age_timestamp_ms, index, position, segment.size_bytes)

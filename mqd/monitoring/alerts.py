@@ -1,6 +1,6 @@
 """Prometheus' alerting rules for brokers: the one description of each alert.
 
-Each has a section in docs/monitoring.md that says what to do, under the alert's name.
+Each has a section in docs/monitoring.md with what to do, under the alert's name.
 """
 
 import json
@@ -12,7 +12,7 @@ JOB = "mqd"  # of the scrape configuration
 
 class Alert(NamedTuple):
     """`lasts`: how long the expression must hold, in Prometheus' notation. `critical`: clients are
-    affected, or records are at risk: page someone.
+    affected, or records are at risk: page an operator.
     """
 
     name: str
@@ -28,7 +28,7 @@ ALERTS = (
         f'up{{job="{JOB}"}} == 0',
         "1m",
         True,
-        "The broker at {{ $labels.instance }} does not answer scrapes",
+        "The broker at {{ $labels.instance }} does not respond to scrapes",
     ),
     Alert(
         "MqdWorkerDown",
@@ -77,7 +77,7 @@ ALERTS = (
         "increase(mqd_in_sync_shrinks_total[15m]) > 20",
         "5m",
         False,
-        "Replicas leave the in-sync sets of {{ $labels.instance }} again and again",
+        "Replicas leave the in-sync sets of {{ $labels.instance }} repeatedly",
     ),
     Alert(
         "MqdNoActiveController",
@@ -123,7 +123,8 @@ ALERTS = (
     ),
     Alert(
         "MqdDiskFullWithinADay",
-        "predict_linear(mqd_log_dir_free_bytes[6h], 86400) < 0 and mqd_log_dir_free_bytes / mqd_log_dir_total_bytes < 0.4",
+        "predict_linear(mqd_log_dir_free_bytes[6h], 86400) < 0 and mqd_log_dir_free_bytes /"
+        " mqd_log_dir_total_bytes < 0.4",
         "30m",
         False,
         "{{ $labels.directory }} of {{ $labels.instance }} will be full within a day",
@@ -163,7 +164,8 @@ ALERTS = (
         " and on (consumergroup) max by (consumergroup) (kafka_consumergroup_members) > 0",
         "15m",
         False,
-        "Group {{ $labels.consumergroup }} has members and commits nothing of {{ $labels.topic }}-{{ $labels.partition }}",
+        "Group {{ $labels.consumergroup }} has members and commits nothing of {{ $labels.topic }}-{{"
+        " $labels.partition }}",
     ),
     Alert(
         "MqdGroupMemoryNearlyFull",

@@ -176,7 +176,7 @@ TOPIC = Dashboard(
                 (f"sum by (topic) (rate(mqd_topic_bytes_in_total{{{_OF_TOPIC}}}[$__rate_interval]))", "in"),
                 (f"sum by (topic) (rate(mqd_topic_bytes_out_total{{{_OF_TOPIC}}}[$__rate_interval]))", "out"),
             ),
-            "Without what clients on a broker's host read from its files.",
+            "Excludes what clients on a broker's host read from its files.",
         ),
         Panel("Size", "bytes", ((f"max by (partition) (mqd_partition_size_bytes{{{_OF_TOPIC}}})", "{{partition}}"),)),
         Panel(

@@ -1,16 +1,16 @@
 """The native core for Python: plain values in and out, one thin function or method per function of
 the C headers.
 
-Everything is here by its name (`from mqd import native; native.Control`); the rooms are this
-package's modules. Only core.py touches cffi.
+All names are exported here (`from mqd import native; native.Control`); the modules correspond to
+the rooms of native/. Only core.py touches cffi.
 
 1. A buffer given to a class (a mapping, a bytearray) is held as long as the object lives: the C
    side keeps bare pointers into it.
-2. A failing call raises NativeError with the cause and the way out; bounded things that are full
-   answer False or None where the caller is expected to try again (Endpoint.send, Arena.allocate).
-3. Nothing here decides anything. numpy is imported by the methods that need it.
+2. A failing call raises NativeError with the cause and the way out; full queues and memories return
+   False or None where the caller is expected to retry (Endpoint.send, Arena.allocate).
+3. This package makes no decisions. numpy is imported by the methods that need it.
 
-Concurrency: calls release the GIL; each room says whose thread its objects belong to.
+Concurrency: calls release the GIL; each module states which thread owns its objects.
 """
 
 from mqd.native.batches import BATCH_HEADER_BYTES as BATCH_HEADER_BYTES

@@ -1,7 +1,7 @@
-"""Checksums, batches and segment files as bytes: what is sound, how far, and where the records lie.
+"""Checksums, batches and segment files as bytes: validity, and positions of records.
 
-numpy is imported by the one method that needs it. Concurrency: functions are free of state; a
-RecordPlaces belongs to one thread, and what walk() gave is overwritten by the next walk().
+numpy is imported by the one method that needs it. Concurrency: functions are stateless; a
+RecordPlaces belongs to one thread, and the result of walk() is overwritten by the next walk().
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BatchHeader(msgspec.Struct, gc=False):
 
 
 class ScanResult(msgspec.Struct, gc=False):
-    """What a walk over one segment file found. `reason` None = valid to its end; else why the byte
-    at `valid_bytes` is not.
+    """The result of a walk over one segment file. `reason` None = valid to its end; otherwise why
+    the byte at `valid_bytes` is not valid.
     """
 
     valid_bytes: int
@@ -61,8 +61,8 @@ def _batch_header(batch: Any) -> BatchHeader:
 
 
 def batch_validate(data: Any) -> tuple[int, str, BatchHeader]:
-    """Is `data` exactly one sound batch? Gives (Kafka error code or 0, reason or "", header as far
-    as it was read).
+    """Checks whether `data` is exactly one valid batch. Returns (Kafka error code or 0, reason or
+    "", header as far as it was read).
     """
     memory, batch, reason = bytes_of(data, writable=False), ffi.new("struct mqd_batch *"), ffi.new("const char **")
     error = lib.mqd_batch_validate(memory, len(memory), batch, reason)
@@ -71,12 +71,12 @@ def batch_validate(data: Any) -> tuple[int, str, BatchHeader]:
 
 
 def batch_decode(data: Any) -> BatchHeader:
-    """The header alone, no CRC. Raises NativeError (E_CORRUPT) when the bytes cannot be a batch,
-    E_INVALID below 61 bytes.
+    """Decodes the header without checking the CRC. Raises NativeError (E_CORRUPT) when the bytes
+    cannot be a batch, E_INVALID below 61 bytes.
     """
     memory, batch = bytes_of(data, writable=False), ffi.new("struct mqd_batch *")
     if len(memory) < BATCH_HEADER_BYTES:
-        raise NativeError(E_INVALID, f"a batch header has {BATCH_HEADER_BYTES} bytes, here are {len(memory)}")
+        raise NativeError(E_INVALID, f"a batch header has {BATCH_HEADER_BYTES} bytes, not {len(memory)}")
     check(lib.mqd_batch_decode(memory, len(memory), batch))
     return _batch_header(batch)
 
@@ -84,8 +84,8 @@ def batch_decode(data: Any) -> BatchHeader:
 def segment_scan(
     log_path: str | os.PathLike[str], base_offset: int, from_position: int = 0, check_crc: bool = True
 ) -> ScanResult:
-    """Walks the batches of one segment file. Raises NativeError when the file cannot be read; bad
-    bytes are a result, not an error.
+    """Walks the batches of one segment file. Raises NativeError when the file cannot be read;
+    invalid bytes are a result, not an error.
     """
     out = ffi.new("struct mqd_scan_result *")
     check(lib.mqd_segment_scan(os.fsencode(log_path), base_offset, from_position, check_crc, out), log_path)
@@ -112,8 +112,8 @@ class WalkStop(IntEnum):
 
 
 class RecordPlaces:
-    """Where the keys and values of stored plain batches lie (struct mqd_record_location); room for
-    `capacity` records at a time.
+    """The positions of keys and values of stored uncompressed batches (struct mqd_record_location),
+    up to `capacity` records at a time.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -125,8 +125,9 @@ class RecordPlaces:
     def walk(
         self, data: bytes, position: int, next_offset: int, end_offset: int
     ) -> tuple[WalkStop, int, int, numpy.ndarray]:
-        """From `position` on: (why it stopped, where, offset after the last batch taken, int64[n,
-        4] of key position and size, value position and size; size -1 = null).
+        """From `position` on: (why it stopped, position of the stop, offset after the last
+        processed batch, int64[n, 4] of key position and size, value position and size; size -1 =
+        null).
         """
         import numpy
 
@@ -138,8 +139,8 @@ class RecordPlaces:
 
 
 def records_unkeyed(records: Any, record_count: int, unkeyed_count_max: int) -> tuple[int, list[int]]:
-    """How many of the uncompressed records have no key, and the places of the first of them.
-    ValueError when the bytes are not that many records.
+    """The number of uncompressed records without a key, and the indexes of the first of them.
+    Raises ValueError when the bytes are not that many records.
     """
     memory, unkeyed, reason = (
         bytes_of(records, writable=False),

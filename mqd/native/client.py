@@ -2,13 +2,13 @@
 thin method per function.
 
 1. A failing call raises NativeError; `errno` EPIPE = the worker at the other end has ended (attach
-   again, `Producer.move`). What is full answers False, 0 or fewer than asked.
-2. Buffers given to a call are read during it only; nothing of the caller's is kept.
+   again, `Producer.move`). A full queue or memory returns False, 0 or fewer than requested.
+2. Buffers passed to a call are read only during it; none is kept.
 3. A Client that its producer has moved away from is closed by the move: closing it again does
    nothing.
 
 Concurrency: one thread at a time for a Client and the Producer on it; only Client.wait and
-Client.wake may run beside. Calls release the GIL.
+Client.wake may run concurrently. Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, failure, ffi, lib
 
-CORRELATION_ID_END = 1 << 30  # of requests by Client.submit; from here on they are the producer's
+CORRELATION_ID_END = 1 << 30  # correlation ids below are for Client.submit; from here on they are the producer's
 INT64_MAX = (1 << 63) - 1  # Producer.next_send_us: no batch is open
 
 
@@ -39,7 +39,7 @@ class Partitioner(IntEnum):
 
 def partition_for(partitioner: int, key: bytes | None, partition_count: int, random_state: Any = None) -> int:
     """The partition of a key, as librdkafka's partitioner of that name gives it. random_state:
-    ffi.new("uint64_t *"), for those that take any.
+    ffi.new("uint64_t *"), for random partitioners.
     """
     if random_state is None:
         random_state = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
@@ -54,11 +54,11 @@ def partition_for(partitioner: int, key: bytes | None, partition_count: int, ran
 
 class Client:
     """An attachment to a broker of this host. `data_bytes` is memory for requests and batches;
-    `request_bytes` the part of it for `submit` (a consumer gives all of it);
-    `server` what the broker must serve (mqd/shm/rendezvous.py), "" = any broker.
+    `request_bytes` the part of it for `submit` (all of it for a consumer); `server` the name that
+    the broker must serve (mqd/shm/rendezvous.py), "" = any broker.
 
     Raises NativeError: ENOENT or ECONNREFUSED (no broker), EACCES, ETIMEDOUT, E_LAYOUT (another
-    build), or what the broker refuses with.
+    build), or the broker's refusal.
     """
 
     __slots__ = ("_bytes", "_pointer", "worker")
@@ -111,8 +111,8 @@ class Client:
         return lib.mqd_client_free_bytes(self.pointer)
 
     def submit(self, frame: bytes) -> bool:
-        """A whole request from the api key on; its correlation id below CORRELATION_ID_END. False:
-        no room now (wait, then again). Visible to the broker after flush().
+        """A whole request from the api key on; its correlation id is below CORRELATION_ID_END.
+        False: no room now (wait, then retry). Visible to the broker after flush().
         """
         if lib.mqd_client_submit(self.pointer, frame, len(frame)) == 0:
             return True
@@ -125,19 +125,19 @@ class Client:
         lib.mqd_client_flush(self.pointer)
 
     def poll(self) -> None:
-        """Takes in what came."""
+        """Processes received replies."""
         if lib.mqd_client_poll(self.pointer) < 0:
             raise failure()
 
     def response(self) -> bytes | None:
         """The next response to a submitted request, from the correlation id on; None = none has
-        come.
+        arrived.
         """
         size = lib.mqd_client_response(self.pointer, self._bytes)
         return ffi.buffer(self._bytes[0], size)[:] if size else None
 
     def wait(self, timeout_us: int = -1) -> int:
-        """Until something has come (1: poll) or the time is over (0). Any thread."""
+        """Waits until a reply has arrived (1: call poll) or the time is over (0). Any thread."""
         return check(lib.mqd_client_wait(self.pointer, timeout_us))
 
     def wake(self) -> None:
@@ -152,7 +152,7 @@ class Client:
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """struct mqd_delivery: what became of a batch. error: Kafka's code, 0 = written; then
+    """struct mqd_delivery: the outcome of a batch. error: Kafka's code, 0 = written; then
     base_offset -1 = unknown place. timestamp_ms: log append time or -1.
     """
 
@@ -200,8 +200,8 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
     timestamp_ms: int = 0
 
     def _sizes(self, name: str) -> tuple[Any, int]:
-        """An int32 column and the bytes it adds up to. Raises NativeError (E_INVALID) when it has
-        not `count` elements.
+        """An int32 column and the sum of its sizes. Raises NativeError (E_INVALID) unless it has
+        `count` elements.
         """
         import numpy
 
@@ -225,7 +225,7 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
         setattr(native, name, memory)
 
     def native(self) -> tuple[Any, list[Any]]:
-        """The C struct, and what has to live as long as it."""
+        """The C struct, and the objects that must live as long as it."""
         native = ffi.new("struct mqd_record_columns *")
         held: list[Any] = []
         native.count, native.fixed_value_bytes = self.count, self.fixed_value_bytes
@@ -254,11 +254,12 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Producer:
-    """Batches on an attachment. Order of life of a batch, retry and drop: native/client/client.h."""
+    """Batches on an attachment. The lifecycle of a batch, retries and drops:
+    native/client/client.h."""
 
     __slots__ = ("_client", "_deliveries", "_number", "_pointer", "_put", "_unreturned")
 
-    DELIVERIES_MAX = 512  # of one call
+    DELIVERIES_MAX = 512  # outcomes of one call
 
     def __init__(self, client: Client, options: ProducerOptions) -> None:
         self._pointer = ffi.NULL
@@ -275,7 +276,7 @@ class Producer:
             raise failure()
         self._client = client
         self._deliveries = ffi.new("struct mqd_delivery[]", self.DELIVERIES_MAX)
-        self._unreturned = 0  # of _deliveries, and not returned yet
+        self._unreturned = 0  # count of outcomes in _deliveries that are not returned yet
         self._number = ffi.new("uint64_t *")
         self._put = lib.mqd_producer_put
 
@@ -291,7 +292,7 @@ class Producer:
         return self._pointer
 
     def topic(self, name: str, partition_count: int, partitioner: int) -> int:
-        """The topic's number; again: more partitions."""
+        """Registers a topic and returns its number; a second call raises its partition count."""
         return check(lib.mqd_producer_topic(self.pointer, name.encode(), partition_count, partitioner))
 
     def put(
@@ -303,8 +304,8 @@ class Producer:
         headers: bytes | None,
         timestamp_ms: int,
     ) -> int:
-        """One record; partition -1 = the partitioner. The number of its batch, 0 = full. `headers`
-        encoded as in a record.
+        """Appends one record; partition -1 = chosen by the partitioner. Returns the number of its
+        batch, 0 = full. `headers` encoded as in a record.
         """
         number = self._put(
             self._pointer,
@@ -323,8 +324,8 @@ class Producer:
         return number
 
     def append(self, topic: int, columns: Columns, batch_of: Any = None) -> int:
-        """How many records were taken, in order. batch_of: a writable buffer of uint64, `count` of
-        them. NativeError (E_INVALID) when the first is impossible.
+        """Returns how many records were appended, in order. batch_of: a writable buffer of uint64,
+        `count` of them. NativeError (E_INVALID) when the first is impossible.
         """
         native, held = columns.native()
         out = ffi.NULL
@@ -337,8 +338,9 @@ class Producer:
         return check(taken)
 
     def append_batch(self, topic: int, partition: int, batch: Any) -> int:
-        """A whole encoded batch, e.g. a compressed one. Its number, 0 = full. When Ctrl-C ends a
-        call that took it (outstanding_records says so), `batch_number` is its number.
+        """Appends a whole encoded batch, such as a compressed one. Returns its number, 0 = full.
+        When Ctrl-C interrupts a call that has appended it (outstanding_records shows that),
+        `batch_number` is its number.
         """
         memory = bytes_of(batch, writable=False)
         if lib.mqd_producer_append_batch(self.pointer, topic, partition, memory, len(memory), self._number) == 0:
@@ -350,7 +352,7 @@ class Producer:
 
     @property
     def batch_number(self) -> int:
-        """Of the last batch that append_batch took."""
+        """The number of the last batch that append_batch appended."""
         return self._number[0]
 
     def send(self, now_us: int, everything: bool = False) -> None:
@@ -359,12 +361,12 @@ class Producer:
             raise failure()
 
     def next_send_us(self) -> int:
-        """Of the clock of send()."""
+        """In the clock of send()."""
         return lib.mqd_producer_next_send_us(self.pointer)
 
     def deliveries(self) -> list[Delivery]:
-        """Up to DELIVERIES_MAX outcomes, oldest first. When Ctrl-C ends a call, the next one
-        returns what it had.
+        """Up to DELIVERIES_MAX outcomes, oldest first. When Ctrl-C interrupts a call, the next one
+        returns its outcomes.
         """
         out = self._deliveries
         if not self._unreturned:
@@ -383,8 +385,8 @@ class Producer:
         check(lib.mqd_producer_drop(self.pointer, batch))
 
     def move(self, to: Client) -> None:
-        """All batches to another attachment; the old Client is closed. When this raises nothing was
-        moved.
+        """Moves all batches to another attachment; the old Client is closed. When this raises,
+        nothing was moved.
         """
         check(lib.mqd_producer_move(self.pointer, to.pointer))
         self._client._pointer, self._client = ffi.NULL, to
@@ -401,14 +403,14 @@ class Producer:
         return lib.mqd_producer_outstanding_bytes(self.pointer)
 
     def close(self) -> None:
-        """Before its Client is closed."""
+        """Must precede the close of its Client."""
         if self._pointer != ffi.NULL:
             pointer, self._pointer = self._pointer, ffi.NULL
             lib.mqd_producer_close(pointer)
 
 
 def records_encode(columns: Columns, out: Any, records_max: int = 0) -> tuple[int, int]:
-    """An uncompressed batch of the first records in `out` (writable buffer): (its bytes, its
+    """Encodes an uncompressed batch of the first records into `out` (writable buffer): (bytes,
     records); (0, 0) when not even one fits.
     """
     native, held = columns.native()
@@ -419,8 +421,8 @@ def records_encode(columns: Columns, out: Any, records_max: int = 0) -> tuple[in
 
 
 def partitions_for(partitioner: int, columns: Columns, partition_count: int, without_key: int, partitions: Any) -> None:
-    """Fills what is below 0 in `partitions` (int32, one for each record) by the keys of `columns`.
-    A partitioner that goes by the key: MURMUR2_RANDOM, FNV1A_RANDOM.
+    """Replaces negative entries of `partitions` (int32, one for each record) by the keys of
+    `columns`. Only for partitioners by key: MURMUR2_RANDOM, FNV1A_RANDOM.
     """
     native, held = columns.native()
     if len(partitions) != columns.count:

@@ -1,10 +1,10 @@
-"""Records into Arrow's buffers (native/client/columns.h): what Spark's reads are made of.
+"""Copies records into Arrow buffers (native/client/columns.h), for Spark's reads.
 
     rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset", "timestamp", "timestampType",
     "headers"})
-    taken = rows.append(view, start)      # a RecordBatchView of mqd.client; fewer than there are:
+    taken = rows.append(view, start)      # a RecordBatchView of mqd.client; fewer than passed:
                                           full, finish() and continue
-    arrays = rows.finish()                # {"key": pyarrow.Array...}; the rows begin again
+    arrays = rows.finish()                # {"key": pyarrow.Array...}; the rows start over
 
 Buffers are used again as soon as no array over them exists (BUFFER_SETS_MAX are kept): new
 memory for each batch would cost more than filling it. Concurrency: one thread at a time.
@@ -28,7 +28,7 @@ _ALIGNMENT = 64
 
 
 class _Buffers:
-    """One set: an array of memory, and a struct mqd_arrow_rows that points into it."""
+    """One buffer set: an array of memory, and a struct mqd_arrow_rows that points into it."""
 
     def __init__(self, row_count: int, sizes: dict[str, int], columns: Collection[str]) -> None:
         self.sizes, self.columns = dict(sizes), columns
@@ -85,7 +85,7 @@ class _Buffers:
 
 class ArrowRows:
     """See the module. `data_bytes` bounds keys and values of one batch, each; a single larger
-    record gets what it needs. Raises NativeError (E_CORRUPT) for damaged headers.
+    record gets the memory that it needs. Raises NativeError (E_CORRUPT) for damaged headers.
     """
 
     def __init__(self, row_count: int, data_bytes: int, columns: Collection[str]) -> None:
@@ -106,7 +106,7 @@ class ArrowRows:
 
     @property
     def _buffers(self) -> _Buffers:
-        """Taken with the first row, not before: a task that is done needs no more."""
+        """Allocated with the first row, not before: a task that is done needs none."""
         if self._current is None:
             self._current = self._take()
         return self._current
@@ -121,8 +121,8 @@ class ArrowRows:
         return buffers
 
     def append(self, view: Any, start: int = 0) -> int:
-        """Records of a RecordBatchView from `start` on; returns how many were taken. Fewer than
-        there are: finish() first. With no rows yet at least one is taken.
+        """Appends records of a RecordBatchView from `start` on; returns how many. If some are left,
+        call finish() first. Without rows yet, at least one is appended.
         """
         count = len(view)
         native = self._fill(view, count)
@@ -133,7 +133,7 @@ class ArrowRows:
             self._grow()
 
     def _fill(self, view: Any, count: int) -> Any:
-        """Arrays of a view that begins and ends with the call of append."""
+        """Arrays of a view, valid only during the call of append."""
         native, keys, values, headers = self._view, view.keys, view.values, view.header_sections
         base = ffi.from_buffer("uint8_t[]", keys.buffer)
         self._held = arrays = [
@@ -183,8 +183,8 @@ class ArrowRows:
         self._current = None
 
     def finish(self) -> tuple[int, dict[str, Any]]:
-        """(rows, pyarrow arrays by column: key, value, offset, timestamp, timestampType, headers as
-        far as they are wanted). Begins again.
+        """(rows, pyarrow arrays by column: key, value, offset, timestamp, timestampType, headers if
+        requested). Starts over.
         """
         import pyarrow as pa
 
@@ -225,7 +225,7 @@ def _blobs(pa: Any, buffers: _Buffers, name: str, count: int, kind: Any) -> Any:
 def _headers(pa: Any, buffers: _Buffers, count: int) -> Any:
     rows, total = buffers.rows, buffers.rows.header_count
     keys = _blobs(pa, buffers, "header_keys", total, pa.binary())
-    if rows.damaged_keys:  # as Kafka's client reads them: what is no UTF-8 becomes U+FFFD
+    if rows.damaged_keys:  # as in Kafka's client: invalid UTF-8 becomes U+FFFD
         keys = pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
     else:
         keys = keys.view(pa.string())

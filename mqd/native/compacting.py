@@ -80,7 +80,7 @@ class Compaction:
             raise failure(directory)
 
     def step(self, bytes_max: int) -> int:
-        """CompactState. `done_bytes` tells what was read and written; after DECOMPRESS and
+        """CompactState. `done_bytes` counts the bytes read and written; after DECOMPRESS and
         COMPRESS, the caller passes the converted data of `unconverted` to resume().
         """
         return check(lib.mqd_compact_step(self._open(), bytes_max, self._work))
@@ -115,7 +115,7 @@ class Compaction:
         return CompactFigures(*[getattr(figures, name) for name in CompactFigures.__struct_fields__])
 
     def close(self) -> None:
-        """Discards what is half written."""
+        """Discards unfinished files."""
         if self._compact != ffi.NULL:
             lib.mqd_compact_close(self._compact)
             self._compact = ffi.NULL
@@ -129,7 +129,7 @@ class Compaction:
 def compact_swap_prepare(
     directory: str | os.PathLike[str], base_offset: int, old_bases: Sequence[int], has_transactions: bool
 ) -> None:
-    """From here on a crash finishes the swap; before, it undoes it."""
+    """From here on recovery from a crash finishes the swap; before, it undoes it."""
     check(
         lib.mqd_compact_swap_prepare(
             os.fsencode(directory), base_offset, list(old_bases), len(old_bases), has_transactions
@@ -147,5 +147,5 @@ def compact_swap_finish(directory: str | os.PathLike[str], base_offset: int) -> 
 
 
 def compact_swap_undo(directory: str | os.PathLike[str], base_offset: int) -> None:
-    """Instead of install: the new files go."""
+    """Deletes the new files instead of installing them."""
     check(lib.mqd_compact_swap_undo(os.fsencode(directory), base_offset), directory)

@@ -1,9 +1,9 @@
-"""The control segment: partition slots, processes, quotas and figures that all processes of a
+"""The control segment: partition slots, processes, quotas and metrics that all processes of a
 broker share.
 
-A mapping given to Control is held as long as the object lives: the C side keeps bare pointers into
-it. Concurrency: Control may be shared by threads: each reading of a slot has memory of its own,
-lent to it alone. Quotas belongs to one thread.
+A mapping passed to Control is held as long as the object lives: the C side keeps raw pointers into
+it. Concurrency: Control may be shared by threads: each read of a slot uses a buffer that no other
+read uses meanwhile. Quotas belongs to one thread.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def abi_hash() -> int:
 
 
 def local_abi_hash() -> int:
-    """Of what local clients and the broker share (shm/local_layout.h)."""
+    """Hash of the layout that local clients and the broker share (shm/local_layout.h)."""
     return int(lib.mqd_local_abi_hash())
 
 
@@ -208,8 +208,8 @@ class Control:
     def __init__(self, buffer: Any):
         self.buffer = buffer
         self._memory = bytes_of(buffer)
-        # (struct mqd_partition_view *, its bytes) that nobody reads into: a quarter of a view's
-        # time is saved
+        # (struct mqd_partition_view *, its bytes) buffers not in use: reusing them saves a quarter
+        # of a view's time
         self._idle: list[tuple[Any, Any]] = []
 
     @classmethod
@@ -262,12 +262,12 @@ class Control:
 
     @property
     def broker_epoch(self) -> int:
-        """As set last; 0 in a new segment."""
+        """The last set value; 0 in a new segment."""
         return lib.mqd_control_broker_epoch(self._memory)
 
     @property
     def broker_incarnation(self) -> int:
-        """As set last; 0 = not yet."""
+        """The last set value; 0 = none yet."""
         return lib.mqd_control_broker_incarnation(self._memory)
 
     @property
@@ -288,7 +288,8 @@ class Control:
         lib.mqd_control_set_share_version(self._memory, level)
 
     def set_endpoint_state(self, endpoint: int, state: int, pid: int) -> None:
-        """Keeper. DEAD bumps the generation: what the dead one lent or owed is void."""
+        """Keeper. DEAD raises the generation, which voids everything lent to or by the dead
+        process."""
         lib.mqd_endpoint_set_state(self._memory, endpoint, state, pid)
 
     def endpoint_state(self, endpoint: int) -> int:
@@ -321,15 +322,15 @@ class Control:
         lib.mqd_slot_set_state(self._memory, slot, state)
 
     def await_flush(self, slot: int) -> None:
-        """Asks the slot's owner for one FLUSHED descriptor; read the slot again after the call, for
-        the flush may have ended before it.
+        """Requests one FLUSHED descriptor from the slot's owner; read the slot again after the
+        call, because the flush may have ended before it.
         """
         check(lib.mqd_slot_await_flush(self._memory, slot))
 
     @contextlib.contextmanager
     def opening(self, slot: int) -> Iterator[int]:
-        """Around the opening of a partition, on the thread that opens it. Gives how often a worker
-        has ended by a broken invariant while it opened this one, since the broker was started.
+        """Wraps the opening of a partition, on the thread that opens it. Yields how often since the
+        broker's start a worker was aborted by a broken invariant while it opened this partition.
         """
         aborts = lib.mqd_slot_opening(self._memory, slot)
         check(aborts)
@@ -344,7 +345,7 @@ class Control:
             raise NativeError(E_INVALID, f"no partition slot {slot}: there are {PARTITION_SLOT_COUNT}")
 
     def publish_quotas(self, rules: Sequence[QuotaRule], burst_ns: Sequence[int]) -> None:
-        """Controller. `burst_ns`: by QuotaKind. Forgives what is owed."""
+        """Controller. `burst_ns`: by QuotaKind. Resets the token buckets."""
         c_rules = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1))
         for rule, one in zip(c_rules, rules, strict=False):
             user, client_id = self._quota_key(one.user.encode()), self._quota_key(one.client_id.encode())
@@ -356,10 +357,10 @@ class Control:
         return lib.mqd_quota_key(self._memory, name, len(name))
 
     def slot_view(self, slot: int) -> SlotView:
-        """Asked in hot paths: no more calls than it takes."""
+        """Used in hot paths, so it makes as few calls as possible."""
         try:
-            lent = view, view_bytes = self._idle.pop()  # the caller's alone until it is put back
-        except IndexError:  # the first time, or other threads have them all
+            lent = view, view_bytes = self._idle.pop()  # owned by the caller until it is put back
+        except IndexError:  # the first time, or when other threads use them all
             view = ffi.new("struct mqd_partition_view *")
             lent = view, view_bytes = view, ffi.buffer(view)
         if _read_slot(self._memory, slot, view) < 0:
@@ -369,16 +370,16 @@ class Control:
         return found
 
     def slot_traffic(self, slot: int) -> tuple[int, int, int]:
-        """Of clients with this host's replica, since the slot was assigned to it: records in, bytes
-        in, bytes out. What local clients read from the files by themselves is not counted.
+        """Traffic of clients with this host's replica since the slot was assigned to it: records
+        in, bytes in, bytes out. Excludes what local clients read from the files directly.
         """
         traffic = ffi.new("struct mqd_partition_traffic *")
         check(lib.mqd_slot_traffic(self._memory, slot, traffic))
         return traffic.records_in, traffic.bytes_in, traffic.bytes_out
 
     def slots_in_use(self) -> tuple[dict[int, SlotView], list[int]]:
-        """What is in the slots that are not free; and which slots are torn, because their writer
-        died meanwhile. Every start looks at all slots: a free one costs no object.
+        """The contents of the used slots, and the torn slots, whose writer died while writing.
+        Every start reads all slots, so free ones create no objects.
         """
         used: dict[int, SlotView] = {}
         torn: list[int] = []
@@ -392,7 +393,8 @@ class Control:
         return used, torn
 
     def partition_counts(self) -> list[int]:
-        """Assigned partitions of every worker; looks at all slots, some milliseconds."""
+        """Number of assigned partitions of every worker; reads all slots, which takes some
+        milliseconds."""
         counts, memory, view, read, free = (
             [0] * self.worker_count,
             self._memory,
@@ -436,12 +438,13 @@ class Quotas:
             raise failure()
 
     def refresh(self) -> int:
-        """Which kinds any client is limited in, bit by QuotaKind; 0 = there are no quotas."""
+        """The kinds for which any client has a quota, one bit by QuotaKind; 0 = there are no
+        quotas."""
         return lib.mqd_quota_refresh(self._control.pointer, self._limits)
 
     def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
-        """For how many nanoseconds the client is to be left alone. 0 units: for what it owes
-        already. `now_ns`: CLOCK_MONOTONIC.
+        """Charges the units and returns for how many nanoseconds the client must be throttled. 0
+        units: only for its present debt. `now_ns`: CLOCK_MONOTONIC.
         """
         control = self._control.pointer
         user_key = lib.mqd_quota_key(control, user, len(user))

@@ -1,9 +1,10 @@
-"""The one module that touches cffi: the extension, its errors, and what every room of this package
-needs.
+"""The one module that touches cffi: the extension, its errors, and helpers of every module of this
+package.
 
-1. A failing call raises NativeError with the cause and the way out; `check` and `failure` make it
-   from what the core last said on this thread.
-2. `bytes_of` checks that a buffer is contiguous and, unless told otherwise, writable. It keeps the
+1. A failing call raises NativeError with the cause and the way out; `check` and `failure` create it
+   from the core's last error on this thread.
+2. `bytes_of` checks that a buffer is contiguous and, unless the caller allows read-only, writable.
+   It keeps the
    buffer alive as long as its result lives.
 
 Concurrency: calls of `lib` release the GIL. An error is read on the thread whose call failed,
@@ -27,7 +28,7 @@ E_STALE = lib.MQD_E_STALE
 
 
 def enumeration(name: str, prefix: str) -> dict[str, int]:
-    """The members of a C enum, by the names of Python: without the prefix."""
+    """The members of a C enum by their Python names, without the prefix."""
     members = ffi.typeof(f"enum {name}").relements
     return {key.removeprefix(prefix): value for key, value in sorted(members.items(), key=lambda item: item[1])}
 
@@ -55,14 +56,14 @@ def check(result: int, path: str | os.PathLike[str] | None = None) -> int:
 
 
 def bytes_of(buffer: Any, writable: bool = True) -> Any:
-    """The bytes of a buffer for C, without a copy; ValueError or TypeError when they are not
-    contiguous or may not be written.
+    """The bytes of a buffer for C, without a copy. Raises ValueError or TypeError when they are not
+    contiguous or not writable.
     """
     return ffi.from_buffer("uint8_t[]", buffer, require_writable=writable)
 
 
 def copy_in(source: msgspec.Struct, target: Any) -> Any:
-    """Field by field, names alike."""
+    """Copies field by field, by equal names."""
     for name in source.__struct_fields__:
         setattr(target, name, getattr(source, name))
     return target

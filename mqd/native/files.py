@@ -1,7 +1,7 @@
-"""Files that Python keeps beside the log, changed through the layer in which tests can see and
+"""Files that Python keeps beside the log, changed through the layer in which tests can observe and
 refuse every change.
 
-Concurrency: functions without state; a descriptor belongs to its opener.
+Concurrency: functions are stateless; a descriptor belongs to its opener.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from mqd.native.core import bytes_of, check, lib
 
 
 def file_replace(path: str | os.PathLike[str], data: Any) -> None:
-    """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) what it held
-    before.
+    """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) its previous
+    contents.
     """
     memory = bytes_of(data, writable=False)
     check(lib.mqd_file_replace(os.fsencode(path), memory, len(memory)), path)
@@ -34,8 +34,8 @@ def file_append(fd: int, data: Any, position: int) -> None:
 
 
 def file_flush(fd: int) -> None:
-    """fdatasync. A failure is final for the file: what the disk holds is unknown and asking again
-    proves nothing.
+    """fdatasync. A failure is final for the file: the disk's contents are unknown, and a repeated
+    call proves nothing.
     """
     check(lib.mqd_file_flush(fd))
 

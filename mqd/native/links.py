@@ -1,8 +1,8 @@
-"""Links and arenas: how the processes of a broker hand each other work and bytes.
+"""Links and arenas: how the processes of a broker pass messages and bytes to each other.
 
-1. A ring that is full answers False, an arena that is full None: the caller keeps what it has and
-   tries again after the peer's next wake.
-2. Mappings given to Endpoint and Arena are held as long as the object lives: the C side keeps bare
+1. A full ring returns False, a full arena None: the caller keeps its message and retries after the
+   peer's next wake.
+2. Mappings passed to Endpoint and Arena are held as long as the object lives: the C side keeps raw
    pointers into them.
 
 Concurrency: an Endpoint and an Arena belong to one thread each.
@@ -95,7 +95,7 @@ def links_format(buffer: Any, endpoint_count: int) -> None:
 
 
 class Descriptor(msgspec.Struct, gc=False):
-    """64 bytes on a link; what the fields mean for each kind: struct mqd_descriptor. `generation`
+    """64 bytes on a link; struct mqd_descriptor defines the fields for each kind. `generation`
     is stamped by the sender's endpoint.
     """
 
@@ -160,7 +160,7 @@ class Endpoint:
         raise failure()
 
     def flush(self) -> None:
-        """Publishes what was sent and wakes the sleepers once each."""
+        """Publishes the sent descriptors and wakes each sleeping peer once."""
         lib.mqd_endpoint_flush(self._endpoint)
 
     def drain(self, max: int = 256) -> list[tuple[int, Descriptor]]:
@@ -176,7 +176,7 @@ class Endpoint:
         return lib.mqd_endpoint_free_count(self._endpoint, to)
 
     def prepare_sleep(self) -> bool:
-        """True when it is safe to block on the own eventfd; False when something has arrived
+        """True when it is safe to block on the own eventfd; False when descriptors have arrived
         meanwhile: drain first.
         """
         return check(lib.mqd_endpoint_prepare_sleep(self._endpoint)) == 0
@@ -201,7 +201,7 @@ class Arena:
             raise failure()
 
     def allocate(self, size_bytes: int) -> int | None:
-        """Offset of a contiguous run with one reference, or None when nothing that large is free
+        """Offset of a contiguous run with one reference, or None when no run of that size is free
         now.
         """
         offset = lib.mqd_arena_allocate(self._arena, size_bytes)

@@ -1,7 +1,7 @@
-"""One partition's log in the hands of Python: options, recovery, what it knows of producers.
+"""One partition's log while Python owns it: options, recovery, and its producers.
 
 Concurrency: a Partition belongs to its holder, one thread at a time; Reactor.partition_open
-gives it away.
+transfers it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mqd.native.core import E_INVALID, NativeError, check, copy_in, failure, ffi
 INT64_MAX = (1 << 63) - 1
 
 
-# of files beside a log that was cut: MQD_TRUNCATED_PREFIX of native/log/recovery/truncation.h
+# prefix of files beside a truncated log: MQD_TRUNCATED_PREFIX of native/log/recovery/truncation.h
 TRUNCATED_PREFIX = "truncated."
 
 
@@ -52,8 +52,8 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, kw_only=True):
-    """struct mqd_recovery: the first five say what is trusted (log_start_offset also comes back),
-    the rest what was found.
+    """struct mqd_recovery: the first five are trusted inputs (log_start_offset is also an output),
+    the rest are results.
     """
 
     recovery_point_offset: int = -1
@@ -73,7 +73,7 @@ class Recovery(msgspec.Struct, kw_only=True):
 
 
 class ProducerView(msgspec.Struct, frozen=True):
-    """struct mqd_producer_view: what a partition knows of one producer id; -1 = none."""
+    """struct mqd_producer_view: a partition's state of one producer id; -1 = none."""
 
     producer_id: int
     last_timestamp_ms: int
@@ -94,8 +94,8 @@ def producer_views(payload: bytes) -> list[ProducerView]:
 
 
 class Partition:
-    """An open log. Whoever holds it owns it; Reactor.partition_open gives it away, the event of
-    partition_close gives it back.
+    """An open log, owned by its holder; Reactor.partition_open transfers it to the reactor, the
+    event of partition_close returns it.
     """
 
     __slots__ = ("pointer",)
@@ -115,9 +115,9 @@ class Partition:
         has_others: bool = False,
     ) -> Partition:
         """Opens or creates and recovers; fills `recovery`. May read the whole log: call it off the
-        event loop. `committed_end`: it has several replicas, and below this offset everything is
-        known to be committed; until its first assignment the reactor does not serve it.
-        `has_others`: on other hosts.
+        event loop. `committed_end`: for several replicas: everything below this offset is known to
+        be committed; until its first assignment the reactor does not serve it. `has_others`: other
+        hosts have replicas.
         """
         recovery = recovery if recovery is not None else Recovery()
         c_recovery = copy_in(recovery, ffi.new("struct mqd_recovery *"))
@@ -137,8 +137,8 @@ class Partition:
         return lib.mqd_partition_log_end_offset(self._open())
 
     def close(self, clean: bool = True) -> None:
-        """clean: writes indexes and a producer snapshot and syncs. The object is spent afterwards,
-        also when this raises.
+        """clean: writes indexes and a producer snapshot and syncs. The object cannot be used
+        afterwards, even if this raises.
         """
         pointer, self.pointer = self._open(), ffi.NULL
         check(lib.mqd_partition_close(pointer, clean))

@@ -1,6 +1,6 @@
 """The native loop of one worker: commands in, events out.
 
-Mappings given to a Reactor are held until destroy(): the C side keeps bare pointers into them.
+Mappings passed to a Reactor are held until destroy(): the C side keeps raw pointers into them.
 Concurrency: commands and next_events on one thread; the loop itself runs on a thread of its own and
 never takes the GIL.
 """
@@ -184,7 +184,7 @@ class Reactor:
     """The native loop of one worker, on a thread of its own. Commands return at once; each is
     answered by one event with the same token.
 
-    A command raises NativeError (E_FULL) when 4096 are under way.
+    A command raises NativeError (E_FULL) when 4096 are in flight.
     """
 
     def __init__(self, options: ReactorOptions):
@@ -213,16 +213,16 @@ class Reactor:
         self._reactor = lib.mqd_reactor_create(native)
         if self._reactor == ffi.NULL:
             raise failure()
-        self.event_fd: int = lib.mqd_reactor_event_fd(self._reactor)  # readable when next_events() has something
+        self.event_fd: int = lib.mqd_reactor_event_fd(self._reactor)  # readable when next_events() has events
 
     @property
     def backend(self) -> Backend:
-        """The one in use."""
+        """The I/O backend in use."""
         return Backend(lib.mqd_reactor_backend(self._reactor))
 
     def set_local_max(self, count: int, size_bytes: int) -> None:
-        """Attachments by shared memory that this worker may serve, and their memory; in force at
-        once.
+        """Sets the limits of attachments by shared memory for this worker, and of their memory;
+        effective at once.
         """
         check(lib.mqd_reactor_set_local_max(self._reactor, count, size_bytes))
 
@@ -302,8 +302,8 @@ class Reactor:
         )
 
     def brokers_put(self, token: int, node_id: int, brokers: Sequence[tuple[int, str, int, str | None]]) -> None:
-        """This host's node id, and all brokers that clients may be sent to: (node id, host, port,
-        rack). Texts beyond 255 bytes are cut.
+        """This host's node id, and all brokers that clients may be directed to: (node id, host,
+        port, rack). Texts beyond 255 bytes are truncated.
         """
         addresses = ffi.new("struct mqd_broker_address[]", max(1, len(brokers)))
         for address, (node, host, port, rack) in zip(addresses, brokers, strict=False):
@@ -312,8 +312,8 @@ class Reactor:
         check(lib.mqd_reactor_brokers_put(self._reactor, token, node_id, addresses, len(brokers)))
 
     def replica_set(self, token: int, slot: int, assignment: Any, leader_worker: int) -> None:
-        """`assignment`: mqd.worker.assignments.Assignment, or what has its fields. The event's
-        `offset` is the log end.
+        """`assignment`: mqd.worker.assignments.Assignment, or an object with its fields. The
+        event's `offset` is the log end.
         """
         native = ffi.new("struct mqd_replica_assignment *")
         for name in (
@@ -344,12 +344,12 @@ class Reactor:
         check(lib.mqd_reactor_replica_set(self._reactor, token, slot, native, leader_worker))
 
     def in_sync_answer(self, token: int, slot: int, sequence: int, leader_epoch: int, error: int) -> None:
-        """The controller's answer to what PROPOSE_IN_SYNC asked for."""
+        """The controller's answer to PROPOSE_IN_SYNC."""
         check(lib.mqd_reactor_in_sync_answer(self._reactor, token, slot, sequence, leader_epoch, error))
 
     def fetcher_put(self, token: int, fd: int, options: FetcherOptions) -> None:
-        """A connection to a worker of another host, proven on both sides; the reactor owns `fd`
-        from here on, whatever happens. FETCHER_ENDED comes with this token.
+        """Passes a mutually authenticated connection to a worker of another host; the reactor owns
+        `fd` from here on, even on an error. FETCHER_ENDED comes with this token.
         """
         native = ffi.new("struct mqd_fetcher_options *")
         for name in options.__struct_fields__:
@@ -360,30 +360,32 @@ class Reactor:
         check(lib.mqd_reactor_fetcher_remove(self._reactor, token, leader_node, leader_worker, lane))
 
     def fetcher_rate(self, token: int, bytes_per_second_max: int) -> None:
-        """Of all throttled lanes together; 0 = no bound."""
+        """The rate limit of all throttled lanes together; 0 = no limit."""
         check(lib.mqd_reactor_fetcher_rate(self._reactor, token, bytes_per_second_max))
 
     def relay_put(
         self, token: int, fd: int, leader_node: int, leader_worker: int, lane: int, timeout_ms: int, tls: bool = False
     ) -> None:
-        """A connection to a worker of another host, proven on both sides, for what local clients
-        write to partitions led there; the reactor owns `fd` from here on, whatever happens.
-        RELAY_ENDED comes with this token. `tls`: as in FetcherOptions.
+        """Passes a mutually authenticated connection to a worker of another host, for local
+        clients' batches to partitions led there; the reactor owns `fd` from here on, even on an
+        error. RELAY_ENDED comes with this token. `tls`: as in FetcherOptions.
         """
         options = _relay(leader_node, leader_worker, lane, timeout_ms)
         options.tls = tls
         check(lib.mqd_reactor_relay_put(self._reactor, token, fd, options))
 
     def relay_refuse(self, token: int, leader_node: int, leader_worker: int, lane: int, refuse_ms: int) -> None:
-        """There is none: what waits for it, and what comes within refuse_ms, is refused."""
+        """There is no connection: waiting requests, and those that arrive within refuse_ms, are
+        refused."""
         check(lib.mqd_reactor_relay_refuse(self._reactor, token, _relay(leader_node, leader_worker, lane, refuse_ms)))
 
     def relay_remove(self, token: int, leader_node: int) -> None:
         check(lib.mqd_reactor_relay_remove(self._reactor, token, leader_node))
 
     def subject_put(self, token: int, subject: int, topics: bytes, transactional_ids: bytes, groups: bytes) -> None:
-        """Answers SUBJECT_REQUESTED of that token, or replaces what did (mqd/security/rights_table.py has
-        the tables). The event's error is E_STALE when the subject is gone.
+        """Answers SUBJECT_REQUESTED of that token, or replaces the earlier answer
+        (mqd/security/rights_table.py has the tables). The event's error is E_STALE when the subject
+        is gone.
         """
         tables = ffi.new("struct mqd_rights_tables *")
         kept = [ffi.from_buffer("uint8_t[]", table) for table in (topics, transactional_ids, groups)]
@@ -392,14 +394,16 @@ class Reactor:
         check(lib.mqd_reactor_subject_put(self._reactor, token, subject, tables))
 
     def take_back(self, token: int, slots: Sequence[int]) -> None:
-        """Rolls the active segments of these slots that local clients of this worker have."""
+        """Rolls the active segments of these slots that local clients of this worker have
+        mapped."""
         check(lib.mqd_reactor_take_back(self._reactor, token, list(slots), len(slots)))
 
     def topic_remove(self, token: int, topic_id: bytes) -> None:
         check(lib.mqd_reactor_topic_remove(self._reactor, token, checked_topic_id(topic_id)))
 
     def partition_open(self, token: int, slot: int, log_dir: int, partition: Partition) -> None:
-        """Gives the partition to the reactor; when this raises, it still belongs to the caller."""
+        """Transfers the partition to the reactor; when this raises, it still belongs to the
+        caller."""
         check(lib.mqd_reactor_partition_open(self._reactor, token, slot, log_dir, partition._open()))
         partition.give_away()
 
@@ -420,14 +424,14 @@ class Reactor:
         check(lib.mqd_reactor_roll(self._reactor, token, slot))
 
     def segments_replaced(self, token: int, slot: int, first: int, last: int) -> None:
-        """Compaction made one segment, named by `first`, of those from `first` to `last`; first ==
-        last: readers look again, no more. E_STALE: not these.
+        """Compaction has merged the segments from `first` to `last` into one, named by `first`.
+        first == last: readers only reopen it. E_STALE: these segments no longer exist.
         """
         check(lib.mqd_reactor_segments_replaced(self._reactor, token, slot, first, last))
 
     def segments_hold(self, token: int, slot: int, hold: int) -> None:
-        """1: no cut of the log begins until 0 is said; -1: only asked. The event's `offset`: how
-        often the log was cut since it was opened.
+        """1: no truncation of the log begins until a call with 0; -1: a query only. The event's
+        `offset`: how often the log was truncated since it was opened.
         """
         check(lib.mqd_reactor_segments_hold(self._reactor, token, slot, hold))
 
@@ -435,12 +439,13 @@ class Reactor:
         check(lib.mqd_reactor_set_leader_epoch(self._reactor, token, slot, leader_epoch))
 
     def set_connection_max(self, connection_count_max: int, broker_count_max: int) -> None:
-        """Of this worker, and of all together. Not a queued command: no event answers it."""
+        """Sets the connection limits of this worker and of all workers together. Not a queued
+        command: no event follows."""
         check(lib.mqd_reactor_set_connection_max(self._reactor, connection_count_max, broker_count_max))
 
     def listener_tls(self, token: int, listener_id: int, context: TlsContext) -> None:
-        """For its new connections (LISTENER_HOSTS: those between hosts); the reactor owns the context
-        from here on, whatever happens.
+        """Sets the TLS context of the listener's new connections (LISTENER_HOSTS: those between
+        hosts); the reactor owns the context from here on, even on an error.
         """
         check(lib.mqd_reactor_listener_tls(self._reactor, token, listener_id, context.give_away()))
 

@@ -1,13 +1,13 @@
 """The reader of mapped segments (native/client/reader.h): columns over a partition's records, and
 the mappings that they point into.
 
-A `Block` is memory for columns, a `SegmentReader` fills it. Keys, values and headers stay where
-they are: their positions count from the mapping's first byte.
+A `Block` is memory for columns, a `SegmentReader` fills it. Keys, values and headers are not
+copied: their positions count from the mapping's first byte.
 
-Lifetime: `SegmentReader.hold` gives the mapping as a read-only memoryview. It, its slices and every
-array made of it keep the mapping: it is unmapped when the last of them has gone, whatever has
-become of the segment, the reader, the attachment or the broker. Concurrency: a reader is one
-thread's at a time; readers run beside each other and beside everything else on their attachment.
+Lifetime: `SegmentReader.hold` returns the mapping as a read-only memoryview. The view, its slices
+and arrays over them keep the mapping: it is unmapped when the last of them is freed, even if the
+segment, the reader, the attachment or the broker has ended. Concurrency: a reader is used by one
+thread at a time; readers run concurrently with each other and with other calls on their attachment.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Block:
     """Columns for `capacity` records. `offsets` and `timestamps_ms` are int64, positions int64
     (bytes from the view's base), sizes int32 (-1 = null).
 
-    Arrays over it (slices too) hold it by `memory`: whoever wants to fill it again looks whether
-    somebody does, see `is_free`.
+    Arrays over it (slices too) hold it by `memory`; `is_free` tells whether it may be filled again.
     """
 
     __slots__ = (*_WIDE, *_NARROW, "_pointer", "capacity", "memory", "view")
@@ -82,7 +81,7 @@ class Block:
 
 
 class ReadState(msgspec.Struct):
-    """What comes behind the records of a view; see enum mqd_read_stop."""
+    """Why the records of a view end; see enum mqd_read_stop."""
 
     stop: ReadStop
     codec: int = 0
@@ -101,7 +100,7 @@ class SegmentReader:
         if handle == ffi.NULL:
             raise failure()
         self._reader = handle
-        self._keep = keep  # what the C side may point at
+        self._keep = keep  # objects that the C side may point to
         self._state = ffi.new("struct mqd_read_state *")
 
     @classmethod
@@ -126,8 +125,8 @@ class SegmentReader:
     def of_memory(
         cls, batches: bytes | bytearray | memoryview, offset: int = 0, isolation_level: int = 0
     ) -> SegmentReader:
-        """Record batches in memory, which the reader keeps; they may not change while it, or what
-        it gave out, is used.
+        """Reads record batches in memory, which the reader keeps; they must not change while it, or
+        any view of it, is used.
         """
         pointer = ffi.from_buffer("uint8_t[]", batches)
         return cls(lib.mqd_segment_reader_open_memory(pointer, len(pointer), offset, isolation_level), pointer)
@@ -138,7 +137,7 @@ class SegmentReader:
         return self._reader
 
     def close(self) -> None:
-        """Views that are held stay good."""
+        """Held views stay valid."""
         reader, self._reader = self._reader, None
         if reader is not None:
             lib.mqd_segment_reader_close(reader)
@@ -148,7 +147,8 @@ class SegmentReader:
             self.close()
 
     def move(self, client: object) -> None:
-        """To another attachment. Raises NativeError when that has ended already."""
+        """Moves the reader to another attachment. Raises NativeError when that has ended
+        already."""
         check(lib.mqd_segment_reader_move(self._open(), _pointer(client)))
 
     def seek(self, offset: int) -> None:
@@ -167,7 +167,7 @@ class SegmentReader:
 
     def set_aborted(self, transactions: list[tuple[int, int]], until_offset: int) -> None:
         """(producer id, first offset) of the aborted transactions below `until_offset` that overlap
-        what comes.
+        the records to come.
         """
         producers = ffi.new("int64_t[]", [producer_id for producer_id, _ in transactions] or [0])
         firsts = ffi.new("int64_t[]", [first_offset for _, first_offset in transactions] or [0])
@@ -189,7 +189,7 @@ class SegmentReader:
         )
 
     def skip(self) -> None:
-        """Passes over the compressed or corrupt batch that stopped the last call."""
+        """Skips the compressed or corrupt batch that stopped the last call."""
         check(lib.mqd_segment_reader_skip(self._open()))
 
     def hold(self, block: Block) -> memoryview:
@@ -212,7 +212,7 @@ def _pointer(client: object) -> object:
 
 
 class CompressedBatch(msgspec.Struct):
-    """What is needed of the header of a compressed batch; `data` is all of it, a copy."""
+    """The needed header fields of a compressed batch; `data` is a copy of the whole batch."""
 
     data: bytes
     leader_epoch: int
@@ -221,8 +221,8 @@ class CompressedBatch(msgspec.Struct):
 
 
 def compressed_batch(block: Block, state: ReadState) -> tuple[CompressedBatch, memoryview]:
-    """The batch that stopped the last next() with COMPRESSED, and its compressed bytes where they
-    are: good until the next next().
+    """The batch that stopped the last next() with COMPRESSED, and its compressed bytes in place:
+    valid until the next next().
     """
     start = block.view.base + state.compressed_position
     header = bytes(ffi.buffer(start, BATCH_HEADER_BYTES))
@@ -234,8 +234,8 @@ def compressed_batch(block: Block, state: ReadState) -> tuple[CompressedBatch, m
 
 
 def fill_from_records(block: Block, start: int, header: bytes | memoryview, records: bytes, from_offset: int) -> int:
-    """The records of a decompressed batch into `block` from its place `start` on; those below
-    from_offset are left out. Returns how many. Positions count from records[0]. Raises NativeError
+    """Parses the records of a decompressed batch into `block` from row `start` on, except those
+    below from_offset. Returns how many. Positions count from records[0]. Raises NativeError
     (E_CORRUPT).
     """
     view = ffi.new("struct mqd_record_view *")
@@ -252,8 +252,8 @@ def fill_from_records(block: Block, start: int, header: bytes | memoryview, reco
 
 
 def batches_extent(batches: bytes | bytearray | memoryview) -> tuple[int, int | None]:
-    """The whole batches at the begin of a Fetch answer's records: (their size in bytes, the offset
-    behind them; None without any). Raises NativeError (E_CORRUPT).
+    """The complete batches at the start of a Fetch response's records: (their size in bytes, the
+    offset after them; None without any). Raises NativeError (E_CORRUPT).
     """
     next_offset = ffi.new("int64_t *", -1)
     pointer = ffi.from_buffer("uint8_t[]", batches)
@@ -264,8 +264,8 @@ def batches_extent(batches: bytes | bytearray | memoryview) -> tuple[int, int | 
 def gather(
     base: memoryview, positions: np.ndarray, sizes: np.ndarray, with_offsets: bool = False
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The blobs one after another (uint8), and on request where each begins (int64, one more than
-    there are blobs). Nulls count as empty.
+    """The concatenated blobs (uint8), and on request the start of each (int64, one more than there
+    are blobs). Nulls count as empty.
     """
     positions, sizes = np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(sizes, np.int32)
     count = len(sizes)
@@ -313,6 +313,6 @@ def _bytes(base: memoryview) -> object:
 
 
 def _check_bounds(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> None:
-    """The arrays are the caller's by now: he may have written to them."""
+    """The arrays belong to the caller by now, which may have written to them."""
     if len(sizes) and (int(positions.min()) < 0 or int((positions + np.maximum(sizes, 0)).max()) > len(base)):
         raise ValueError("a position lies outside of the bytes that it counts from")

@@ -1,7 +1,7 @@
 """TLS of listeners, and between hosts, by the system's OpenSSL: certificates in, a context for the reactor out.
 
 The native side opens `libssl.so.3` at the first call; without it every call here raises NativeError
-with the way out. Contexts do not change; a reloaded certificate is another context.
+with the remedy. Contexts are immutable; a reloaded certificate is a new context.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from mqd.native.core import bytes_of, check, failure, ffi, lib
 
 TICKET_KEY_BYTES: int = lib.MQD_TLS_TICKET_KEY_BYTES
-LISTENER_HOSTS: int = lib.MQD_LISTENER_HOSTS  # of Reactor.listener_tls: connections between hosts
+LISTENER_HOSTS: int = lib.MQD_LISTENER_HOSTS  # pseudo listener id of Reactor.listener_tls: connections between hosts
 IDENTITY_COUNT_MAX: int = lib.MQD_TLS_IDENTITY_COUNT_MAX
 TLS_1_2, TLS_1_3 = 0x303, 0x304
 CIPHERS_BETWEEN_HOSTS = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
@@ -29,7 +29,7 @@ class ClientAuth(IntEnum):
 
 
 class TlsFile(msgspec.Struct, frozen=True):
-    """The content of a file. Its repr shows none of it."""
+    """The content of a file, which its repr does not show."""
 
     content: bytes
     password: str | None = None
@@ -61,13 +61,14 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tls_version() -> str:
-    """The version of OpenSSL in use. Raises NativeError: there is none that can be used."""
+    """The version of OpenSSL in use. Raises NativeError if no usable one is installed."""
     check(lib.mqd_tls_available())
     return ffi.string(lib.mqd_tls_version()).decode()
 
 
 class TlsContext:
-    """Checked settings of a listener. Raises NativeError: what is wrong with which file."""
+    """The checked TLS context of a listener. Raises NativeError, which names the file and the
+    fault."""
 
     def __init__(self, settings: TlsSettings):
         held: list[Any] = []
@@ -93,14 +94,15 @@ class TlsContext:
         self._context = ffi.gc(context, lib.mqd_tls_context_free)
 
     def give_away(self) -> Any:
-        """For the reactor, which frees it."""
+        """Releases the C context to the reactor, which frees it."""
         context, self._context = self._context, None
         ffi.gc(context, None)  # no longer freed by us
         return context
 
 
 def between_hosts(certificate: bytes, key: bytes, ca: bytes) -> TlsContext:
-    """For Reactor.listener_tls(LISTENER_HOSTS), from PEM. Raises NativeError: what is wrong."""
+    """A context for Reactor.listener_tls(LISTENER_HOSTS), from PEM. Raises NativeError with the
+    fault."""
     return TlsContext(
         TlsSettings(
             identities=(TlsIdentity(TlsFile(certificate), TlsFile(key)),),

@@ -37,7 +37,7 @@ EVERY_USER = "User:*"
 CLUSTER_NAME = "kafka-cluster"  # the only resource of type CLUSTER
 
 EVERY_OPERATION = sum(1 << operation for operation in Operation if operation >= Operation.READ)
-"""Mask with one bit for each operation; bit = Operation."""
+"""A mask with one bit for each operation; bit = Operation."""
 
 _DESCRIBING = 1 << Operation.DESCRIBE
 ALLOWS: dict[int, int] = {
@@ -49,7 +49,7 @@ ALLOWS: dict[int, int] = {
     Operation.ALTER: 1 << Operation.ALTER | _DESCRIBING,
     Operation.ALTER_CONFIGS: 1 << Operation.ALTER_CONFIGS | 1 << Operation.DESCRIBE_CONFIGS,
 }
-"""By the operation of an allowing rule: the operations that it allows."""
+"""By the operation of an ALLOW rule: the operations that it implies."""
 
 
 # gc=False: there may be a hundred thousand, and they are never part of a cycle
@@ -63,7 +63,7 @@ class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True, order=T
     permission: int
 
     def __str__(self) -> str:
-        """For people, as in logs."""
+        """The rule as text for logs and tools."""
         pattern = "" if self.pattern_type == PatternType.LITERAL else "prefix "
         return (
             f"{name_of(Permission, self.permission)} {self.principal} {name_of(Operation, self.operation)} on"
@@ -109,7 +109,7 @@ class AclFilter(msgspec.Struct, frozen=True):
 
 
 def unknown(rule: AclBinding | AclFilter) -> str:
-    """The name of a field with a number that this version does not know; "": it knows all."""
+    """The name of a field whose number this version does not know; "": it knows all."""
     values = (
         ("resource type", ResourceType, rule.resource_type),
         ("pattern type", PatternType, rule.pattern_type),

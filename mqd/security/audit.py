@@ -1,9 +1,8 @@
-"""logs/audit.log: who was denied what, and who changed rules and users. One JSON object a line.
+"""logs/audit.log: denied operations, and changes of rules and users. One JSON object per line.
 
 A denial is written once for each principal, address, operation and resource in WINDOW_S, by each
-process that decides (the acceptor and the workers); its next line has the number of those in
-between. Bounds: DENIALS_MAX different denials in WINDOW_S; of further ones only the number is
-written.
+deciding process (the acceptor and the workers); its next line has the number of denials in between.
+Bounds: DENIALS_MAX different denials in WINDOW_S; of further ones only the number is logged.
 
 The processes share the file: a line is one write to its end. Whichever process finds it larger than
 SIZE_BYTES_MAX renames it to audit.log.1; KEPT of those stay.
@@ -65,7 +64,7 @@ class SharedFile:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
 
     def _rename(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # held by others while they rename, not longer
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # other processes hold it only while they rename
         if self._is_current():
             for number in range(KEPT, 0, -1):
                 older = self._numbered(number - 1) if number > 1 else self._path
@@ -85,8 +84,8 @@ class Audit:
         self._file = SharedFile(path) if path is not None else None
         # (principal, host, operation, type, name) -> [time of the last line, denials since]
         self._denials: dict[tuple[str, str, int, int, str], list[float]] = {}
-        self._swept_s = 0.0  # when room was last made
-        self._beyond = 0  # denials since then that no line is written for
+        self._swept_s = 0.0  # when expired entries were last dropped
+        self._beyond = 0  # denials since then without a line
 
     def denied(
         self,
@@ -98,7 +97,7 @@ class Audit:
         only_logged: bool,
         count: int = 1,
     ) -> None:
-        """`count`: this denial and equal ones before it that were not told."""
+        """`count`: this denial and equal earlier ones that were not logged."""
         now = self._clock()
         key = (principal, host, operation, resource_type, name)
         known = self._denials.get(key)
@@ -121,8 +120,8 @@ class Audit:
         )
 
     def _sweep(self, now: float) -> bool:
-        """Makes room; returns whether there is some. Once in a window: a flood of names must cost no
-        more than a dictionary's look-up for each.
+        """Drops expired entries; returns whether there is room. At most once in a window: a flood
+        of names must cost no more than one look-up each.
         """
         if now - self._swept_s < WINDOW_S:
             return False
@@ -134,7 +133,7 @@ class Audit:
         return len(self._denials) < DENIALS_MAX
 
     def write(self, event: str, **fields: object) -> None:
-        """A disk that refuses does not stop the broker; the process's own log says so."""
+        """A failing disk does not stop the broker; the process's own log has the error."""
         if self._file is None:
             return
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._clock()))

@@ -3,15 +3,15 @@
 1. A super user may do everything.
 2. The rules that apply are those of the principal or of `User:*`, from its host or from `*`, whose
    pattern names the resource: its literal name, a prefix of it, or the literal `*`.
-3. One of them denies the operation, or all operations: no.
-4. One of them allows the operation, or one that implies it (acl.ALLOWS), or all: yes.
+3. If one of them denies the operation, or all operations: no.
+4. If one of them allows the operation, or one that implies it (acl.ALLOWS), or all: yes.
 5. Otherwise no; but yes with allow.everyone.if.no.acl.found for a resource that no rule of any
    principal names.
 
 For each principal and host the rules of one resource type are compiled into a RightsTable, which
 the reactor gets too (subject.py).
 
-Where the host is not known (""), every denial applies, and of what is allowed only that from `*`.
+Where the host is not known (""), every DENY rule applies, but only ALLOW rules for host `*`.
 
 Invariants
     A1  a RightsTable is never older than the rules: every change drops all of them
@@ -39,12 +39,12 @@ from mqd.security.principal import BROKER, super_users
 from mqd.security.rights_table import EVERYTHING, RightsTable, compiled
 
 TABLES_MAX = 4096
-# Not a name that a rule is expected to have: whether it is allowed says what holds for names without rules.
+# A name that no rule is expected to have: its decision is that of names without rules.
 _UNNAMED = "hardcode"
 
 
 class Verdict(NamedTuple):
-    """A decision with its reason, for people."""
+    """A decision with its reason, for human readers."""
 
     allowed: bool
     reason: str
@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
 
 
 def configured(config: Mapping[str, str]) -> "Authorizer | None":
-    """By a broker's properties; None: everything is allowed."""
+    """Created by a broker's properties; None: everything is allowed."""
     if not broker_value(config, "authorizer.class.name"):
         return None
     return Authorizer(
@@ -70,7 +70,7 @@ class Authorizer:
         self.generation = 0
         self.bindings: dict[bytes, AclBinding] = {}
         self._by_principal: dict[str, dict[bytes, AclBinding]] = {}
-        # how many rules have this (resource type, pattern type, name)
+        # number of rules with this (resource type, pattern type, name)
         self._patterns: Counter[tuple[int, int, str]] = Counter()
         self._tables: dict[tuple[str, str, int], RightsTable] = {}
 
@@ -205,7 +205,7 @@ class Authorizer:
 
 
 def _dominated(binding: AclBinding, denied: Mapping[int, set[str]]) -> bool:
-    """Whether denials leave nothing of what an allowing rule names."""
+    """Whether DENY rules cover everything that an ALLOW rule allows."""
     name = binding.name
     if binding.pattern_type == PatternType.LITERAL:
         if name == WILDCARD:

@@ -1,5 +1,5 @@
-"""How our own clients prove who they are: their settings, by the names that Java's client and
-librdkafka share, and what a new connection must do before anything else.
+"""Authentication of mqd's own clients: their settings, by the names that the Java client and
+librdkafka share, and the first steps of a new connection.
 """
 
 import base64
@@ -21,9 +21,10 @@ from mqd.protocol.errors import ERRORS
 from mqd.protocol.messages import SaslAuthenticateRequest, SaslHandshakeRequest
 from mqd.security.scram import ITERATIONS_MIN, MECHANISMS, salted_password
 
-ITERATIONS_MAX = 1 << 20  # more would let a server keep us busy for seconds
+ITERATIONS_MAX = 1 << 20  # more would let a server keep this client busy for seconds
 HANDSHAKE, AUTHENTICATE = 17, 36
-# (mqd) user and password are a delegation token's; Java's clients have it in sasl.jaas.config
+# (mqd) user and password are those of a delegation token; Java's clients have it in
+# sasl.jaas.config
 TOKEN_AUTH = "sasl.tokenauth"
 # Java's name, or an alias -> librdkafka's
 _NAMES = {
@@ -33,7 +34,7 @@ _NAMES = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.key": "ssl.key.pem",
 }
-# Java's settings that say how to read the others; PEM is the only form here
+# Java's settings for the file format; only PEM is supported here
 _FORMS = {"ssl.truststore.type": "PEM", "ssl.keystore.type": "PEM"}
 _JAAS = re.compile(
     r"\s*(?:org\.apache\.kafka\.common\.security\.(?:plain\.PlainLoginModule|scram\.ScramLoginModule))\s+required"
@@ -46,7 +47,7 @@ Send = Callable[[int, object, int], Any]
 
 
 class NotAuthenticated(Exception):
-    """The broker did not take our credentials, or did not prove that it knows them."""
+    """The broker refused our credentials, or did not prove that it knows them."""
 
 
 class ClientSecurity(msgspec.Struct, frozen=True):
@@ -67,13 +68,13 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         return self.protocol.startswith("SASL_")
 
     def secure(self, connection: socket.socket, host: str) -> socket.socket:
-        """The connection to speak through: TLS where the protocol says so. Raises OSError, also for a
-        failed handshake (ssl.SSLError), and ConfigError.
+        """The connection to use: with TLS where the protocol requires it. Raises OSError, also for
+        a failed handshake (ssl.SSLError), and ConfigError.
         """
         return self._context().wrap_socket(connection, server_hostname=host) if self.has_tls else connection
 
     def authenticate(self, send: Send) -> None:
-        """Proves who we are on a new connection. Raises NotAuthenticated."""
+        """Authenticates on a new connection. Raises NotAuthenticated."""
         if not self.has_sasl:
             return
         mechanism = self.settings.get("sasl.mechanisms", "")
@@ -81,7 +82,7 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         if response.error_code:
             offered = ", ".join(response.mechanisms)
             raise NotAuthenticated(
-                f"the broker does not take sasl.mechanism={mechanism or '(none)'}; it takes {offered}"
+                f"the broker does not support sasl.mechanism={mechanism or '(none)'}; it supports {offered}"
             )
         step = lambda token: self._step(send, token)
         user, password = self.settings.get("sasl.username", ""), self.settings.get("sasl.password", "")
@@ -104,8 +105,8 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         get = self.settings.get
         if get("ssl.certificate.pem") or get("ssl.key.pem"):
             raise ConfigError(
-                "a client certificate in the settings themselves is not read by this client; put it into a file and name"
-                " that: ssl.certificate.location, ssl.key.location",
+                "this client does not support an inline client certificate; put it into a file and set"
+                " ssl.certificate.location and ssl.key.location",
                 "ssl.certificate.pem",
             )
         try:
@@ -126,7 +127,7 @@ class ClientSecurity(msgspec.Struct, frozen=True):
 
 def of_properties(properties: Mapping[str, str]) -> ClientSecurity:
     """The security settings among a client's properties, in Java's or librdkafka's names. Raises
-    ConfigError: one that could not be kept.
+    ConfigError for one that this client cannot honour.
     """
     found: dict[str, str] = {}
     for name, value in properties.items():
@@ -200,7 +201,7 @@ def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], byte
         raise NotAuthenticated("the broker's first message of the authentication is not SCRAM's")
     iterations = int(match[3])
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-        raise NotAuthenticated(f"the broker asks for {iterations} iterations; {ITERATIONS_MIN} are the least")
+        raise NotAuthenticated(f"the broker requires {iterations} iterations; the minimum is {ITERATIONS_MIN}")
     try:
         salt = base64.b64decode(match[2], validate=True)
     except binascii.Error:
@@ -214,4 +215,6 @@ def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], byte
     final = step(f"{without_proof},p={base64.b64encode(proof).decode()}".encode())
     expected = b"v=" + base64.b64encode(hmac.digest(hmac.digest(salted, b"Server Key", name), signed, name))
     if not hmac.compare_digest(final.split(b",")[0], expected):
-        raise NotAuthenticated("the broker does not know this user's password: it is another than it says")
+        raise NotAuthenticated(
+            "the server did not prove that it knows this user's password: it may not be the real broker"
+        )

@@ -1,9 +1,9 @@
-"""What a broker's processes give up once they have what they need: core files, system calls that
-they never make, and files that are not theirs. A bug that lets an attacker run code in one of them
-then reaches little beyond what that process holds.
+"""Confinement of a broker's processes after their start: no core files, no system calls that they
+never make, no access to unrelated files. An attacker who can run code in one of them then reaches
+little beyond that process.
 
-`process.sandbox` and `core.files.allow` say whether; mqd/base/sandbox.py says how. What a kernel or
-a container does not offer is left out, and said in the log and by `mqd status`.
+`process.sandbox` and `core.files.allow` enable it; mqd/base/sandbox.py implements it. What a kernel
+or a container does not support is skipped, and reported in the log and by `mqd status`.
 """
 
 import os
@@ -26,15 +26,16 @@ _URL_PROPERTY, _FILE_URL = "sasl.oauthbearer.jwks.endpoint.url", "file://"
 
 
 def hide_memory(config: Mapping[str, str]) -> str:
-    """What is in force: text, or "" for nothing."""
+    """Applies it; returns what is in force as text, "" for nothing."""
     if config.get("core.files.allow") == "true":
         return ""
     return _in_force([("no core files", sandbox.hide_memory)])
 
 
 def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool = False) -> str:
-    """What is in force, for people. `places`: of the files that this process writes; None: its
-    files are not restricted. `makes_ring`: it opens an io_uring, and calls no_more_rings then.
+    """Returns what is in force, for human readers. `places`: directories that this process writes
+    to; None: its files are not restricted. `makes_ring`: it opens an io_uring, and calls
+    no_more_rings then.
     """
     hidden = hide_memory(config)
     if config.get("process.sandbox") == "off":
@@ -49,7 +50,8 @@ def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool =
 
 
 def no_more_rings(config: Mapping[str, str]) -> None:
-    """A worker has its ring, whose operations are restricted: another one's would not be."""
+    """Called when a worker has its ring, whose operations are restricted; those of another ring
+    would not be."""
     if config.get("process.sandbox") != "off":
         _in_force([("seccomp", lambda: sandbox.refuse_system_calls(sandbox.RING_CALLS.values()))])
 
@@ -67,7 +69,7 @@ def _in_force(steps: Iterable[tuple[str, Callable[[], None]]]) -> str:
 
 
 def _code() -> list[str]:
-    """Where Python and what it loads are: modules are imported when they are first needed. Bytecode
+    """The directories of Python and its modules, which are imported on first use. Bytecode
     may be elsewhere; without it each module would be compiled at each start.
     """
     package = Path(__file__).resolve().parents[1]

@@ -1,14 +1,14 @@
-"""What every SASL mechanism is to the broker: an exchange of tokens that proves a user, or fails."""
+"""The interface of a SASL mechanism: an exchange of tokens that authenticates a user, or fails."""
 
 from typing import Protocol
 
-# of PLAIN and SCRAM: names of 255 characters, a password or a nonce. What an exchange keeps, and what
-# is kept of its failure, is smaller than this.
+# limit of PLAIN and SCRAM tokens: names of 255 characters, a password or a nonce. The state of an
+# exchange, and of its failure, is smaller than this.
 PASSWORD_TOKEN_BYTES_MAX = 4096
 
 
 class AuthenticationFailed(Exception):
-    """The reason is for the broker's log; the client receives the same words for every failure.
+    """The reason is for the broker's log; the client receives the same text for every failure.
     `user`: as claimed; "" where it is not known.
     """
 

@@ -1,17 +1,18 @@
-"""The certificate by which this host proves its node id to the others of its cluster, and theirs to
-it: `cluster.tls` and the files that it names.
+"""The certificates by which the hosts of a cluster prove their node ids to each other:
+`cluster.tls` and the files that it names.
 
     identity = load(config)          None: cluster.tls=off
     identity.server, .client         contexts for Python's connections; the next one uses them
     identity.files                   the same as PEM bytes, for native contexts
     identity.reload()                reads changed files again
-    check_peer(certificate, node)    after the TLS handshake: is the peer's certificate of that node?
+    check_peer(certificate, node)    after the TLS handshake: checks that the peer's certificate is
+                                     that node's
 
-A connection between hosts is proven by the cluster's key first
-(mqd/cluster/membership/handshake.py), then by these certificates. A stolen key of the cluster opens
-nothing without a certificate, and a stolen certificate is one host only.
+A connection between hosts is authenticated by the cluster's key first
+(mqd/cluster/membership/handshake.py), then by these certificates. A stolen cluster key is useless
+without a certificate, and a stolen certificate is that of one host only.
 
-Invariant: what cannot be used leaves the previous files in use. Errors are
+Invariant: if new files are unusable, the previous ones stay in use. Errors are
 ConfigErrors that name the property, the file and the way out. Concurrency: load() and reload() read
 files and may be called by any thread, one at a time; the attributes are replaced whole.
 """
@@ -34,7 +35,7 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class NotThatHost(ConnectionError):
-    """The peer's certificate is not of the node that it has said to be."""
+    """The peer's certificate does not belong to the node that it claims to be."""
 
 
 class Files(msgspec.Struct, frozen=True):
@@ -59,14 +60,14 @@ def check(config: Mapping[str, str]) -> None:
     identity = load(config)
     if identity is None:
         return
-    from mqd.security import pki  # it loads cryptography, which a broker without host TLS does not need
+    from mqd.security import pki  # imports cryptography, which a broker without host TLS does not need
 
     ends = pki.expires(identity.files.certificate)
     if ends < datetime.datetime.now(datetime.UTC):
         path = config[CERTIFICATE]
         raise ConfigError(
-            f"the host certificate {path} has ended on {ends:%Y-%m-%d}: put a new one there (`mqd cert renew`"
-            " makes one of the authority of `mqd up --secure`)",
+            f"the host certificate {path} expired on {ends:%Y-%m-%d}: replace it (`mqd cert renew`"
+            " creates one with the authority of `mqd up --secure`)",
             CERTIFICATE,
         )
 
@@ -93,7 +94,7 @@ class HostIdentity:
         self.files, self.server, self.client = self._read()
 
     def _look(self) -> tuple[tuple[int, int, int], ...]:
-        """Another result: the files have changed."""
+        """A different result means that the files have changed."""
         found = []
         for path in self._paths.values():
             try:
@@ -105,8 +106,8 @@ class HostIdentity:
         return tuple(found)
 
     def reload(self) -> bool:
-        """Whether changed files are in use now. Raises ConfigError: they have changed and cannot be
-        used, the previous are.
+        """Whether changed files are in use now. Raises ConfigError if they have changed and are
+        unusable; the previous ones stay in use.
         """
         seen = self._look()
         if seen == self._seen:
@@ -152,7 +153,7 @@ def _check_node(certificate: bytes, path: str, node_id: int) -> None:
     except ValueError as error:
         raise ConfigError(f"{path} has no certificate: {error}", CERTIFICATE) from None
     raise ConfigError(
-        f"the certificate in {path} is not of this host: it needs the URI {pki.node_uri(node_id)} as a subject"
+        f"the certificate in {path} is not for this host: it needs the URI {pki.node_uri(node_id)} as a subject"
         " alternative name (`mqd up --secure` makes one)",
         CERTIFICATE,
     )
@@ -162,10 +163,10 @@ def _context(files: Files, protocol: int) -> ssl.SSLContext:
     """Raises ssl.SSLError, ValueError."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # check_peer() does, by the node id: addresses change
+    context.check_hostname = False  # check_peer() does that, by the node id: addresses change
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # connections are few and long; a resumed one would skip the certificate
+        context.num_tickets = 0  # connections are few and long-lived; a resumed one would skip the certificate
     context.load_verify_locations(cadata=files.ca.decode("ascii"))
     # ssl takes file names only; the file may have changed since it was read
     fd = os.memfd_create("mqd-host", os.MFD_CLOEXEC)
@@ -178,7 +179,7 @@ def _context(files: Files, protocol: int) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Otherwise OpenSSL asks for one at the terminal."""
+    """Otherwise OpenSSL would prompt for a password at the terminal."""
     raise ValueError("the key is encrypted")
 
 
@@ -189,8 +190,8 @@ def check_peer(certificate: Mapping[str, Any] | None, node_id: int) -> None:
     names = uris(certificate)
     if node_uri(node_id) not in names:
         raise NotThatHost(
-            f"node {node_id} shows a certificate of {' and '.join(names) or 'no host'}; give each host the one that was"
-            " made for its node id"
+            f"node {node_id} has a certificate of {' and '.join(names) or 'no host'}; install on each host the one"
+            " that was created for its node id"
         )
 
 
@@ -199,7 +200,7 @@ def uris(certificate: Mapping[str, Any] | None) -> list[str]:
 
 
 def reason_of(error: BaseException) -> str:
-    """A failed TLS handshake in words."""
+    """The reason of a failed TLS handshake as text."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

@@ -19,13 +19,13 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 KEYS_BYTES_MAX = 1 << 20
 FETCH_S = 10.0
 REASON_MAX = 200  # characters: PyJWT's messages may quote the token
-UNKNOWN_KEY_PAUSE_S = 10.0  # tokens that name unknown keys make us read the issuer's at most this often
+UNKNOWN_KEY_PAUSE_S = 10.0  # tokens with unknown key ids cause a reload of the issuer's keys at most this often
 _FIRST = re.compile(
     rb"n,(?:a=(?P<acts_as>[^\x00,\x01]+))?,\x01auth=[Bb]earer +(?P<token>[A-Za-z0-9._~+/=-]+)\x01"
     rb"(?:[A-Za-z]+=[^\x00\x01]*\x01)*\x01"
 )
 _REFUSED = json.dumps({"status": "invalid_token"}).encode()
-# runs what may take long elsewhere
+# runs slow work outside the event loop
 Elsewhere = Callable[[Callable[[], "Claims"]], Awaitable["Claims"]]
 
 
@@ -75,7 +75,9 @@ class Issuer:
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") not in ALGORITHMS:
-                raise AuthenticationFailed(f"a token is signed by {str(header.get('alg'))[:40]!r}, which is not taken")
+                raise AuthenticationFailed(
+                    f"a token is signed by {str(header.get('alg'))[:40]!r}, which is not accepted"
+                )
             key = self._key(str(header.get("kid", "")))
             claims = jwt.decode(
                 token,
@@ -91,11 +93,11 @@ class Issuer:
         user = claims[options.user_claim]
         try:
             if not isinstance(user, str):
-                raise ValueError("it is no text")
-            principal.user(user)  # at many issuers users choose their names
+                raise ValueError("it is not a text")
+            principal.user(user)  # many issuers let users choose their names
         except ValueError as error:
             raise AuthenticationFailed(f"a token's claim {options.user_claim} names no user: {error}") from None
-        return Claims(user, (int(claims["exp"]) + options.skew_s) * 1000)  # PyJWT takes a text of digits, too
+        return Claims(user, (int(claims["exp"]) + options.skew_s) * 1000)  # PyJWT accepts a text of digits, too
 
     def _key(self, key_id: str) -> Any:
         """The issuer's key of this id; without an id, its only one."""
@@ -105,7 +107,7 @@ class Issuer:
                 self._refresh()
             key = self._found(key_id)
         if key is None:
-            raise AuthenticationFailed(f"a token names key {key_id[:80]!r}, which {self.options.url} has not")
+            raise AuthenticationFailed(f"a token names key {key_id[:80]!r}, which {self.options.url} does not have")
         return key
 
     def _found(self, key_id: str) -> Any:
@@ -124,7 +126,7 @@ class Issuer:
                 raise AuthenticationFailed(
                     f"the issuer's keys cannot be read from {self.options.url}: {error}"
                 ) from None
-            return  # the keys read before still hold
+            return  # the previously read keys are still valid
         self._keys = {key.key_id or "": key for key in found.keys if key.public_key_use in (None, "sig")}
 
 
@@ -133,7 +135,7 @@ class OauthExchange:
 
     def __init__(self, issuer: Issuer, elsewhere: Elsewhere) -> None:
         self._issuer, self._elsewhere = issuer, elsewhere
-        self._failure: tuple[str, str] | None = None  # reason and user: an exception would keep the token
+        self._failure: tuple[str, str] | None = None  # reason and user only: an exception would keep the token
         self.user = ""
         self.expires_ms = 0
         self.done = False
@@ -143,10 +145,10 @@ class OauthExchange:
             reason, user = self._failure
             raise AuthenticationFailed(reason, user)
         if self.done:
-            raise AuthenticationFailed("the exchange is over")
+            raise AuthenticationFailed("the exchange has already ended")
         first = _FIRST.fullmatch(token)
         if first is None:
-            raise AuthenticationFailed("the message is not of OAUTHBEARER")
+            raise AuthenticationFailed("the message is not an OAUTHBEARER message")
         try:
             bearer = first["token"]
             claims = await self._elsewhere(lambda: self._issuer.check(bearer))

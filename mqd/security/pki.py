@@ -1,5 +1,5 @@
-"""Certificates of a cluster's own authority, for brokers that have none from elsewhere. Keys are
-ECDSA P-256: a handshake costs a third of what RSA's does.
+"""Certificates of a cluster's own authority, for brokers without certificates from elsewhere. Keys
+are ECDSA P-256: a handshake costs a third of one with RSA.
 """
 
 import datetime
@@ -16,7 +16,7 @@ AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 90
 RENEW_DAYS = 30  # left
 NODE_URI = "mqd://node/"
-_SKEW = datetime.timedelta(hours=1)  # clocks of clients may be behind
+_SKEW = datetime.timedelta(hours=1)  # clients' clocks may be behind
 _DAY = datetime.timedelta(days=1)
 
 
@@ -41,7 +41,7 @@ def make_authority(name: str, now: datetime.datetime) -> Pair:
 
 
 def node_uri(node_id: int) -> str:
-    """The name by which a certificate says which host of a cluster it is of."""
+    """The subject alternative name by which a certificate identifies a host of a cluster."""
     return f"{NODE_URI}{node_id}"
 
 
@@ -58,14 +58,15 @@ def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
 
 def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.datetime) -> Pair:
     """A certificate for a broker or client with this common name. `hosts`: names and addresses of a
-    broker; none for a client. They never become the URI of a host. Raises ValueError: the
+    broker; none for a client. They never become the URI of a host. Raises ValueError if the
     authority's files do not belong together.
     """
     return _issue(authority, name, _names(hosts), now)
 
 
 def make_request() -> tuple[bytes, bytes]:
-    """A new key's request to be certified, and the key; both PEM. The authority says for whom."""
+    """A certificate signing request for a new key, and the key; both PEM. The authority chooses the
+    names."""
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM), _key_text(key)
@@ -140,12 +141,13 @@ def renewed(authority: Pair, certificate: bytes, now: datetime.datetime) -> Pair
 
 
 def expires(certificate: bytes) -> datetime.datetime:
-    """When the first certificate of a PEM file ends. Raises ValueError: it is none."""
+    """When the first certificate of a PEM file expires. Raises ValueError if it has none."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
 def is_host(certificate: bytes, node_id: int) -> bool:
-    """Whether the first certificate of a PEM file is of this host of a cluster. Raises ValueError."""
+    """Whether the first certificate of a PEM file is for this host of a cluster. Raises
+    ValueError."""
     try:
         names = x509.load_pem_x509_certificate(certificate).extensions.get_extension_for_class(
             x509.SubjectAlternativeName

@@ -1,5 +1,5 @@
-"""SASL PLAIN (RFC 4616): the password itself, checked against the verifiers of SCRAM, so that a user
-has one password whatever its client speaks.
+"""SASL PLAIN (RFC 4616): the password itself, checked against the verifiers of SCRAM, so that a
+user has one password for all mechanisms.
 """
 
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,8 @@ from mqd.security.scram import Verifier
 
 # user -> mechanism and verifier; None: there is no such user
 Lookup = Callable[[str], tuple[str, Verifier] | None]
-# runs what takes milliseconds elsewhere; raises AuthenticationFailed when too much waits already
+# runs checks that take milliseconds outside the event loop; raises AuthenticationFailed when too
+# many wait already
 Elsewhere = Callable[[Callable[[], bool]], Awaitable[bool]]
 
 
@@ -22,7 +23,7 @@ class PlainExchange:
 
     async def step(self, token: bytes) -> bytes:
         if self.done:
-            raise AuthenticationFailed("the exchange is over")
+            raise AuthenticationFailed("the exchange has already ended")
         acts_as, user, password = self._parts(token)
         self.user = user
         if acts_as not in ("", user):

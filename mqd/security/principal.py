@@ -1,4 +1,4 @@
-"""Principals: "User:alice", the text that names who a client is. And the rules that map another
+"""Principals: "User:alice", the name of an authenticated client; and the rules that map another
 name to one: a certificate's subject (`ssl.principal.mapping.rules`, KIP-371) or the login name of a
 local process (`local.principal.mapping.rules`).
 
@@ -19,7 +19,7 @@ from mqd.base.property_values import ConfigError
 USER = "User"
 ANONYMOUS = "User:ANONYMOUS"
 # A local process of the broker's own user, which could do everything to the broker anyway: always a
-# super user, and of a type of its own, so that no name that a client proves is the same.
+# super user, and of a type of its own, so that no authenticated client name equals it.
 BROKER = "Local:broker"
 NAME_BYTES_MAX = 255
 
@@ -57,7 +57,7 @@ class MappingRule(NamedTuple):
     change_case: str  # "", "L", "U"
 
     def apply(self, name: str) -> str | None:
-        """None: the rule does not match."""
+        """The mapped name; None: the rule does not match."""
         if self.pattern is None:
             return name
         match = self.pattern.fullmatch(name)
@@ -73,7 +73,7 @@ _RULE = re.compile(r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([
 
 
 def mapping_rules(text: str) -> tuple[MappingRule, ...]:
-    """Raises ValueError, with the rule that is wrong. No rules: the name as it is."""
+    """Raises ValueError, which names the wrong rule. Without rules the name stays as it is."""
     rules: list[MappingRule] = []
     position = 0
     while position < len(text):
@@ -97,7 +97,7 @@ def _rule(pattern: str, replacement: str, change_case: str) -> MappingRule:
 
 
 def local_rules(config: Mapping[str, str]) -> tuple[MappingRule, ...]:
-    """Those of local processes. Raises ConfigError."""
+    """The rules for local processes. Raises ConfigError."""
     name = "local.principal.mapping.rules"
     text = str(broker_value(config, name))
     try:

@@ -1,8 +1,8 @@
-"""TLS of a listener for Python's own connections, out of the same `ssl.*` settings as the workers'
-(tls_files.py): the metrics page's.
+"""TLS of a listener for Python's own connections, from the same `ssl.*` settings as the workers'
+(tls_files.py): for the metrics page.
 
-Concurrency: one thread. Changed files are seen within LOOK_S; what cannot be used leaves the
-previous certificate in use, and is logged once.
+Concurrency: one thread. Changed files are noticed within LOOK_S; if they are unusable, the previous
+certificate stays in use and the error is logged once.
 """
 
 import os
@@ -42,7 +42,8 @@ def context(config: Mapping[str, str], listener: Listener) -> ssl.SSLContext:
     except (ssl.SSLError, ValueError) as error:
         where = " and ".join(map(str, tls_files.files(config, listener))) or "its ssl. properties"
         raise ConfigError(
-            f"listener {listener.name} cannot use {where}: {error}: is the password right, the key of the certificate?",
+            f"listener {listener.name} cannot use {where}: {error}: check the password, and that key and"
+            " certificate belong together",
             "ssl.keystore.location",
         ) from None
     return made
@@ -64,7 +65,7 @@ def _load(made: ssl.SSLContext, identity: TlsIdentity) -> None:
 
 
 def _no_password() -> str:
-    """Otherwise OpenSSL asks for one at the terminal."""
+    """Otherwise OpenSSL would prompt for a password at the terminal."""
     raise ValueError("the key is encrypted; set ssl.key.password")
 
 
@@ -93,7 +94,8 @@ def _certificates(trust: TlsFile) -> str:
 
 
 class ServerTls:
-    """The listener's context, of the files as they are. Raises ConfigError where it begins."""
+    """The listener's context from the current files. The first call raises ConfigError if they are
+    unusable."""
 
     def __init__(self, config: Mapping[str, str], listener: Listener) -> None:
         self._config, self._listener = config, listener
@@ -114,16 +116,16 @@ class ServerTls:
         try:
             self._context = context(self._config, self._listener)
         except ConfigError as error:
-            log.error("a changed certificate is not used, the previous one is", reason=str(error))
+            log.error("a changed certificate cannot be used; the previous one stays in use", reason=str(error))
         else:
-            log.info("certificate loaded again", listener=self._listener.name)
+            log.info("certificate reloaded", listener=self._listener.name)
 
     def _look(self) -> list[tuple[int, int, int]]:
         return [file_state(path) for path in tls_files.files(self._config, self._listener)]
 
 
 def file_state(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """Another result: the file has changed."""
+    """A different result means that the file has changed."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,11 +1,11 @@
 """SCRAM-SHA-256 and SCRAM-SHA-512, the server's side (RFC 5802, RFC 7677), as Kafka speaks it: names
 and passwords are UTF-8 without SASLprep, there is no channel binding, and `tokenauth=true` in the
-first message says that the user is a delegation token. Clients that cannot say so (librdkafka) may
+first message marks the user as a delegation token. Clients that cannot send this (librdkafka) may
 use a token, too: a name that no user has is looked up among the tokens.
 
-A server keeps no password but a verifier, from which neither password nor a client's proof can be
-computed. An unknown user gets a salt that looks like any other, and fails at the same step as a
-wrong password: clients cannot find out which users exist.
+A server stores a verifier instead of the password; neither the password nor a client's proof can be
+computed from it. An unknown user gets a salt that looks like any other, and fails at the same step
+as a wrong password: clients cannot find out which users exist.
 """
 
 import base64
@@ -39,7 +39,7 @@ _CLIENT_FINAL = re.compile(
 
 
 class Verifier(msgspec.Struct, frozen=True):
-    """What the server knows of one user's password for one mechanism."""
+    """The server's verifier of one user's password for one mechanism."""
 
     salt: bytes
     iterations: int
@@ -85,22 +85,22 @@ def _chance(mechanism: str, seed: bytes, user: str) -> bytes:
 
 
 def token_verifier(mechanism: str, seed: bytes, token_id: str, password: str) -> Verifier:
-    """Of a delegation token, with the salt that it would have if there were none."""
+    """The verifier of a delegation token, with the salt of the decoy for an unknown token."""
     salt = _chance(mechanism, seed, token_id)[:SALT_BYTES]
     salted = salted_password(mechanism, password.encode(), salt, ITERATIONS_MIN)
     return verifier_of(mechanism, salted, salt, ITERATIONS_MIN)
 
 
 class Shape(NamedTuple):
-    """What clients see of a credential before they prove anything."""
+    """The parts of a credential that clients see before they authenticate."""
 
     mechanism: str
-    salt_bytes: int  # SALT_OF_JAVA: as Java's clients make them
+    salt_bytes: int  # SALT_OF_JAVA: as Java clients generate them
     iterations: int
 
 
 SALT_OF_JAVA = 0
-_JAVA_BITS = 130  # it writes so many random bits in base 36, as text
+_JAVA_BITS = 130  # Java writes this many random bits in base 36, as text
 _JAVA_DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -110,17 +110,19 @@ def shape_of(mechanism: str, salt: bytes, iterations: int) -> Shape:
 
 
 def usual_shapes(mechanism: str) -> dict[Shape, int]:
-    """Of mqd's own users: generated passwords and typed ones."""
+    """For mqd's own users, with generated or typed passwords."""
     return {Shape(mechanism, SALT_BYTES, iterations): 1 for iterations in (ITERATIONS_MIN, ITERATIONS_MAX)}
 
 
 def decoy(
     mechanism: str, seed: bytes, user: str, is_token: bool = False, shapes: Mapping[Shape, int] | None = None
 ) -> Verifier:
-    """A verifier for a user that does not exist: the same at each attempt, and no password fits.
+    """A decoy verifier for a user that does not exist: the same at each attempt, and no password
+    matches it.
 
-    `shapes`: how many users have which. The decoy's is drawn with these weights, so that none says
-    whether the user exists; when they change, few decoys change theirs (weighted rendezvous).
+    `shapes`: the number of users by shape. The decoy's shape is drawn with these weights, so that
+    it does not reveal whether the user exists; when they change, few decoys change shape (weighted
+    rendezvous hashing).
     """
     chance = _chance(mechanism, seed, user)
     if is_token:
@@ -137,7 +139,7 @@ def decoy(
 
 
 def decoy_of_any(seed: bytes, user: str, shapes: Mapping[Shape, int]) -> tuple[str, Verifier]:
-    """The same where the user's mechanism is not the client's to choose."""
+    """The same for PLAIN, where the client does not choose the mechanism of the verifier."""
     shape = _drawn(_chance("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
     return shape.mechanism, decoy(shape.mechanism, seed, user, shapes={shape: 1})
 
@@ -162,7 +164,8 @@ def _salt(chance: bytes, size_bytes: int) -> bytes:
 
 
 class ScramExchange:
-    """One authentication: step() takes the client's first message, then its final one.
+    """One authentication: step() is called with the client's first message, then with its final
+    one.
 
     `seed`: secret of the cluster, for salts of unknown users.
     """
@@ -177,14 +180,14 @@ class ScramExchange:
         self._server_first = ""
         self._verifier: Verifier | None = None
         self._exists = False
-        self.user = ""  # as the client claims; proven when `done`
+        self.user = ""  # as the client claims; authenticated when `done`
         self.is_token = False
         self.done = False
 
     async def step(self, token: bytes) -> bytes:
         """The server's answer. Raises AuthenticationFailed."""
         if self.done:
-            raise AuthenticationFailed("the exchange is over")
+            raise AuthenticationFailed("the exchange has already ended")
         if len(token) > PASSWORD_TOKEN_BYTES_MAX:
             raise AuthenticationFailed(f"a message of more than {PASSWORD_TOKEN_BYTES_MAX} bytes")
         try:
@@ -219,13 +222,13 @@ class ScramExchange:
         if final is None:
             raise AuthenticationFailed("the final message is malformed")
         if not hmac.compare_digest(final["nonce"], self._nonce):
-            if final["nonce"] == first["nonce"] + self._nonce:  # CVE-2024-56128: not taken all the same
+            if final["nonce"] == first["nonce"] + self._nonce:  # CVE-2024-56128: must not be accepted
                 raise AuthenticationFailed(
                     "the client repeats its nonce, as librdkafka does before 2.6.1 (kcat in Debian 12); use a later one"
                 )
-            raise AuthenticationFailed("the final message is of another exchange")
+            raise AuthenticationFailed("the final message belongs to another exchange")
         if _decoded(final["binding"]) != first["header"].encode():
-            raise AuthenticationFailed("the final message names another channel binding")
+            raise AuthenticationFailed("the final message has another channel binding")
         verifier = self._verifier
         assert verifier is not None
         signed = f"{first['bare']},{self._server_first},{final['without_proof']}".encode()

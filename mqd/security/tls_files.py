@@ -1,8 +1,8 @@
 """The TLS settings of a listener, read from its properties and the files that they name: Kafka's
 `ssl.*` names, PEM or PKCS12.
 
-Errors are ConfigErrors that name the property, the file and the way out. What is in the files is
-checked by mqd.native.TlsContext (`check` below does both).
+Errors are ConfigErrors that name the property, the file and the way out. mqd.native.TlsContext
+checks the contents of the files (`check` below does both).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CIPHERS_12 = {
 CIPHERS_13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 _JKS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")  # JKS, JCEKS
-# Tickets of one epoch are not accepted in the next: the client shakes hands in full.
+# Tickets of one epoch are not accepted in the next: the client does a full handshake.
 TICKET_EPOCH_S = 12 * 3600
 
 
@@ -74,13 +74,13 @@ def files(config: Mapping[str, str], listener: Listener) -> list[Path]:
 
 
 def check(config: Mapping[str, str]) -> None:
-    """Raises ConfigError: a TLS listener could not start with what the configuration names."""
+    """Raises ConfigError if a TLS listener could not start with this configuration."""
     for _, listener in listeners_with_tls(config):
         context(config, listener)
         principal_rules(config, listener)
     metrics = metrics_listener(config)
     if metrics is not None and metrics.has_tls:
-        from mqd.security import python_tls  # which reads settings by this module
+        from mqd.security import python_tls  # imports this module for its settings
 
         python_tls.context(config, metrics)
 
@@ -109,7 +109,8 @@ def context(config: Mapping[str, str], listener: Listener, secret: bytes = b"", 
 
 
 def ticket_key(secret: bytes, listener: Listener, config: Mapping[str, str], now_s: float) -> bytes:
-    """Differs by listener and by what it demands of clients: a ticket opens no other door."""
+    """Differs by listener and by its client authentication, so that a ticket is not valid on
+    another listener."""
     own = of_listener(config, listener.name)
     about = [listener.name, own.get("ssl.client.auth", ""), own.get("ssl.truststore.location", "")]
     text = "\0".join(["mqd TLS tickets", *about, str(int(now_s) // TICKET_EPOCH_S)]).encode()

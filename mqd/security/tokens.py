@@ -1,5 +1,5 @@
 """Delegation tokens (KIP-48): a token's id is known, its password is the HMAC of the id by a secret
-that all hosts of the cluster have. Whoever stores ids, as the metadata log does, has no password.
+that all hosts of the cluster have. The ids alone, as in the metadata log, reveal no password.
 """
 
 import base64
@@ -19,5 +19,5 @@ def hmac_of(secret: str, token_id: str) -> bytes:
 
 
 def password_of(token_hmac: bytes) -> str:
-    """What the client authenticates by, with SCRAM."""
+    """The password by which the client authenticates with SCRAM."""
     return base64.b64encode(token_hmac).decode()

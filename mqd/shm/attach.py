@@ -133,7 +133,10 @@ def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> sock
             connection.connect(os.fspath(path))
             _, uid = peer_pid(connection)
             if not trusts(Path(path).parent, uid):
-                raise KeeperDenied(f"what answers at {path} runs as another user (uid {uid}), and is no broker of ours")
+                raise KeeperDenied(
+                    f"the process that listens at {path} runs as another user (uid {uid}), so it is not this user's"
+                    " broker"
+                )
             return connection
         except KeeperDenied:
             connection.close()
@@ -142,7 +145,7 @@ def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> sock
             connection.close()
             if time.monotonic() + pause > deadline:
                 raise KeeperError(
-                    f"no keeper answers at {path}: is the broker running? (start it with: mqd up)"
+                    f"no keeper listens at {path}: is the broker running? (start it with: mqd up)"
                 ) from error
         except PermissionError as error:
             connection.close()
@@ -162,15 +165,15 @@ class KeeperClient:
 
     welcome, config     the keeper's answer; the broker's properties (name -> text, resolved)
     control             native.Control, attached
-    control_read_fd     the control segment opened for reading alone, to be given to local clients
+    control_read_fd     the control segment opened for reading alone, to be passed to local clients
     links               mapping of the links segment
     endpoint, endpoint_index, endpoint_count, generation    the own end of the links; the generation
-                                                            this life of it has
+                                                            of this process
     eventfds            one per endpoint, the own one at endpoint_index
     arenas              mappings by endpoint, None = has none; `arena` is the own one
     handoff_fds         worker: [own end]; acceptor: one per worker, by worker index
     listeners           acceptor: the listening sockets, in the order of welcome.listeners
-    local_listener      acceptor: where clients of this host ask for shared memory; None = nowhere
+    local_listener      acceptor: where clients of this host request shared memory; None = nowhere
     cluster_sockets     controller: TCP listener and UDP socket for other hosts; acceptor: the
                         inter-broker listener; [] on a host that listens for no others
     lock_fds            held open, so that the directory locks last as long as this process
@@ -184,7 +187,7 @@ class KeeperClient:
         self.config: dict[str, str] = welcome.config
         self._parent_fds: list[tuple[int, str]] = []
         self.exit_status = 0  # for a clean end
-        self.confinement = ""  # what this process has given up, for `mqd status`
+        self.confinement = ""  # what this process runs without, for `mqd status`
         take = iter(fds)
         self.eventfds = [next(take) for _ in range(welcome.eventfd_count)]
         self.handoff_fds = [next(take) for _ in range(welcome.handoff_count)]
@@ -387,7 +390,7 @@ class KeeperClient:
             loop.add_reader(fd, parent_died, reason)
 
     def _alive(self) -> None:
-        with contextlib.suppress(OSError):  # the keeper reads late, or has ended: it asks again, or another one does
+        with contextlib.suppress(OSError):  # the keeper reads late, or has ended: it, or its successor, probes again
             self._connection.sendmsg([_encode(Alive())], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _end_supervisor(self) -> None:

@@ -6,10 +6,10 @@ could be wrong.
 
 K1  the semaphore counts blocks that no worker holds; blocks x block size never exceeds
     max.connections.
-K2  the first worker that attaches recreates it for each life of the keeper (`generation`), under a
+K2  the first worker that attaches recreates it for each keeper process (`generation`), under a
     lock file; a second semaphore holds the generation. A keeper starts only when every worker of
-    the previous life is gone, so no process holds credits of the old one.
-K3  a worker may hold connections up to `granted`; it leases ahead, because connections arrive
+    the previous one is gone, so no process holds credits of the old one.
+K3  a worker may hold connections up to `granted`; it leases in advance, because connections arrive
     faster than it checks, and returns unused blocks when the budget runs out, so that no worker
     starves next to an idle one.
 
@@ -76,7 +76,7 @@ class Credits:
     """One worker's lease. Not thread-safe."""
 
     def __init__(self, open_semaphore: Callable[[bool], sysv_ipc.Semaphore], budget: Budget, worker_count: int):
-        """`open_semaphore(again)`: the credits of this life of the keeper, created if needed."""
+        """`open_semaphore(again)`: the credits of this keeper process, created if needed."""
         self._open = open_semaphore
         self._semaphore = open_semaphore(False)
         self.budget = budget
@@ -189,13 +189,13 @@ def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
 
 
 def _current(name: str, generation: int, block_count: int, again: bool) -> sysv_ipc.Semaphore:
-    """The credits of this life of the keeper, created if needed (K2). `again`: this worker had them
-    before, so it must not replace those of another life; raises ExistentialError for them.
+    """The credits of this keeper process, created if needed (K2). `again`: this worker had them
+    before, so it must not replace those of another keeper; raises ExistentialError for them.
     """
     mark = generation % _SEMAPHORE_MAX
     remembered, _ = _open(_key(name, 1), _SEMAPHORE_MAX)  # no generation: created but not set yet
     if again and remembered.value not in (mark, _SEMAPHORE_MAX):
-        raise sysv_ipc.ExistentialError(f"the semaphores belong to another life of the broker than {generation}")
+        raise sysv_ipc.ExistentialError(f"the semaphores belong to another run of the broker than {generation}")
     credits, made = _open(_key(name, 0), block_count)
     if remembered.value != mark and not made:
         credits.remove()

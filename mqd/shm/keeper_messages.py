@@ -9,8 +9,8 @@ long as the process lives; its end, together with the pidfd, is the keeper's pro
 
 import msgspec
 
-# Exit statuses of processes: the next life would fail alike; the keeper has died, and supervisord
-# starts it again.
+# Exit statuses of processes: a restart would fail in the same way; the keeper has died, and
+# supervisord starts it again.
 CANNOT_START, STARTED_AGAIN = 2, 3
 
 
@@ -60,11 +60,11 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
     detail: str = ""
-    confinement: str = ""  # what it has given up, for people
+    confinement: str = ""  # what it runs without, for human readers
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
-    """From a process that is not ready yet: what it waits for, for human readers."""
+    """From a process that is not ready yet: what it waits for, as text."""
 
     text: str
 
@@ -106,8 +106,8 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProbeQuery(msgspec.Struct, tag=True, frozen=True):
-    """From supervisord's process, every few seconds: has every process answered within `within_s`?
-    The keeper answers at once, and probes them for the next time.
+    """From supervisord's process, every few seconds: queries whether every process has answered
+    within `within_s`. The keeper answers at once, and probes them for the next query.
     """
 
     within_s: float

@@ -144,8 +144,8 @@ def lock_directories(directories: Iterable[str | os.PathLike[str]], data_dir: st
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Does any process hold this lock file now? Takes the lock briefly. False if the file does not
-    exist.
+    """Whether any process holds this lock file now. Takes the lock briefly. False if the file does
+    not exist.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -47,8 +47,8 @@ SOCKET_VARIABLE = "MQD_SOCKET"
 
 
 class Rendezvous(NamedTuple):
-    """The result of `find`: `path` of the client socket, or None; `reason` in words, for a log
-    line; `server`, to be sent in the hello: the name that the broker must serve ("" = any broker).
+    """The result of `find`: `path` of the client socket, or None; `reason`, for a log line;
+    `server`, to be sent in the hello: the name that the broker must serve ("" = any broker).
     """
 
     path: str | None
@@ -303,7 +303,7 @@ def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None
                 continue
             if _is_socket(target):
                 return name, target, obstacles
-            obstacles.append(f"{directory / name} leads to {target}, which is no socket that this user can reach")
+            obstacles.append(f"{directory / name} leads to {target}, which is not a socket that this user can reach")
     return "", None, obstacles
 
 
@@ -328,10 +328,10 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
     configured = socket_path or os.environ.get(SOCKET_VARIABLE)
     if configured:
         if _is_socket(configured):
-            return Rendezvous(configured, "named by mqd.socket.path" if socket_path else f"named by ${SOCKET_VARIABLE}")
+            return Rendezvous(configured, "set by mqd.socket.path" if socket_path else f"set by ${SOCKET_VARIABLE}")
         return Rendezvous(
             None,
-            f"{configured} is no socket that this user can reach"
+            f"{configured} is not a socket that this user can reach"
             f" ({'mqd.socket.path' if socket_path else '$' + SOCKET_VARIABLE})",
         )
     places = directories() if places is None else places
@@ -341,7 +341,7 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
         if found.path is not None:
             return found
         seen.append(found.reason)
-    return Rendezvous(None, "; ".join(seen) or "bootstrap.servers names no address")
+    return Rendezvous(None, "; ".join(seen) or "bootstrap.servers has no address")
 
 
 def at(host: str, port: int, places: Sequence[Path] | None = None) -> Rendezvous:

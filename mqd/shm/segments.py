@@ -81,8 +81,8 @@ def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mma
         posix_ipc.unlink_shared_memory(name)
         raise SegmentError(
             error.errno or errno.ENOMEM,
-            f"cannot reserve {reserved_bytes} bytes of shared memory for {name}: {error.strerror or error}; make /dev/shm"
-            " larger (docker run --shm-size), or lower worker.count or receive.arena.bytes",
+            f"cannot reserve {reserved_bytes} bytes of shared memory for {name}: {error.strerror or error}; make"
+            " /dev/shm larger (docker run --shm-size), or lower worker.count or receive.arena.bytes",
         ) from error
     finally:
         memory.close_fd()
@@ -97,7 +97,8 @@ def _refused(what: str, name: str, error: Exception) -> SegmentError:
         )
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     return SegmentError(
-        errno.EIO, f"cannot {what} the shared memory segment {name}: {reason}; is {SHM_DIRECTORY} mounted and writable?"
+        errno.EIO,
+        f"cannot {what} the shared memory segment {name}: {reason}; check that {SHM_DIRECTORY} is mounted and writable",
     )
 
 
@@ -223,7 +224,7 @@ def taking_over(base: str) -> Iterator[None]:
         raise SegmentError(
             errno.EBUSY,
             f"another broker's keeper has been removing the shared memory segments {base}-* for {TAKE_OVER_S:.0f} s:"
-            " has it been stopped? Let it continue, or end it",
+            " it may be suspended. Let it continue, or end it",
         ) from None
     except OSError:
         fd = -1  # nothing is left, or nothing that we may access: the creation reports that

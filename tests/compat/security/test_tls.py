@@ -27,7 +27,7 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
 from tests.ports import free_port
 from tests.tiers import quick
 
-NOT_USED = "a changed certificate is not used, the previous one is"
+NOT_USED = "a changed certificate cannot be used; the previous one stays in use"
 WAIT_SECONDS = 30
 API_VERSIONS = 18
 

@@ -26,7 +26,7 @@ def test_what_gets_on_is_waited_for_and_what_does_not_is_given_up() -> None:
 
         questions, let_go = Questions(), threading.Event()
         assert await questions.run("slow", slow, 1.0) == "done"
-        with pytest.raises(TimeoutError, match="hung does not answer"):
+        with pytest.raises(TimeoutError, match="hung does not respond"):
             await questions.run("hung", lambda stepped: let_go.wait(60), 0.05)
         let_go.set()
 

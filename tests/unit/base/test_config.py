@@ -154,7 +154,7 @@ def test_names_of_kafka_without_effect_are_taken_and_listed():
         ),
         ("authorizer.class.name", "a.B", "it must be one of"),
         ("super.users", "User:admin;ops", "a principal has a type and a name"),
-        ("create.topic.policy.class.name", "a.B", "what it forbids would be allowed"),
+        ("create.topic.policy.class.name", "a.B", "its restrictions would not be enforced"),
         ("log.local.retention.ms", "1000", "tiered storage"),
         ("security.inter.broker.protocol", "SSL", "cluster.tls=required encrypts"),
         ("client.quota.callback.class", "a.B", "kafka-configs"),
@@ -304,8 +304,8 @@ def test_sensitive_values_are_not_shown():
         ({"min.insync.replicas": "2"}, "one host keeps one replica"),
         ({"worker.cpus": "0,a"}, "CPU numbers"),
         ({"worker.cpus": "3-1"}, "CPU numbers"),
-        ({"worker.cpus": "0-2,1"}, "named twice"),
-        ({"listeners": ""}, "has none for clients"),
+        ({"worker.cpus": "0-2,1"}, "listed twice"),
+        ({"listeners": ""}, "has no listener for clients"),
         ({"listeners": "PLAINTEXT://0.0.0.0:9092"}, "listeners.insecure.allow=true"),
         ({"listeners": "PLAINTEXT://example.org:9092"}, "listeners.insecure.allow=true"),
         ({"listeners": "PLAINTEXT://127.0.0.1.example.org:9092"}, "listeners.insecure.allow=true"),
@@ -322,7 +322,7 @@ def test_sensitive_values_are_not_shown():
             "twice",
         ),
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"}, "no client can connect"),
-        ({"advertised.listeners": "OTHER://localhost:9092"}, "which listeners has not"),
+        ({"advertised.listeners": "OTHER://localhost:9092"}, "which listeners does not have"),
     ],
 )
 def test_contradictions(chosen, part):
@@ -436,7 +436,7 @@ def test_a_setting_of_one_listener():
     assert of_clients.of_listener(config, "INSIDE") == {"some.key": "2"}
     assert of_clients.of_listener(config, "OUTSIDE") == {"some.key": "1"}
     inside = [of_clients.Listener("INSIDE", "127.0.0.1", 9092)]
-    with pytest.raises(ConfigError, match="a listener OTHER, which listeners has not"):
+    with pytest.raises(ConfigError, match="a listener OTHER, which listeners does not have"):
         of_clients.check_overrides({**config, "listeners": "INSIDE://127.0.0.1:9092"}, inside)
     assert of_clients.override_of("listener.name.INSIDE.some.key") == ("INSIDE", "some.key")
     assert of_clients.override_name("INSIDE", "some.key") == "listener.name.inside.some.key"
@@ -456,7 +456,7 @@ def test_oauthbearer_is_told_whose_tokens_it_takes():
     assert c.load_broker(None, {}, OAUTH)["sasl.enabled.mechanisms"] == "OAUTHBEARER"
     for name in list(OAUTH)[2:]:
         given = {key: value for key, value in OAUTH.items() if key != name}
-        refused(lambda given=given: c.load_broker(None, {}, given), name, "listener SASL_PLAINTEXT takes OAUTHBEARER")
+        refused(lambda given=given: c.load_broker(None, {}, given), name, "listener SASL_PLAINTEXT accepts OAUTHBEARER")
     refused(
         lambda: c.load_broker(None, {}, {**OAUTH, "sasl.oauthbearer.jwks.endpoint.url": "http://issuer.example/keys"}),
         "neither https:// nor file:///",

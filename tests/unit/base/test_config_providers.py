@@ -84,7 +84,7 @@ def test_what_a_provider_may_not_read_stays_unread(vault):
     [
         ({"config.providers": "a"}, "config.providers.a.class is not set"),
         ({"config.providers": "a", "config.providers.a.class": "com.Vault"}, "loads no Java classes"),
-        ({"config.providers.b.class": f"{KAFKA}FileConfigProvider"}, "names no provider with such a setting"),
+        ({"config.providers.b.class": f"{KAFKA}FileConfigProvider"}, "lists no provider with such a setting"),
     ],
 )
 def test_a_declaration_that_cannot_be_kept_stops_the_start(declared, why):

@@ -144,4 +144,4 @@ def test_a_directory_that_hangs_does_not_hang_the_start():
         "except OSError as error:\n    print(error)\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert "a directory does not answer" in ran.stdout or "version" in ran.stdout, ran.stderr
+    assert "a directory does not respond" in ran.stdout or "version" in ran.stdout, ran.stderr

@@ -111,7 +111,7 @@ def test_lost_metadata_of_what_checkpoints_know_is_an_error_with_the_way_out(
     if metadata is not None:
         (path / directories.METADATA).write_bytes(metadata)
     files = PlainFiles()
-    with pytest.raises(OSError, match="topic_id: AAECAwQFBgcICQoLDA0ODw.*start the broker again"):
+    with pytest.raises(OSError, match="topic_id: AAECAwQFBgcICQoLDA0ODw.*restart the broker"):
         directories.prepare(tmp_path, "t", 0, A, files, 7, has_others)
     assert files.changes == [] and (path / "00000000000000000000.log").read_bytes() == b"records"
     (path / directories.METADATA).write_text("version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n")  # as the message says

@@ -37,7 +37,7 @@ def test_two_hosts_prove_their_node_ids(tmp_path):
     assert initiator.version() == responder.version() == "TLSv1.3"
     host_identity.check_peer(initiator.getpeercert(), 2)
     host_identity.check_peer(responder.getpeercert(), 1)
-    with pytest.raises(NotThatHost, match="node 3 shows a certificate of mqd://node/2; give"):
+    with pytest.raises(NotThatHost, match="node 3 has a certificate of mqd://node/2; install"):
         host_identity.check_peer(initiator.getpeercert(), 3)
     with pytest.raises(NotThatHost, match="of no host"):
         host_identity.check_peer(None, 3)
@@ -54,7 +54,7 @@ def test_no_host_of_another_authority_nor_of_the_past(tmp_path):
             with pytest.raises(ssl.SSLError) as failed:
                 shake(client, server)
             assert re.search(reason, host_identity.reason_of(failed.value))
-    with pytest.raises(ConfigError, match="has ended on .*mqd cert renew"):
+    with pytest.raises(ConfigError, match="expired on .*mqd cert renew"):
         host_identity.check(old_config)
 
 

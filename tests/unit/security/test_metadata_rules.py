@@ -119,7 +119,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     state = state_of(acl("a"), acl("b"))
     monkeypatch.setattr(limits, "ACL_COUNT_MAX", 3)
     assert created(state, acl("c"), acl("a"))
-    with pytest.raises(Refusal, match="4 access control lists; 3 are the most") as refusal:
+    with pytest.raises(Refusal, match="4 access control lists; 3 is the maximum") as refusal:
         created(state, acl("c"), acl("d"))
     assert refusal.value.error == E.POLICY_VIOLATION
     monkeypatch.setattr(limits, "ACL_COUNT_MAX", 100)
@@ -127,7 +127,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refusal, match="1 MiB are the most"):
         created(state, acl("c" * (1 << 20)))
     monkeypatch.setattr(security, "SCRAM_CREDENTIAL_COUNT_MAX", 1)
-    with pytest.raises(Refusal, match="2 credentials; 1 are the most"):
+    with pytest.raises(Refusal, match="2 credentials; the maximum is 1"):
         security.alter_scram_credentials(
             state, messages.AlterScramCredentials([], [credential("a"), credential("b")]), 1
         )

@@ -85,7 +85,7 @@ def test_how_many_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "TOKENS_OF_ONE_MAX", 2)
     monkeypatch.setattr(tokens, "TOKEN_COUNT_MAX", 3)
     state = state_of(token("a"), token("b"))
-    with pytest.raises(Refusal, match="User:boss has asked for 2") as refusal:
+    with pytest.raises(Refusal, match="User:boss has requested 2") as refusal:
         tokens.create(state, token("c"))
     assert refusal.value.error == E.POLICY_VIOLATION
     other = token("c", requester=OTHER)

@@ -65,9 +65,9 @@ def test_what_is_published_is_found(client_socket, places, bound, bootstrap):
         ("127.0.0.1:9093", "published port 9093"),
         ("192.0.2.1:9092", "not on this host"),
         ("127.0.0.2:9092", "published port 9092"),
-        ("", "names no address"),
+        ("", "has no address"),
         ("no.such.host.invalid:9092", "not on this host"),
-        ("127.0.0.1:x", "names no address"),
+        ("127.0.0.1:x", "has no address"),
     ],
 )
 def test_what_is_not_there_is_not_found_and_says_why(client_socket, places, bootstrap, reason):
