@@ -8,7 +8,7 @@ sockets, the workers the connections and the requests not yet answered.
 
 import gc
 
-gc.disable()  # while modules load, all is kept: looking for garbage took an eighth of the time
+gc.disable()  # no garbage collection while modules load: it took an eighth of the start's time
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ from mqd.security.audit import Audit
 from mqd.shm import rendezvous
 from mqd.shm.attach import KeeperClient, KeeperError
 
-# What is loaded stays: no collection looks at it again.
+# The loaded modules stay: later collections skip them.
 gc.freeze()
 gc.enable()
 
@@ -235,7 +235,9 @@ def main() -> int:
 def _log_failure(task: asyncio.Task[None]) -> None:
     """A failure to watch certificates does not end the acceptor."""
     if not task.cancelled() and task.exception() is not None:
-        logging.get("acceptor").error("certificates are not watched any more", reason=repr(task.exception()))
+        logging.get("acceptor").error(
+            "changes of certificates are no longer noticed; restart the acceptor", reason=repr(task.exception())
+        )
 
 
 async def _until_the_end(client: KeeperClient, places: paths.Layout) -> None:

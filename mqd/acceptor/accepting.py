@@ -3,7 +3,7 @@
 Each descriptor is sent with one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener
 id uint16, flags uint16 (1: a local client, then the rest is as in mqd/acceptor/local/clients.py),
 peer address 16 bytes, peer port uint16, local port uint16, local address 16 bytes, 4 bytes of padding,
-how many connections the address and the listener may have (uint32 each, 0: any number), padding.
+the connection limits of the address and of the listener (uint32 each, 0: no limit), padding.
 IPv4 addresses are mapped (::ffff:a.b.c.d).
 
 No accepted connection is dropped, except by limits (connection_limits.py): when every hand-off
@@ -29,7 +29,8 @@ MAGIC = 0x31434E4F
 PACKET = struct.Struct("<IHH16sHH16s4xII8x")
 BATCH_COUNT = 64
 PAUSE_S = 0.1
-# connections of addresses that connect too fast, kept until they are closed; more are closed at once
+# connections of addresses that connect too fast and are held until they are closed; excess ones are
+# closed at once
 DELAYED_COUNT_MAX = 1024
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The client left before it was served.
@@ -182,7 +183,7 @@ class Acceptor:
         self.hand(connection, message)
 
     def hand(self, connection: socket.socket, message: bytes) -> None:
-        """Hands it to a worker, now or when one has room; the caller no longer owns the socket."""
+        """Passes it to a worker, now or when one has room; the caller no longer owns the socket."""
         self.accepted_count += 1
         if self._waiting or not self._handoff.send(connection, message):
             self._waiting.append((connection, message))

@@ -35,8 +35,8 @@ from mqd.security.scram import ScramExchange, Shape, Verifier
 
 EXCHANGES_MAX = 4096
 EXCHANGE_S_MAX = 60.0
-WAITING_MAX = 1024  # some seconds of work
-WAITING_BYTES_MAX = 32 << 20  # of their tokens
+WAITING_MAX = 1024  # checks that may wait, some seconds of CPU time
+WAITING_BYTES_MAX = 32 << 20  # total size of their tokens
 THREADS = 2
 FAILURES_MAX = 4096
 FAILURE_DELAY_S_MAX = 5.0
@@ -54,11 +54,11 @@ class Users(Protocol):
     def verifier(self, user: str, mechanism: str) -> Verifier | None: ...
 
     def decoy_secret(self) -> str:
-        """The cluster's; "" before it has one."""
+        """The secret of the cluster; "" before it has one."""
         ...
 
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
-        """The number of users by the shape of their credentials. None: for the mechanism of PLAIN."""
+        """The number of users by the shape of their credentials. Key None: PLAIN."""
         ...
 
     def token(self, token_id: str) -> DelegationToken | None:
@@ -102,7 +102,7 @@ class MetadataUsers:
         return self._metadata.broker_config.get(scram.DECOY_SECRET, "")
 
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
-        """Counted after each change of users, when it is first needed."""
+        """Computed on first use after each change of users."""
         if self._shapes_version != self._metadata.scram_version or not self._shapes:
             self._shapes_version, self._shapes = self._metadata.scram_version, self._counted()
         return self._shapes[mechanism]
@@ -133,7 +133,7 @@ def load_seed(file: Path) -> bytes:
 
 
 class IllegalState(Exception):
-    """The request does not belong here in this order (ILLEGAL_SASL_STATE)."""
+    """The request is out of order in its exchange (ILLEGAL_SASL_STATE)."""
 
 
 class UnsupportedMechanism(Exception):
@@ -141,7 +141,7 @@ class UnsupportedMechanism(Exception):
 
 
 class Refused(Exception):
-    """The client did not prove who it is. The text is for the client, `delay_s` from now."""
+    """The client did not authenticate. The text is for the client, and is sent after `delay_s`."""
 
     def __init__(self, text: str, delay_s: float) -> None:
         super().__init__(text)
@@ -153,8 +153,8 @@ class Step(msgspec.Struct, frozen=True):
 
     token: bytes
     principal: str = ""
-    lifetime_ms: int = 0  # until the client must prove itself again; 0 = never
-    is_token: bool = False  # it has proven itself by a delegation token
+    lifetime_ms: int = 0  # until the client must authenticate again; 0 = never
+    is_token: bool = False  # it authenticated by a delegation token
 
 
 class _Underway(msgspec.Struct):
@@ -212,7 +212,7 @@ class Authentication:
         # (address, user) -> failures in a row, and when the last one was
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
-        self._issuers = ThreadPoolExecutor(1, "tokens")  # of its own: it may wait for an issuer's server
+        self._issuers = ThreadPoolExecutor(1, "tokens")  # a pool of its own: a check may wait for an issuer's server
         self._waiting = self._waiting_bytes = 0
         self.succeeded_count = self.failed_count = 0
 
@@ -225,7 +225,7 @@ class Authentication:
         return options.mechanisms if options is not None else ()
 
     def begin(self, connection: Connection, listener_id: int, mechanism: str) -> None:
-        """SaslHandshake. Raises IllegalState: this listener has no authentication;
+        """Handles SaslHandshake. Raises IllegalState (this listener has no authentication) or
         UnsupportedMechanism.
         """
         options = self._options_of(listener_id)
@@ -236,7 +236,7 @@ class Authentication:
         now_s = time.monotonic()
         self._underway.pop(connection, None)
         self._underway[connection] = _Underway(mechanism, self._exchange(options, mechanism), now_s)
-        # most are of connections that have ended
+        # most belong to connections that have ended
         while len(self._underway) > EXCHANGES_MAX or self._oldest_s() < now_s - EXCHANGE_S_MAX:
             self._underway.popitem(last=False)
 
@@ -244,11 +244,11 @@ class Authentication:
         return next(iter(self._underway.values())).began_s
 
     async def step(self, connection: Connection, listener_id: int, address: str, before: str, token: bytes) -> Step:
-        """One token of the client. `address`: the client's; `before`: the principal that the
-        connection has proven already, "" = none.
+        """Handles one token of the client. `address`: the client's; `before`: the connection's
+        present principal, "" = none.
 
-        Raises IllegalState, Refused: the caller delays its answer, and keeps nothing of the token
-        meanwhile.
+        Raises IllegalState or Refused. On Refused the caller delays its answer and does not keep
+        the token meanwhile.
         """
         options = self._options_of(listener_id)
         underway = self._underway.get(connection)
@@ -281,7 +281,7 @@ class Authentication:
         if time.monotonic() > underway.began_s + EXCHANGE_S_MAX:
             raise AuthenticationFailed("the exchange has taken too long", user=exchange.user)
         if self._waiting_bytes + len(token) > WAITING_BYTES_MAX:
-            raise AuthenticationFailed("too many large tokens at once; it may try again", user=exchange.user)
+            raise AuthenticationFailed("too many large tokens at once; retry later", user=exchange.user)
         self._waiting_bytes += len(token)
         try:
             answer = await exchange.step(token)
@@ -292,13 +292,16 @@ class Authentication:
         self._underway.pop(connection, None)
         principal, expires_ms, is_token = self._proven(exchange)
         if before and principal != before:
-            raise AuthenticationFailed(f"the connection is {before}'s and cannot change hands", user=exchange.user)
+            raise AuthenticationFailed(
+                f"the connection belongs to {before} and cannot change its principal", user=exchange.user
+            )
         self.succeeded_count += 1
         log.info("authenticated", connection=connection[1], principal=principal, mechanism=underway.mechanism)
         return Step(answer, principal, _lifetime_ms(options, expires_ms), is_token)
 
     def _proven(self, exchange: Exchange) -> tuple[str, int, bool]:
-        """Principal, when what proves it expires (0 = never), whether that is a delegation token."""
+        """The principal, when its credential expires (0 = never), whether that is a delegation
+        token."""
         if isinstance(exchange, ScramExchange) and exchange.is_token:
             token = self._users.token(exchange.user)
             if token is None:
@@ -359,9 +362,10 @@ class Authentication:
         return None
 
     async def _elsewhere(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """In a thread. Raises AuthenticationFailed: WAITING_MAX wait for one already."""
+        """Runs in a thread. Raises AuthenticationFailed if WAITING_MAX checks wait for one
+        already."""
         if self._waiting >= WAITING_MAX:
-            raise AuthenticationFailed("too many clients authenticate at once; it may try again")
+            raise AuthenticationFailed("too many clients are authenticating at once; retry later")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work)
@@ -370,11 +374,13 @@ class Authentication:
 
 
 def _seed_of(secret: bytes) -> bytes:
-    return hmac.digest(secret, b"salts of users that do not exist", "sha256")  # clients see what it makes
+    return hmac.digest(
+        secret, b"salts of users that do not exist", "sha256"
+    )  # a fixed label: clients see salts derived from it
 
 
 def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, data_dir: Path) -> Authentication:
-    """Raises OSError: the seed can be neither read nor made."""
+    """Raises OSError if the seed can be neither read nor created."""
     options = [options_of(config, listener) for listener in listeners.parse_listeners(config)]
     if not any(options):
         return Authentication((), NoUsers(), b"", 0)
@@ -386,7 +392,8 @@ def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, dat
 
 
 def _lifetime_ms(options: ListenerOptions, expires_ms: int) -> int:
-    """The shorter of the listener's bound and the token's rest, as the answer's 64 bits can say it."""
+    """The shorter of the listener's limit and the token's remaining time, within the 64 bits of the
+    answer's field."""
     bounds = [options.reauthenticate_ms] if options.reauthenticate_ms else []
     if expires_ms:
         bounds.append(max(1, expires_ms - clock.now_ms()))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Broker(BrokerState):
-    """The broker's state and the services that stand on it."""
+    """The broker's state and the services that use it."""
 
     # set before the first request, if there is a link to write through
     coordinators: Coordinators | None = None
@@ -36,12 +36,12 @@ class Context:
         # version, while this host has its lease.
         self.cacheable = False
         # Set by the handler that ends a SASL exchange: (principal, session's length in ms, 0 =
-        # without end; how it was proven). The worker lets the connection's requests through from
-        # then on.
+        # without end; how it was proven). The worker accepts the connection's requests from then
+        # on.
         self.authenticated: tuple[str, int, native.PrincipalKind] | None = None
         # Set by a handler whose answer is the connection's last.
         self.disconnect = False
-        # Set by a handler whose answer leaves later; the request is not kept meanwhile.
+        # Set by a handler whose answer is to be delayed; the request is not kept meanwhile.
         self.delay_s = 0.0
 
     # -- rights ------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Context:
         return only_logged
 
     async def change(self, change: messages.Change, timeout_ms: int) -> messages.Answer:
-        """A change of rules or users, which the audit log has."""
+        """Records a change of rules or users in the audit log."""
         answer = await self.broker.controller.request(change, timeout_ms)
         for event, fields in audited.lines(change, answer):
             self.broker.audit.write(event, by=self.address.principal, **fields)

@@ -77,8 +77,8 @@ class Controller(Protocol):
 
 
 class Address:
-    """The address at which one client is connected. It decides which address the client is told to
-    connect to; a client attached by shared memory gets the first listener's.
+    """The address at which one client is connected. It decides which broker address is returned to
+    the client; a client attached by shared memory gets the first listener's.
     """
 
     __slots__ = (
@@ -110,20 +110,20 @@ class Address:
         connection: tuple[int, int] = (0, 0),
     ) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
-        self.peer_ip = peer_ip  # the client, by which it is judged; "": not known (IPv6)
-        # by which others are told where it is: of a local client of another host that host's
+        self.peer_ip = peer_ip  # the client's address, used for access checks; "": not known (IPv6)
+        # shown to others as the client's location: for a local client of another host, that host's
         self.described_ip = described_ip or peer_ip
         self.uid, self.pid = uid, pid  # of a local client, from the kernel; -1 and 0: not known
-        self.peer_node = peer_node  # an authenticated host of the cluster; -1 = a client
-        self.principal = principal  # "User:alice"; ANONYMOUS where the listener proves nothing
-        self.principal_kind = principal_kind  # how it was proven
-        # (generation of the worker's process, connection id): names the connection for as long as
+        self.peer_node = peer_node  # node id of an authenticated host of the cluster; -1 = a client
+        self.principal = principal  # "User:alice"; ANONYMOUS where the listener does not authenticate
+        self.principal_kind = principal_kind  # how it was authenticated
+        # (generation of the worker's process, connection id): identifies the connection as long as
         # it is open; (0, 0): none
         self.connection = connection
 
     @property
     def user(self) -> str:
-        """The principal's name without its type, which is whom quotas are for (KIP-55)."""
+        """The principal's name without its type: the user of quotas (KIP-55)."""
         return self.principal.partition(":")[2]
 
 
@@ -165,7 +165,7 @@ class BrokerState:
         # None: everything is allowed
         self.authorizer = authorizer.configured(config)
         if self.authorizer is not None:
-            metadata.rules = self.authorizer  # which the metadata keep up to date
+            metadata.rules = self.authorizer  # updated with the metadata
         self.denials_only_logged = bool(configuration.broker_value(config, "authorizer.log.only"))
         self.audit = Audit()
 
@@ -189,7 +189,8 @@ class BrokerState:
         return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port
 
     def _listener(self, address: Address) -> tuple[str, str, int]:
-        """Name, host and port; for a local client those of the first one."""
+        """Name, host and port of the client's listener; a local client gets those of the first
+        one."""
         return self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
 
     def _elsewhere(self, broker: messages.BrokerImage, address: Address) -> tuple[str, int] | None:
@@ -213,7 +214,7 @@ class BrokerState:
         return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
 
     def endpoint(self, node_id: int, address: Address) -> tuple[str, int] | None:
-        """The address at which this client reaches that broker. None: none at the moment."""
+        """The address at which this client reaches that broker. None: it has none at the moment."""
         if node_id == self.node_id:
             return self.advertised(address)
         broker = self.metadata.brokers.get(node_id)
@@ -240,7 +241,7 @@ class BrokerState:
     def view(self, partition: messages.PartitionImage) -> SlotView | None:
         """The owner's published state of a partition that this host leads. None while another host
         leads it, or it is not served (its log is being opened, its directory is offline, its owner
-        does not know yet that it leads), or this host has lost its lease.
+        has not yet applied that it leads), or this host has lost its lease.
         """
         view = self.replica_view(partition) if partition.leader == self.node_id else None
         return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None

@@ -1,8 +1,7 @@
-"""When the certificates of this broker end: in the log as the end comes near, and on the metrics
-page.
+"""Expiry of this broker's certificates: warnings in the log as it comes near, and a metric.
 
 Read by a thread, at the start and after a change of their files; an event loop would wait for the
-disk. Each certificate's end is logged once at each of WARN_DAYS, and daily when it has ended.
+disk. Each certificate's expiry is logged once at each of WARN_DAYS, and daily once it has expired.
 """
 
 import asyncio
@@ -20,20 +19,20 @@ from mqd.security.python_tls import file_state, of_pkcs12
 LOOK_S = 60.0
 WARN_DAYS = (30, 14, 7, 1)
 _DAY = datetime.timedelta(days=1)
-_WAY_OUT = "put another one in its place, which is loaded without a restart (mqd cert renew)"
+_WAY_OUT = "replace it (mqd cert renew); the new one is loaded without a restart"
 log = logging.get("acceptor.certificates")
 
 
 def ends_of(pem: bytes) -> datetime.datetime:
-    """When the first of a chain ends. Raises ValueError."""
+    """When the first certificate of a chain expires. Raises ValueError."""
     from cryptography import x509
 
     return min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(pem))
 
 
 def stage(ends: datetime.datetime, now: datetime.datetime) -> int | None:
-    """The smallest of WARN_DAYS that is not less than what is left; negative: days since the end.
-    None: there is time.
+    """The smallest of WARN_DAYS that is not less than the days left; negative: days since expiry.
+    None: it is too early to warn.
     """
     if ends <= now:
         return -1 - (now - ends) // _DAY
@@ -41,8 +40,8 @@ def stage(ends: datetime.datetime, now: datetime.datetime) -> int | None:
 
 
 class Certificates:
-    """`ends`: by listener, and `hosts` for the certificate between hosts; seconds of the Unix clock.
-    Replaced whole.
+    """`ends`: expiry by listener, and `hosts` for the certificate between hosts, in seconds since
+    1970. Replaced, never modified.
     """
 
     def __init__(self, config: Mapping[str, str]) -> None:
@@ -84,15 +83,15 @@ class Certificates:
             try:
                 self._found[name] = min(map(ends_of, chains()))
             except (ConfigError, OSError, ValueError):
-                continue  # it is not used either: its user says so
+                continue  # it is not used either: the listener that fails to load it logs that
         self.ends = {name: ends.timestamp() for name, ends in self._found.items()}
 
     def _warn(self, name: str, ends: datetime.datetime, days: int) -> None:
         of = "between hosts" if name == "hosts" else f"of listener {name}"
         if days < 0:
-            log.error(f"the certificate {of} has ended: clients refuse it; {_WAY_OUT}", ended=f"{ends:%Y-%m-%d}")
+            log.error(f"the certificate {of} has expired: clients refuse it; {_WAY_OUT}", ended=f"{ends:%Y-%m-%d}")
         else:
-            log.warning(f"the certificate {of} ends soon; {_WAY_OUT}", ends=f"{ends:%Y-%m-%d}", days_left=days)
+            log.warning(f"the certificate {of} expires soon; {_WAY_OUT}", ends=f"{ends:%Y-%m-%d}", days_left=days)
 
 
 def _chains(config: Mapping[str, str], listener: listeners.Listener) -> list[bytes]:

@@ -2,10 +2,10 @@
 these partitions be written in this transaction, and does every record of this batch have a key?
 
 The coordinator answers for transactions. A batch whose topic has another compression.type is
-compressed to it on a thread and returned. Workers look into compressed batches themselves, unless
-the codec's library is missing: then they are decompressed here, their records are walked natively,
-and those without a key are named (KIP-467). The batch stays in the worker's arena, lent until the
-answer; if that worker dies in the meantime the result is discarded.
+compressed to it on a thread and returned. Workers check compressed batches themselves, unless the
+codec's library is missing: then this process decompresses them, checks their records in C, and
+lists those without a key (KIP-467). The batch stays in the worker's arena, lent until the answer;
+if that worker dies in the meantime the result is discarded.
 
 Bounds: THREADS at a time, each with at most DECOMPRESSED_BYTES_MAX; the number of waiting checks is
 bounded by the workers' lending limit.
@@ -39,7 +39,7 @@ log = logging.get("acceptor.checks")
 
 
 class Answer(NamedTuple):
-    """`error` applies to everything requested; `payload` as described for CHECKED in struct
+    """`error` applies to the whole request; `payload` as described for CHECKED in struct
     mqd_descriptor.
     """
 
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
 
 class Compression(NamedTuple):
-    """What a batch is to be compressed to. `level` as its codec understands it (KIP-390)."""
+    """The codec of a topic and its level (KIP-390), to which batches are compressed."""
 
     codec: int
     level: int

@@ -1,11 +1,11 @@
-"""Which principal a request comes from, as its worker tells it, and what the worker is told of a
-client that has proven one.
+"""The principal of a request, as its worker passes it, and the block by which the worker learns the
+principal of a client that has authenticated.
 
 A worker puts a block before the frame of a request (struct mqd_request_principal), so a restarted
-acceptor knows every connection's principal without asking for it. The answer that ends an exchange
-begins with a block of its own (struct mqd_authenticated).
+acceptor knows every connection's principal without a query. The answer that ends an exchange begins
+with a block of its own (struct mqd_authenticated).
 
-A client that said SaslHandshake 0 sends bare tokens instead of requests. Each becomes a
+A client that sent SaslHandshake 0 continues with bare tokens instead of requests. Each becomes a
 SaslAuthenticate here, and its answer a bare token, so handlers know one form only.
 """
 
@@ -35,7 +35,8 @@ UNKNOWN = Identity(ANONYMOUS, native.PrincipalKind.ANONYMOUS)
 
 
 def split(flags: int, data: bytes) -> tuple[Identity, bytes]:
-    """Of what a REQUEST names: the client, and the request's frame. Raises ProtocolError."""
+    """Splits the bytes of a REQUEST into the client and the request's frame. Raises
+    ProtocolError."""
     identity, at = UNKNOWN, 0
     if flags & native.REQUEST_PRINCIPAL:
         if len(data) < _PRINCIPAL.size:
@@ -57,16 +58,16 @@ def split(flags: int, data: bytes) -> tuple[Identity, bytes]:
 
 
 def raw_answer(body: bytes) -> bytes | None:
-    """The token in a SaslAuthenticate response of version 0; None: the token was refused, for which
-    this old form has no answer.
+    """The token in a SaslAuthenticate response of version 0; None: the token was refused; the old
+    form has no response for that.
     """
     _, error, message_bytes = _ANSWER.unpack_from(body)
     return None if error else body[_ANSWER.size + max(message_bytes, 0) + 4 :]
 
 
 def authenticated(principal: str, session_ms: int, kind: native.PrincipalKind) -> bytes:
-    """What precedes the answer that lets a client in. `session_ms` 0: it need not authenticate
-    again. `kind`: SASL or TOKEN.
+    """The block before the answer that authenticates a client. `session_ms` 0: it need not
+    authenticate again. `kind`: SASL or TOKEN.
     """
     name = principal.encode()
     if not 0 < len(name) <= PRINCIPAL_BYTES_MAX:

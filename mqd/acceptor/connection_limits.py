@@ -9,7 +9,7 @@
                                   broker, each worker compares what all have (server/handoff.c)
 
 Connections between hosts and clients through shared memory come in elsewhere and are not limited.
-No I/O. Bound: ADDRESS_COUNT_MAX addresses; with more, what they owe is forgiven.
+No I/O. Bound: ADDRESS_COUNT_MAX addresses; with more, their token buckets are reset.
 """
 
 import math
@@ -23,7 +23,7 @@ from mqd.cluster.host.messages import ClientQuota
 from mqd.cluster.metadata.rules.settings import CONNECTION, IP, quota_window_ns
 
 ADDRESS_COUNT_MAX = 65536
-DELAY_S_MAX = 1.0  # then the limits are checked again: they may have been raised
+DELAY_S_MAX = 1.0  # after this time the limits are checked again: they may have been raised
 NO_LIMIT = 2**31 - 1  # Kafka's default of all of them
 SECOND_NS = 1_000_000_000
 
@@ -95,7 +95,7 @@ class ConnectionLimits:
         self._overrides = parse_ip_counts(effective.get("max.connections.per.ip.overrides", ""))
 
     def _take_quotas(self, quotas: Sequence[ClientQuota]) -> None:
-        """What is owed under other rates is forgiven, as for quotas of clients."""
+        """A change of rates resets the token buckets, as for client quotas."""
         names = {quota.entity[0][1]: quota.quotas[CONNECTION] for quota in quotas if quota.entity[0][0] == IP}
         default = names.pop(None, None)
         per_s = {packed_ip(name): rate for name, rate in names.items() if name is not None}
@@ -106,7 +106,7 @@ class ConnectionLimits:
     # -- connections -------------------------------------------------------------------------------
 
     def wait_s(self, listener_id: int, now_ns: int) -> float:
-        """How long the listener must not be accepted from; 0: it may be."""
+        """How long accepting on the listener must pause; 0: not at all."""
         rates = (self._broker_rate, self._listener_rates[listener_id])
         return min(DELAY_S_MAX, max((rate.wait_s(now_ns) for rate in rates if rate is not None), default=0.0))
 

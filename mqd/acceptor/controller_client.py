@@ -68,7 +68,7 @@ class ControllerClient:
     async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
         """Never raises because of the controller: failures are in the answer's error."""
         if len(self._sent) >= REQUESTS_MAX:
-            return messages.Answer(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are under way; try again.")
+            return messages.Answer(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
         self._request_id += 1
         request_id = self._request_id
         answered = self._sent[request_id] = asyncio.get_running_loop().create_future()

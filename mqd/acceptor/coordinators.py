@@ -106,7 +106,7 @@ class InternalPartitions:
         ):
             return None
         if view.leader_epoch > image.leader_epoch:
-            # the worker was informed first: the metadata do not yet show which host led it in
+            # the worker learned of it first: the metadata do not show yet which host led it in
             # between
             return None
         return Source(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
@@ -295,7 +295,7 @@ class Coordinators:
                     left[name] = 0
         if not left:
             return None
-        log.info("committed offsets of partitions that are gone are removed", group=core.group_id, topics=sorted(left))
+        log.info("committed offsets of deleted partitions are removed", group=core.group_id, topics=sorted(left))
         return PartitionsGone(left)
 
     # -- transactions ------------------------------------------------------------------------------

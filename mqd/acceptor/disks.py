@@ -55,12 +55,12 @@ class _Directory:
                 )
                 left_s = last_step_s + SILENT_S - time.monotonic()
                 if left_s <= 0:
-                    raise TimeoutError(f"log directory {self._path} does not answer")
+                    raise TimeoutError(f"log directory {self._path} does not respond")
                 await asyncio.wait({mine.answer}, timeout=min(left_s, SILENT_S))
             return mine.answer.result()
         finally:
             self._waiting.pop(mine, None)
-            mine.answer.cancel()  # its caller is gone
+            mine.answer.cancel()  # its caller was cancelled
 
     def _start(self) -> None:
         while self._waiting and len(self._under_way) < self._at_once:

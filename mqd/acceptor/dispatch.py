@@ -103,7 +103,7 @@ _loaded: dict[int, Handler] = {}
 class Outcome(NamedTuple):
     """`body` None: the request is done and has no answer. `close`: the reason that the connection
     must end instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends
-    after the answer. `delay_s`: the answer leaves so much later.
+    after the answer. `delay_s`: the answer is sent that much later.
     """
 
     body: bytes | None
@@ -201,14 +201,14 @@ async def _handled(
 def _failed(header: RequestHeader | None, request: object) -> Outcome:
     """`header` None: the request could not be read at all."""
     if header is None:
-        return Outcome(None, close="the request could not be read for a fault of this broker")
+        return Outcome(None, close="the request could not be read because of an internal error")
     api = SUPPORTED[header.api_key].name
     try:
         response = failures.failed_response(header, request)
         if response is not None:
             return Outcome(encode_response(header, response))
     except Exception:
-        log.exception("an error cannot be answered; the connection is closed", api=api)
+        log.exception("an error cannot be returned; the connection is closed", api=api)
     return Outcome(None, close=f"{api} failed, and its answer has no room for an error")
 
 

@@ -71,8 +71,8 @@ class Flushes:
             self._waiting.setdefault(slot, []).append(future)
             self._slots.await_flush(slot)
             if not self._below(slot, end_offset):
-                # it ended before the owner saw that it is awaited; `future` resolves with the next
-                # notification
+                # it completed before the owner saw that it is awaited; `future` resolves with the
+                # next notification
                 return
             try:
                 await future

@@ -18,8 +18,8 @@ from mqd.security.acl import Operation, ResourceType
 
 UPGRADES = ("bidirectional", "upgrade")
 DOWNGRADES = ("bidirectional", "downgrade")
-COUNT_INTERVAL_S = 5.0  # how often members are counted
-OVERRIDES_MAX = 10_000  # groups with their own configuration whose settings are cached
+COUNT_INTERVAL_S = 5.0  # interval at which members are counted
+OVERRIDES_MAX = 10_000  # cached groups that have settings of their own
 
 
 class BrokerCluster:
@@ -154,7 +154,7 @@ def share_settings(broker: BrokerState) -> ShareSettings:
 _Settings = TypeVar("_Settings", ConsumerSettings, ShareSettings)
 
 
-# by name: the kind of group, the field of its settings, the value of a text
+# by name: the kind of group, the field of its settings, the parser of its text
 _OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "consumer.session.timeout.ms": ("consumer", "session_timeout_ms", int),
     "consumer.heartbeat.interval.ms": ("consumer", "heartbeat_interval_ms", int),

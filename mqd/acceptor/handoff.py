@@ -55,7 +55,7 @@ class Handoff:
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
-                log.warning("a worker's hand-off socket does not take a connection", worker=worker, reason=str(error))
+                log.warning("a connection cannot be passed to a worker", worker=worker, reason=str(error))
                 continue
             self._handed[worker] += 1
             connection.close()

@@ -98,7 +98,8 @@ class Appends(Protocol):
 
 
 def _compression(check: Descriptor) -> Compression | None:
-    """What struct mqd_descriptor says of CHECK; None: the batch stays as it is."""
+    """The topic's compression, as in a CHECK of struct mqd_descriptor; None: the batch stays as it
+    is."""
     named = check.a >> 16 & 0xFF
     level = (check.c & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)  # the low half, with its sign
     return Compression(named - 1, level, check.c >> 32) if named else None
@@ -251,7 +252,9 @@ class Link:
         elif descriptor.kind == DescriptorKind.FLUSHED:
             self._broker.flushes.notify(descriptor.slot)
         else:
-            log.warning("a worker sent what the acceptor does not take", worker=sender, kind=descriptor.kind)
+            log.warning(
+                "a worker sent a message that the acceptor does not handle", worker=sender, kind=descriptor.kind
+            )
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -270,7 +273,7 @@ class Link:
         try:
             identity, frame = client_identity.split(descriptor.flags, bytes(frames[descriptor.offset : end]))
         except ProtocolError as error:
-            log.error("a worker named a principal that is none", worker=worker, reason=str(error))
+            log.error("a worker sent an invalid principal", worker=worker, reason=str(error))
             self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
             return
         self._taken += 1
@@ -327,7 +330,7 @@ class Link:
         version = self._broker.metadata.version
         outcome = await dispatch.answer(self._broker, address, frame, descriptor.b, self._observer)
         if outcome.delay_s:
-            del frame  # strangers send up to 512 KiB, and thousands of them may wait
+            del frame  # unauthenticated clients send up to 512 KiB, and thousands of them may wait
             await asyncio.sleep(outcome.delay_s)
         if descriptor.generation != self._control.endpoint_generation(worker):
             return  # K3
@@ -389,7 +392,7 @@ class Link:
         try:
             error, data = await answer
         except Exception:
-            log.exception("a check failed; its client is to try again", connection=descriptor.b)
+            log.exception("a check failed; its client gets a retriable error", connection=descriptor.b)
             error, data = int(ErrorCode.NOT_ENOUGH_REPLICAS), b""
         if descriptor.generation != self._control.endpoint_generation(worker):
             return  # K3
@@ -415,7 +418,7 @@ class Link:
             task.add_done_callback(tasks.discard)
 
     async def _share_state(self, worker: int, descriptor: Descriptor, body: bytes) -> None:
-        """Without an answer, which the worker takes as a definite refusal, where the body is none."""
+        """An invalid body gets an empty answer, which the worker takes as a definite refusal."""
         answer = b""
         try:
             if self.share_states is not None:
@@ -509,8 +512,8 @@ class Link:
             if pending.generation != self._control.endpoint_generation(worker):
                 pending.task.cancel()
         if self._loop is not None and self._turn is None:
-            # It may have died between taking the flag that says that we sleep and waking us; no
-            # other process would wake us.
+            # It may have died after it cleared our sleep flag and before it woke us; no other
+            # process would wake us.
             self._on_turn()
 
     # -- producers of a partition ------------------------------------------------------------------

@@ -256,7 +256,7 @@ class Metadata:
 
     @property
     def is_alone(self) -> bool:
-        """No other host has ever joined this one, or all of them have left."""
+        """Whether no other host has ever joined this one, or all of them have left."""
         return len(self.brokers) <= 1
 
     def shown(self, topic: messages.TopicImage) -> list[messages.PartitionImage]:

@@ -1,6 +1,6 @@
-"""Checks before partitions of a topic are retired: is a transaction open on one of them? And before
-others are added in their place: is a transaction open that wrote to the removed ones? Only the
-leaders know.
+"""Checks before partitions of a topic are retired: no transaction may be open on one of them; and
+before others are added in their place no transaction may be open that wrote to the removed ones.
+Only the leaders know.
 
 A transaction that begins between the answer and the first step of a retirement ends normally, and
 no transaction writes to a removed partition:
@@ -31,9 +31,9 @@ from mqd.protocol.redirected import origin_of
 TIMEOUT_S = 10.0
 DESCRIBE_VERSION = 0
 WAY_OUT = (
-    "Bring back a host that has its records (mqd topic describe shows who), and try again. If they are lost permanently,"
-    " let it begin empty: move it to hosts in service (mqd topic reassign --no-wait), and elect a leader"
-    " (kafka-leader-election.sh --election-type unclean)."
+    "Bring back a host that has its records (mqd topic describe shows which), and try again. If they are lost"
+    " permanently, let the partition begin empty: move it to hosts in service (mqd topic reassign --no-wait), and"
+    " elect a leader (kafka-leader-election.sh --election-type unclean)."
 )
 Retirement = CreatePartitionsResponse.Retirement
 
@@ -46,7 +46,7 @@ class Open(NamedTuple):
 
 
 class _Unknown(Exception):
-    """Its text says which partition's leader cannot be reached, and why."""
+    """The message names the partition whose leader cannot be reached, and the reason."""
 
 
 def first_retired(topic: messages.TopicImage) -> int:
@@ -148,7 +148,7 @@ async def _open_on(context: Context, header: RequestHeader, topic: messages.Topi
     for partition in topic.partitions[first:]:
         if partition.leader < 0:
             raise _Unknown(
-                f"Partition {partition.index} of {topic.name} has no leader that could say whether a transaction is"
+                f"Partition {partition.index} of {topic.name} has no leader that knows whether a transaction is"
                 f" open on it. {WAY_OUT}"
             )
         by_leader.setdefault(partition.leader, []).append(partition.index)
@@ -168,7 +168,7 @@ async def _request(context: Context, header: RequestHeader, node: int, name: str
             response = await service.peers.request(node, request, DESCRIBE_VERSION, TIMEOUT_S)
         except PeerError as error:
             raise _Unknown(
-                f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot say whether a transaction is"
+                f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot tell whether a transaction is"
                 f" open on it ({error}); try again."
             ) from error
     if not isinstance(response, DescribeProducersResponse):
@@ -180,7 +180,7 @@ async def _request(context: Context, header: RequestHeader, node: int, name: str
         if partition.error_code:
             reason = error_message(partition.error_code)
             raise _Unknown(
-                f"The leader of partition {partition.partition_index} of {name} cannot say whether a transaction is"
+                f"The leader of partition {partition.partition_index} of {name} cannot tell whether a transaction is"
                 f" open on it ({reason}); try again. If that persists, its disk has failed: {WAY_OUT}"
             )
         found += [
@@ -192,7 +192,7 @@ async def _request(context: Context, header: RequestHeader, node: int, name: str
 
 
 async def _transactional_id(context: Context, header: RequestHeader, producer_id: int) -> str | None:
-    """Best effort: for the message."""
+    """Best effort: only for the error message."""
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
     answers: list[object] = [await list_transactions.handle(context, header, request)]
     broker, service = context.broker, context.broker.transactions

@@ -1,12 +1,12 @@
-"""What each request needs: one table, judged before the handler runs. The rights are those of
-Kafka's KafkaApis and ControllerApis.
+"""The rights that each request needs: one table, checked before the handler runs. The rights are
+those of Kafka's KafkaApis and ControllerApis.
 
 A rule is about a request as a Whole, or about Each of its elements. The elements that are denied are
-answered here with Kafka's error code, and the handler gets the request without them. What cannot be
-said in this way is asked for by the handlers (Context.authorize). An API that is not in the table is
-denied to all: BY_HANDLER and OPEN are entries too.
+answered here with Kafka's error code, and the handler gets the request without them. Rights that
+the table cannot express are checked by the handlers (Context.authorize). An API that is not in the
+table is denied to all: BY_HANDLER and OPEN are entries too.
 
-Requests of other hosts of the cluster, which have proven the cluster's key, are not judged.
+Requests of other hosts of the cluster, which have proven that they hold its key, are not checked.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ DENIED: dict[int, int] = {
 }
 """By resource type: the error code where it is denied."""
 
-# (context, header, request, the request again or its element) -> 0 or Kafka's error code
+# (context, header, request, the request again, or its element) -> 0 or Kafka's error code
 Check = Callable[[Context, RequestHeader, Any, Any], int]
 
 
@@ -44,8 +44,8 @@ class Each(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """`request`: what the handler is to answer; None: nothing. `denied`: the answer to the rest, to
-    be joined with the handler's.
+    """`request`: the part for the handler; None: nothing is left. `denied`: the answer to the rest,
+    to be joined with the handler's.
     """
 
     request: object | None
@@ -93,14 +93,14 @@ def _judge_each(context: Context, header: RequestHeader, request: Any, rule: Eac
 
 def _is_refused_alone(header: RequestHeader) -> bool:
     """AddPartitionsToTxn 4 and up, OffsetDelete, DescribeQuorum, UpdateFeatures, Alter- and
-    DeleteShareGroupOffsets: Kafka's refusal of the whole does not list what was asked for.
+    DeleteShareGroupOffsets: When Kafka refuses the whole request, it does not list its elements.
     """
     return header.api_key in (47, 55, 57, 91, 92) or (header.api_key == 24 and header.api_version >= 4)
 
 
 def _failed(header: RequestHeader, request: object, error: int) -> object:
     response = failed_response(header, request, Failure(error, error_message(error)))
-    # an answer without an error: nothing was asked for
+    # an answer without an error: the request has no elements
     return response if response is not None else message_class(header.api_key, "Response")()
 
 
@@ -140,7 +140,7 @@ def topics(operation: Operation, field: str = "topics", answer: str = "topics", 
 
 
 def _committed_topic(context: Context, header: RequestHeader, request: Any, topic: Any) -> int:
-    """A topic that is named by an id that is not known is the handler's."""
+    """A topic with an unknown id is left to the handler."""
     image = context.broker.metadata.by_id(topic.topic_id) if not topic.name else None
     name = topic.name or (image.name if image is not None else "")
     allowed = not name or context.authorize(Operation.READ, ResourceType.TOPIC, name)
@@ -148,7 +148,7 @@ def _committed_topic(context: Context, header: RequestHeader, request: Any, topi
 
 
 def _syncs(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
-    """A request that lacks what its version demands is refused for that first, by its handler."""
+    """A request that lacks a field of its version is left to the handler, which refuses it."""
     if header.api_version >= 5 and (request.protocol_type is None or request.protocol_name is None):
         return 0
     return on(ResourceType.GROUP, Operation.READ, "group_id")(context, header, request, request)
@@ -193,7 +193,7 @@ def _initialises(context: Context, header: RequestHeader, request: Any, _: Any) 
 
 
 def _adds_partitions(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
-    if header.api_version >= 4:  # batches, of other hosts
+    if header.api_version >= 4:  # batches, from other hosts
         return cluster(Operation.CLUSTER_ACTION).check(context, header, request, request)
     name = request.v3_and_below_transactional_id
     allowed = context.authorize(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)

@@ -1,9 +1,9 @@
 """Prunes `__share_group_state`: what is before the snapshots of all share-partitions is deleted.
 
 Kafka's share coordinator deletes what is before the oldest snapshot that still counts, and makes
-snapshots of idle share-partitions now and then so that this advances. Here a prune makes them: each
-share-partition of a partition of the log writes a snapshot, then everything before the first of
-them goes. A prune is due when it deletes at least as many records as it writes.
+snapshots of idle share-partitions now and then so that this offset advances. Here a prune makes
+them: each share-partition of a partition of the log writes a snapshot, then everything before the
+first of them goes. A prune is due when it deletes at least as many records as it writes.
 
 Invariants
     U1  the log from the new start on gives the state of every share-partition: all that exist when
@@ -23,7 +23,7 @@ from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share.core import Snapshot
 
 AT_ONCE = 100
-RECORDS_MIN = 1_000  # fewer are not worth it
+RECORDS_MIN = 1_000  # fewer are not worth a prune
 SNAPSHOT_S, DELETE_MS = 10.0, 30_000
 
 log = logging.get("acceptor.share")
@@ -65,7 +65,7 @@ class SharePruning:
             for first in range(0, len(names), AT_ONCE):
                 await asyncio.gather(*map(self._snapshot, names[first : first + AT_ONCE]))
         except CoordinatorError:
-            return -1  # the next prune begins again
+            return -1  # the next prune starts over
         if place.shard is None or place.shard.leader_epoch != leader_epoch:  # U2
             return -1
         change = messages.DeleteRecords(self._coordinator.topic, place.index, end_offset)

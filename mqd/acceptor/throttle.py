@@ -3,10 +3,10 @@ is charged to its client, and the answer tells the client how long to wait. The 
 the connection sees the debt in the control segment and reads no further request until it is paid.
 
 Only CPU work counts: a request that waits for the disk, the controller or other members of its
-group does not delay others. What hosts of the cluster ask of each other is not charged, nor is an
+group does not delay others. Requests between hosts of the cluster are not charged, nor is
 authentication.
 
-And quotas of changed partitions (KIP-599).
+Also the quotas of partition mutations (KIP-599).
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from mqd.acceptor.broker import Context
 from mqd.native import QuotaKind
 from mqd.protocol.framing import RequestHeader
 
-MUTATION_UNITS = 1_000_000  # in which a changed partition is counted
+MUTATION_UNITS = 1_000_000  # time in which a changed partition is counted
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE = 17, 36
 
 

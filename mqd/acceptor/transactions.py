@@ -139,8 +139,8 @@ class TransactionService:
         )
 
     def coordinator_epoch_max(self) -> int:
-        """The highest leader epoch of the partitions of __transaction_state: no coordinator has a
-        higher one.
+        """The highest leader epoch of the partitions of __transaction_state: an upper bound of
+        coordinator epochs.
         """
         topic = self._broker.metadata.topics.get(TRANSACTIONS)
         return max((partition.leader_epoch for partition in topic.partitions), default=-1) if topic is not None else -1

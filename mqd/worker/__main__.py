@@ -4,7 +4,7 @@ by supervisord.
 
 import gc
 
-gc.disable()  # while modules load, all is kept
+gc.disable()  # no garbage collection while modules load
 
 import argparse
 import asyncio
@@ -30,17 +30,18 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("position", nargs="?", type=int, metavar="INDEX", help="which worker, from 0")
     parser.add_argument("--index", type=int, help="the same")
-    parser.add_argument("--data-dir", type=Path, help="the broker's data directory; MQD_DATA_DIR unless told")
+    parser.add_argument("--data-dir", type=Path, help="the broker's data directory; default: MQD_DATA_DIR")
     arguments = parser.parse_args()
     if arguments.index is None:
         arguments.index = arguments.position
     if arguments.index is None:
-        parser.error("which worker? say its index, from 0")
+        parser.error("the index of the worker, from 0, is missing")
     return arguments
 
 
 def _is_final(error: Exception, config: Mapping[str, str]) -> bool:
-    """The next life would meet the same: a setting, or io_uring demanded where it is forbidden."""
+    """A restart would fail in the same way: a wrong setting, or io_uring required where it is
+    forbidden."""
     refused = isinstance(error, NativeError) and error.code in (errno.EPERM, errno.ENOSYS)
     return isinstance(error, ConfigError) or (refused and config.get("io.backend") == "io_uring")
 
@@ -62,7 +63,7 @@ def main() -> int:
     # imported after attaching: an error of the keeper is reported sooner
     from mqd.worker.worker import Worker
 
-    # What is loaded stays: no collection looks at it again.
+    # The loaded modules stay: later collections skip them.
     gc.freeze()
     gc.enable()
 

@@ -1,4 +1,4 @@
-"""Computes the role of a partition's replicas from the controller's metadata: the assignment that
+"""Computes the roles of a partition's replicas from the controller's metadata: the assignment that
 the reactor passes to the replication core (native/replica/rules.h). Pure.
 
 A partition whose only replica is on this host and led here has no assignment: it is not replicated,

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-ELSEWHERE = -1  # in no log directory, or in all of them
+ELSEWHERE = -1  # for work in no log directory, or in all of them
 # recovery reads and checks with the GIL released; more threads would only make one disk seek
 URGENT_COUNT = 4
 SLOW_NICENESS = 10
-# Work without progress for this long counts as hanging, at the end of a worker, which has 25 s
-# until the keeper kills it.
+# When a worker ends, work without progress for this long counts as hanging: the keeper kills the
+# worker after 25 s.
 HANG_S = 8.0
 
 
@@ -33,8 +33,8 @@ def _lower_priority() -> None:
 
 
 async def unless_hung(work: Coroutine[Any, Any, None], stepped_s: Callable[[], float]) -> bool:
-    """Returns whether the work ended. It is abandoned HANG_S after its last step (`stepped_s`: time
-    of that, by the loop's clock); a thread that it uses keeps running. Raises what the work raises.
+    """Returns whether the work ended. It is abandoned HANG_S after its last step (at `stepped_s` of
+    the loop's clock); a thread that it uses keeps running. Raises what the work raises.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)

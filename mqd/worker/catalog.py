@@ -288,7 +288,8 @@ class Catalog:
         self.assigned.pop(key, None)
 
     def _is_deleted(self, topic: TopicImage, key: Key) -> bool:
-        """W5. Otherwise the partition only belongs to another worker, or its directory is offline."""
+        """W5. W5: otherwise the partition only belongs to another worker, or its directory is
+        offline."""
         if self.cluster.node_id < 0 or not self.caught_up:
             return False
         if key[1] < len(topic.partitions):

@@ -65,7 +65,7 @@ Result = TypeVar("Result")
 
 
 class _Released(Exception):
-    """Another caller needs the partition."""
+    """Another task needs the partition."""
 
 
 class _Candidate(msgspec.Struct):
@@ -425,7 +425,7 @@ class Compactor:
         try:
             await self._thread(reports.write, self._run_dir, self._worker, self._report)
         except OSError as error:
-            self._log.warning("what the metrics tell of compaction cannot be written", reason=str(error))
+            self._log.warning("the metrics of compaction cannot be written", reason=str(error))
 
 
 async def until_done(

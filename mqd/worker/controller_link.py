@@ -3,7 +3,7 @@
     4-byte big-endian length, then msgpack (mqd/cluster/host/messages.py).
 
 The controller may be restarted at any time. After each new subscription it sends the whole image
-first, so a missed message does no lasting harm. Bound: MESSAGE_BYTES_MAX per message; messages are
+first, so a missed message has no lasting effect. Bound: MESSAGE_BYTES_MAX per message; messages are
 handled one after the other, so the socket is the queue.
 """
 

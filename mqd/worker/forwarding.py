@@ -64,7 +64,7 @@ class Forwarding:
         self._log = logging.get("worker.forwarding")
 
     def update(self, cluster: Cluster, cluster_id: str) -> None:
-        """Called after every change of metadata. Ends connections to an earlier life of a host."""
+        """Called after every change of metadata. Ends connections to an earlier run of a host."""
         own = cluster.brokers.get(cluster.node_id)
         self._identity = (
             Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
@@ -124,7 +124,7 @@ class Forwarding:
         try:
             life = self._life(way.leader)
             if self._identity is None or life is None:
-                raise OSError("the leader's host is not registered, or listens for no other hosts")
+                raise OSError("the leader's host is not registered, or has no listener for other hosts")
             self._lives[way.leader] = life
             # it may have fewer now than when the partition was placed
             workers = max(self._cluster.brokers[way.leader].worker_count, 1)
@@ -152,7 +152,7 @@ class Forwarding:
         except (OSError, EOFError, HandshakeFailed, native.NativeError) as error:
             backoff_ms = self._backoff_ms[way] = min(self._backoff_ms.get(way, BACKOFF_MS_MIN // 2) * 2, BACKOFF_MS_MAX)
             self._log.info(
-                "leader cannot be reached: clients on this host are told to try again",
+                "leader cannot be reached: clients on this host get a retriable error",
                 leader=way.leader,
                 worker=way.leader_worker,
                 reason=str(error) or type(error).__name__,

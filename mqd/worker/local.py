@@ -3,7 +3,7 @@ leased from the broker's budget.
 
 Memory is leased in MiB by the same rules as connections (mqd/shm/credits.py): ahead of need,
 returned when others need it, and released by the kernel when the worker dies. The number of clients
-is divided evenly; the acceptor gives each client to the worker that has the fewest.
+is divided evenly; the acceptor passes each client to the worker that has the fewest.
 """
 
 from __future__ import annotations

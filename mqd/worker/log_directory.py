@@ -25,8 +25,8 @@ FLUSH_FAILED = "flush-failed"
 
 
 class LogDirectory:
-    """`failure`: the reason that it is not served; "" = it is sound. `doubtful`: an earlier life
-    failed to flush something in it.
+    """`failure`: the reason that it is not served; "" = it works. `doubtful`: a flush in it has
+    failed in an earlier run.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LogDirectory:
         self.guard = SpaceGuard(reserve_bytes)
         self.timestamps = TimestampCache(scan)
         self.trust: Trust | None = None
-        # as recorded by an earlier life
+        # as recorded by an earlier run
         self.high_watermarks: dict[tuple[str, int, bytes], int] = {}
         self._worker = worker
         self._worker_count = worker_count
@@ -57,7 +57,7 @@ class LogDirectory:
 
     def open(self) -> list[Path]:
         """Blocking. Reads the trustworthy files and removes the marker. Returns the files that an
-        earlier life had set aside and this worker must delete.
+        earlier run had set aside and this worker must delete.
         """
         try:
             self.doubtful = any(self.path.glob(f"{FLUSH_FAILED}.*"))
@@ -98,7 +98,9 @@ class LogDirectory:
         try:
             (self.path / f"{FLUSH_FAILED}.{self._worker}").touch()
         except OSError as error:
-            self._log.error("failed flush cannot be noted; restart this host rather than mqd alone", reason=str(error))
+            self._log.error(
+                "failed flush cannot be recorded; restart this host rather than mqd alone", reason=str(error)
+            )
 
     def _unmark_doubtful(self) -> None:
         """Everything that this worker has open has been rewritten. Worker 0 cleans up after workers
@@ -123,7 +125,7 @@ class LogDirectory:
             self._unmark_doubtful()
         if self._worker == 0:
             for path in checkpoints.remove_orphans(self.path, self._worker_count, self._files):
-                self._log.info("checkpoint of a worker that is no more was removed", path=str(path))
+                self._log.info("checkpoint of a former worker was removed", path=str(path))
 
     def write_checkpoints(self, recovery_points: list[Entry], log_starts: list[Entry]) -> bool:
         """Blocking. False: they cannot be written now (a full disk is not a failure of the
@@ -146,7 +148,7 @@ class LogDirectory:
             self._writer.write_high_watermarks(entries)
         except OSError as error:
             self._log.warning(
-                "high watermarks cannot be written down; after a crash they are found again", reason=str(error)
+                "high watermarks cannot be checkpointed; after a crash they are determined again", reason=str(error)
             )
 
     def mark_clean(self, generation: int) -> None:

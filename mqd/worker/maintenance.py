@@ -69,7 +69,7 @@ def _truncation_marks(cut: list[OpenPartition]) -> list[Path]:
 
 
 def _remove(marks: list[Path]) -> None:
-    """Blocking. A mark that remains costs the next recovery time, and no record."""
+    """Blocking. A mark that remains costs the next recovery some time, but no record."""
     with contextlib.suppress(OSError):
         for mark in marks:
             mark.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ class Upkeep:
             try:
                 await work()
             except OSError as error:
-                self._log.warning("upkeep failed; it is tried again", work=name, reason=str(error))
+                self._log.warning("maintenance failed; it is retried", work=name, reason=str(error))
 
     # -- space, credits ----------------------------------------------------------------------------
 
@@ -173,9 +173,9 @@ class Upkeep:
             )
         done, _ = await asyncio.wait([request], timeout=SPACE_ANSWER_S)
         if not done:
-            self._log.warning("file system does not answer", log_dir=str(log_dir.path))
-            return  # the same query is pending: a hanging disk must not occupy more threads
-        self._space_requests.pop(log_dir.index, None)  # concurrent callers shared the result
+            self._log.warning("file system does not respond", log_dir=str(log_dir.path))
+            return  # the same query is still pending: a hanging disk must not occupy more threads
+        self._space_requests.pop(log_dir.index, None)  # concurrent callers share the result
         try:
             free = request.result()
         except OSError as error:
@@ -217,7 +217,7 @@ class Upkeep:
             return
         self._settle_at = None
         failed = self._partitions.failed_names()
-        # none waits for a hanging one
+        # no directory waits for a hanging one
         await asyncio.gather(
             *(self._background.slow(log_dir.index, log_dir.settle, failed) for log_dir in self._partitions.log_dirs)
         )

@@ -156,7 +156,7 @@ class Mover:
                     break
             async with self._applying:
                 await self._switch(move)
-        except OSError as error:  # NativeError is one
+        except OSError as error:  # OSError includes NativeError
             # otherwise its source is being deleted
             if self._moves.get(move.owned.key) is move and move.owned.key in self._catalog.owned:
                 self._log.error(

@@ -27,7 +27,7 @@ class OpenPartition(msgspec.Struct):
     log_start_offset: int
     policy: RetentionPolicy
     compaction: CompactionPolicy
-    # held by code that moves the log start or replaces segments
+    # held while the log start moves or segments are replaced
     files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     closing: bool = False
     truncated: bool = False  # its log was truncated, perhaps below the checkpoint's recovery point
@@ -70,9 +70,9 @@ class OpenPartitions:
         self.by_slot: dict[int, OpenPartition] = {}
         self.failures: dict[int, str] = {}
         self.scanned_bytes = 0  # bytes that opening had to read, in total
-        # Asks code that works on its files to release it.
+        # Requests that tasks which work on its files release it.
         self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None
-        self._clustered = False  # the reactor was informed of other hosts
+        self._clustered = False  # the reactor knows of other replicas
         self._deleting: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.partitions")
 
@@ -101,7 +101,7 @@ class OpenPartitions:
         try:
             return (await self._commands.run(self._reactor.partition_close, owned.slot)).partition
         except native.NativeError as error:
-            self._log.error("reactor did not give a partition back", partition=owned.name, reason=str(error))
+            self._log.error("reactor did not return a partition", partition=owned.name, reason=str(error))
             return None
         finally:
             self.open.pop(owned.key, None)
@@ -189,7 +189,7 @@ class OpenPartitions:
         if not await unless_hung(end_all(), lambda: stepped_s):
             hung.append(log_dir)
             self._log.error(
-                "log directory does not answer: given up, not closed cleanly; the next start checks its logs",
+                "log directory does not respond: it was not closed cleanly; the next start checks its logs",
                 directory=str(log_dir.path),
                 partitions=len(opened_here),
                 closed=len(ends),
@@ -212,7 +212,7 @@ class OpenPartitions:
             if owned.replicated
         ]
         await self._background.slow(log_dir.index, log_dir.write_high_watermarks, known)
-        # a partition that could not be opened was not checked in this life, so no marker may vouch
-        # for it
+        # a partition that could not be opened was not checked in this life, so there must be no
+        # marker
         if written and not any(owned.log_dir == log_dir.index for owned in self._catalog.failed_partitions()):
             await self._background.slow(log_dir.index, log_dir.mark_clean, generation)

@@ -93,7 +93,7 @@ class PartitionReporter:
             return
         if answer.error:
             self._log.info(
-                "in-sync set was not taken",
+                "in-sync set was not accepted",
                 partition=opened.owned.name,
                 error=answer.error,
                 leader_epoch=answer.leader_epoch,

@@ -11,8 +11,8 @@ Required order
     N4  a deleted partition's directory is renamed, durably, before the removal counts as applied;
         its files are deleted later.
     N5  a log that recovery has cut below acknowledged records follows and does not lead
-        (shortened_log.py). One that is shorter than a predecessor has published in this life of the
-        host stays offline until the broker is restarted, because the replicas that rely on it do
+        (shortened_log.py). One that is shorter than a predecessor has published since the broker
+        started stays offline until the broker is restarted, because the replicas that rely on it do
         not know of the loss.
     N6  a log with missing segments is an ERROR. A sole replica is served with the rest, with its
         old end. One of several replicas counts as shortened if its end is missing; with a gap in
@@ -57,8 +57,8 @@ class _Opened(msgspec.Struct):
 
 def _recovery_aborted(path: Path, aborts: int) -> str:
     return (
-        f"opening it has ended its worker {aborts} times by a broken invariant (the worker's log names it); all others"
-        f" go on. `mqd log verify {path}` looks at its files; a start of the broker tries once more"
+        f"opening it has aborted its worker {aborts} times by a broken invariant (the worker's log names it); all"
+        f" others are served. `mqd log verify {path}` checks its files; a restart of the broker tries once more"
     )
 
 
@@ -237,7 +237,7 @@ class PartitionSet(OpenPartitions):
             if published > recovery.log_end_offset:
                 text = (
                     f"its log ends at {recovery.log_end_offset} and ended at {published} before this worker was"
-                    " started; start the broker again: it will follow, then, until it has caught up"
+                    " started; restart the broker: it then follows until it has caught up"
                 )
                 raise OSError(errno.EIO, text)
         except OSError:
@@ -246,7 +246,7 @@ class PartitionSet(OpenPartitions):
 
     def _recovery_inputs(self, owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
         """The trusted inputs of recovery: the checkpoints; and, if a predecessor of this worker
-        published positions in this life of the keeper, the page cache as it left it. A published
+        published positions under the same keeper process, the page cache as it left it. A published
         durable offset counts only in that case: the machine has not lost power since, otherwise the
         control segment would be gone. OFFLINE means that the predecessor met an error there,
         perhaps a failed flush.
@@ -271,8 +271,8 @@ class PartitionSet(OpenPartitions):
 
     @staticmethod
     def _known_high_watermark(owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> int:
-        """Everything below it was committed: a predecessor's published value in this life of the
-        keeper, otherwise the recorded one.
+        """Everything below it was committed: a value that a predecessor published under the same
+        keeper process, otherwise the recorded one.
         """
         if view.topic_id == owned.topic_id and view.partition_index == owned.index and view.high_watermark > 0:
             return view.high_watermark
@@ -318,7 +318,7 @@ class PartitionSet(OpenPartitions):
         self.scanned_bytes += recovery.scanned_bytes
         if recovery.truncated_bytes:
             self._log.warning(
-                "log was cut at its first invalid byte",
+                "log was truncated at its first invalid byte",
                 partition=owned.name,
                 segment=recovery.corrupt_segment,
                 position=recovery.corrupt_position,
@@ -332,7 +332,7 @@ class PartitionSet(OpenPartitions):
         )
         if owned.has_others and shortened.is_marked(result.path):
             opened.catching_up = shortened.Shortened()
-            self._log.error("replica may lack what was acknowledged", partition=owned.name, reason=shortened.REASON)
+            self._log.error("replica may lack acknowledged records", partition=owned.name, reason=shortened.REASON)
         self.open[owned.key] = self.by_slot[owned.slot] = opened
         self.failures.pop(owned.slot, None)
 

@@ -5,7 +5,7 @@ end.
     catalog's assignments -> target_links(), spare_links() -> one task for each link:
         connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches
         MQD_EVENT_FETCHER_ENDED -> back-off -> connect
-        another address or life of the leader -> connect immediately
+        another address or epoch of the leader -> connect immediately
 
 A link is a worker of a leader's host in one lane. In-sync replicas, replicas that catch up, and
 throttled ones use different connections, so that no lane delays an earlier one. Links to other
@@ -40,7 +40,7 @@ from mqd.worker.host_connections import Dialled, dial
 
 CONNECT_S_MAX = 3.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
-LIVED_S = 5.0  # a connection that lasted this long was a good one
+LIVED_S = 5.0  # a connection that lasted this long resets the back-off
 IN_SYNC, CATCH_UP, THROTTLED = range(3)  # enum mqd_fetcher_lane
 _FORGOTTEN_MAX = 1024
 _NOT_REGISTERED = "this host is not registered"
@@ -53,8 +53,8 @@ class Link(msgspec.Struct, frozen=True, order=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The target of a link. A different epoch is a different life of the host: its old connections
-    are useless, whether they have ended or not.
+    """The target of a link. A different epoch means that the host was restarted: its old
+    connections are useless, whether they have ended or not.
     """
 
     host: str
@@ -226,20 +226,17 @@ class Replication:
                 text = str(error) or type(error).__name__
                 if text != reason:
                     self._log.info(
-                        "leader cannot be reached; it is tried again",
-                        leader=link.leader,
-                        worker=link.leader_worker,
-                        reason=text,
+                        "leader cannot be reached; retrying", leader=link.leader, worker=link.leader_worker, reason=text
                     )
                 reason = text
             except Exception as error:  # a bug of ours must not leave the replica behind
                 if repr(error) != reason:
                     self._log.exception(
-                        "leader cannot be reached; it is tried again", leader=link.leader, worker=link.leader_worker
+                        "leader cannot be reached; retrying", leader=link.leader, worker=link.leader_worker
                     )
                 reason = repr(error)
             if connection.target != target:
-                # a new life or address: reconnect immediately; the new connection replaces the old
+                # a new epoch or address: reconnect immediately; the new connection replaces the old
                 # one
                 continue
             backoff_s = BACKOFF_S_MIN if loop.time() - began_s > LIVED_S else min(backoff_s * 2, BACKOFF_S_MAX)

@@ -4,11 +4,12 @@ consumers verify checksums themselves.
 
 When a segment is due
     found when its partition was opened     at a random time within FIRST_PASS_MS, so that a start does not read the whole disk at once. Random, not by name:
-                                            if the broker restarts often, each life begins with other segments
+                                            if the broker restarts often, each run begins with other
+                                            segments
     sealed since                            at a random time within SEALED_MS
     verified                                log.scrub.interval.ms later
     damaged                                 at most a day later, and it is then logged again
-    found damaged by an earlier life        immediately
+    found damaged by an earlier run         immediately
 None of these waits is longer than log.scrub.interval.ms. The longest overdue segment comes first;
 if there is more log than log.scrub.bytes.per.second can read in an interval, everything is read in
 turn, only less often. The due times are kept only in memory, one number for each segment.
@@ -76,7 +77,7 @@ class ScrubPlan:
         self._heap: list[tuple[int, SegmentKey]] = []  # entries that differ from _due are stale
 
     def listed(self, key: Key, bases: Iterable[int], now_ms: int) -> set[int]:
-        """The current sealed segments of a partition. Returns those that are gone."""
+        """Sets the sealed segments of a partition. Returns those that are gone."""
         bases = set(bases)
         known = self._sealed.get(key)
         within_ms = min(self._interval_ms, FIRST_PASS_MS if known is None else SEALED_MS)
@@ -171,7 +172,7 @@ class Scrubber:
         # partition -> log start, active segment at the last listing
         self._surveyed: dict[Key, tuple[int, int]] = {}
         self._found: dict[SegmentKey, Damage] = {}
-        # found by an earlier life, in partitions that are not open yet
+        # found by an earlier run, in partitions that are not open yet
         self._earlier: dict[SegmentKey, Damage] = {}
         self._published_ms: dict[SegmentKey, int] = {}
         # How often compaction has replaced a partition's segments.
@@ -354,7 +355,9 @@ class Scrubber:
         if found is None:
             self._plan.verified(segment, now_ms)
             if self._drop(segment):
-                self._log.info("damage of a stored segment is gone", partition=opened.owned.name, segment=path.name)
+                self._log.info(
+                    "a damaged segment is sound again or was deleted", partition=opened.owned.name, segment=path.name
+                )
                 await self._publish()
             return
         self._plan.damaged(segment, now_ms)
@@ -362,7 +365,7 @@ class Scrubber:
         if published_ms is None or now_ms - published_ms >= DAY_MS:
             self._published_ms[segment] = now_ms
             self._log.error(
-                "stored segment is damaged: put it back from a copy while the broker is down, or give up its records by"
+                "stored segment is damaged: restore it from a copy while the broker is down, or give up its records by"
                 " DeleteRecords up to next_sound_offset; everything else is served",
                 partition=opened.owned.name,
                 segment=path.name,
@@ -384,7 +387,7 @@ class Scrubber:
         try:
             damage.write(self._run_dir, self._worker, found)
         except OSError as error:
-            self._log.warning("what the metrics tell of damaged segments cannot be written", reason=str(error))
+            self._log.warning("the metrics of damaged segments cannot be written", reason=str(error))
 
 
 # -- blocking --------------------------------------------------------------------------------------

@@ -5,13 +5,12 @@ Such a replica may hold less than the other replicas assume. A file in its direc
 until it has caught up:
     H1  it does not lead: as a leader it would make the others truncate acknowledged records. It
         reports that it does not serve the partition, so that another replica leads. It repeats that
-        while there is no leader and it is in sync, because the controller would take silence for
-        recovery and make it the leader again.
+        while there is no leader and it is in sync, because the controller would take the absence of
+        reports for recovery and make it the leader again.
     H2  it follows, and counts again once a leader has added it to the in-sync set: then it has
         everything.
     H3  a sole replica is never treated like this: no other replica has more.
-    H4  an operator who has recovered the partition by an unclean election has decided, and may
-        delete the file while the broker is down.
+    H4  after an unclean election the operator may delete the file while the broker is down.
 Pure except for the file.
 """
 
@@ -24,7 +23,7 @@ from mqd.worker.assignments import Assignment
 
 MARKER = "shortened"
 REASON = (
-    "recovery has cut its log although sound records lay behind the damage, so it may lack what was acknowledged: it"
+    "recovery has cut its log although sound records follow the damage, so it may lack acknowledged records: it"
     " follows, and leads again when it has caught up. If no other replica is left, stop the broker and delete the file"
     f" {MARKER} in the partition's directory; what was cut off is lost then"
 )
@@ -33,7 +32,7 @@ REASON = (
 def gap_reason(path: Path, missing_from: int, missing_to: int) -> str:
     return (
         f"offsets {missing_from} to {missing_to - 1} are missing in the middle of its log, and another replica may have"
-        f" them. Put the segment back from a copy, or move the directory {path} away, both while the broker is down:"
+        f" them. Restore the segment from a copy, or move the directory {path} away, both while the broker is down:"
         " without the directory it copies the partition again from the others"
     )
 
@@ -65,13 +64,14 @@ def _is_in_sync(assignment: Assignment) -> bool:
 
 
 class Shortened:
-    """The state of one open partition, from its opening until it counts again."""
+    """The state of one open partition, from its opening until it counts as a replica again."""
 
     def __init__(self) -> None:
         self._in_sync: bool | None = None  # according to the last assignment
 
     def take(self, assignment: Assignment) -> tuple[Assignment, bool]:
-        """(the assignment for the reactor, whether the partition counts again from now on)."""
+        """(the assignment for the reactor, whether the partition counts as a replica from now
+        on)."""
         leads = assignment.leader == assignment.node_id
         in_sync = _is_in_sync(assignment)
         entered = self._in_sync is False and in_sync and assignment.leader >= 0 and not leads

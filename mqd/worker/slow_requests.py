@@ -1,4 +1,4 @@
-"""The slow-request log (slow.request.ms): what the reactor measured, in words."""
+"""The slow-request log (slow.request.ms): the reactor's measurements as log lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = {
 
 
 def fields(slow: native.SlowRequest) -> dict[str, Any]:
-    """Of the line. Times in ms; parts that took none are left out."""
+    """The fields of the line. Times in ms; parts that took no time are left out."""
     api = KNOWN.get(slow.api_key)
     found: dict[str, Any] = {
         "api": api.name if api is not None else str(slow.api_key),

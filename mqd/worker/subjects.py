@@ -1,16 +1,16 @@
-"""Rights of the worker's clients: the reactor asks for a subject (what one principal from one address
-may do), this compiles it from the rules, and again whenever they change.
+"""Rights of the worker's clients. The reactor requests a subject (what one principal from one
+address may do); this module compiles it from the rules, and again whenever they change.
 
     MQD_EVENT_SUBJECT_REQUESTED -> compile -> mqd_reactor_subject_put
-    rules changed            -> the same for every subject that is not gone
-    MQD_EVENT_SUBJECT_GONE   -> forgotten
+    rules changed            -> the same for every present subject
+    MQD_EVENT_SUBJECT_GONE   -> dropped
 
 Invariants
     J1  when apply() returns, the reactor decides by the rules that were in force when it was called,
         or newer ones; so a change of rules is answered when every worker has applied it
     J2  commands for one subject are posted in the order of their rules
     J3  then the active segments that local clients have mapped are rolled, in topics where a right
-        may have been taken away: a mapping shows what is appended later
+        may have been taken away: a mapping also shows records that are appended later
 Bounds: the reactor's subjects. Concurrency: the event loop's thread.
 """
 
@@ -29,8 +29,8 @@ from mqd.worker.commands import ReactorCommands
 
 
 class Subjects:
-    """`rules`: changed by change() and replace() only. `slots_of`: the slots of all replicas on this
-    host whose topic's name the function says yes to.
+    """`rules`: changed by change() and replace() only. `slots_of`: the slots of all replicas on
+    this host whose topic's name satisfies the predicate.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Subjects:
         self._only_logged = only_logged
         self._audit = audit or Audit()
         self._live: dict[int, tuple[str, str]] = {}  # by the reactor's number: principal, host
-        self._generation = rules.generation  # what the reactor has been told
+        self._generation = rules.generation  # what was sent to the reactor
         self._slots_of = slots_of
         self._changed: list[AclBinding] | None = []  # rules of topics that may take a right away; None = any
         self._side_tasks: set[asyncio.Task[None]] = set()
@@ -90,7 +90,7 @@ class Subjects:
         changed, self._changed = self._changed, []
         if changed is None or changed:
             slots = self._slots_of(lambda name: changed is None or any(one.covers(name) for one in changed))
-            # after the new rights are in force: no segment is given out by the old ones any more
+            # after the new rights are in force: no segment is mapped under the old ones any more
             await self._commands.run(self._reactor.take_back, slots)
 
     async def _put(self, number: int) -> None:
@@ -115,4 +115,4 @@ class Subjects:
     def _on_put(self, task: "asyncio.Task[None]") -> None:
         self._side_tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.warning("the reactor did not take a principal's rights; its clients wait", reason=str(error))
+            self._log.warning("the reactor refused a principal's rights; its clients wait", reason=str(error))

@@ -2,8 +2,8 @@
 it serves, and again when a file has changed or the key of session tickets is due to change.
 
 Invariants: a TLS listener serves nothing before its certificate is loaded (the reactor refuses its
-connections); what cannot be loaded leaves the previous in use and is logged once. Files are read by
-a thread, never on the event loop.
+connections); if loading fails, the previous certificate stays in use and the failure is logged
+once. Files are read by a thread, never on the event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.get("worker.tls")
 
 
 class _State(NamedTuple):
-    """Another one means that the context is to be made again."""
+    """Identifies the files' contents: if it changes, the TLS context is created again."""
 
     ticket_epoch: int
     files: tuple[tuple[int, int, int], ...]  # (inode, size, mtime in ns); zeros: it is missing
@@ -78,14 +78,17 @@ class TlsListeners:
         self._using = asyncio.get_running_loop().create_task(self._use_host())
 
     async def _use_host(self) -> None:
-        """For new connections; those that exist keep what they began with."""
+        """For new connections; existing ones keep their context."""
         if self._credentials.host is None:
             return
         try:
             context = _host_context(self._credentials.host)
             await self._commands.run(self._reactor.listener_tls, LISTENER_HOSTS, context)
         except NativeError as error:
-            log.warning("a changed host certificate is not used for data, the previous one is", reason=str(error))
+            log.warning(
+                "a changed host certificate cannot be used for data connections; the previous one stays in use",
+                reason=str(error),
+            )
 
     async def _watch_listeners(self) -> None:
         while self._listeners:
@@ -105,11 +108,13 @@ class TlsListeners:
             await self._commands.run(self._reactor.listener_tls, index, context)
         except (ConfigError, NativeError) as error:
             log.warning(
-                "a changed certificate is not used, the previous one is", listener=listener.name, reason=str(error)
+                "a changed certificate cannot be used; the previous one stays in use",
+                listener=listener.name,
+                reason=str(error),
             )
             return
         if files_changed:
-            log.info("certificate loaded again", listener=listener.name)
+            log.info("certificate reloaded", listener=listener.name)
 
     def principal(self, listener_id: int, name: str) -> str:
         """The principal to which a certificate's subject maps; "": no rule matches, or no such user can exist."""
@@ -121,7 +126,7 @@ class TlsListeners:
             return ""
 
     async def on_name(self, event: Event) -> None:
-        """A client has proved a name by its certificate and waits for its principal."""
+        """A client has authenticated by its certificate and waits for its principal."""
         await self._commands.run(self._reactor.tls_principal, event.token, self.principal(event.slot, event.text))
 
     def _context(self, listener: Listener) -> TlsContext:

@@ -1,5 +1,5 @@
 """A worker process: the native reactor on its own thread, and this event loop, which starts it,
-feeds it and cleans up after it.
+sends it commands and cleans up after it.
 
     start  attach to the keeper -> log directories (checkpoints read, marker removed) -> reactor
            started -> controller's image applied -> Ready
@@ -75,9 +75,9 @@ from mqd.worker.tls import TlsListeners
 _DESCRIPTORS_SPARE = 256
 CONNECTIONS_AT_RUN_TIME = 65536  # max.connections can be raised to so many without a restart
 RETRY_FAILED_S = 3.0
-END_S = 22.0  # the keeper kills after 25
+END_S = 22.0  # the keeper kills the worker after 25 s
 PROBE_S = 2.0
-REACTOR_S = 5.0  # together with HANG_S longer than a healthy reactor takes to end (10 s)
+REACTOR_S = 5.0  # with HANG_S, longer than a healthy reactor takes to end (10 s)
 _OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  # Kafka's error codes
 
 
@@ -295,7 +295,7 @@ class Worker:
         ):
             await self._name_hung()
             self._leave()
-        # otherwise a short life could not be marked clean
+        # otherwise a short run could not be marked clean
         settled = await self._unless_hung("settling the checkpoints", self._upkeep.maybe_settle())
         hung = await self._partitions.close_all(self._client.welcome.generation)
         if hung or not compacted or not settled:
@@ -312,7 +312,7 @@ class Worker:
         began_s = asyncio.get_running_loop().time() + longer_s
         ended = await unless_hung(work, lambda: began_s)
         if not ended:
-            self._log.error("what is to end does not: a log directory hangs", what=what)
+            self._log.error("a task does not end: a log directory hangs", what=what)
         return ended
 
     async def _name_hung(self) -> None:
@@ -328,8 +328,9 @@ class Worker:
         await asyncio.wait(probes.values(), timeout=PROBE_S)
         silent = ",".join(path for path, probe in probes.items() if not probe.done())
         self._log.error(
-            "log directory does not answer: given up; what this worker has open is not closed cleanly, the next start"
-            " checks its logs",
+            "log directory does not respond: the partitions of this worker are not closed cleanly; the next"
+            " start"
+            " checks their logs",
             directory=silent or "unknown",
         )
 
@@ -341,7 +342,7 @@ class Worker:
             {str(self._log_dirs[opened.owned.log_dir].path) for opened in list(self._partitions.open.values())}
         )
         self._log.error(
-            "the worker did not end in time: given up, not closed cleanly; the next start checks the logs",
+            "the worker did not end in time and exits without a clean close; the next start checks the logs",
             directories=",".join(paths),
             seconds=END_S,
         )
@@ -435,7 +436,7 @@ class Worker:
         )
 
     async def _set_aside_left_behind(self) -> None:
-        """W5 of the catalog: replicas that left this host before its current life."""
+        """W5 of the catalog: replicas that left this host before it started."""
         self._checked_left_behind = True
         if self._catalog.cluster.node_id >= 0:
             doomed = await self._background.urgent(

@@ -27,8 +27,8 @@ def set_options(connection: socket.socket) -> None:
 
 
 async def shake(side: handshake.Initiator | handshake.Responder, connection: socket.socket) -> None:
-    """Runs the handshake until both sides are proven, or one refused. Reads no byte beyond it.
-    Raises HandshakeFailed, OSError, EOFError, TimeoutError.
+    """Runs the handshake until both sides have authenticated, or one has refused. Reads no byte
+    beyond it. Raises HandshakeFailed, OSError, EOFError, TimeoutError.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
@@ -47,7 +47,7 @@ class Channel:
     def __init__(self, connection: socket.socket, tls: HostTls | None) -> None:
         self.socket = connection
         self._tls = tls
-        self._buffer = b""  # opened and not taken yet
+        self._buffer = b""  # decrypted and not read yet
 
     async def begin(self) -> None:
         """Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
@@ -77,7 +77,7 @@ class Channel:
                     pass
 
     def sealed(self, data: bytes) -> bytes:
-        """What to send for `data`, in the order of these calls."""
+        """The bytes to send for `data`, in the order of these calls."""
         return data if self._tls is None else self._tls.seal(data)
 
     async def read_frame(self) -> bytes | None:

@@ -46,7 +46,7 @@ class _Connection:
         self.waiting: dict[int, asyncio.Future[bytes]] = {}
         self.writing = asyncio.Lock()
         self.reading: asyncio.Task[None] | None = None
-        self._room: asyncio.Future[None] | None = None  # a writer that waits for room
+        self._room: asyncio.Future[None] | None = None  # writers that wait for room in the send buffer
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
@@ -75,7 +75,7 @@ class _Connection:
                 self._loop.remove_writer(self.socket)
 
     def close(self) -> None:
-        """The event loop is informed first: the next socket may get the same descriptor."""
+        """The event loop drops it first: the next socket may get the same descriptor."""
         if self.socket.fileno() >= 0:
             self._loop.remove_reader(self.socket)
             self._loop.remove_writer(self.socket)
@@ -122,7 +122,7 @@ class Peers:
 
     async def _request(self, connection: _Connection, request: object, version: int) -> object:
         if len(connection.waiting) >= IN_FLIGHT_MAX:
-            raise PeerError(f"{IN_FLIGHT_MAX} requests to host {connection.broker.node_id} are under way")
+            raise PeerError(f"{IN_FLIGHT_MAX} requests to host {connection.broker.node_id} are in flight")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         number = self._correlation_id
         frame = encode_request(request, version, number)
@@ -142,7 +142,7 @@ class Peers:
             return decode_response(answer, owner_of(type(request))[0].api_key, version)[1]
         except ProtocolError as error:
             self._drop(connection)
-            raise PeerError(f"host {connection.broker.node_id} sent what is no answer: {error}") from error
+            raise PeerError(f"host {connection.broker.node_id} sent an invalid response: {error}") from error
 
     async def _write(self, connection: _Connection, data: bytes) -> None:
         async with connection.writing:
@@ -159,7 +159,7 @@ class Peers:
     async def _connected(self, node_id: int) -> _Connection:
         broker = self._metadata.brokers.get(node_id)
         if broker is None or not broker.inter_broker_host:
-            raise PeerError(f"host {node_id} is not registered, or listens for no other hosts")
+            raise PeerError(f"host {node_id} is not registered, or has no listener for other hosts")
         known = self._connections.get(node_id)
         if known is not None:
             if _place(known.broker) == _place(broker):

@@ -1,7 +1,7 @@
 """The inter-broker listener: connections of other hosts' workers go to the worker that they name;
 those of other hosts' acceptors are served here.
 
-    accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven, then
+    accept -> handshake (mqd/cluster/membership/handshake.py), both sides authenticated, then
         hello.worker >= 0    handed to that worker, with the peer's node id (flag 2 of the hand-off
                              packet) and flag 4 where both hosts can use TLS: it begins there
         hello.worker == -1   TLS, where both hosts can (host_tls.py), then Kafka frames, only of the
@@ -12,10 +12,10 @@ abandoned, or its acceptor has died. It is closed before the newer one's markers
 nothing from it is served afterwards: a marker delayed by the network would come after the
 successor's, and end the producer's next transaction.
 
-No input is read as a request before the peer has proven the cluster's key. These are refused:
-another cluster, a node id that is not registered (as far as this host knows), a directory id that
-differs from the registered one (a wiped host is a different host), and a worker that does not
-exist.
+No input is read as a request before the peer has proven that it holds the cluster's key. These are
+refused: another cluster, a node id that is not registered (as far as this host knows), a directory
+id that differs from the registered one (a wiped host is a different host), and a worker that does
+not exist.
 
 Bounds: HANDSHAKES_MAX in progress, further ones are closed immediately; FRAME_BYTES_MAX per
 request; IN_FLIGHT_MAX requests per connection. Concurrency: the event loop's thread.
@@ -70,7 +70,7 @@ def judge(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> 
     if hello.purpose != "data":
         return Refusal(
             handshake.REFUSED_PURPOSE,
-            f"this is the listener for data; {hello.purpose} is spoken on controller.listener",
+            f"this is the inter-broker listener; {hello.purpose} belongs on controller.listener",
         )
     if identity is None:
         return Refusal(handshake.REFUSED_BUSY, f"host {node_id} is not part of a cluster yet")
@@ -82,9 +82,7 @@ def judge(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> 
     if hello.identity.node_id == node_id:
         return Refusal(handshake.REFUSED_IDENTITY, f"node id {node_id} is this host's own")
     if peer is None:
-        return Refusal(
-            handshake.REFUSED_BUSY, f"host {node_id} does not know of a registration of node {hello.identity.node_id}"
-        )
+        return Refusal(handshake.REFUSED_BUSY, f"host {node_id} knows no registration of node {hello.identity.node_id}")
     if peer.directory_id and hello.identity.directory_id and peer.directory_id != hello.identity.directory_id:
         return Refusal(handshake.REFUSED_IDENTITY, f"node {peer.node_id} is registered with another metadata directory")
     if not ACCEPTOR <= hello.worker < worker_count:
@@ -222,7 +220,7 @@ class InterbrokerServer:
             )
         except OSError as error:
             log.warning(
-                "a worker does not take another host's connection",
+                "another host's connection cannot be passed to a worker",
                 worker=hello.worker,
                 node=hello.identity.node_id,
                 reason=str(error),
@@ -251,7 +249,7 @@ class InterbrokerServer:
             except OSError:
                 pass  # the peer is gone; it retries elsewhere
             except Exception:
-                log.exception("another host's request cannot be answered; the connection is closed", node=node)
+                log.exception("no response to another host's request can be sent; the connection is closed", node=node)
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             finally:

@@ -1,9 +1,9 @@
 """Share-partitions' states, whichever host coordinates them: the five APIs of the share coordinator
-(83 to 87). Workers ask as docs/design/share-groups.md says, other hosts over the connection between
-hosts, and the group coordinator by the effects of its share groups.
+(83 to 87). Requests come from workers (docs/design/share-groups.md), from other hosts over the
+inter-broker connection, and from the group coordinator as effects of its share groups.
 
-The coordinator of a share-partition is the leader of its partition of `__share_group_state`. One
-that is led here is asked at once, others by a request of one share-partition each to their host.
+The coordinator of a share-partition is the leader of its partition of `__share_group_state`. A
+local one is called at once; for others, one request per share-partition goes to their host.
 Whatever fails on the way is an error of that share-partition, and retriable; a write may then have
 been applied.
 
@@ -41,7 +41,7 @@ log = logging.get("acceptor.share")
 
 
 class _Api(NamedTuple):
-    version: int  # that hosts use among themselves
+    version: int  # the version that hosts use between each other
     event: Callable[[int, Any], object]  # (request number, partition of the request)
 
 
@@ -65,7 +65,8 @@ _EVENTS: dict[int, _Api] = {
 
 
 class ShareStates:
-    """`groups` gets the outcomes of the group coordinator's effects. `settings`: a group's."""
+    """`groups` gets the outcomes of the group coordinator's effects. `settings(group)`: the group's
+    settings."""
 
     def __init__(
         self,
@@ -88,9 +89,8 @@ class ShareStates:
             task.cancel()
 
     async def ask(self, api_key: int, body: bytes) -> bytes:
-        """A worker's question: a request's body, answered with the group's settings and a response's
-        body, both of the version that hosts use. Raises ProtocolError for bytes that are no such
-        body.
+        """Answers a worker's request body with the group's settings and a response body, both of
+        the version that hosts use. Raises ProtocolError if the bytes are no such body.
         """
         version = _EVENTS[api_key].version
         request: Any = codec.decode(message_class(api_key, "Request"), version, body)
@@ -119,7 +119,8 @@ class ShareStates:
         return encode_response(header, await self.answer(request, only_here=True))
 
     async def answer(self, request: Any, only_here: bool = False) -> Any:
-        """The response. `only_here`: another host asks, which has chosen this one."""
+        """The response. `only_here`: the request comes from another host, which has chosen this
+        one."""
         api_key = codec.owner_of(type(request))[0].api_key
         response: Any = message_class(api_key, "Response")
         room = asyncio.Semaphore(AT_ONCE)
@@ -171,14 +172,17 @@ class ShareStates:
             (topic,) = response.results
             (found,) = topic.partitions
         except (PeerError, ValueError) as error:
-            log.info("a share-partition's coordinator on another host does not answer", node=node_id, reason=str(error))
+            log.info(
+                "a share-partition's coordinator on another host does not respond", node=node_id, reason=str(error)
+            )
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
         return found
 
     # -- effects of share groups -------------------------------------------------------------------
 
     def carry_out(self, name: str, effect: Effect, leader_epoch: int) -> None:
-        """`name`: the group. The outcome goes to the core that asked, unless it was loaded since."""
+        """`name`: the group. The outcome goes to the core that requested it, unless that was loaded
+        again since."""
         if isinstance(effect, InitializeStates):
             self._spawn(self._initialize(name, effect, leader_epoch))
         elif isinstance(effect, DeleteStates):
@@ -226,7 +230,7 @@ class ShareStates:
             if self._groups.leader_epoch(name) == leader_epoch:
                 self._groups.post(name, StatesChanged(token, errors))
         except CoordinatorError:
-            pass  # what is loaded next begins again from the log
+            pass  # the next load starts from the log
 
 
 def _failed(api_key: int, partition: int, error: int, message: str | None = None) -> Any:

@@ -61,13 +61,13 @@ class MarkerToWrite(NamedTuple):
 
 
 def leader_elsewhere(broker: BrokerState, topic: str, index: int) -> int:
-    """The other host that leads the partition; -1: this host does, or none."""
+    """The node id of the other host that leads the partition; -1: this host leads it, or none."""
     image = broker.partition_of(topic, index)
     return image.leader if image is not None and image.leader != broker.node_id else -1
 
 
 class RemoteMarkers:
-    """Markers given in one turn of the event loop go to a host in one request."""
+    """Markers submitted in one turn of the event loop go to a host in one request."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -106,14 +106,14 @@ class RemoteMarkers:
             errors = found
         except (PeerError, IndexError) as error:
             log.info(
-                "markers of transactions could not be given to another host; they are tried again",
+                "transaction markers could not be sent to another host; they are retried",
                 node=node_id,
                 markers=len(markers),
                 reason=str(error),
             )
         except Exception:
             log.exception(
-                "markers of transactions could not be given to another host; they are tried again",
+                "transaction markers could not be sent to another host; they are retried",
                 node=node_id,
                 markers=len(markers),
             )
@@ -189,9 +189,9 @@ def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.T
 
 
 class Elsewhere(NamedTuple):
-    """What coordinators on other hosts know of a producer. `error` 0: no transaction that is not
-    over. CONCURRENT_TRANSACTIONS: one by `transactional_id`, on `node_id` if it is ongoing;
-    otherwise it is already ending. COORDINATOR_NOT_AVAILABLE: one of them cannot be reached.
+    """What coordinators on other hosts know of a producer. `error` 0: no unfinished transaction.
+    CONCURRENT_TRANSACTIONS: one by `transactional_id`, on `node_id` if it is ongoing; otherwise it
+    is already ending. COORDINATOR_NOT_AVAILABLE: one of them cannot be reached.
     """
 
     error: int
@@ -200,7 +200,7 @@ class Elsewhere(NamedTuple):
 
 
 async def ongoing_elsewhere(broker: BrokerState, peers: Peers, producer_id: int) -> Elsewhere:
-    """Does a coordinator on another host know a transaction of this producer that is not over?"""
+    """Whether a coordinator on another host knows an unfinished transaction of this producer."""
     others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
     answers = await asyncio.gather(

@@ -187,7 +187,7 @@ class LocalClients:
                 return
             connection.setblocking(False)
             if len(self._greeting) >= HELLO_COUNT_MAX:
-                self._drop(next(iter(self._greeting)), "others wait to say hello")
+                self._drop(next(iter(self._greeting)), "too many other clients have not sent their hello either")
             self._greeting[connection] = self._loop.call_later(
                 HELLO_S, self._drop, connection, f"no hello within {HELLO_S:.0f} s"
             )
@@ -226,14 +226,14 @@ class LocalClients:
                 self._hand(connection, handoff(hello, uid, pid, principal))
                 return
             hello = (
-                f"user id {uid} maps to no principal (local.principal.mapping.rules): the client goes over TCP, where"
+                f"user id {uid} has no principal by local.principal.mapping.rules: the client uses TCP, where"
                 " it can authenticate"
             )
             refuse(connection, native.E_INVALID, hello)
         elif isinstance(hello, Hello):
             hello = (
                 f"the client would connect by TCP to {hello.server}, and this broker does not listen there: a broker in"
-                " another network namespace or container has the path of the client's; the client goes over TCP"
+                " another network namespace or container has the path of the client's; the client uses TCP"
             )
             refuse(connection, native.E_STALE, hello)
         elif hello is not None:
@@ -241,7 +241,10 @@ class LocalClients:
         else:
             connection.close()
         log.warning(
-            "a local client was refused", pid=pid, uid=uid, reason=hello or "what it said is no hello of an mqd client"
+            "a local client was refused",
+            pid=pid,
+            uid=uid,
+            reason=hello or "its first packet is not the hello of an mqd client",
         )
 
     # -- handing over ------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 The broker's own user is a super user (principal.BROKER): it could read every file and attach to
 every process of the broker anyway. Any other user id is looked up, and its login name mapped by
-`local.principal.mapping.rules`; without a name, or where no rule matches, the client is refused and
-goes over TCP; so is one whose name is a super user's.
+`local.principal.mapping.rules`; a client without a name, without a matching rule, or with the name
+of a super user is refused and uses TCP.
 
 Where rights are off no client has a principal.
 """

@@ -9,7 +9,7 @@ this broker, so this broker sends the request on its behalf.
                    reserved for hosts are refused. The Envelope's answer holds the response's frame
 
 Invariants
-    E1  a client gains no rights by the detour: a request in an Envelope has a client's rights,
+    E1  a client gains no rights by being relayed: a request in an Envelope has a client's rights,
         judged by the address that the client has on its own host, whichever host sent it; only
         RELAYED APIs are accepted
     E2  when the other host is unreachable or does not answer, the request is answered here as by a
@@ -62,7 +62,7 @@ log = logging.get("acceptor.relaying")
 
 class Principal(msgspec.Struct, frozen=True):
     """The client's identity: according to the entry host's kernel, and the principal and address
-    that the entry host judges it by.
+    that the entry host uses for its access checks.
     """
 
     uid: int
@@ -137,9 +137,9 @@ class Relaying:
         )
         assert isinstance(response, EnvelopeResponse)
         if response.error_code or not response.response_data:
-            raise PeerError(f"host {node_id} refuses to answer for a client: error {response.error_code}")
+            raise PeerError(f"host {node_id} refuses a client's relayed request: error {response.error_code}")
         if response.response_data[:4] != header.correlation_id.to_bytes(4, "big", signed=True):
-            raise PeerError(f"host {node_id} answers another request")
+            raise PeerError(f"host {node_id} sent the response to another request")
         return bytes(response.response_data)
 
     # -- ListOffsets -------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes
         correlation_id, envelope = _open(frame)
         principal = msgspec.msgpack.decode(envelope.request_principal or b"", type=Principal)
     except (ProtocolError, msgspec.MsgspecError) as error:
-        log.warning("another host sent what is no Envelope; the connection is closed", reason=str(error))
+        log.warning("another host sent an invalid Envelope; the connection is closed", reason=str(error))
         return None
     inner = bytes(envelope.request_data or b"")
     allowed = len(inner) >= 4 and may_be_relayed(int.from_bytes(inner[:2], "big"), int.from_bytes(inner[2:4], "big"))

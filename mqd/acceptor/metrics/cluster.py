@@ -59,7 +59,8 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     )
     yield CounterMetricFamily(
         "mqd_unclean_leader_elections",
-        "Leaders elected from outside the in-sync set in the whole cluster, as this acceptor saw them: records are lost",
+        "Leaders elected from outside the in-sync set in the whole cluster, as this acceptor saw them: records"
+        " are lost",
         value=metadata.unclean_count,
     )
     yield GaugeMetricFamily(
@@ -69,6 +70,6 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     )
     yield GaugeMetricFamily(
         "mqd_partitions_under_min_in_sync",
-        "Partitions led here with fewer replicas in sync than acks=all asks for: it is refused there",
+        "Partitions led here with fewer replicas in sync than acks=all requires: it is refused there",
         value=under_min,
     )

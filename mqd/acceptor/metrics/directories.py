@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """The last answer to `question`, which is repeated when the answer is older than `kept_s`, and
-    than REST times the CPU time that it took: a costly question is asked less often.
+    """The last result of `query`, which runs again when the answer is older than `kept_s`, and
+    than REST times the CPU time that it took: a costly query runs less often.
     """
 
-    def __init__(self, question: Callable[[], T], kept_s: float) -> None:
-        self._question, self._kept_s = question, kept_s
+    def __init__(self, query: Callable[[], T], kept_s: float) -> None:
+        self._query, self._kept_s = query, kept_s
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._started_at = self._known_at = float("-inf")
@@ -44,7 +44,7 @@ class Kept(Generic[T]):
 
     def _refresh(self) -> None:
         try:
-            self._known, self._known_at = self._question(), time.monotonic()
+            self._known, self._known_at = self._query(), time.monotonic()
             self._cost_s = time.thread_time()
         finally:
             self._thread = None

@@ -27,7 +27,7 @@ def faults(broker: Broker, control: native.Control, worker_count: int) -> list[s
     elif own is None:
         found.append(f"broker {broker.node_id} is not registered; mqd cluster status shows the controllers")
     elif own.fenced:
-        found.append(f"broker {broker.node_id} is fenced: the active controller does not hear from it")
-    elif not broker.may_lead():  # it is cut off, and does not hear that it was fenced
-        found.append(f"broker {broker.node_id} has lost its lease: it does not reach the active controller")
+        found.append(f"broker {broker.node_id} is fenced: the active controller receives no heartbeats from it")
+    elif not broker.may_lead():  # it is cut off, and cannot learn that it was fenced
+        found.append(f"broker {broker.node_id} has lost its lease: it cannot reach the active controller")
     return found

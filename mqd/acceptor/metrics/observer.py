@@ -48,7 +48,8 @@ class Page(Protocol):
 
 
 class Requests:
-    """The requests of one API. `counts` has one more than HANDLER_BUCKETS, for the slower ones."""
+    """The requests of one API. `counts` has one more element than HANDLER_BUCKETS, for slower
+    requests."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(HANDLER_BUCKETS) + 1)
@@ -84,7 +85,7 @@ class Observer:
         self.arena_extents = extents
 
     def check(self, path: str, decided: Callable[[list[str]], None]) -> None:
-        """Has the acceptor's loop decide a health check. Any thread."""
+        """Runs a health check in the acceptor's loop. Callable from any thread."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: the acceptor ends
             self._loop.call_soon_threadsafe(lambda: decided(self._faults() if path == health.READY else []))
@@ -94,8 +95,8 @@ class Observer:
 
     def start(self, config: Mapping[str, str], kafka_port: int) -> int:
         """Called in the acceptor's loop. Returns the port, or -1 if there is no metrics page
-        (admin.port=-1) or its port cannot be had, or what protects it cannot be used. Without metrics.listener a port that is taken is
-        replaced by a free one.
+        (admin.port=-1) or its port cannot be bound, or its TLS or credentials cannot be used.
+        Without metrics.listener a port that is taken is replaced by a free one.
         """
         configured = listeners.metrics_listener(config)
         token_file = config.get("metrics.token.file")
@@ -116,7 +117,7 @@ class Observer:
                 from mqd.security.python_tls import ServerTls
 
                 tls = ServerTls(config, configured)
-        except ConfigError as error:  # it could be used when `mqd up` looked
+        except ConfigError as error:  # the port was free when `mqd up` checked
             log.error("there is no metrics page", reason=str(error))
             listener.close()
             return -1

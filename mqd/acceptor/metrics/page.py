@@ -49,15 +49,15 @@ _HELP = {
     "BYTES_APPENDED": "Bytes appended to logs",
     "BATCHES_FORWARDED": "Record batches passed to the worker that owns the partition",
     "BATCHES_REFUSED": "Record batches refused",
-    "DUPLICATES": "Record batches an idempotent producer sent again",
-    "FETCH_BYTES": "Record bytes given to consumers",
-    "FETCH_SENDFILE_BYTES": "Record bytes given to consumers without copying",
+    "DUPLICATES": "Record batches that an idempotent producer sent again",
+    "FETCH_BYTES": "Record bytes sent to consumers",
+    "FETCH_SENDFILE_BYTES": "Record bytes sent to consumers without copying",
     "FETCH_PARKED": "Fetch requests that waited for records",
-    "FETCH_COLD": "Fetch requests that met bytes outside the page cache",
+    "FETCH_COLD": "Fetch requests for bytes outside the page cache",
     "SYNCS": "Flushes to disk",
     "SYNC_FAILURES": "Flushes that failed",
     "ROLLS": "Segments begun",
-    "CONNECTIONS_ACCEPTED": "Connections taken over",
+    "CONNECTIONS_ACCEPTED": "Connections accepted",
     "CONNECTIONS_CLOSED": "Connections ended",
     "CONNECTIONS_REFUSED": "Connections refused (max.connections)",
     "PROTOCOL_ERRORS": "Connections ended for a malformed request",
@@ -67,15 +67,15 @@ _HELP = {
     "LOCAL_ATTACHED": "Local clients attached by shared memory",
     "LOCAL_REFUSED": "Local clients refused (local.attachments.max, local.memory.max.bytes, max.connections)",
     "LOCAL_REQUESTS": "Requests that came through shared memory",
-    "LOCAL_LOOKUPS": "Look-ups by local clients of where an offset lies",
+    "LOCAL_LOOKUPS": "Look-ups of file positions by local clients",
     "REPLICA_BYTES": "Bytes appended as a follower",
-    "RELAYED_BATCHES": "Record batches of local clients, sent on to leaders on other hosts",
-    "RELAYED_BYTES": "Bytes of the requests that brought them there",
+    "RELAYED_BATCHES": "Record batches of local clients forwarded to leaders on other hosts",
+    "RELAYED_BYTES": "Bytes of the requests that forwarded them",
     "RELAY_FAILURES": (
         "Record batches of local clients whose leader on another host could not be reached, or did not answer: tried"
         " again"
     ),
-    "BATCHES_REDIRECTED": "Record batches for retired partitions, given to the partitions that take their records",
+    "BATCHES_REDIRECTED": "Record batches for retired partitions, redirected to the partitions that take their records",
     "IN_SYNC_SHRINKS": "Replicas that left the in-sync set of a partition led here",
     "IN_SYNC_EXPANDS": "Replicas that joined the in-sync set of a partition led here",
     "LOCAL_ATTACHMENTS": "Local clients attached now",
@@ -100,15 +100,15 @@ _POWERS = 32
 
 
 class _Directory(NamedTuple):
-    """`sizes`: bytes, by topic and partition. `about` None: the directory is unusable."""
+    """`sizes`: bytes, by topic and partition. `space` None: the directory is unusable."""
 
     sizes: dict[tuple[str, int], int]
     about: os.statvfs_result | None = None
 
 
 class _Reports(NamedTuple):
-    """What other processes report in the run directory. `damage`: with the worker. `compaction`: by
-    worker. `by_process`: restarts; None under another supervisord.
+    """What other processes report in the run directory. `damage`: with the worker's index.
+    `compaction`: by worker. `by_process`: restarts; None under another supervisord.
     """
 
     damage: list[tuple[int, damage.Damage]]
@@ -198,7 +198,9 @@ class Metrics:
         times = HistogramMetricFamily(
             "mqd_handler_seconds", "Time the acceptor took for a request, waiting included", labels=["api"]
         )
-        failed = CounterMetricFamily("mqd_handler_failures", "Requests that ended their connection", labels=["api"])
+        failed = CounterMetricFamily(
+            "mqd_handler_failures", "Requests after which the connection was closed", labels=["api"]
+        )
         for api, requests in list(self._observer.requests.items()):
             bounds = [*map(repr, HANDLER_BUCKETS), "+Inf"]
             times.add_metric([api], list(zip(bounds, accumulate(requests.counts))), requests.seconds)
@@ -240,7 +242,7 @@ class Metrics:
     def _certificates(self) -> GaugeMetricFamily:
         found = GaugeMetricFamily(
             "mqd_certificate_expiry_timestamp_seconds",
-            "When the certificate of a listener, or between hosts, ends: seconds of the Unix clock",
+            "When the certificate of a listener, or between hosts, expires: seconds since 1970",
             labels=["listener"],
         )
         for name, ends_s in self._observer.certificate_ends().items():
@@ -295,7 +297,7 @@ class Metrics:
                     try:
                         sizes[topic.name, partition.index] = size_of(self._broker.path_of(topic.name, partition))
                     except OSError:
-                        continue  # the directory is offline; mqd_partition_online says so
+                        continue  # the directory is offline; mqd_partition_online shows that
         try:
             return _Directory(sizes, os.statvfs(self._broker.log_dirs[log_dir]))
         except OSError:
@@ -311,11 +313,11 @@ class Metrics:
 
     def _compaction(self) -> Iterator[Any]:
         sums = {
-            "runs": "Compactions of a partition that ended well",
-            "failures": "Compactions that failed, or met what they cannot read",
+            "runs": "Compactions of a partition that succeeded",
+            "failures": "Compactions that failed or found unreadable data",
             "read_bytes": "Bytes read by compaction",
             "written_bytes": "Bytes written by compaction",
-            "records_read": "Records looked at by compaction",
+            "records_read": "Records read by compaction",
             "records_kept": "Records that compaction kept",
             "seconds": "Time spent in compaction, throttling included",
         }
@@ -324,9 +326,7 @@ class Metrics:
         }
         labels = ["topic", "partition"]
         dirty = GaugeMetricFamily(
-            "mqd_compaction_dirty_ratio",
-            "Share of a compacted partition that was dirty when it was last looked at",
-            labels=labels,
+            "mqd_compaction_dirty_ratio", "Dirty share of a compacted partition at the last check", labels=labels
         )
         uncleanable = GaugeMetricFamily(
             "mqd_compaction_uncleanable",

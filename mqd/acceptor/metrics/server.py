@@ -15,12 +15,12 @@ M3  the page is rendered by one thread at a time, for all requests that arrive b
     one, so rendering never takes more than a quarter of a CPU. An earlier scrape waits: an answer
     is never older than the duration of one rendering.
 M4  a request is at most REQUEST_BYTES_MAX; a TLS handshake is part of the request's time.
-M5  where there is a token, a request without it learns nothing but that, and whether the broker is
-    live and ready: a probe has no token.
+M5  where there is a token, a request without it gets only that error; /health needs no token,
+    because probes have none.
 M6  a health check is decided by the acceptor's loop; one that it does not decide in HEALTH_S fails.
 
-Concurrency: one thread; the rendering thread hands over its page by `_rendered` and the eventfd,
-the acceptor's loop its decisions by `_decided` and the eventfd.
+Concurrency: one thread; the rendering thread passes its page by `_rendered` and the eventfd, the
+acceptor's loop its decisions by `_decided` and the eventfd.
 """
 
 import contextlib
@@ -71,12 +71,12 @@ _NOT_ALLOWED = _answer("405 Method Not Allowed", b"only GET is answered\n", more
 _NO_TOKEN = _answer(
     "401 Unauthorized", b"the request lacks the token of metrics.token.file\n", more="WWW-Authenticate: Bearer\r\n"
 )
-_NOT_PLAIN = _answer("400 Bad Request", b"this port speaks https\n")
+_NOT_PLAIN = _answer("400 Bad Request", b"this port expects https\n")
 _TLS_HANDSHAKE = 0x16  # the first byte
-_BAD = _answer("400 Bad Request", b"this is no HTTP request\n")
+_BAD = _answer("400 Bad Request", b"this is not an HTTP request\n")
 _TOO_LARGE = _answer("431 Request Header Fields Too Large", b"the request is too large\n")
 _HEALTHY = _answer("200 OK", b"ok\n")
-_HANGS = _answer("503 Service Unavailable", b"the acceptor does not answer\n")
+_HANGS = _answer("503 Service Unavailable", b"the acceptor does not respond\n")
 _FAILED = _answer("500 Internal Server Error", b"the metrics cannot be rendered; the acceptor's log says why\n")
 
 
@@ -92,7 +92,7 @@ class Checks(Protocol):
     """How the acceptor decides health checks."""
 
     def check(self, path: str, decided: Callable[[list[str]], None]) -> None:
-        """`decided` gets what is wrong, one line each, in the acceptor's thread."""
+        """Calls `decided` in the acceptor's thread with what is wrong, one line each."""
 
 
 class _Client:
@@ -114,11 +114,11 @@ class _Client:
 
 
 def verdict(received: bytes, token: _Token | None = None) -> bytes | str | None:
-    """The path of a request that is to be served; the answer to another; None while the request is
+    """The path if it is served here, otherwise the complete answer; None while the request is
     incomplete.
     """
     if received[:1] == bytes([_TLS_HANDSHAKE]):
-        return _BAD  # its end would not come
+        return _BAD  # its end would never be found
     end = received.find(b"\r\n\r\n")
     if end < 0:
         return _TOO_LARGE if len(received) > REQUEST_BYTES_MAX else None
@@ -177,7 +177,7 @@ class MetricsServer:
         try:
             self._run()
         except Exception:
-            log.exception("the metrics port serves no more")
+            log.exception("the metrics port is no longer served")
         finally:
             for client in list(self._clients):
                 self._close(client)
@@ -205,7 +205,7 @@ class MetricsServer:
                     self._accept()
                 elif key.data is None:
                     self._on_wake()
-                elif key.data in self._clients:  # otherwise it was evicted by another in this turn
+                elif key.data in self._clients:  # otherwise another connection has evicted it in this turn
                     self._on_client(key.data)
 
     def _accept(self) -> None:
@@ -297,7 +297,7 @@ class MetricsServer:
 
     def _receive(self, client: _Client) -> None:
         more = client.socket.recv(REQUEST_BYTES_MAX)
-        if not more or client.waiting:  # it has left, or has sent more than one request
+        if not more or client.waiting:  # it has disconnected, or has sent more than one request
             self._close(client)
             return
         client.received += more
@@ -340,7 +340,7 @@ class MetricsServer:
         if not client.to_send:
             if isinstance(client.socket, ssl.SSLSocket):
                 with contextlib.suppress(OSError, ValueError):
-                    client.socket.unwrap()  # says that this is the end; the client's answer is not awaited
+                    client.socket.unwrap()  # sends close_notify; the client's is not awaited
             self._close(client)
 
     # -- the page ----------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class MetricsServer:
             os.eventfd_read(self._wake)
         while self._decided:
             client, faults = self._decided.popleft()
-            if client in self._clients and client.waiting:  # otherwise it has left, or HEALTH_S are over
+            if client in self._clients and client.waiting:  # otherwise it has disconnected, or HEALTH_S are over
                 body = "".join(f"{fault}\n" for fault in faults).encode()
                 self._answer(client, _answer("503 Service Unavailable", body) if faults else _HEALTHY)
         if self._rendered is not None:
@@ -404,5 +404,5 @@ def listen(configured: Listener, usual_port: int, is_fixed: bool) -> socket.sock
             if is_fixed:
                 log.error("the metrics listener cannot listen: there is no metrics page", port=port, reason=reason)
             else:
-                log.warning("the metrics port is taken; a free one takes its place", port=port, reason=reason)
+                log.warning("the metrics port is taken; a free one is used instead", port=port, reason=reason)
     return None

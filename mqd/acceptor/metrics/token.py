@@ -61,6 +61,7 @@ class Token:
                     self._token = read(self._path)
                 except ConfigError as error:
                     log.error(
-                        "the changed token of the metrics page is not used, the previous one is", reason=str(error)
+                        "the changed token of the metrics page cannot be used; the previous one stays in use",
+                        reason=str(error),
                     )
         return self._token

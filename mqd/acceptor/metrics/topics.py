@@ -19,9 +19,9 @@ def _plus(left: _Counts, right: _Counts) -> _Counts:
 
 
 class Topics:
-    """Sums over partitions. Partition slots count from zero when another partition gets them; a sum
-    of what they hold would fall when a replica moves away, and Prometheus would take that for a
-    restart and add all the rest again. So growth is added up here, from scrape to scrape.
+    """Sums over partitions. Partition slots count from zero when another partition gets them; their
+    plain sum would fall when a replica moves away, and Prometheus would take that for a restart and
+    count the rest twice. So increases are summed here, from scrape to scrape.
     """
 
     def __init__(self) -> None:

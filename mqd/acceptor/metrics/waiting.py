@@ -1,9 +1,9 @@
-"""Since when the first unread record of a consumer group waits, by its timestamp.
+"""How long the first unread record of a consumer group has waited, by its timestamp.
 
 Read from the files of this host's replicas, one log directory at a time, in the thread that
-measures it (see directories.py): a directory that hangs costs its own groups their ages, and no
-other. Bound: LOOKUPS_MAX reads a measurement, the oldest results first; a group's earlier age,
-which is too high if it has moved, is shown until its turn comes.
+measures it (see directories.py): if a directory hangs, only the ages of its own groups are missing.
+Bound: LOOKUPS_MAX reads a measurement, the oldest results first; a group's earlier age, which is
+too high if it has moved, is shown until its turn comes.
 """
 
 from collections.abc import Iterator

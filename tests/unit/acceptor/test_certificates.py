@@ -69,12 +69,12 @@ def test_each_stage_is_logged_once_and_a_new_certificate_ends_it(tmp_path: Path,
     watched.look(now)
     watched.look(now + SECOND)
     assert [level for level, _ in logged] == ["warning", "warning"]
-    assert "of listener SSL ends soon" in logged[0][1] and "of listener METRICS" in logged[1][1]
+    assert "of listener SSL expires soon" in logged[0][1] and "of listener METRICS" in logged[1][1]
     assert watched.ends["METRICS"] == pytest.approx((now + 3 * DAY).timestamp(), abs=60)
     logged.clear()
     watched.look(now + 3 * DAY)
     assert [level for level, _ in logged] == ["warning", "error"]
-    assert "'days_left': 5" in logged[0][1] and "METRICS has ended" in logged[1][1]
+    assert "'days_left': 5" in logged[0][1] and "METRICS has expired" in logged[1][1]
     logged.clear()
     authority.issue("broker", days=9).write(tmp_path / "new").replace(keystore)
     (tmp_path / "metrics.p12").write_bytes(b"nonsense")

@@ -56,7 +56,7 @@ def test_reads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_n
             assert await requested.read(SOUND, int, str(number)) == number
         assert not any(read.done() for read in reads)
         monkeypatch.setattr(module, "SILENT_S", 0.01)
-        with pytest.raises(TimeoutError, match="/b does not answer"):
+        with pytest.raises(TimeoutError, match="/b does not respond"):
             await requested.read(HUNG, hanging)
         assert len(hanging.threads) == READS_AT_ONCE
         monkeypatch.setattr(module, "SILENT_S", 60)
@@ -82,7 +82,7 @@ def test_loads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_n
         await asyncio.wait(loads)
         monkeypatch.setattr(module, "SILENT_S", 0.01)
         for _ in range(10):  # as who loads tries again
-            with pytest.raises(TimeoutError, match="/b does not answer"):
+            with pytest.raises(TimeoutError, match="/b does not respond"):
                 await requested.load(HUNG, hanging)
         assert len(hanging.threads) == LOADS_AT_ONCE
         monkeypatch.setattr(module, "SILENT_S", 60)

@@ -158,12 +158,12 @@ def test_why_a_broker_is_not_ready(tmp_path: Path) -> None:
                 broker.control.set_endpoint_state(worker, native.ProcessState.RUNNING, 1)
             assert faults() == []
             broker.control.set_broker(own.epoch, own.incarnation, 1)  # its deadline is long past
-            assert faults() == [f"broker {own.node_id} has lost its lease: it does not reach the active controller"]
+            assert faults() == [f"broker {own.node_id} has lost its lease: it cannot reach the active controller"]
             broker.control.set_endpoint_state(1, native.ProcessState.DEAD, 1)
             broker.broker.metadata.brokers[own.node_id] = msgspec.structs.replace(own, fenced=True)
             assert faults() == [
                 "worker 1 does not run",
-                f"broker {own.node_id} is fenced: the active controller does not hear from it",
+                f"broker {own.node_id} is fenced: the active controller receives no heartbeats from it",
             ]
             del broker.broker.metadata.brokers[own.node_id]
             assert faults()[1:] == [f"broker {own.node_id} is not registered"]

@@ -138,7 +138,7 @@ def test_the_page_over_tls_and_its_certificate_replaced(serve, authority, tmp_pa
 def test_the_wrong_protocol_is_told_so(serve, authority, tmp_path) -> None:
     keystore = authority.issue("broker").write(tmp_path / "keystore")
     secured = serve(metrics_listener="https://127.0.0.1:0", ssl_keystore_location=str(keystore))
-    assert b"this port speaks https" in send_request(secured, None)
+    assert b"this port expects https" in send_request(secured, None)
     plain = serve(metrics_listener="http://127.0.0.1:0")
     with pytest.raises(ssl.SSLError, match="(?i)wrong.version.number|record layer failure"):
         send_request(plain, ssl.create_default_context())
@@ -161,7 +161,7 @@ def test_silent_handshakes_are_cut_off(serve, authority, tmp_path, monkeypatch) 
         ({"metrics.listener": "https://:9644"}, "needs metrics.token.file"),
         (
             {"metrics.listener": "http://10.0.0.1:9644", "metrics.token.file": "/t"},
-            "use https://, or say listeners.ins",
+            "use https://, or set listeners.ins",
         ),
         ({"metrics.listener": "ftp://127.0.0.1:9644"}, "neither http://HOST:PORT nor https://HOST:PORT"),
         ({"metrics.listener": "127.0.0.1:9644"}, "metrics.listener has '127.0.0.1:9644'"),

@@ -96,7 +96,7 @@ def test_health_checks(serve, monkeypatch) -> None:
     assert served.send_request(ready).endswith(b"\r\n\r\nworker 1 does not run\nit is fenced\n")
     assert status(served.send_request(live.replace(b"/live", b""))) == 404
     hanging = serve(lambda: b"a_metric 1\n", live=None, ready=[])
-    assert status(hanging.send_request(live)) == 503 and hanging.send_request(live).endswith(b"does not answer\n")
+    assert status(hanging.send_request(live)) == 503 and hanging.send_request(live).endswith(b"does not respond\n")
     assert status(hanging.send_request(GET)) == 200 and hanging.server.connection_count == 0
 
 

@@ -112,7 +112,9 @@ def test_a_directory_that_hangs_is_given_up_and_the_others_end_well(
     assert time.monotonic() - began < 10
     assert here.marked() == [False, True] and here.disks[1].closed == 6
     assert [
-        str(here.paths[0]) in str(vars(record)) for record in caplog.records if "does not answer" in record.getMessage()
+        str(here.paths[0]) in str(vars(record))
+        for record in caplog.records
+        if "does not respond" in record.getMessage()
     ] == [True]
     here.let_go()
     time.sleep(0.1)
@@ -245,7 +247,7 @@ def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_n
     began = time.monotonic()
     asyncio.run(scenario())
     assert time.monotonic() - began < 10
-    logged = [str(vars(record)) for record in caplog.records if "does not answer" in record.getMessage()]
+    logged = [str(vars(record)) for record in caplog.records if "does not respond" in record.getMessage()]
     assert len(logged) == 1 and str(here.paths[0]) in logged[0] and str(here.paths[1]) not in logged[0]
     held.set()
 

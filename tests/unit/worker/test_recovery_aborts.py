@@ -73,5 +73,5 @@ def test_it_is_tried_twice_and_then_offline(control: native.Control, tmp_path: P
         opened.partition.close(True)  # type: ignore[attr-defined]
         abort_while_opening(control, SLOT)
     (tmp_path / "last").mkdir()
-    with pytest.raises(OSError, match="ended its worker 2 times by a broken invariant.*mqd log verify"):
+    with pytest.raises(OSError, match="aborted its worker 2 times by a broken invariant.*mqd log verify"):
         open_one(control, tmp_path / "last")

@@ -202,6 +202,6 @@ def test_a_log_below_what_was_known_to_be_committed_is_marked(tmp_path: Path) ->
 
 def test_a_log_below_what_a_predecessor_published_stays_offline_in_this_life(tmp_path: Path) -> None:
     made = Set(tmp_path)
-    with pytest.raises(OSError, match="start the broker again") as error:
+    with pytest.raises(OSError, match="restart the broker") as error:
         made.check(log_end=9, known=0, published=10)
     assert error.value.errno == errno.EIO and shortened.is_marked(made.path)

@@ -29,7 +29,9 @@ async def handle(
             request.allow_replication_factor_change,
         )
     if not request.topics:
-        return AlterPartitionReassignmentsResponse()  # what is allowed is not repeated, as in Kafka
+        return (
+            AlterPartitionReassignmentsResponse()
+        )  # allow_replication_factor_change is not repeated in the response, as in Kafka
     if not context.broker.metadata.is_alone:
         return await _request_controller(context.broker, header.api_version, request)
     return AlterPartitionReassignmentsResponse(
@@ -109,6 +111,6 @@ def _judge(broker: Broker, topic: str, index: int, replicas: list[int] | None) -
     if replicas != partition.replicas:
         return (
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"Broker {broker.node_id} is alone; there is no other to have a replica.",
+            f"Broker {broker.node_id} is the only one; no other broker can have a replica.",
         )
     return ErrorCode.NONE, None

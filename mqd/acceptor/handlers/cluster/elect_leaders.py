@@ -62,7 +62,7 @@ async def _request_controller(broker: Broker, version: int, request: ElectLeader
 def _partition(broker: Broker, topic: str, index: int, election_type: int) -> ElectLeadersResponse.PartitionResult:
     partition = broker.partition_of(topic, index)
     if partition is None:
-        error, text = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}"
+        error, text = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {topic}-{index}"
     elif broker.view(partition) is None and partition.leader != partition.replicas[0]:
         error, text = (
             (

@@ -99,7 +99,8 @@ def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None =
     for name, row in GROUP.items():
         if names is None or name in names:
             own = [Synonym(name, _shown(row, config[name]), GROUP_DYNAMIC)] if name in config else []
-            # one without a property of the broker has its default alone, which is no synonym, as in Kafka
+            # a config without a broker property has only its default, which is not listed as a
+            # synonym, as in Kafka
             others = (
                 _broker_synonyms(broker, BROKER[row.broker_name])
                 if row.broker_name
@@ -110,7 +111,8 @@ def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None =
 
 
 def of_client_metrics(config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
-    """`config`: the subscription's own settings. A default is no synonym, as in Kafka."""
+    """`config`: the subscription's own settings. A default is not listed as a synonym, as in
+    Kafka."""
     entries = []
     for name, row in CLIENT_METRICS.items():
         if names is None or name in names:

@@ -1,5 +1,5 @@
-"""ListConfigResources 0-1 (KIP-1142): resources with a configuration. Version 0 asks only for
-client metrics subscriptions.
+"""ListConfigResources 0-1 (KIP-1142): resources with a configuration. Version 0 lists only client
+metrics subscriptions.
 """
 
 from mqd.acceptor.broker import Broker, Context

@@ -13,7 +13,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from mqd.security.acl import Operation, ResourceType
 
-DISABLED = "The feature group.version is not in force: raise it to 1 (UpdateFeatures)."
+DISABLED = "The feature group.version is 0: raise it to 1 (UpdateFeatures)."
 
 
 async def handle(

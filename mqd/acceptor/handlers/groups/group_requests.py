@@ -36,12 +36,12 @@ def coordinator(broker: Broker) -> Coordinator:
 
 
 def has_share_groups(broker: Broker) -> bool:
-    """Without coordinators each request is refused for that."""
+    """Without coordinators every request is refused with that error."""
     return broker.coordinators is None or broker.coordinators.cluster.has_share_groups
 
 
 async def request_group(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> Any:
-    """The core's response, whenever the core gives it: a JoinGroup waits as long as its rebalance.
+    """The core's response, when the core returns it: a JoinGroup waits as long as its rebalance.
     Raises CoordinatorError.
     """
     if not is_group_id(group_id):

@@ -12,7 +12,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import JoinGroupRequest, JoinGroupResponse
 
-INSTANCE_ID_MAX = 249  # as Kafka's clients have it
+INSTANCE_ID_MAX = 249  # a constant of Kafka's clients
 NAME_MAX = 8_000
 CLIENT_ID_IN_MEMBER_ID_MAX = 200
 _VERSION_NULL_PROTOCOL = 7
@@ -23,7 +23,7 @@ async def handle(context: Context, header: RequestHeader, request: JoinGroupRequ
         response = await _join(context, header, request)
     except CoordinatorError as error:
         response = JoinGroupResponse(error_code=error.error_code, member_id=request.member_id, protocol_name=None)
-    # An empty name is none, whichever of them the version can say.
+    # "" and null both mean no name: older versions have no null.
     response.protocol_name = response.protocol_name or (None if header.api_version >= _VERSION_NULL_PROTOCOL else "")
     return response
 

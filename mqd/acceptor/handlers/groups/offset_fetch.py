@@ -5,8 +5,9 @@ A group that does not exist has no committed offsets: offset -1, no error. With 
 partition with a pending transactional offset is UNSTABLE_OFFSET_COMMIT.
 
 Up to version 7 the group's error is also set on each partition. From version 2 on there is a field
-for it, but aiokafka (0.14, which uses version 3) does not read it: it took the answer of a host
-that was no longer the coordinator for that of a group without commits, and read from the beginning.
+for it, but aiokafka (0.14, which uses version 3) does not read it: it would mistake the answer of a
+host that is no longer the coordinator for that of a group without commits, and read from the
+beginning.
 """
 
 import asyncio
@@ -119,7 +120,7 @@ async def _fetch(
     member_id: str | None,
     member_epoch: int,
 ) -> OffsetsFetched:
-    """Of all topics (None), those that the client may describe."""
+    """For all topics (None) only those that the client may describe are returned."""
     broker = context.broker
     if not context.authorize(Operation.DESCRIBE, ResourceType.GROUP, group_id):
         return OffsetsFetched(int(ErrorCode.GROUP_AUTHORIZATION_FAILED))

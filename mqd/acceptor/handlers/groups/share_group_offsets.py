@@ -1,5 +1,5 @@
 """DescribeShareGroupOffsets 0-1, AlterShareGroupOffsets 0, DeleteShareGroupOffsets 0 (KIP-932, 1226):
-where share groups begin in each partition, and how much is left for them.
+where share groups begin in each partition, and their lag.
 
 Lag is what is neither acknowledged nor archived: end offset - start offset - what is complete above
 the start offset. The end offset is the high watermark at the partition's leader, on whichever host.
@@ -222,7 +222,7 @@ async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Alt
     for topic in request.topics:
         wanted = offsets.setdefault(topic.topic_name, {})
         for one in topic.partitions:
-            # of a partition that is not there, that is reported
+            # for a partition that does not exist, this error is reported
             if one.start_offset >= 0 or broker.partition_of(topic.topic_name, one.partition_index) is None:
                 wanted[one.partition_index] = one.start_offset
             else:

@@ -15,7 +15,8 @@ async def handle(context: Context, header: RequestHeader, request: ProduceReques
         raise CloseConnection(f"Produce version {header.api_version} is answered by the workers")
     if request.acks == 0:
         raise CloseConnection(
-            "Produce 0-2 with acks=0: message formats 0 and 1 are not stored, and there is no answer to say so in"
+            "Produce 0-2 with acks=0: message formats 0 and 1 are not stored, and acks=0 has no response to"
+            " report this in"
         )
     error = int(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
     return ProduceResponse(

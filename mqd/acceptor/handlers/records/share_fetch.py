@@ -18,7 +18,7 @@ async def handle(
     context: Context, header: RequestHeader, request: ShareFetchRequest | ShareAcknowledgeRequest
 ) -> ShareFetchResponse | ShareAcknowledgeResponse:
     if has_share_groups(context.broker):
-        # the worker does not know of the feature yet: the client connects again
+        # the worker has not applied the feature yet: the client reconnects
         raise CloseConnection("ShareFetch and ShareAcknowledge are answered by the workers")
     response = ShareFetchResponse if isinstance(request, ShareFetchRequest) else ShareAcknowledgeResponse
     error = int(ErrorCode.UNSUPPORTED_VERSION)

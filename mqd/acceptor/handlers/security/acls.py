@@ -1,6 +1,6 @@
-"""DescribeAcls, CreateAcls, DeleteAcls 1-3 (KIP-140, KIP-290): rules of the cluster, by the controller;
-answered when all workers of this host apply them. Without an authorizer each request is answered as
-by a Kafka broker without one.
+"""DescribeAcls, CreateAcls, DeleteAcls 1-3 (KIP-140, KIP-290): the cluster's ACLs, changed by the
+controller; answered when all workers of this host apply them. Without an authorizer each request is
+answered as by a Kafka broker without one.
 
 As in Kafka, the number 0 (UNKNOWN) makes the whole request invalid, other unknown numbers only the
 rule or the filter.
@@ -36,7 +36,7 @@ DISABLED: dict[str, Any] = {
     "error_code": int(ErrorCode.SECURITY_DISABLED),
     "error_message": "No Authorizer is configured.",
 }
-TIMEOUT_MS = 30_000  # the requests have none
+TIMEOUT_MS = 30_000  # the requests have no errors of their own
 
 
 async def handle(
@@ -87,7 +87,7 @@ def _binding(creation: CreateAclsRequest.AclCreation) -> AclBinding:
 
 
 def _refusal(binding: AclBinding) -> str | None:
-    """In the words of Kafka."""
+    """With Kafka's error messages."""
     if field := unknown(binding):
         return f"Unknown {field}"
     if binding.resource_type == ResourceType.CLUSTER and binding.name != CLUSTER_NAME:

@@ -1,6 +1,6 @@
 """CreateDelegationToken 1-3, RenewDelegationToken 1-2, ExpireDelegationToken 1-2,
-DescribeDelegationToken 1-3 (KIP-48, KIP-373, KIP-900): credentials that a user gives to its programs
-instead of its own.
+DescribeDelegationToken 1-3 (KIP-48, KIP-373, KIP-900): credentials that a user passes to its
+programs instead of its own.
 
 A client that authenticated by a token may not send these requests. A principal creates
 tokens for itself, and for others with CREATE_TOKENS on the user; owner and renewers may renew and
@@ -29,7 +29,7 @@ from mqd.protocol.messages import (
 from mqd.security import principal, tokens
 from mqd.security.acl import Operation, ResourceType
 
-TIMEOUT_MS = 30_000  # the requests have none
+TIMEOUT_MS = 30_000  # the requests have no errors of their own
 NO_TIME = -1  # Kafka's answer where a request is not allowed, or creates no token
 _PROVEN = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
 Request = (
@@ -133,7 +133,7 @@ async def _change(context: Context, token_hmac: bytes, period_ms: int, is_renewa
         token_id = token.token_id if token is not None else ""
         change = messages.SetTokenExpiry(token_id, requester, clock.now_ms(), period_ms, is_renewal)
         answer = await context.change(change, TIMEOUT_MS)
-        # Created at another host: since the controller's answer this one knows it, too.
+        # Created at another host: the controller's answer has brought it to this host, too.
         if token is not None or answer.error or service.by_hmac(token_hmac) is None:
             break
     error = answer.error or answer.token_error

@@ -1,5 +1,5 @@
-"""SaslHandshake 0-1 and SaslAuthenticate 0-2 (KIP-43, KIP-152, KIP-368). Where they come in another
-order, or where there is nothing to prove, they are refused as by Kafka.
+"""SaslHandshake 0-1 and SaslAuthenticate 0-2 (KIP-43, KIP-152, KIP-368). Out of order, or on a
+listener without authentication, they are refused as by Kafka.
 """
 
 from mqd.acceptor.authentication import IllegalState, Refused, UnsupportedMechanism
@@ -60,8 +60,8 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
 
 def _check_current(context: Context, principal: str = "") -> None:
     """Without its lease a host may not have learned of changed passwords and deleted users. Where
-    rights are checked it serves nothing then and gives no verdict either: the client tries another
-    host. Super users are let in: they may have come to see what is wrong.
+    rights are checked it then neither serves requests nor judges credentials: the client tries
+    another host. Super users are admitted: they may connect to find out what is wrong.
     """
     rules = context.broker.authorizer
     if rules is not None and not context.broker.may_lead() and principal not in rules.super_users:

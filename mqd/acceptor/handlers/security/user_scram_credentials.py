@@ -1,8 +1,8 @@
-"""DescribeUserScramCredentials 0, AlterUserScramCredentials 0 (KIP-554): which users have a password,
-for which mechanism of SCRAM; and set or remove it.
+"""DescribeUserScramCredentials 0, AlterUserScramCredentials 0 (KIP-554): lists, sets and removes
+users' passwords for each SCRAM mechanism.
 
-A client sends no password but the salted one, from which the broker computes what it keeps
-(mqd/security/scram.py). Of that only the number of iterations can be read again.
+A client sends only the salted password, from which the broker computes what it stores
+(mqd/security/scram.py). Of that, only the number of iterations can be read.
 """
 
 from mqd.acceptor.broker import Context
@@ -82,7 +82,7 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
 
 
 def _credential(one: AlterUserScramCredentialsRequest.ScramCredentialUpsertion) -> ScramCredential:
-    """The controller judges it, and keeps none of an unknown mechanism."""
+    """The controller validates it, and refuses unknown mechanisms."""
     mechanism = _MECHANISMS.get(one.mechanism, "SCRAM-SHA-256")
     made = verifier_of(mechanism, bytes(one.salted_password), bytes(one.salt), one.iterations)
     return ScramCredential(one.name, one.mechanism, made.salt, made.iterations, made.stored_key, made.server_key)

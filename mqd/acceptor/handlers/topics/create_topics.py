@@ -39,7 +39,7 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
         return response
     count = sum(_partition_count(context.broker, topic) for topic in request.topics if counts[topic.name] == 1)
     if count > PARTITIONS_MAX:
-        text = f"{count} partitions are asked for, a request may ask for {PARTITIONS_MAX}: use several."
+        text = f"{count} partitions are requested, more than the {PARTITIONS_MAX} of one request: use several requests."
         return CreateTopicsResponse(topics=[_refused(name, ErrorCode.POLICY_VIOLATION, text) for name in names])
     changes = TopicChanges(context, header, strict=header.api_version >= 6)
     results = await asyncio.gather(*(_create(context, by_name[name], counts[name], request, changes) for name in names))
@@ -71,19 +71,19 @@ async def _create_admitted(
         return _refused(
             topic.name,
             ErrorCode.INVALID_TOPIC_EXCEPTION,
-            "An internal topic is made by the broker, when the first client needs it.",
+            "Internal topics are created by the broker when the first client needs them.",
         )
     # The controller checks the name first, as Kafka's does; it gets assignments by partition.
     may_be_new = topic.name not in broker.metadata.topics and is_possible(topic.name)
     may_be_new &= topic.num_partitions == -1 and topic.replication_factor == -1
     indexes = [assignment.partition_index for assignment in topic.assignments]
     if may_be_new and len(set(indexes)) != len(indexes):
-        # the configuration, which the controller knows, is judged before the assignments
+        # the configuration, which the controller validates, comes before the assignments
         configured = messages.CreateTopic(topic.name, -1, -1, {}, {one.name: one.value for one in topic.configs})
         answer = await broker.controller.request(configured, request.timeout_ms, validate_only=True)
         if answer.error == ErrorCode.INVALID_CONFIG:
             return _refused(topic.name, answer.error, answer.message)
-        return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition is assigned twice.")
+        return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition has two assignments.")
     change = messages.CreateTopic(
         name=topic.name,
         partition_count=topic.num_partitions,

@@ -20,7 +20,7 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
     else:
         requested = [(name, NO_ID) for name in request.topic_names]
     counts = Counter(requested)
-    # One by name and id is wrong in itself, however often it is there (as in Kafka).
+    # A topic given by both name and id is invalid in itself, also if repeated (as in Kafka).
     once = [(name, topic_id) for name, topic_id in counts if (name is None) != (topic_id == NO_ID)]
     wrong = [(name, topic_id) for name, topic_id in requested if (name is None) == (topic_id == NO_ID)]
     changes = TopicChanges(context, header, strict=header.api_version >= 5)
@@ -66,7 +66,7 @@ async def _delete(
     own_name = known.name if known is not None else name
     if own_name is not None and not _may(context, Operation.DELETE, own_name):
         if name is None and known is not None and _may(context, Operation.DESCRIBE, known.name):
-            name = known.name  # otherwise the name stays a secret
+            name = known.name  # otherwise the name is not disclosed
         return result(ErrorCode.TOPIC_AUTHORIZATION_FAILED, error_message(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
     answer = await broker.controller.request(messages.DeleteTopic(name, topic_id if name is None else None), timeout_ms)
     error = answer.error

@@ -4,8 +4,8 @@ requested topics if the broker's configuration allows it.
 The address of this broker is one that the client can reach: advertised.listeners, otherwise the one
 it connected to. Workers may cache an answer that knows all topics and has no error, and reuse it
 for equal requests from the same place until the metadata version changes. They do not reuse it
-while this host is without its lease. Partitions that the host leads have an error then, so no such
-answer is reused when the lease is back.
+while this host has no lease. Partitions that the host leads have an error then, so no such answer
+is reused when the lease is back.
 """
 
 from mqd.acceptor.broker import Broker, Context

@@ -85,8 +85,8 @@ def _topics(topics: list, errors: Errors) -> list:
 def _unusable(
     broker: Broker, transactional_id: str, requested: tuple[Partition, ...], is_peer: bool, denied: Collection[str] = ()
 ) -> Errors | None:
-    """All or nothing: if one partition does not exist or is not for this client, none is added.
-    `denied`: topics to which the client may not write.
+    """All or nothing: if one partition does not exist or is not permitted to this client, none is
+    added. `denied`: topics to which the client may not write.
     """
     refused = {partition: error for partition in requested if (error := _refusal(broker, *partition, is_peer))}
     unwritable = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)

@@ -74,7 +74,7 @@ def _matches(
 ) -> bool:
     if request.state_filters and found.state not in request.state_filters:
         return False
-    # As in Kafka: those that have ended since too, and those that never began.
+    # As in Kafka, includes ids whose transactions have ended or never began.
     if request.duration_filter >= 0 and now_ms - found.start_ms <= request.duration_filter:
         return False
     return matches is None or bool(matches(found.transactional_id))

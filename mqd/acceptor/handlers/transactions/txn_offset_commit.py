@@ -21,7 +21,7 @@ TIMEOUT_S = 5.0
 
 
 async def handle(context: Context, header: RequestHeader, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
-    """Partitions that do not exist are refused individually, before anything else is looked at."""
+    """Partitions that do not exist are refused individually, before all other checks."""
     errors: dict[tuple[str, int], int] = {}
     offsets: list[CommittedOffset] = []
     for topic in request.topics:

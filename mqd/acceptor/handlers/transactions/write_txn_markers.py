@@ -1,15 +1,15 @@
 """WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between hosts, over authenticated connections,
 it ends transactions. From a client (Admin.abortTransaction) it ends a hanging one: only aborts are
-accepted, for a transaction that is open according to the partition. The owner is asked first:
+accepted, for a transaction that is open according to the partition. The owner is queried first:
 nothing is written if no transaction is open, and a marker never raises a producer's epoch by more
 than one, nor the epoch of its coordinator at all, because that would lock the producer or the
 coordinator out of the partition.
 
 If the producer's coordinator knows the transaction as ongoing, the coordinator aborts it everywhere
 and fences the producer: a marker without the coordinator's knowledge would split the transaction.
-(Coordinators on other hosts are asked; the one that knows it does so.) A marker of transactions v2
-(KIP-1228) names an epoch above that of the transaction it ends: it does not belong to the
-transaction with that epoch.
+(Coordinators on other hosts are queried; the one that knows the transaction aborts it.) A marker of
+transactions v2 (KIP-1228) names an epoch above that of the transaction it ends: it does not belong
+to the transaction with that epoch.
 """
 
 import asyncio
@@ -229,7 +229,7 @@ async def _write(broker: Broker, service: TransactionService, marker: Marker, pa
     if marker.coordinator_epoch < producer.coordinator_epoch:
         return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
     if _ongoing(service, {_own_id(marker)}):
-        # it has begun since the coordinator was asked
+        # it has begun since the query to the coordinator
         return int(ErrorCode.CONCURRENT_TRANSACTIONS)
     try:
         await service.append_marker_here(
