@@ -22,9 +22,12 @@ from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from mqd.cli.broker_lookup import Cluster
+from mqd.cli.seeking import Move, commit
 from mqd.cli.verbs import status
 from tests.broker import Broker
 from tests.interaction.console.chromium import PHONE, WIDE, faults, opened, resize
+from tests.interaction.coordinator.test_share_groups import Shared, take
 from tests.interaction.transactional import connect, hang
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -248,6 +251,12 @@ def test_transactions_and_access_are_worked_with(
     producer.flush(30)
     with connect(broker) as kafka:
         hang(kafka, "orders", 1, 4_000_000_001)
+    shared = Shared(broker.bootstrap, 1)
+    shared.produce("a", "b", "c")
+    with shared.consumer("explicit") as consumer:
+        take(consumer, 2)
+    with Cluster(broker.bootstrap) as cluster:
+        assert commit(cluster, "daily-totals", [Move("orders", 0, None, 1, "", only_shown=True)]) == {}
     with opened() as window:
         window.get(console.url + "/access")
         press(window, "Create a user")
@@ -288,8 +297,19 @@ def test_transactions_and_access_are_worked_with(
             "rule-delete": "/access/rule/delete?principal=User:dora&operations=read&resource=topic/orders-*&host=*",
             "moves": "/moves",
             "drain": "/cluster/drain?node=1",
+            "all-groups": "/groups",
+            "share-group": f"/group?name={shared.group}",
+            "spark-query": "/group?name=daily-totals",
         }
         assert looked_at(window, console, pages, ("rules",)) == {}
+
+        window.get(console.url + f"/group?name={shared.group}")
+        press(window, "Move its offsets")
+        fill(window, to="earliest")
+        press(window, "Go on")
+        wait(window, f"mqd group seek {shared.group} --to earliest --execute")
+        press(window, "Confirm")
+        wait(window, f"Moved the offsets of {shared.group}.")
 
         window.get(console.url + "/transactions?show=hanging&idle=0")
         press(window, "Abort")

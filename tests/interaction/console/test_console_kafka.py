@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import confluent_kafka
 import pytest
 from confluent_kafka import TopicPartition
 
+from mqd.cli import moves
+from mqd.cli.broker_lookup import Cluster
+from mqd.cli.kafka_request import Broker
+from mqd.console.changing import ALTER_CONFIGS
+from mqd.protocol.messages import IncrementalAlterConfigsRequest
 from perf.peers.peer import Unavailable
-from tests.compat.kafka_tools import KafkaTools
+from tests.compat.kafka_tools import KafkaCluster, KafkaTools
 from tests.console_client import Browser, options
-from tests.interaction.console.changing import change, confirmed, fresh, shown
+from tests.interaction.console.changing import change, command, confirmed, fresh, shown
 from tests.interaction.console.test_console_messages import offsets, searched
+from tests.interaction.coordinator.test_share_groups import Shared, take
+from tests.interaction.traffic import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -60,6 +68,7 @@ def test_pages_searches_and_changes_against_apache_kafka(tmp_path: Path) -> None
 SETTINGS = {
     "offsets_topic_num_partitions": "2",
     "transaction_state_log_num_partitions": "2",
+    "share_coordinator_state_topic_num_partitions": "2",
     "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super_users": "User:ANONYMOUS",
 }
@@ -105,9 +114,61 @@ def test_access_transactions_and_moves_against_apache_kafka(tmp_path: Path) -> N
         with pytest.raises(confluent_kafka.KafkaException):
             producer.commit_transaction(30)
 
-        moves = browser.get("/moves").words
-        assert "No replica moves" in moves and "Drain" not in moves and "Balance" not in moves.partition("Brokers")[0]
+        shared = Shared(bootstrap, 1)
+        shared.produce("a", "b", "c")
+        with shared.consumer("explicit") as consumer:
+            take(consumer, 3)
+            words = fresh(browser, "/group", name=shared.group)
+            assert "share group" in words and "1 members" in words and f"{shared.topic}:0" in words
+        eventually(lambda: f"{shared.group} Empty share" in fresh(browser, "/groups"), "without members")
+        words = shown(browser, "/group/seek", name=shared.group, to="1").words  # Kafka's start follows later
+        assert f"{shared.topic}-0 3 1 -2" in words or f"{shared.topic}-0 0 1 +1" in words, words
+        change(browser, "/group/seek", name=shared.group, to="1")
+        assert f"{shared.topic}-0 1 3" in fresh(browser, "/group", name=shared.group)
+
+        words = browser.get("/moves").words
+        assert "No replica moves" in words and "Drain" not in words and "Balance" not in words.partition("Brokers")[0]
         for path, form in (("/cluster/balance", {}), ("/cluster/drain", {"node": "1"})):
             answer = shown(browser, path, **form)
             assert answer.status == 400 and "only a cluster of mqd" in answer.words
         assert "1 broker online" in fresh(browser, "/"), "it is registered still"
+
+
+def test_moves_of_two_brokers_of_apache_kafka(tmp_path: Path) -> None:
+    (tmp_path / "kafka").mkdir()
+    try:
+        tools = KafkaTools(tmp_path / "kafka")
+    except Unavailable as error:
+        pytest.skip(f"Apache Kafka: {error}")
+    throttle = "replication.throttled"
+    with KafkaCluster(tools, tmp_path / "kafka", 2) as kafka:
+        browser = Browser(options(kafka.bootstrap, audit=tmp_path / "audit.log"))
+        browser.get("/")
+        configs = f"leader.{throttle}.replicas=*\nfollower.{throttle}.replicas=*"
+        change(browser, "/topic/create", name="moved", partitions="1", replicas="1", configs=configs)
+        producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap})
+        for _ in range(40):
+            producer.produce("moved", os.urandom(100_000))
+        assert producer.flush(60) == 0
+        with Cluster(kafka.bootstrap) as cluster:
+            ((partition, (here,)),) = moves.replicas_of(cluster.first, "moved").items()
+            for node in (1, 2):
+                for side in ("leader", "follower"):
+                    _set(cluster.node(node), str(node), f"{side}.{throttle}.rate", "100000")
+            moves.begin(cluster.first, {partition: [3 - here]})
+        eventually(lambda: "1 partition is moving" in fresh(browser, "/moves"), "moving")
+        words = fresh(browser, "/moves")
+        assert f"{3 - here} {here} Stop" in words and "copied, " in words
+        answer = shown(browser, "/moves/cancel", topic="moved")
+        assert command(answer).startswith("mqd topic reassign moved --cancel") and f"moved-0 {here}" in answer.words
+        assert confirmed(browser, "/moves/cancel", answer).status == 303
+        eventually(lambda: "No replica moves" in fresh(browser, "/moves"), "cancelled")
+        with Broker(kafka.bootstrap) as broker:
+            assert moves.replicas_of(broker, "moved") == {partition: [here]}
+
+
+def _set(broker: Broker, node: str, name: str, value: str) -> None:
+    message = IncrementalAlterConfigsRequest
+    config = message.Config(name=name, config_operation=0, value=value)
+    resource = message.Resource(resource_type=4, resource_name=node, configs=[config])
+    assert not broker.request(ALTER_CONFIGS, message(resources=[resource])).responses[0].error_code

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -23,6 +25,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_the_console_starts_without_the_core_and_the_coordinators() -> None:
+    """They would cost a quarter of its start, and memory."""
+    code = "import sys, mqd.console.app; print([name for name in ('mqd.native', 'mqd.coordinator.log') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 # -- sessions --------------------------------------------------------------------------------------
