@@ -1,12 +1,14 @@
 """Share groups of other people's clients: Java's KafkaShareConsumers while processes of the broker are
 killed, every record delivered until it is accepted or rejected, and not again after that was
-answered; and franz-go, with strict counts and renewed locks.
+answered; and franz-go, with strict counts and renewed locks. And mqd's own share consumer at other
+people's broker, Apache Kafka.
 """
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Producer
@@ -15,8 +17,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.broker import Broker
 from tests.compat.go_client import build_go_client, round_trip
 from tests.compat.java_client import build_java_client, java_command
+from tests.compat.kafka_tools import KafkaTools
 from tests.compat.programs.program import Program, kill_process
 from tests.crash.workload import wait_until
+from tests.interaction.client import test_client_share_consumer as ours
 from tests.interaction.cluster.test_cluster_moves import Load
 from tests.interaction.share_members import Output, begin_at_first_record, lag
 
@@ -85,3 +89,23 @@ def test_a_share_group_of_franz_go(tmp_path: Path) -> None:
         done = round_trip(program, seeds=broker.bootstrap, topic=TOPIC, share=GROUP, count=1000)
         assert (done.returncode, done.stdout) == (0, "settled 1000 released 100\n"), done.stderr
         assert lag([("127.0.0.1", broker.port)], GROUP) == [0, 0, 0]
+
+
+@pytest.mark.timeout(400)
+def test_our_share_consumer_at_apache_kafka(kafka_tools: KafkaTools) -> None:
+    settings = {
+        "group_share_min_record_lock_duration_ms": "1000",
+        "share_coordinator_state_topic_replication_factor": "1",
+        "share_coordinator_state_topic_min_isr": "1",
+    }
+    with kafka_tools.broker(**settings) as bootstrap:
+        for story, partitions in (
+            (ours.test_each_kind_of_acknowledgement, 2),
+            (ours.test_implicit_mode_accepts_with_the_next_poll_or_commit, 2),
+            (ours.test_consume_takes_no_more_than_it_says, 1),
+            (ours.test_a_renewed_lock_does_not_end_and_another_does, 1),
+        ):
+            jobs = ours.Jobs(SimpleNamespace(bootstrap=bootstrap), "tcp", partitions)
+            story(jobs)
+            for consumer in jobs.consumers:
+                consumer.close()

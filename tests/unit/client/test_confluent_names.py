@@ -162,7 +162,8 @@ def test_a_stub_names_what_is_there(stub: Path) -> None:
 
 
 PROGRAM = """
-from mqd import Consumer, KafkaError, KafkaException, Message, Producer, SerializingProducer, TopicPartition
+from mqd import AcknowledgeType, Consumer, KafkaError, KafkaException, Message, Producer, SerializingProducer
+from mqd import ShareConsumer, TopicPartition
 from mqd.admin import AdminClient, NewTopic
 from mqd.aio import AIOProducer
 from mqd.schema_registry import SchemaRegistryClient
@@ -184,6 +185,12 @@ consumer.assign([TopicPartition("events", 0)])
 message = consumer.poll(1.0)
 if message is not None and message.error() is None:
     value: bytes | None = message.value()
+with ShareConsumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "workers"}) as worker:
+    worker.subscribe(["events"])
+    for job in worker.consume(10, timeout=1.0):
+        count: int | None = job.delivery_count()
+        worker.acknowledge(job, AcknowledgeType.RELEASE)
+    failed = [error for error in worker.commit_sync().values() if error is not None]
 AdminClient({"bootstrap.servers": "127.0.0.1:9092"}).create_topics([NewTopic("events", 3)])
 SerializingProducer({"bootstrap.servers": "127.0.0.1:9092", "key.serializer": StringSerializer()})
 """
@@ -192,6 +199,7 @@ MISTAKES = {
     "from mqd import Produser": "attr-defined",
     "from mqd.admin import NewTopik": "attr-defined",
     "producer.produse": "attr-defined",
+    'worker.acknowledge(job, "later")': "arg-type",
 }
 
 

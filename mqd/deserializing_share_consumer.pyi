@@ -1,0 +1,8 @@
+# mypy: disable-error-code="attr-defined"
+from confluent_kafka.deserializing_share_consumer import DeserializingShareConsumer as DeserializingShareConsumer
+from confluent_kafka.deserializing_share_consumer import KafkaError as KafkaError
+from confluent_kafka.deserializing_share_consumer import MessageField as MessageField
+from confluent_kafka.deserializing_share_consumer import Messages as Messages
+from confluent_kafka.deserializing_share_consumer import SerializationContext as SerializationContext
+
+from mqd.client.messages import Message as Message
