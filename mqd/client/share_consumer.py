@@ -63,6 +63,7 @@ class ShareConsumer:
         self._runner, self._credentials = open_share_runner(settings, self._config, choice)
         self._core: ShareCore = self._runner.core
         self._callback: OnCommitted | None = None
+        self._taken: list[Any] = []  # the application holds them, and has not seen them
         self._user: int | None = None  # the thread that is in a call
         self._is_in_callback = self._is_closed = False
         self._pid = os.getpid()
@@ -95,6 +96,9 @@ class ShareConsumer:
         with self._call():
             if not core.subscription:
                 raise IllegalStateException("Consumer is not subscribed to any topics")
+            if self._taken:  # Ctrl-C or an exception of the callback ended the call that took them
+                found, self._taken = self._taken[:count], self._taken[count:]
+                return Messages._from_list(found)
             if self._config.is_explicit and core.is_holding:
                 raise IllegalStateException("not all records of the previous poll have been acknowledged")
             with self._runner.lock:
@@ -108,9 +112,10 @@ class ShareConsumer:
                     self._runner.call(partial(core.want, limits._replace(wait_ms=left_ms)))
                     until = min(deadline, time.monotonic() + max(left_ms, 1) / 1000)
                     self._runner.wait_for(lambda: core.ready or core.problems or core.outcomes or core.fatal, until)
-                    found = self._runner.call(lambda now: core.take(count, now))
+                    found = self._taken = self._runner.call(lambda now: core.take(count, now))
                     if found or (time.monotonic() >= deadline and not core.problems):
                         self._serve_outcomes()
+                        self._taken = []
                         return Messages._from_list(found)
             finally:
                 self._runner.call(lambda now: core.want(None, now))

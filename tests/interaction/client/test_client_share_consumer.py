@@ -169,6 +169,21 @@ def test_consume_takes_no_more_than_it_says(queue: Jobs) -> None:
         one.consume(0)
 
 
+def test_a_callback_that_raises_costs_no_record(queue: Jobs) -> None:
+    def raises(_offsets: object, _error: object) -> None:
+        raise ZeroDivisionError
+
+    queue.produce("first", "second")
+    consumer = queue.consumer()
+    (message,) = polled(lambda: consumer.consume(1, 1.0))
+    consumer.set_acknowledgement_commit_callback(raises)
+    consumer.acknowledge(message)
+    with pytest.raises(ZeroDivisionError):  # its result comes with the next record
+        polled(lambda: consumer.consume(1, 1.0))
+    consumer.set_acknowledgement_commit_callback(None)
+    assert values(polled(lambda: consumer.consume(1, 1.0))) == ["second"]
+
+
 def test_a_renewed_lock_does_not_end_and_another_does(queue: Jobs) -> None:
     configure_group(queue.broker.bootstrap, queue.name, "share.record.lock.duration.ms", str(int(LOCK_S * 1000)))
     queue.produce("renewed", "forgotten")
