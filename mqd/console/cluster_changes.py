@@ -221,7 +221,10 @@ def cancel_moves(settings: Settings, form: Form) -> Change:
     return Change(
         f"Stop the moves of {topic}?",
         command_of(settings, "topic", "reassign", topic, "--cancel"),
-        ["Its replicas stay where they were; what has been copied is deleted."],
+        [
+            "Its replicas stay where they were; what has been copied is deleted. Replicas of a broker that is being"
+            " drained begin to move again: stop draining it first."
+        ],
         do,
         f"The replicas of {topic} stay where they were.",
         MOVES,

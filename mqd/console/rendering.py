@@ -43,6 +43,10 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
+def counted(noun: str, count: int | None) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
 def size(value: float | None) -> str:
     return "–" if value is None else human_bytes(value)
 
@@ -72,6 +76,7 @@ def environment() -> jinja2.Environment:
     )
     filters: dict[str, Any] = {
         "visible": visible, "number": number, "size": size, "moment": moment, "lasting": lasting,
+        "counted": counted,
     }  # fmt: skip
     made.filters |= filters
     made.globals["url"] = url

@@ -119,7 +119,7 @@ def test_access_transactions_and_moves_against_apache_kafka(tmp_path: Path) -> N
         with shared.consumer("explicit") as consumer:
             take(consumer, 3)
             words = fresh(browser, "/group", name=shared.group)
-            assert "share group" in words and "1 members" in words and f"{shared.topic}:0" in words
+            assert "share group" in words and "1 member " in words and f"{shared.topic}:0" in words
         eventually(lambda: f"{shared.group} Empty share" in fresh(browser, "/groups"), "without members")
         words = shown(browser, "/group/seek", name=shared.group, to="1").words  # Kafka's start follows later
         assert f"{shared.topic}-0 3 1 -2" in words or f"{shared.topic}-0 0 1 +1" in words, words

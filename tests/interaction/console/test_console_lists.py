@@ -100,7 +100,7 @@ def test_a_member_and_what_it_is_assigned(secured: Secured, topics: None, browse
         client.poll(0.2)
     client.commit(offsets=[TopicPartition("orders", 0, 10)], asynchronous=False)
     words = browser.get("/group", name="live").words
-    assert "Stable state 1 members" in words and "reader-<1> 127.0.0.1 orders:0-2 3 0" in words
+    assert "Stable state 1 member 0 records" in words and "reader-<1> 127.0.0.1 orders:0-2 3 0" in words
     assert "live Stable 1 0" in browser.get("/topic", name="orders").words
     client.close()
 

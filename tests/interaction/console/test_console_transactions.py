@@ -87,7 +87,7 @@ def test_a_share_group_is_shown_and_sought(secured: Secured, browser: Browser) -
     with shared.consumer("explicit") as consumer:
         take(consumer, 3)
         words = browser.get("/group", name=shared.group).words
-        assert "share group" in words and "1 members" in words and f"{shared.topic}:0" in words
+        assert "share group" in words and "1 member " in words and f"{shared.topic}:0" in words
         assert "It would be refused now" in shown(browser, "/group/seek", name=shared.group, to="earliest").words
     words = fresh(browser, "/groups", q=shared.group)
     assert f"{shared.group} Empty share 0 0" in words
