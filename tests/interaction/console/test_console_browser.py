@@ -165,6 +165,7 @@ def test_an_operators_story(start_broker: Callable[..., Broker], start_console: 
         press(window, "Produce a record")
         fill(window, key="cust-1", value='{"refund": 1}')
         press(window, "Go on")
+        wait(window, "Write a record to refunds?")
         press(window, "Confirm")
         wait(window, "1 found in 1 of 1 records")
         wait(window, '{"refund": 1}')
@@ -193,6 +194,12 @@ def test_an_operators_story(start_broker: Callable[..., Broker], start_console: 
         wait(window, "0\nrecords of lag")  # by itself
         client.commit(offsets=lagging, asynchronous=False)
         wait(window, "1,200\nrecords of lag")
+
+        for number in range(3000):
+            producer.produce("refunds", b'{"refund": %d}' % number)
+        assert producer.flush(60) == 0
+        window.get(console.url)
+        wait(window, "Records in, peak")
 
         pages = {
             "overview": "/", "topics": "/topics", "topic": "/topic?name=orders", "records": "/messages?topic=orders&count=8",
