@@ -285,17 +285,20 @@ enum mqd_descriptor_kind {
 #define MQD_CHECK_TRANSACTION 1
 #define MQD_CHECK_RECORDS 2 /* payload is one compressed batch for a compacted topic: every record needs a key */
 #define MQD_CHECK_PARSE 3   /* payload is one batch: its records are parsed; keys are not required */
-#define MQD_CHECKED_MORE 1  /* flags of CHECKED: more pieces of the same batch follow */
+/* payload is one batch for a topic whose records are scheduled: their headers are read too */
+#define MQD_CHECK_SCHEDULES 4
+#define MQD_CHECKED_MORE 1 /* flags of CHECKED: more pieces of the same batch follow */
 #define MQD_RECORD_ERROR_COUNT_MAX 64
 
-/* CHECK     slot: of the batch (RECORDS, PARSE). a: Produce version; in its third byte the codec + 1
- *           that the batch is to have (RECORDS, PARSE), or 0. b: connection id (for logs). c: the
+/* CHECK     slot: of the batch (all but TRANSACTION). a: Produce version; in its third byte the codec + 1
+ *           that the batch is to have (all but TRANSACTION), or 0. b: connection id (for logs). c: the
  *           codec's level in the low half, in the high half how large the batch may become. error: as
  *           in REQUEST. The payload stays until CHECKED.
  * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order queried;
- *           or no payload and one code for all in `error`. RECORDS, PARSE: `error` 0; where a codec
- *           was named, with the batch in it, in pieces, whose size is `a`. Or `error` 87 with a
- *           payload: struct mqd_check_refusal, its indexes, its message's bytes. */
+ *           or no payload and one code for all in `error`. Others: `error` 0; where a codec was
+ *           named, with the batch in it, in pieces, whose size is `a`. Or `error` 87 with a
+ *           payload: struct mqd_check_refusal, its indexes, its message's bytes. Indexes without a
+ *           message are of records without a key. */
 struct mqd_check_transaction {
     int64_t producer_id;
     int16_t producer_epoch;
@@ -310,7 +313,7 @@ struct mqd_check_partition {
     int32_t partition_index;
     uint32_t slot;
 };
-/* the number of records without key, and the number of int32 batch indexes that follow */
+/* the number of refused records, and the number of int32 batch indexes that follow */
 struct mqd_check_refusal {
     uint32_t unkeyed_count;
     uint16_t index_count;
@@ -494,8 +497,13 @@ struct mqd_log_options {
 };
 
 /* record.validation: which client batches have their records parsed before they are accepted. For
- * compacted topics all are. */
-enum mqd_record_validation { MQD_VALIDATION_NONE, MQD_VALIDATION_UNCOMPRESSED, MQD_VALIDATION_ALL };
+ * compacted topics all are. SCHEDULES: all of them, and their headers, by the acceptor. */
+enum mqd_record_validation {
+    MQD_VALIDATION_NONE,
+    MQD_VALIDATION_UNCOMPRESSED,
+    MQD_VALIDATION_ALL,
+    MQD_VALIDATION_SCHEDULES
+};
 
 struct mqd_recovery {              /* in: what may be trusted; out: the result */
     int64_t recovery_point_offset; /* in: bytes of segments below are trusted; -1 = nothing is */

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 COMMAND = [sys.executable, "-m", "mqd.cli.main"]
-PROGRAMS = ("mqd.keeper", "mqd.controller", "mqd.worker", "mqd.acceptor")
+PROGRAMS = ("mqd.keeper", "mqd.controller", "mqd.worker", "mqd.acceptor", "mqd.timer")
 # what they import when they need it: a fork that does costs up to a tenth of a second more
 _ALSO = (
     *("mqd.cli.main", "mqd.cli.verbs.up", "mqd.cli.secure", "mqd.cli.joining"),

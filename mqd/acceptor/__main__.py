@@ -39,6 +39,7 @@ from mqd.acceptor.local.clients import LocalClients
 from mqd.acceptor.local.principals import LocalPrincipals
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics.observer import Observer
+from mqd.acceptor.schedules import TimerStarter, start_by_supervisord
 from mqd.acceptor.transactions import coordinate
 from mqd.base import logging, paths, watchdog
 from mqd.base.listeners import parse_listeners
@@ -91,9 +92,11 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             )
         if broker.coordinators is not None:
             broker.coordinators.on_metadata(message)
+        timer.on_metadata(message)
 
     controller = ControllerClient(places.controller_socket, client.generation, on_metadata)
     broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
+    timer = TimerStarter(client.config, metadata, broker.node_id, places.run_dir, start_by_supervisord)
     broker.quotas = native.Quotas(client.control)
     broker.authentication = authentication.of_broker(client.config, metadata, broker.tokens, places.data_dir)
     broker.audit = Audit(places.logs_dir / "audit.log")
@@ -185,6 +188,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             interbroker_server.start(loop)
         local.start(loop)
         client.ready(f"metrics_port={port}")
+        timer.start(loop)
         watchdog.start(loop, "acceptor")
         expiring = loop.create_task(certificates.run())
         expiring.add_done_callback(_log_failure)
@@ -202,6 +206,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         peers.close()
         relays.close()
     local.stop()
+    timer.stop()
     coordinators.stop()
     link.stop()
     checks.close()

@@ -13,15 +13,17 @@ bounded by the workers' lending limit.
 
 import asyncio
 import struct
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from mqd import native
 from mqd.base import logging
+from mqd.log import schedules
 from mqd.protocol.compression import GZIP, LZ4, compress, decompress
 from mqd.protocol.crc32c import crc32c
 from mqd.protocol.errors import ErrorCode, ProtocolError
-from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, decode_batch_header
+from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, BatchHeader, decode_batch_header
 
 ADDS_SINCE_PRODUCE = 12  # KIP-890: a Produce of transactions v2 adds its partitions itself
 # Like Kafka's add.partitions.to.txn.retry.backoff.ms and .max.ms: the first batch after a commit
@@ -98,14 +100,15 @@ class Checks:
 
     # -- records -----------------------------------------------------------------------------------
 
-    async def records(self, batch: memoryview | bytes, keyed: bool, to: Compression | None = None) -> Answer:
+    async def records(self, batch: memoryview | bytes, kind: int, to: Compression | None = None) -> Answer:
         """`batch`: one whole record batch with a valid checksum and header; its records are
-        unchecked. `keyed`: each needs a key. With `to`, the payload is the batch in that codec.
+        unchecked. `kind`: CHECK_RECORDS (each needs a key), CHECK_PARSE, or CHECK_SCHEDULES (the
+        headers of each say when it is due). With `to`, the payload is the batch in that codec.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, check_records, batch, keyed, to)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, check_records, batch, kind, to)
 
 
-def check_records(batch: memoryview | bytes, keyed: bool = True, to: Compression | None = None) -> Answer:
+def check_records(batch: memoryview | bytes, kind: int = native.CHECK_RECORDS, to: Compression | None = None) -> Answer:
     """Blocks during the decompression and compression."""
     try:
         header = decode_batch_header(batch)
@@ -119,12 +122,39 @@ def check_records(batch: memoryview | bytes, keyed: bool = True, to: Compression
         return Answer(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(0, 0, len(message)) + message)
     except MemoryError:
         return Answer(int(ErrorCode.REQUEST_TIMED_OUT))
-    if not unkeyed_count or not keyed:
+    if kind == native.CHECK_SCHEDULES:
+        refused = _unscheduled(header, records)
+        if refused is not None:
+            return refused
+    if not unkeyed_count or kind != native.CHECK_RECORDS:
         return Answer(0) if to is None else _compressed(batch, records, to)
     return Answer(
         int(ErrorCode.INVALID_RECORD),
         _REFUSAL.pack(unkeyed_count, len(unkeyed), 0) + struct.pack(f"={len(unkeyed)}i", *unkeyed),
     )
+
+
+def _unscheduled(header: BatchHeader, records: bytes) -> Answer | None:
+    """The records whose headers do not say when they are due, and what is wrong with the first. The
+    records can be parsed.
+    """
+    if b"mqd-" not in records:
+        return None
+    now_ms, count, reason = time.time_ns() // 1_000_000, 0, ""
+    indexes: list[int] = []
+    for index, (timestamp_delta, section) in enumerate(schedules.header_sections(records, header.record_count)):
+        try:
+            schedules.plan(section, header.base_timestamp_ms + timestamp_delta, 0, now_ms)
+        except schedules.Unreadable as error:
+            count += 1
+            reason = reason or f"record {index} of the batch cannot be scheduled: {error}"
+            if len(indexes) < native.RECORD_ERROR_COUNT_MAX:
+                indexes.append(index)
+    if not count:
+        return None
+    message = reason.encode()[:MESSAGE_BYTES_MAX]
+    packed = struct.pack(f"={len(indexes)}i", *indexes)
+    return Answer(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(count, len(indexes), len(message)) + packed + message)
 
 
 def _compressed(batch: memoryview | bytes, records: bytes, to: Compression) -> Answer:

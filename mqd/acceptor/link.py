@@ -381,8 +381,7 @@ class Link:
         if descriptor.flags == native.CHECK_TRANSACTION:
             answer = self.checks.transaction(bytes(payload), descriptor.a & 0xFFFF)
         else:
-            keyed = descriptor.flags == native.CHECK_RECORDS
-            answer = self.checks.records(payload, keyed, _compression(descriptor))
+            answer = self.checks.records(payload, descriptor.flags, _compression(descriptor))
         assert self._loop is not None
         task = self._loop.create_task(self._check(worker, descriptor, answer))
         self._tasks.add(task)

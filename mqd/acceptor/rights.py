@@ -9,7 +9,7 @@ table is denied to all: BY_HANDLER and OPEN are entries too.
 Requests of other hosts of the cluster, which have proven that they hold its key, are not checked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -183,6 +183,21 @@ def _configured(operation: Operation) -> Check:
     return check
 
 
+def may_schedule(context: Context, configs: Iterable[Any]) -> bool:
+    """What is written to a topic with schedule.to is delivered with the broker's rights, so that
+    setting takes the right to write to the target.
+    """
+    targets = [config.value for config in configs if config.name == "schedule.to" and config.value]
+    return all(context.authorize(Operation.WRITE, ResourceType.TOPIC, target) for target in targets)
+
+
+def _alters(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:
+    error = _configured(Operation.ALTER_CONFIGS)(context, header, request, resource)
+    if error or _CONFIGURED.get(resource.resource_type) != ResourceType.TOPIC:
+        return error
+    return 0 if may_schedule(context, resource.configs) else DENIED[ResourceType.TOPIC]
+
+
 def _initialises(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
     if request.transactional_id is not None:
         return on(ResourceType.TRANSACTIONAL_ID, Operation.WRITE, "transactional_id")(context, header, request, request)
@@ -251,7 +266,7 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     30: (cluster(ALTER),),
     31: (cluster(ALTER),),
     32: (Each("resources", "results", _configured(Operation.DESCRIBE_CONFIGS)),),
-    33: (Each("resources", "responses", _configured(Operation.ALTER_CONFIGS)),),
+    33: (Each("resources", "responses", _alters),),
     34: BY_HANDLER,
     35: (cluster(DESCRIBE),),
     36: OPEN,
@@ -262,7 +277,7 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     41: BY_HANDLER,
     42: (Each("groups_names", "results", on(ResourceType.GROUP, DELETE)),),
     43: (cluster(ALTER),),
-    44: (Each("resources", "responses", _configured(Operation.ALTER_CONFIGS)),),
+    44: (Each("resources", "responses", _alters),),
     45: (cluster(ALTER),),
     46: (cluster(DESCRIBE),),
     47: (group(DELETE), topics(READ)),

@@ -653,6 +653,12 @@ record.validation: enum(none|uncompressed|all) dynamic = all
     (mqd) Which batches are parsed before they are accepted (INVALID_RECORD otherwise), so that no invalid record stops
     consumers: `all`, as Kafka; `uncompressed`: compressed ones are stored as they were sent; `none`. Batches for
     compacted topics are always parsed.
+schedule.to: string dynamic =
+    (mqd) The topic to which the records of this one are delivered when they are due, by their headers mqd-deliver-at or
+    mqd-delay-ms (docs/schedules.md). Retention by age and size does not apply: records go when they have been
+    delivered. Empty: none.
+schedule.delay.ms: long >=0 <=31622400000 dynamic = 0
+    (mqd) With schedule.to: how long after their timestamps records are delivered that have no such header.
 remote.storage.enable: bool dynamic ignored = false
     Accepted as Kafka's default: tiered storage is not available.
     refused true: tiered storage is not available

@@ -39,6 +39,7 @@ from mqd.keeper import systemd
 from mqd.shm.keeper_messages import CANNOT_START
 
 KEEPER = "mqd-keeper"
+TIMER = "mqd-timer"
 START_FAILURE_COUNT_MAX = 5
 _SOON_S = 0.005
 _STARTING_S = 0.01
@@ -274,6 +275,8 @@ class BrokerSupervisor(Supervisor):
                 self.failure = words or f"the keeper ended ({_how(process.exitstatus)}); see {self._log(name)}"
             self._end()
             return
+        if name == TIMER:
+            return  # it ends when there is no schedule any more, and the broker starts without it
         if self.options.mood < SupervisorStates.RUNNING or not isinstance(event, events.ProcessStateExitedEvent):
             return
         about = self._about()

@@ -74,7 +74,7 @@ def printed(
     text = io.StringIO()
     text.write(_HEAD.format(kind=kind))
     if kind == "include":
-        others = f"{prefix}-controller {prefix}-worker:* {prefix}-acceptor"
+        others = f"{prefix}-controller {prefix}-worker:* {prefix}-acceptor"  # which starts the timer when it is needed
         text.write(_START_AND_STOP.format(keeper=f"{prefix}-keeper", others=others))
     text.write("\n")
     out.write(text)

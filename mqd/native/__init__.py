@@ -71,6 +71,7 @@ from mqd.native.files import file_sync_directory as file_sync_directory
 from mqd.native.files import file_unlink as file_unlink
 from mqd.native.links import CHECK_PARSE as CHECK_PARSE
 from mqd.native.links import CHECK_RECORDS as CHECK_RECORDS
+from mqd.native.links import CHECK_SCHEDULES as CHECK_SCHEDULES
 from mqd.native.links import CHECK_TRANSACTION as CHECK_TRANSACTION
 from mqd.native.links import CHECKED_MORE as CHECKED_MORE
 from mqd.native.links import ENDPOINT_COUNT_MAX as ENDPOINT_COUNT_MAX

@@ -12,6 +12,7 @@ from mqd.security import audit
 
 _BACKENDS = {"auto": 0, "io_uring": 1, "epoll": 2}  # enum mqd_backend
 _VALIDATION = {"none": 0, "uncompressed": 1, "all": 2}  # enum mqd_record_validation
+_SCHEDULES = 3
 _LISTENER_TLS, _LISTENER_SASL = 1, 2  # MQD_LISTENER_*
 _INT32_MAX = (1 << 31) - 1
 _HEADER_BYTES_MAX = 1024  # of a SaslAuthenticate, beside its token
@@ -50,7 +51,7 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "log_append_time": value("message.timestamp.type") == "LogAppendTime",
         "flush_on_ack": internal or value("flush.on.ack"),
         "compacted": "compact" in value("cleanup.policy"),
-        "validation": _VALIDATION[value("record.validation")],
+        "validation": _SCHEDULES if value("schedule.to") else _VALIDATION[value("record.validation")],
         "readonly": False,
         **({} if internal else _compression(effective)),
     }
@@ -67,9 +68,10 @@ def _compression(effective: Mapping[str, str]) -> dict[str, int]:
 
 def retention_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> RetentionPolicy:
     effective = topic_effective(broker, topic)
+    scheduled = bool(topic_value(effective, "schedule.to"))  # its timer moves the start of the log
     return RetentionPolicy(
-        retention_ms=topic_number(effective, "retention.ms"),
-        retention_bytes=topic_number(effective, "retention.bytes"),
+        retention_ms=-1 if scheduled else topic_number(effective, "retention.ms"),
+        retention_bytes=-1 if scheduled else topic_number(effective, "retention.bytes"),
         segment_ms=_segment_ms(effective),
         delete="delete" in topic_list(effective, "cleanup.policy"),
     )

@@ -25,11 +25,12 @@ from mqd.acceptor.handlers.cluster.describe_log_dirs import size_of
 from mqd.acceptor.metrics import cluster as cluster_metrics
 from mqd.acceptor.metrics import groups as group_metrics
 from mqd.acceptor.metrics import partitions as partition_metrics
+from mqd.acceptor.metrics import schedules as schedule_metrics
 from mqd.acceptor.metrics.directories import Kept
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.topics import Topics
 from mqd.acceptor.metrics.waiting import Measured
-from mqd.base import restarts
+from mqd.base import restarts, schedule_board
 from mqd.log import compaction_report, damage
 
 SIZES_KEPT_S = 10.0
@@ -114,6 +115,7 @@ class _Reports(NamedTuple):
     damage: list[tuple[int, damage.Damage]]
     compaction: list[compaction_report.Report]
     by_process: restarts.Restarts | None
+    schedules: list[schedule_board.PartitionStatus]
 
 
 def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
@@ -169,6 +171,8 @@ class Metrics:
         yield from self._workers()
         yield from self._disks()
         yield from self._compaction()
+        reports = self._reports.known()
+        yield from schedule_metrics.collect(reports.schedules if reports is not None else ())
         waiting = [found for one in self._waiting if (found := one.known()) is not None]
         yield from group_metrics.collect(self._broker, ChainMap(*waiting))
         yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
@@ -309,6 +313,7 @@ class Metrics:
             [(worker, one) for worker in workers for one in damage.read(self._run_dir, worker)],
             [compaction_report.read(self._run_dir, worker) for worker in workers],
             restarts.read(self._run_dir),
+            schedule_board.read_status(self._run_dir),
         )
 
     def _compaction(self) -> Iterator[Any]:

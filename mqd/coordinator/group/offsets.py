@@ -39,6 +39,7 @@ from mqd.coordinator.group.records import (
     encode_offset_key,
     encode_offset_value,
 )
+from mqd.log.schedules import GROUP_PREFIX
 from mqd.protocol.errors import ErrorCode
 
 EXPIRATION_TIMER = "offsets.expiration"
@@ -434,7 +435,8 @@ class Offsets:
 
     def _expired(self, group: Membership, now_ms: int) -> list[tuple[str, int]]:
         since_ms = group.empty_since_ms()
-        if since_ms == KEEP:
+        # the progress of a schedule is needed for as long as its topic is there
+        if since_ms == KEEP or self.group_id.startswith(GROUP_PREFIX):
             return []
         expired = []
         for topic, partitions in self._committed.items():

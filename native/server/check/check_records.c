@@ -5,6 +5,7 @@
  *   compressed     small: decompressed here; larger, or what becomes larger: on a thread of the
  *                  worker's pool, while the append is parked. Where the codec's library is missing
  *                  the acceptor does it
+ *   scheduled      the acceptor reads the headers that say when each record is due
  *   compression.type is another codec than the batch's: the acceptor returns the batch in that
  *                  codec, and what it returns is sent on in the batch's place
  *
@@ -233,7 +234,8 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
     uint8_t codec = batch->attributes & 7;
     uint8_t validation = mqd_load_relaxed(&slot->validation), compression = mqd_load_relaxed(&slot->compression);
     int32_t size_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
-    uint16_t kind = keyed ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE;
+    bool scheduled = validation == MQD_VALIDATION_SCHEDULES;
+    uint16_t kind = scheduled ? MQD_CHECK_SCHEDULES : keyed ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE;
     struct looked_at found;
     if (compression && codec == compression - 1)
         compression = 0; /* as in Kafka: stored as it was sent, whatever the level */
@@ -241,7 +243,7 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
         return true; /* its owner refuses it */
     if (!keyed && !compression && validation < (codec ? MQD_VALIDATION_ALL : MQD_VALIDATION_UNCOMPRESSED))
         return true;
-    bool by_acceptor = codec && (compression || !can_decompress(r, codec));
+    bool by_acceptor = scheduled || (codec && (compression || !can_decompress(r, codec)));
     if (!by_acceptor && (!codec || append->size_bytes <= HERE_BYTES_MAX)) {
         look(codec, mqd_check_bytes(r, append) + MQD_BATCH_HEADER_BYTES, append->size_bytes - MQD_BATCH_HEADER_BYTES,
              HERE_RECORDS_BYTES_MAX, batch->record_count, &found);
@@ -334,14 +336,20 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
                               ? "with the topic's compression.type the batch is larger than max.message.bytes"
                               : "the batch's records could not be checked";
         mqd_append_done(r, append, (int16_t)error);
-    } else if (head.index_count) {
+    } else if (head.index_count && !head.message_bytes) {
         memcpy(unkeyed, payload + sizeof head, head.index_count * sizeof *unkeyed);
         refuse_records(r, append, unkeyed, head.index_count, head.unkeyed_count);
     } else {
         struct mqd_refusal *refusal = mqd_refusal_new(r, append);
-        if (refusal)
-            memcpy(refusal->message, payload + sizeof head,
+        const uint8_t *message = payload + sizeof head + head.index_count * sizeof *unkeyed;
+        if (refusal) {
+            refusal->index_count = head.index_count;
+            memcpy(refusal->index, payload + sizeof head, head.index_count * sizeof *unkeyed);
+            memcpy(refusal->message, message,
                    head.message_bytes < sizeof refusal->message ? head.message_bytes : sizeof refusal->message - 1);
+            if (head.index_count)
+                snprintf(refusal->record_message, sizeof refusal->record_message, "%s", refusal->message);
+        }
         mqd_append_done(r, append, (int16_t)error);
     }
 }

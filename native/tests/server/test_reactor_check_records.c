@@ -224,6 +224,40 @@ BOTH(compressed_batches_are_looked_at_by_the_acceptor)
     mqd_check_by_acceptor = false;
 }
 
+static void scheduled(struct bench *b)
+{
+    b->log_options.validation = MQD_VALIDATION_SCHEDULES;
+}
+
+BOTH(scheduled_batches_are_looked_at_by_the_acceptor)
+{
+    struct bench *b = bench_start(backend, scheduled);
+    struct client client = client_open(b, 0);
+    for (uint16_t codec = 0; codec <= 4; codec += 4)
+        for (int32_t partition = 0; partition < 2; partition++) {
+            struct raw raw =
+                codec ? raw_noise((struct log_batch){.attributes = codec, .mark = 7}) : raw_records(9, 0, 10);
+            struct raw copy = {memcpy(malloc(raw.size_bytes), raw.bytes, raw.size_bytes), raw.size_bytes};
+            CHECK(client_produce_one(&client, 1, NULL, -1, LIMIT_MS, partition, raw));
+            struct mqd_descriptor check = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+            CHECK_EQUAL(check.flags, MQD_CHECK_SCHEDULES);
+            CHECK_EQUAL(check.size_bytes, copy.size_bytes);
+            bench_put(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = check.token});
+            CHECK_EQUAL(client_take(&client).of[0].error, 0);
+            CHECK(client_produce_one(&client, 2, NULL, -1, LIMIT_MS, partition, copy));
+            check = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+            refuse_records(b, &check, (int32_t[]){2, 5}, 2, "record 2 of the batch cannot be scheduled");
+            struct outcomes out = client_take(&client);
+            CHECK_EQUAL(out.of[0].error, 87);
+            CHECK_EQUAL(out.of[0].record_errors, 2);
+            CHECK_EQUAL(out.of[0].first_index, 2);
+            CHECK_TEXT(out.of[0].record_message, "record 2 of the batch cannot be scheduled");
+            CHECK_TEXT(out.of[0].message, "record 2 of the batch cannot be scheduled");
+        }
+    client_close(&client);
+    bench_stop(b);
+}
+
 static void both_kinds(struct bench *b)
 {
     verifying(b);

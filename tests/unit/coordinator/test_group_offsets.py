@@ -30,6 +30,7 @@ from mqd.coordinator.group.records import decode_offset_key, decode_offset_value
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.coordinator.load import load
 from mqd.coordinator.shard import Unit
+from mqd.log.schedules import GROUP_PREFIX
 from mqd.protocol.errors import ErrorCode
 from tests.unit.coordinator.group_shell import GroupShell
 from tests.unit.coordinator.test_load import Files
@@ -293,6 +294,14 @@ def test_offsets_without_members_expire_by_their_commit() -> None:
     assert not world.expire() and list(world.fetch()) == [("t", 1)]  # its transaction is open
     world.do(TransactionEnded(9, 0, False))
     assert world.expire() and world.offsets.is_empty
+
+
+def test_the_progress_of_a_schedule_does_not_expire() -> None:
+    world = World()
+    world.offsets.group_id = f"{GROUP_PREFIX}later"
+    world.do(commit(("t", 0, 5)))
+    world.now = 1_000_000
+    assert not world.expire() and list(world.fetch()) == [("t", 0)]
 
 
 def test_offsets_of_members_expire_by_the_end_of_the_group_and_by_subscription() -> None:

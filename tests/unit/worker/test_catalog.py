@@ -165,6 +165,8 @@ def test_the_defaults_are_kafkas() -> None:
         1_048_588,
     )
     assert retention_policy({}, {}).retention_ms == 604_800_000
+    kept = retention_policy({}, {"schedule.to": "orders", "retention.ms": "1", "retention.bytes": "1"})
+    assert (kept.retention_ms, kept.retention_bytes, kept.delete) == (-1, -1, True)
 
 
 def test_a_log_flushes_what_its_replication_counts_as_flushed() -> None:

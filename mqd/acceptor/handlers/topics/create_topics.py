@@ -8,6 +8,7 @@ import msgspec
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import config_entries
 from mqd.acceptor.handlers.topics.topic_names import is_possible
+from mqd.acceptor.rights import may_schedule
 from mqd.acceptor.throttle import TopicChanges
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
@@ -27,7 +28,11 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
     denied = [
         name
         for name in names
-        if not everywhere and not context.authorize(Operation.CREATE, ResourceType.TOPIC, name) and counts[name] == 1
+        if counts[name] == 1
+        and not (
+            (everywhere or context.authorize(Operation.CREATE, ResourceType.TOPIC, name))
+            and may_schedule(context, by_name[name].configs)
+        )
     ]
     if denied:
         hidden = set(denied)

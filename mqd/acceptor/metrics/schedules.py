@@ -1,0 +1,42 @@
+"""The metrics of this host's schedules, as its timer reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from mqd.base.schedule_board import LATE_S, PartitionStatus
+
+_LABELS = ["topic", "partition"]
+_BOUNDS = [*map(repr, LATE_S), "+Inf"]
+
+
+def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
+    pending = GaugeMetricFamily("mqd_schedule_pending", "Records that are not due yet", labels=_LABELS)
+    behind = GaugeMetricFamily(
+        "mqd_schedule_behind_seconds",
+        "How long the oldest record that is due, and not delivered, has been due",
+        labels=_LABELS,
+    )
+    gone = CounterMetricFamily(
+        "mqd_schedule_gone", "Records that were deleted before they were due, as an administrator asked", labels=_LABELS
+    )
+    unreadable = CounterMetricFamily(
+        "mqd_schedule_unreadable",
+        "Records whose headers cannot be read, written before the topic was a schedule: delivered as if without them",
+        labels=_LABELS,
+    )
+    late = HistogramMetricFamily(
+        "mqd_schedule_late_seconds", "How long after they were due records were delivered", labels=_LABELS
+    )
+    for one in statuses:
+        labels = [one.topic, str(one.partition)]
+        pending.add_metric(labels, one.pending)
+        behind.add_metric(labels, one.behind_s)
+        gone.add_metric(labels, one.gone)
+        unreadable.add_metric(labels, one.unreadable)
+        late.add_metric(labels, list(zip(_BOUNDS, accumulate(one.late_buckets), strict=True)), one.late_s)
+    yield from (pending, behind, gone, unreadable, late)

@@ -1,0 +1,123 @@
+"""Says to this host's timer which schedules it serves, and has it started when there is one.
+
+A broker without a topic with schedule.to has no timer: supervisord knows the program and does not
+start it. The acceptor writes run/schedules.json (mqd/base/schedule_board.py) whenever it would
+change, and requests the start from the supervisord that runs the acceptor, whose address and
+program names are in the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mqd.acceptor.metadata import Metadata
+from mqd.base import logging, schedule_board
+from mqd.base.blocking_pool import in_thread
+from mqd.base.schedule_board import Schedules, ScheduleTopic
+from mqd.cluster.host import messages
+
+START_AGAIN_S = 30.0
+_ALREADY_STARTED = 60  # supervisor.xmlrpc.Faults
+log = logging.get("acceptor.schedules")
+
+
+def schedules_of(metadata: Metadata, node_id: int) -> list[ScheduleTopic]:
+    """All schedules of the cluster; `led` of those that this host has no part in is empty."""
+    found = []
+    for topic in metadata.topics.values():
+        target = topic.config.get("schedule.to", "")
+        if target:
+            led = {one.index: one.leader_epoch for one in metadata.shown(topic) if one.leader == node_id}
+            delay_ms = int(topic.config.get("schedule.delay.ms", "0"))
+            found.append(ScheduleTopic(topic.name, topic.topic_id, target, delay_ms, led))
+    return found
+
+
+class TimerStarter:
+    def __init__(
+        self, config: Mapping[str, str], metadata: Metadata, node_id: int, run_dir: Path, start: Callable[[], None]
+    ) -> None:
+        """`start` blocks; raises OSError or xmlrpc.client.Error."""
+        self._config = {name: config[name] for name in schedule_board.CONFIG if name in config}
+        self._metadata, self._node_id, self._run_dir, self._start = metadata, node_id, run_dir, start
+        self._published: Schedules | None = None
+        self._has_schedules = False
+        self._again: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._publish()
+
+    def stop(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        self._loop = None
+
+    def on_metadata(self, message: messages.FromController) -> None:
+        """The metadata have been changed by it."""
+        if self._loop is not None and self._concerns(message):
+            self._publish()
+
+    def _concerns(self, message: messages.FromController) -> bool:
+        match message:
+            case messages.Several():
+                return any(map(self._concerns, message.parts))
+            case messages.TopicPut():
+                return self._has_schedules or bool(message.topic.config.get("schedule.to"))
+            case messages.PartitionsPut() | messages.TopicRemoved():
+                return self._has_schedules
+            case messages.Image():
+                return True
+        return False
+
+    def _publish(self) -> None:
+        topics = schedules_of(self._metadata, self._node_id)
+        self._has_schedules = bool(topics)
+        schedules = Schedules(self._config, topics)
+        if schedules != self._published and (topics or (self._run_dir / schedule_board.SCHEDULES).exists()):
+            try:
+                schedule_board.write(self._run_dir, schedule_board.SCHEDULES, schedules)
+                self._published = schedules
+            except OSError as error:
+                log.error("the timer does not learn of changed schedules; tried again", reason=str(error))
+        self._maybe_start()
+
+    def _maybe_start(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if self._loop is None or self._published is None or not any(topic.led for topic in self._published.topics):
+            return
+        in_thread(self._start).add_done_callback(self._on_started)
+        self._again = self._loop.call_later(START_AGAIN_S, self._publish)
+
+    def _on_started(self, outcome: asyncio.Future[None]) -> None:
+        if not outcome.cancelled() and outcome.exception() is not None:
+            log.error(
+                "the timer cannot be started, so records of schedules are not delivered; start the program mqd-timer"
+                " by supervisorctl",
+                reason=str(outcome.exception()),
+            )
+
+
+def start_by_supervisord(environment: Mapping[str, str] = os.environ) -> None:
+    """Blocks. Also if it runs already. Raises OSError and xmlrpc.client.Error."""
+    import xmlrpc.client
+
+    from supervisor.xmlrpc import SupervisorTransport
+
+    address, own = environment.get("SUPERVISOR_SERVER_URL", ""), environment.get("SUPERVISOR_PROCESS_NAME", "")
+    if not address or not own.endswith("acceptor"):
+        raise OSError("supervisord has no address (unix_http_server in its configuration)")
+    # supervisord resolves no name: the address is in the transport
+    server = xmlrpc.client.ServerProxy("http://127.0.0.1", SupervisorTransport(None, None, address))
+    name = own.removesuffix("acceptor") + "timer"
+    try:
+        server.supervisor.startProcess(name, False)
+    except xmlrpc.client.Fault as fault:
+        if fault.faultCode != _ALREADY_STARTED:
+            raise

@@ -1,0 +1,46 @@
+"""What a topic with schedule.to must be: its records are delivered to another topic, and are kept
+until then.
+"""
+
+from collections.abc import Mapping
+
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules.configs import RESOURCE_TOPIC, ConfigRules
+from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
+from mqd.protocol.errors import ErrorCode
+
+SCHEDULE_TO, CLEANUP = "schedule.to", "cleanup.policy"
+
+
+def check(
+    state: MetadataState,
+    name: str,
+    config: Mapping[str, str],
+    before: Mapping[str, str],
+    rules: ConfigRules,
+    broker_config: Mapping[str, str],
+) -> None:
+    """`config` is to be the configuration of topic `name`, `before` is it now. Raises Refusal."""
+    target = config.get(SCHEDULE_TO, "")
+    if not target or all(config.get(key) == before.get(key) for key in (SCHEDULE_TO, CLEANUP)):
+        return
+    policy = config.get(CLEANUP, rules.default(RESOURCE_TOPIC, CLEANUP, broker_config) or "")
+    if "compact" in policy:
+        _refuse(f"{CLEANUP}={policy}: records that wait cannot be compacted; set {CLEANUP}=delete with {SCHEDULE_TO}")
+    if name in INTERNAL_TOPICS or target in INTERNAL_TOPICS:
+        _refuse(f"{SCHEDULE_TO}={target}: internal topics have no schedules")
+    if target == before.get(SCHEDULE_TO):
+        return
+    if target == name:
+        _refuse(f"{SCHEDULE_TO}={target}: a topic cannot deliver its records to itself")
+    if target not in state.topics:
+        _refuse(f"{SCHEDULE_TO}={target}: there is no such topic; create it first")
+    passed, at = [name, target], target
+    while (at := state.topics[at].config.get(SCHEDULE_TO, "") if at in state.topics else "") and at not in passed[1:]:
+        passed.append(at)
+        if at == name:
+            _refuse(f"{SCHEDULE_TO}={target}: the records would come back, by {' -> '.join(passed)}")
+
+
+def _refuse(reason: str) -> None:
+    raise Refusal(ErrorCode.INVALID_CONFIG, f"Invalid value for configuration {reason}.")

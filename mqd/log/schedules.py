@@ -1,0 +1,87 @@
+"""What the headers of a record say in a topic with `schedule.to`: when it is delivered, or which
+pending record it cancels. Used by the acceptor, which refuses what cannot be read, and by the
+timer, which delivers.
+
+    mqd-deliver-at: MS     at this time, in milliseconds since the epoch
+    mqd-delay-ms: MS       this long after the record's timestamp; without either, schedule.delay.ms
+    mqd-cancel: OFFSET     this record is not delivered, and the pending one at OFFSET neither
+    mqd-replace: OFFSET    this record is delivered instead of the pending one at OFFSET
+
+Values are decimal ASCII. As everywhere in Kafka, the last of several equal headers counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mqd.protocol.records import read_blob, read_headers, read_varint
+
+DELIVER_AT, DELAY, CANCEL, REPLACE = "mqd-deliver-at", "mqd-delay-ms", "mqd-cancel", "mqd-replace"
+HEADERS = frozenset((DELIVER_AT, DELAY, CANCEL, REPLACE))
+DELAY_MS_MAX = 366 * 86_400_000  # a year, also a leap year
+# Groups of this prefix hold the progress of schedules, and transactional ids fence their timers.
+GROUP_PREFIX = "__mqd-timer."
+_MARK = b"mqd-"
+_DIGITS_MAX = 18  # fits into int64
+
+
+class Unreadable(ValueError):
+    """The text says what is wrong with which header."""
+
+
+class Plan(NamedTuple):
+    due_ms: int  # -1: the record itself is not delivered
+    cancels: int = -1  # offset of the pending record that is not delivered; -1: none
+
+
+def plan(section: bytes | None, timestamp_ms: int, default_delay_ms: int, now_ms: int | None = None) -> Plan:
+    """`section`: the record's headers as the log has them. `now_ms`: nothing may be due more than
+    DELAY_MS_MAX after it; None: not checked. Raises Unreadable.
+    """
+    if section is None or _MARK not in section:
+        return Plan(max(timestamp_ms, 0) + default_delay_ms)
+    try:
+        headers, _ = read_headers(section, 0, len(section), "replace")
+    except (ValueError, IndexError) as error:
+        raise Unreadable(f"its headers cannot be read: {error}") from None
+    found = {name: value for name, value in headers if name in HEADERS}
+    cancels = -1
+    if CANCEL in found:
+        if len(found) > 1:
+            raise Unreadable(f"{CANCEL} excludes {DELIVER_AT}, {DELAY} and {REPLACE}")
+        return Plan(-1, _number(CANCEL, found[CANCEL]))
+    if REPLACE in found:
+        cancels = _number(REPLACE, found[REPLACE])
+    if DELIVER_AT in found:
+        if DELAY in found:
+            raise Unreadable(f"{DELIVER_AT} excludes {DELAY}")
+        due_ms = _number(DELIVER_AT, found[DELIVER_AT])
+    else:
+        delay_ms = _number(DELAY, found[DELAY]) if DELAY in found else default_delay_ms
+        if delay_ms > DELAY_MS_MAX:
+            raise Unreadable(f"{DELAY} is more than a year ({DELAY_MS_MAX})")
+        due_ms = max(timestamp_ms, 0) + delay_ms
+    if now_ms is not None and due_ms > now_ms + DELAY_MS_MAX:
+        raise Unreadable("it would be delivered more than a year from now")
+    return Plan(due_ms, cancels)
+
+
+def header_sections(records: bytes, count: int) -> Iterator[tuple[int, bytes]]:
+    """The timestamp delta and the headers of each record of a batch, decompressed and found valid."""
+    position = 0
+    for _ in range(count):
+        size, position = read_varint(records, position)
+        end = position + size
+        timestamp_delta, position = read_varint(records, position + 1)
+        _, position = read_varint(records, position)
+        for what in ("a key", "a value"):
+            _, position = read_blob(records, position, end, what)
+        yield timestamp_delta, records[position:end]
+        position = end
+
+
+def _number(name: str, value: bytes | None) -> int:
+    if value is None or not value.isdigit() or len(value) > _DIGITS_MAX:
+        raise Unreadable(f"{name} is not a decimal number of 1 to {_DIGITS_MAX} digits")
+    return int(value)

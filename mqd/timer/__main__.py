@@ -1,0 +1,132 @@
+"""`python -m mqd.timer`: delivers the records of this host's schedules when they are due. The data
+directory comes from MQD_DATA_DIR.
+
+A client of the broker, on its host and of its user. The acceptor starts it, through supervisord,
+when there is a topic with schedule.to, and says which partitions this host leads
+(mqd/base/schedule_board.py). It may be killed at any time.
+
+Exit status: 0 after SIGTERM, and when there is no schedule any more; otherwise 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from mqd.base import logging, paths, schedule_board
+from mqd.base.schedule_board import ScheduleTopic
+from mqd.security import confinement
+
+if TYPE_CHECKING:
+    from mqd.timer.partition import PartitionTimer
+
+LOOK_S = 0.2
+STATUS_S = 1.0
+IDLE_S = 60.0
+JOIN_S = 5.0
+KEPT_BYTES_MAX = 64 << 20
+
+
+class Timer:
+    """The partitions of one host's schedules."""
+
+    def __init__(self, places: paths.Layout) -> None:
+        self._places = places
+        self._timers: dict[tuple[bytes, int], PartitionTimer] = {}
+        self._ending: list[PartitionTimer] = []
+        self._seen: tuple[int, int] | None = None
+        self._wanted_at = time.monotonic()
+        self._status_at = 0.0
+
+    def look(self) -> bool:
+        """False: there has been no schedule for a while."""
+        try:
+            about = (self._places.run_dir / schedule_board.SCHEDULES).stat()
+            seen = about.st_ino, about.st_mtime_ns
+        except FileNotFoundError:
+            seen = 0, 0
+        if seen != self._seen:
+            self._seen = seen
+            self._follow(schedule_board.read_schedules(self._places.run_dir).topics)
+        now = time.monotonic()
+        self._ending = [timer for timer in self._ending if not timer.join(0)]
+        if now - self._status_at >= STATUS_S:
+            self._status_at = now
+            self._publish()
+        if self._timers or self._ending:
+            self._wanted_at = now
+        return now - self._wanted_at < IDLE_S
+
+    def _follow(self, topics: list[ScheduleTopic]) -> None:
+        from mqd.timer.partition import PartitionTimer  # the client library: only where there are schedules
+
+        wanted = {(topic.topic_id, index): topic for topic in topics for index in topic.led}
+        self._remove_indexes(topics)
+        for key, timer in list(self._timers.items()):
+            if wanted.get(key) is None or _differ(wanted[key], timer.topic, key[1]):
+                timer.stop()
+                self._ending.append(self._timers.pop(key))
+        for key, topic in wanted.items():
+            if key not in self._timers:
+                timer = PartitionTimer(
+                    topic, key[1], self._places.client_socket, self._places.data_dir, KEPT_BYTES_MAX // len(wanted)
+                )
+                self._timers[key] = timer
+                timer.start()
+
+    def _remove_indexes(self, topics: list[ScheduleTopic]) -> None:
+        """Those of deleted topics. The rest stay: a partition may be led here again."""
+        kept = {topic.topic_id.hex() for topic in topics}
+        with contextlib.suppress(OSError):
+            for path in (self._places.data_dir / "timer").iterdir():
+                if path.name.partition("-")[0] not in kept:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _publish(self) -> None:
+        try:
+            found = [timer.status for timer in self._timers.values()]
+            schedule_board.write(self._places.run_dir, schedule_board.STATUS, found)
+        except OSError:
+            pass  # a full disk costs numbers on the metrics page
+
+    def stop(self) -> None:
+        timers = [*self._timers.values(), *self._ending]
+        for timer in timers:
+            timer.stop()
+        until = time.monotonic() + JOIN_S
+        for timer in timers:
+            timer.join(max(0.0, until - time.monotonic()))
+
+
+def _differ(one: ScheduleTopic, other: ScheduleTopic, partition: int) -> bool:
+    """A new leader epoch: another host may have led the partition since."""
+    return (one.target, one.delay_ms, one.led[partition]) != (other.target, other.delay_ms, other.led[partition])
+
+
+def main() -> int:
+    paths.keep_private()
+    places = paths.layout(paths.default_data_dir())
+    config = schedule_board.read_schedules(places.run_dir).config
+    log = logging.setup("timer", 0, config)
+    log.info("process confined", in_force=confinement.confine(config, places))
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    timer = Timer(places)
+    while not stopping.is_set():
+        if not timer.look():
+            log.info("timer ended", reason="there is no schedule any more")
+            return 0
+        stopping.wait(LOOK_S)
+    timer.stop()
+    log.info("timer ended", reason="SIGTERM")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

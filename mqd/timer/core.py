@@ -1,0 +1,148 @@
+"""The schedule of one partition: which of its records are delivered next. Sans-I/O, but for the
+files of the index.
+
+Progress is a committed offset Y and, in its metadata, X, the last delivered (due, offset): of the
+records below Y, those up to X have been delivered or cancelled, and those after X are pending. A
+tick is one transaction, which writes what is due to the target together with the next (Y, X).
+
+T1  Nothing is delivered before a clock of the host that delivers it has shown its time.
+T2  Each committed record is delivered or cancelled, once.
+T3  Y and X never fall.
+T4  The log's start is not moved past a pending record.
+
+A record that arrives when X is past its time is late, and not in the index: it is delivered in the
+transaction that moves Y past it, or Y does not move. One that arrives when X is past its time but
+the clock is not (the clock jumped back) is not read before the clock gets there; later records of
+the partition wait with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from mqd.timer.index import ENTRY_COUNT_MAX, Entry, Index
+from mqd.timer.storage import Storage
+
+START = Entry(-1, -1)
+LATE_COUNT_MAX = 4096
+
+
+class Row(NamedTuple):
+    """A committed record of the partition. As in mqd.log.schedules.Plan."""
+
+    offset: int
+    due_ms: int
+    cancels: int = -1
+
+
+class Progress(NamedTuple):
+    end_offset: int  # Y
+    last: Entry  # X
+
+    def delivered(self, entry: Entry) -> bool:
+        """Or cancelled."""
+        return entry.offset < self.end_offset and entry <= self.last
+
+
+class Tick(NamedTuple):
+    """One transaction: `entries` in order, and the progress that is committed with them."""
+
+    entries: list[Entry]
+    progress: Progress
+
+
+def take_over(
+    storage: Storage, log_start: int, committed: Progress, entry_count_max: int = ENTRY_COUNT_MAX
+) -> Schedule:
+    """`committed`: the progress as it was read from the group after all earlier writers were
+    fenced. The index in `storage` is used as far as it goes; one of another log is removed.
+    """
+    index, end_offset = Index.open(storage, entry_count_max)
+    if not log_start <= end_offset <= committed.end_offset:
+        for name in storage.names():
+            storage.remove(name)
+        index, end_offset = Index(storage, entry_count_max), log_start
+    index.forget_below(log_start)
+    return Schedule(index, end_offset, committed)
+
+
+class Schedule:
+    """`index_end`: up to which offset the index was made; the log is read from there."""
+
+    def __init__(self, index: Index, index_end: int, committed: Progress) -> None:
+        self.index = index
+        self.progress = committed
+        self.end_offset = index_end  # records below it have been read
+        self._late: list[Entry] = []
+        if committed.last != START:
+            index.drop_to(committed.last)
+
+    def read(self, rows: Iterable[Row], now_ms: int, due_of: Callable[[int], int | None]) -> bool:
+        """The next records, in order. False: not all of them were taken; they are to be given again
+        from `end_offset` on, after a tick or later. `due_of(offset)`: when the earlier record is
+        due; None: there is none at that offset that is delivered.
+        """
+        for row in rows:
+            if row.offset < self.end_offset:
+                continue
+            entry = Entry(row.due_ms, row.offset)
+            is_late = row.due_ms >= 0 and entry <= self.progress.last and row.offset >= self.progress.end_offset
+            if is_late and (row.due_ms > now_ms or len(self._late) >= LATE_COUNT_MAX):
+                return False
+            if 0 <= row.cancels < row.offset:
+                self._cancel(row.cancels, due_of)
+            if is_late:
+                self._late.append(entry)
+            elif row.due_ms >= 0 and not self.progress.delivered(entry):
+                self.index.add(*entry)
+            self.end_offset = row.offset + 1
+        return True
+
+    def _cancel(self, offset: int, due_of: Callable[[int], int | None]) -> None:
+        due_ms = due_of(offset)
+        if due_ms is None:
+            return
+        entry = Entry(due_ms, offset)
+        if entry in self._late:
+            self._late.remove(entry)
+        elif entry > self.progress.last:
+            self.index.cancel(due_ms, offset)
+
+    def tick(self, now_ms: int, count_max: int) -> Tick | None:
+        """What is to be delivered, or only progress; None: neither. committed() follows before
+        anything else, or this schedule is thrown away. A tick without entries may be left out.
+        """
+        # What was read again after a takeover, below Y, has no progress of its own to commit.
+        if self.end_offset < self.progress.end_offset:
+            return None
+        # the progress covers all late ones, so all of them are in this tick
+        entries = self.index.take(now_ms, max(count_max - len(self._late), 1))
+        last = max(self.progress.last, entries[-1]) if entries else self.progress.last
+        progress = Progress(self.end_offset, last)
+        if not entries and not self._late and progress == self.progress:
+            return None
+        return Tick(sorted([*self._late, *entries]), progress)
+
+    def committed(self, tick: Tick) -> None:
+        self._late = []
+        self.progress = tick.progress
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the index may be saved: it is what (Y, X) says."""
+        return not self._late and self.end_offset == self.progress.end_offset
+
+    def save(self) -> None:
+        """Only while settled."""
+        self.index.save(self.end_offset)
+
+    @property
+    def pending_count(self) -> int:
+        return self.index.count + len(self._late)
+
+    def first_pending(self) -> int:
+        """Records below it are not needed any more (T4)."""
+        found = [self.progress.end_offset, self.end_offset, *(entry.offset for entry in self._late)]
+        first = self.index.first_offset()
+        return min(found) if first is None else min(*found, first)

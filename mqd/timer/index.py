@@ -1,0 +1,375 @@
+"""The pending records of one partition, ordered by (due, offset), in bounded memory.
+
+An entry is 16 bytes: when it is due, and the record's offset; the complement of an offset cancels
+the entry of that offset. Entries that are due before `loaded_end` are in memory. Later ones are in
+files, one for each day; the next days, hours, minutes and seconds are split into files of the next
+finer kind as soon as they are needed and hold too much to be loaded at once.
+
+    level      day            hour           minute         second         millisecond
+    files      all later      < ends[0]      < ends[1]      < ends[2]      < ends[3]
+    memory                                                                 < loaded_end
+
+I1  loaded_end <= ends[3] <= ends[2] <= ends[1] <= ends[0]; an entry is in the file of the finest
+    level that reaches it.
+I2  Memory holds at most 2 * entry_count_max entries beyond what is due in one millisecond, and the
+    buffers of files at most entry_count_max.
+I3  The manifest names files and sizes that are on disk. A file is removed after a manifest without
+    it is on disk. So what open() finds is the state of one save(), whatever happened since.
+
+The index can be made from the log at any time. Files save that time: 10^8 records are minutes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mqd.timer.storage import Storage
+
+WIDTHS_MS = (86_400_000, 3_600_000, 60_000, 1_000, 1)
+ENTRY_COUNT_MAX = 1 << 18
+MANIFEST = "manifest"
+_LOADED = "loaded"
+_ENTRY_BYTES = 16
+_VERSION = 1
+_FIRST_MS = 0  # nothing is due before the epoch
+_NONE: NDArray[np.int64] = np.empty((0, 2), np.int64)
+
+
+class Entry(NamedTuple):
+    due_ms: int
+    offset: int
+
+
+class Manifest(msgspec.Struct):
+    version: int
+    end_offset: int  # every record below it is in the index, delivered or cancelled
+    loaded_end: int
+    ends: list[int]
+    files: list[tuple[int, int, str, int, int]]  # level, start, name, size, first offset
+    loaded: str  # a file of its own for what is in memory
+    loaded_bytes: int
+    serial: int
+    count: int
+
+
+class _File:
+    """A file of entries. `first_offset`: the lowest one in it. Its name was never used before."""
+
+    __slots__ = ("buffer", "dirty", "first_offset", "name", "size_bytes")
+
+    def __init__(self, name: str, size_bytes: int = 0, first_offset: int = 1 << 62) -> None:
+        self.name, self.size_bytes, self.first_offset = name, size_bytes, first_offset
+        self.buffer: list[int] = []
+        self.dirty = False
+
+
+class Index:
+    """`count`: pending entries; a record that is cancelled twice may make it one too low."""
+
+    def __init__(self, storage: Storage, entry_count_max: int = ENTRY_COUNT_MAX) -> None:
+        self._storage = storage
+        self._entry_count_max = entry_count_max
+        self._ends = [_FIRST_MS] * (len(WIDTHS_MS) - 1)
+        self._loaded_end = _FIRST_MS
+        self._files: dict[tuple[int, int], _File] = {}
+        self._buffered = 0
+        self._front, self._at = _NONE, 0  # sorted
+        self._recent: list[Entry] = []  # a heap
+        self._cancelled: set[int] = set()  # of those in memory
+        self._floor = 0
+        self._garbage: list[str] = []
+        self._serial = 0
+        self._loaded_name = ""
+        self.count = 0
+
+    @classmethod
+    def open(cls, storage: Storage, entry_count_max: int = ENTRY_COUNT_MAX) -> tuple[Index, int]:
+        """The index as it was saved, and the offset up to which it was made; -1: there is none."""
+        index = cls(storage, entry_count_max)
+        names = set(storage.names())
+        manifest = None
+        if MANIFEST in names:
+            try:
+                manifest = msgspec.json.decode(storage.read(MANIFEST, 0, storage.size(MANIFEST)), type=Manifest)
+            except msgspec.MsgspecError:
+                manifest = None
+        if manifest is not None and not index._adopt(manifest, names):
+            index, manifest = cls(storage, entry_count_max), None
+        kept = {MANIFEST, manifest.loaded, *(row[2] for row in manifest.files)} if manifest is not None else set()
+        for name in names - kept:
+            storage.remove(name)
+        return index, manifest.end_offset if manifest is not None else -1
+
+    def _adopt(self, manifest: Manifest, names: set[str]) -> bool:
+        sizes = {row[2]: row[3] for row in manifest.files} | {manifest.loaded: manifest.loaded_bytes}
+        if manifest.version != _VERSION or any(
+            name not in names or self._storage.size(name) < size for name, size in sizes.items()
+        ):
+            return False
+        for level, start, name, size_bytes, first_offset in manifest.files:
+            self._storage.truncate(name, size_bytes)
+            self._files[level, start] = _File(name, size_bytes, first_offset)
+        self._ends, self._loaded_end = list(manifest.ends), manifest.loaded_end
+        self._front = self._entries(manifest.loaded, 0, manifest.loaded_bytes)
+        self._loaded_name, self._serial, self.count = manifest.loaded, manifest.serial, manifest.count
+        return True
+
+    # -- adding ------------------------------------------------------------------------------------
+
+    def add(self, due_ms: int, offset: int) -> None:
+        self.count += 1
+        if due_ms < self._loaded_end:
+            heapq.heappush(self._recent, Entry(due_ms, offset))
+            if len(self._recent) > self._entry_count_max:
+                self._settle()
+        else:
+            self._write(due_ms, offset)
+
+    def cancel(self, due_ms: int, offset: int) -> None:
+        """`offset` is pending and due at `due_ms`."""
+        self.count = max(self.count - 1, 0)
+        if due_ms < self._loaded_end:
+            self._cancelled.add(offset)
+        else:
+            self._write(due_ms, ~offset)
+
+    def _write(self, due_ms: int, offset: int) -> None:
+        level = self._level_of(due_ms)
+        file = self._file((level, due_ms - due_ms % WIDTHS_MS[level]))
+        file.buffer += (due_ms, offset)
+        if 0 <= offset < file.first_offset:
+            file.first_offset = offset
+        self._buffered += 1
+        if self._buffered >= self._entry_count_max:
+            self._flush()
+
+    def _level_of(self, due_ms: int) -> int:
+        return next((at for at in range(len(WIDTHS_MS) - 1, 0, -1) if due_ms < self._ends[at - 1]), 0)
+
+    def _file(self, place: tuple[int, int]) -> _File:
+        file = self._files.get(place)
+        if file is None:
+            file = self._files[place] = _File(self._fresh_name())
+        return file
+
+    def _fresh_name(self) -> str:
+        self._serial += 1
+        return str(self._serial)
+
+    def _flush(self) -> None:
+        for file in self._files.values():
+            if file.buffer:
+                self._append(file, np.array(file.buffer, np.int64).tobytes())
+                file.buffer = []
+        self._buffered = 0
+
+    def _append(self, file: _File, data: bytes) -> None:
+        self._storage.append(file.name, data)
+        file.size_bytes += len(data)
+        file.dirty = True
+
+    def _settle(self) -> None:
+        """Sorts what is in memory; what is too much goes back into files."""
+        rows = self._in_memory()
+        if len(rows) > 2 * self._entry_count_max:
+            cut = int(rows[self._entry_count_max, 0])
+            self._withdraw(cut)
+            keep = int(np.searchsorted(rows[:, 0], cut))
+            for due_ms, offset in rows[keep:].tolist():
+                self._write(due_ms, offset)
+            rows = rows[:keep]
+        self._front, self._at, self._recent = rows, 0, []
+
+    def _withdraw(self, cut: int) -> None:
+        """Memory reaches to `cut` only, and finer files no further than the wider ones begin."""
+        self._loaded_end = cut
+        self._ends = [(cut // width + 1) * width for width in WIDTHS_MS[:-1]]
+        for place in [place for place in self._files if place[0] != self._level_of(place[1])]:
+            file = self._take_out(place)
+            for rows in self._read_all(file):
+                for due_ms, offset in rows.tolist():
+                    self._write(due_ms, offset)
+
+    def _take_out(self, place: tuple[int, int]) -> _File:
+        file = self._files.pop(place)
+        self._buffered -= len(file.buffer) // 2
+        if file.size_bytes:
+            self._garbage.append(file.name)
+        return file
+
+    def _in_memory(self) -> NDArray[np.int64]:
+        """Without what is cancelled."""
+        rest = self._front[self._at :]
+        rows = np.concatenate([rest, np.array(self._recent, np.int64)]) if self._recent else rest
+        if self._cancelled:
+            rows = rows[~np.isin(rows[:, 1], np.fromiter(self._cancelled, np.int64))]
+            self._cancelled = set()
+        return _sorted(rows) if self._recent else rows
+
+    # -- taking ------------------------------------------------------------------------------------
+
+    def take(self, now_ms: int, count_max: int) -> list[Entry]:
+        """The next entries that are due, in order, at most `count_max`; they are taken out."""
+        while True:
+            taken = self._take(now_ms, count_max)
+            left = taken
+            if self._cancelled or self._floor:
+                left = [one for one in taken if one.offset not in self._cancelled and one.offset >= self._floor]
+                self._cancelled.difference_update(entry.offset for entry in taken)
+            if left or not taken:
+                break
+        self.count = max(self.count - len(left), 0)
+        return left
+
+    def _take(self, now_ms: int, count_max: int) -> list[Entry]:
+        self._load(now_ms)
+        end = min(self._at + count_max, len(self._front))
+        due = self._at + int(np.searchsorted(self._front[self._at : end, 0], now_ms, "right"))
+        taken = [Entry(*row) for row in self._front[self._at : due].tolist()]
+        self._at = due
+        recent: list[Entry] = []
+        while self._recent and len(recent) < count_max and self._recent[0].due_ms <= now_ms:
+            recent.append(heapq.heappop(self._recent))
+        if recent:
+            taken = list(heapq.merge(taken, recent))
+            for entry in taken[count_max:]:
+                heapq.heappush(self._recent, entry)
+            del taken[count_max:]
+        return taken
+
+    def forget_below(self, offset: int) -> None:
+        """Records below `offset` are gone: what the index still has of them was cancelled since."""
+        self._floor = offset
+
+    def next_due_ms(self) -> int | None:
+        """When something is due next, or before: files are known by when they begin."""
+        found = [start for _, start in self._files]
+        if self._at < len(self._front):
+            found.append(int(self._front[self._at, 0]))
+        if self._recent:
+            found.append(self._recent[0].due_ms)
+        return min(found, default=None)
+
+    def first_offset(self) -> int | None:
+        """No pending record has a lower offset."""
+        found = [file.first_offset for file in self._files.values()]
+        if self._at < len(self._front):
+            found.append(int(self._front[self._at :, 1].min()))
+        found += [entry.offset for entry in self._recent]
+        return min(found, default=None)
+
+    def drop_to(self, last: Entry) -> None:
+        """Entries up to `last` have been delivered."""
+        while self.take(last.due_ms - 1, self._entry_count_max):
+            pass
+        # of those that are due in the same millisecond, only the first
+        self._load(last.due_ms)
+        rows = _sorted(np.array(self._recent, np.int64)) if self._recent else _NONE
+        rows = _sorted(np.concatenate([self._front[self._at :], rows]))
+        gone = (rows[:, 0] < last.due_ms) | (rows[:, 0] == last.due_ms) & (rows[:, 1] <= last.offset)
+        self.count = max(self.count - int(gone.sum()), 0)
+        self._front, self._at, self._recent = rows[~gone], 0, []
+
+    def _load(self, now_ms: int) -> None:
+        """Everything that is due is in memory afterwards, as far as there is room."""
+        while self._loaded_end <= now_ms and len(self._front) - self._at + len(self._recent) < self._entry_count_max:
+            if not self._files:
+                # nothing is stored: no need to look at each day that has passed
+                self._reach(max(self._loaded_end, now_ms - now_ms % WIDTHS_MS[0] + WIDTHS_MS[0]))
+                return
+            level = max(at for at in range(len(WIDTHS_MS)) if at == 0 or self._loaded_end < self._ends[at - 1])
+            first = min(start for _, start in self._files)
+            to = min(first, now_ms) if level == 0 else min(first, now_ms, self._ends[level - 1])
+            to -= to % WIDTHS_MS[level]
+            if to > self._loaded_end:  # nothing is in between
+                self._reach(to)
+                continue
+            place = level, self._loaded_end
+            file = self._files.get(place)
+            end = self._loaded_end + WIDTHS_MS[level]
+            finest = level == len(WIDTHS_MS) - 1
+            if file is not None and not finest and self._count_in(file) > self._entry_count_max:
+                self._split(place, level + 1)
+                continue
+            if file is not None:
+                self._bring_in(place)
+            self._reach(end)
+
+    def _reach(self, end: int) -> None:
+        self._loaded_end = end
+        self._ends = [max(each, end) for each in self._ends]
+
+    def _count_in(self, file: _File) -> int:
+        return file.size_bytes // _ENTRY_BYTES + len(file.buffer) // 2
+
+    def _read_all(self, file: _File) -> Iterable[NDArray[np.int64]]:
+        step = self._entry_count_max * _ENTRY_BYTES
+        for at in range(0, file.size_bytes, step):
+            yield self._entries(file.name, at, min(step, file.size_bytes - at))
+        if file.buffer:
+            yield np.array(file.buffer, np.int64).reshape(-1, 2)
+
+    def _split(self, place: tuple[int, int], level: int) -> None:
+        width = WIDTHS_MS[level]
+        file = self._take_out(place)
+        self._ends[level - 1] = place[1] + WIDTHS_MS[level - 1]
+        for rows in self._read_all(file):
+            starts = rows[:, 0] - rows[:, 0] % width
+            for start in np.unique(starts).tolist():
+                part = np.ascontiguousarray(rows[starts == start])
+                finer = self._file((level, start))
+                self._append(finer, part.tobytes())
+                offsets = part[part[:, 1] >= 0, 1]
+                if len(offsets):
+                    finer.first_offset = min(finer.first_offset, int(offsets.min()))
+
+    def _bring_in(self, place: tuple[int, int]) -> None:
+        rows = np.concatenate([_NONE, *self._read_all(self._take_out(place))])
+        cancels = rows[:, 1] < 0
+        if cancels.any():
+            gone = np.isin(rows[:, 1], ~rows[cancels, 1])
+            rows = rows[~(gone | cancels)]
+        self._front, self._at = np.concatenate([self._front[self._at :], _sorted(rows)]), 0
+
+    def _entries(self, name: str, at: int, size_bytes: int) -> NDArray[np.int64]:
+        data = self._storage.read(name, at, size_bytes) if size_bytes else b""
+        if len(data) != size_bytes:
+            raise OSError(f"{name} of a timer's index is shorter than it was")
+        return np.frombuffer(data, np.int64).reshape(-1, 2)
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def save(self, end_offset: int) -> None:
+        """Every record below `end_offset` is in the index, delivered or cancelled."""
+        self._settle()
+        self._flush()
+        rows = np.ascontiguousarray(self._front[self._at :])
+        loaded = self._fresh_name()
+        self._storage.append(loaded, rows.tobytes())
+        self._storage.sync(loaded)
+        for file in self._files.values():
+            if file.dirty:
+                self._storage.sync(file.name)
+                file.dirty = False
+        files = [
+            (level, start, file.name, file.size_bytes, file.first_offset)
+            for (level, start), file in self._files.items()
+        ]
+        manifest = Manifest(
+            _VERSION, end_offset, self._loaded_end, self._ends, files, loaded, rows.nbytes, self._serial, self.count
+        )
+        self._storage.replace(MANIFEST, msgspec.json.encode(manifest))
+        for name in (*self._garbage, self._loaded_name):
+            if name:
+                self._storage.remove(name)
+        self._garbage, self._loaded_name = [], loaded
+
+
+def _sorted(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return rows[np.lexsort((rows[:, 1], rows[:, 0]))]

@@ -1,0 +1,407 @@
+"""Delivers what is due in one partition of a schedule, on the host that leads it.
+
+A thread with two consumers (one reads the partition to its end, one looks up what is due) and a
+transactional producer, all through shared memory. Its transactional id is the partition's, so the
+timer of another host, or an earlier one of this, cannot commit any more once this one has begun.
+After any error everything is closed and begun again from the committed progress: whether the last
+transaction was committed is then known.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mqd.base import logging
+from mqd.base.schedule_board import LATE_S, PartitionStatus, ScheduleTopic
+from mqd.client.consumer import Consumer
+from mqd.client.messages import KafkaException, TopicPartition
+from mqd.client.producer import Producer
+from mqd.log import schedules
+from mqd.protocol.messages import DeleteRecordsRequest
+from mqd.protocol.records import read_headers
+from mqd.timer.core import START, Progress, Row, Schedule, Tick, take_over
+from mqd.timer.index import Entry
+from mqd.timer.storage import Directory
+
+READ_COUNT_MAX = 8192
+TICK_COUNT_MAX = 8192
+LOOK_UP_COUNT_MAX = 512  # records of one look-up: they are in memory until they are produced
+KEPT_MS = 60_000  # records that are due so soon are kept in memory, as far as there is room
+KEPT_OVERHEAD_BYTES = 300
+NEAR_COUNT = 64  # records between two that are looked up are read over, and not sought past
+IDLE_S, BUSY_S = 0.5, 0.0
+COMMIT_S, SAVE_S, TRIM_S = 1.0, 10.0, 30.0
+RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0
+TIMEOUT_S = 30.0
+_DELETE_RECORDS = 21
+
+log = logging.get("timer")
+
+
+# key, value, headers as the log has them
+Record = tuple[bytes | None, bytes | None, bytes | None]
+
+
+class Deferred(Exception):
+    """Nothing can be delivered now; the text says why, and what to do."""
+
+
+def progress_text(topic_id: bytes, last: Entry) -> str:
+    """The metadata of the committed offset."""
+    return f"1 {topic_id.hex()} {last.due_ms} {last.offset}"
+
+
+def progress_of(offset: int, text: str | None, topic_id: bytes) -> Progress:
+    """START: nothing was committed, or it was another topic of this name."""
+    fields = (text or "").split()
+    if offset < 0 or len(fields) != 4 or fields[:2] != ["1", topic_id.hex()]:
+        return Progress(0, START)
+    return Progress(offset, Entry(int(fields[2]), int(fields[3])))
+
+
+class PartitionTimer:
+    """`status` is read by other threads. `stop()`, then `join()`."""
+
+    def __init__(
+        self, schedule: ScheduleTopic, partition: int, socket_path: Path, data_dir: Path, kept_bytes_max: int
+    ) -> None:
+        """`kept_bytes_max`: of records that are due soon."""
+        self.topic = schedule
+        self.index = partition
+        self.status = PartitionStatus(schedule.topic, partition)
+        self._socket_path = socket_path
+        self._name = f"{schedules.GROUP_PREFIX}{schedule.topic}"
+        self._directory = data_dir / "timer" / f"{schedule.topic_id.hex()}-{partition}"
+        self._stopping = threading.Event()
+        self._clients: list[Any] = []
+        self._delivered = 0
+        self._kept: dict[int, Record] = {}
+        self._kept_bytes, self._kept_bytes_max = 0, kept_bytes_max
+        self._thread = threading.Thread(target=self._run, name=f"timer-{schedule.topic}-{partition}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        wait_s = RETRY_S_MIN
+        while not self._stopping.is_set():
+            delivered = self._delivered
+            try:
+                self._serve()
+            except Exception as error:  # our own bugs too: other partitions are served on
+                expected = isinstance(error, (KafkaException, OSError, Deferred))
+                say = log.warning if expected else log.exception
+                say(
+                    "schedule is begun again from its committed progress",
+                    topic=self.topic.topic,
+                    partition=self.index,
+                    reason=str(error),
+                )
+            finally:
+                self._close()
+            wait_s = RETRY_S_MIN if self._delivered > delivered else min(2 * wait_s, RETRY_S_MAX)
+            self._stopping.wait(wait_s)
+
+    def _close(self) -> None:
+        for client in self._clients:
+            try:
+                client.close()
+            except (KafkaException, OSError, RuntimeError):
+                pass  # its broker has ended
+        self._clients = []
+
+    # -- one life of the clients -------------------------------------------------------------------
+
+    def _consumer(self, isolation_level: str) -> Consumer:
+        consumer = Consumer(
+            {
+                **self._reach(),
+                "group.id": self._name,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "isolation.level": isolation_level,
+            }
+        )
+        self._clients.append(consumer)
+        return consumer
+
+    def _reach(self) -> dict[str, Any]:
+        return {"transport": "shm", "mqd.socket.path": str(self._socket_path), "client.id": "mqd-timer"}
+
+    def _serve(self) -> None:
+        self._producer = Producer(
+            {
+                **self._reach(),
+                "transactional.id": f"{schedules.GROUP_PREFIX}{self.topic.topic_id.hex()}-{self.index}",
+                "partitioner": "murmur2_random",
+                "allow.auto.create.topics": False,
+                "message.max.bytes": 1_000_000_000,
+                "linger.ms": 1,
+                "mqd.buffer.bytes": 4 << 20,
+            }
+        )
+        self._clients.append(self._producer)
+        self._reading = self._consumer("read_committed")
+        self._looking_up = self._consumer("read_uncommitted")
+        self._looking_up_at = -1
+        self._kept, self._kept_bytes = {}, 0
+        self._producer.init_transactions(TIMEOUT_S)  # from here on no other timer commits
+        self._group = self._reading.consumer_group_metadata()
+        here = TopicPartition(self.topic.topic, self.index)
+        committed = self._reading.committed([here], TIMEOUT_S)[0]
+        if committed.error is not None:
+            raise KafkaException(committed.error)
+        log_start = self._log_start()
+        progress = progress_of(committed.offset, committed.metadata, self.topic.topic_id)
+        schedule = take_over(Directory(self._directory), log_start, progress)
+        self._reading.assign([TopicPartition(self.topic.topic, self.index, schedule.end_offset)])
+        self._looking_up.assign([TopicPartition(self.topic.topic, self.index, log_start)])
+        log.info(
+            "schedule is delivered",
+            topic=self.topic.topic,
+            partition=self.index,
+            target=self.topic.target,
+            read_from=schedule.end_offset,
+            committed=progress.end_offset,
+            pending=schedule.pending_count,
+        )
+        self._turns(schedule, log_start)
+
+    def _log_start(self) -> int:
+        found = self._reading.get_watermark_offsets(TopicPartition(self.topic.topic, self.index), TIMEOUT_S)
+        if found is None:
+            raise Deferred("the partition's offsets are not known; tried again")
+        return int(found[0])
+
+    def _turns(self, schedule: Schedule, log_start: int) -> None:
+        committed_at = saved_at = trimmed_at = time.monotonic()
+        saved_offset = -1
+        wait_s = BUSY_S
+        while not self._stopping.is_set():
+            took_all = self._read(schedule, wait_s)
+            now_ms = _now_ms()
+            tick = schedule.tick(now_ms, TICK_COUNT_MAX)
+            now = time.monotonic()
+            if tick is not None and (tick.entries or now - committed_at >= COMMIT_S):
+                self._deliver(tick)
+                schedule.committed(tick)
+                committed_at = now
+            if now - saved_at >= SAVE_S and schedule.is_settled and saved_offset != schedule.end_offset:
+                schedule.save()
+                saved_at, saved_offset = now, schedule.end_offset
+            if now - trimmed_at >= TRIM_S:
+                trimmed_at = now
+                if schedule.first_pending() > log_start:
+                    log_start = schedule.first_pending()
+                    self._trim(log_start)
+            self.status.pending = schedule.pending_count
+            next_ms = schedule.index.next_due_ms()
+            self.status.behind_s = 0.0 if next_ms is None else max(0.0, (_now_ms() - next_ms) / 1000)
+            if tick is not None and tick.entries or schedule.end_offset < schedule.progress.end_offset:
+                wait_s = BUSY_S
+            else:
+                wait_s = IDLE_S if next_ms is None else min(IDLE_S, max(0.001, (next_ms - _now_ms()) / 1000))
+            if not took_all:
+                self._stopping.wait(0.01)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _read(self, schedule: Schedule, wait_s: float) -> bool:
+        """False: records were read that cannot be taken yet."""
+        batch = self._reading.consume_batch(READ_COUNT_MAX, wait_s)
+        if batch is None:
+            return True
+        rows = list(self._rows(batch))
+        self._keep(rows, batch)
+        by_offset = {row.offset: row for row in rows}
+
+        def due_of(offset: int) -> int | None:
+            self._take_kept(offset)
+            row = by_offset.get(offset)
+            if row is None:
+                row = next(iter(self._look_up([offset], self._rows)), None)
+            return row.due_ms if row is not None and row.due_ms >= 0 else None
+
+        if schedule.read(rows, _now_ms(), due_of):
+            return True
+        self._reading.seek(TopicPartition(self.topic.topic, self.index, schedule.end_offset))
+        return False
+
+    def _keep(self, rows: list[Row], batch: Any) -> None:
+        if self._kept_bytes >= self._kept_bytes_max:
+            return
+        soon_ms = _now_ms() + KEPT_MS
+        for row, (offset, record) in zip(rows, _records(batch), strict=True):
+            if 0 <= row.due_ms < soon_ms and self._kept_bytes < self._kept_bytes_max and offset not in self._kept:
+                self._kept[offset] = record
+                self._kept_bytes += _size_bytes(record)
+
+    def _take_kept(self, offset: int) -> Record | None:
+        record = self._kept.pop(offset, None)
+        if record is not None:
+            self._kept_bytes -= _size_bytes(record)
+        return record
+
+    def _rows(self, batch: Any) -> Iterator[Row]:
+        """What the records say. One that cannot be read was written before the topic was a schedule
+        (the broker refuses others): it is treated as one without headers.
+        """
+        sections = batch.header_sections
+        offsets, timestamps = batch.offsets.tolist(), batch.timestamps.tolist()
+        headers = [None] * len(offsets) if sections is None else sections.to_list()
+        delay_ms = self.topic.delay_ms
+        for offset, timestamp, section in zip(offsets, timestamps, headers, strict=True):
+            try:
+                plan = schedules.plan(section, timestamp, delay_ms)
+            except schedules.Unreadable:
+                self.status.unreadable += 1
+                plan = schedules.plan(None, timestamp, delay_ms)
+            yield Row(offset, plan.due_ms, plan.cancels)
+
+    def _look_up(self, offsets: list[int], take: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        """`take` of the records at these ascending offsets; those that are gone are left out."""
+        at = 0
+        while at < len(offsets):
+            first = offsets[at]
+            if not self._looking_up_at <= first < self._looking_up_at + NEAR_COUNT:
+                self._looking_up.seek(TopicPartition(self.topic.topic, self.index, first))
+                self._looking_up_at = first
+            end = at + 1
+            while end < len(offsets) and offsets[end] - offsets[end - 1] <= NEAR_COUNT and end - at < LOOK_UP_COUNT_MAX:
+                end += 1
+            batch = self._looking_up.consume_batch(offsets[end - 1] - self._looking_up_at + 1, TIMEOUT_S)
+            if batch is None:
+                self._looking_up_at = -1
+                raise Deferred(f"the record at offset {first} cannot be read; tried again")
+            self._looking_up_at = batch.next_offset
+            yield from take(_only(batch, offsets[at : bisect_left(offsets, batch.next_offset, at)]))
+            at = bisect_left(offsets, batch.next_offset, at)
+
+    # -- delivering --------------------------------------------------------------------------------
+
+    def _deliver(self, tick: Tick) -> None:
+        producer, target = self._producer, self.topic.target
+        producer.begin_transaction()
+        sent = 0
+        for record in self._in_order(tick.entries):
+            key, value, section = record
+            headers = _without_ours(section) if section else []
+            while True:
+                try:
+                    producer.produce(target, value, key, headers=headers or None)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            sent += 1
+        position = TopicPartition(
+            self.topic.topic,
+            self.index,
+            tick.progress.end_offset,
+            progress_text(self.topic.topic_id, tick.progress.last),
+        )
+        producer.send_offsets_to_transaction([position], self._group, TIMEOUT_S)
+        producer.commit_transaction(TIMEOUT_S)
+        self._delivered += 1
+        status = self.status
+        status.delivered += sent
+        status.gone += len(tick.entries) - sent
+        now_ms = _now_ms()
+        for entry in tick.entries:
+            late_s = max(0.0, (now_ms - entry.due_ms) / 1000)
+            status.late_buckets[bisect_left(LATE_S, late_s)] += 1
+            status.late_s += late_s
+
+    def _in_order(self, entries: list[Entry]) -> Iterator[Record]:
+        """The records of `entries`, in that order; looked up by offset, some at a time."""
+        for begin in range(0, len(entries), LOOK_UP_COUNT_MAX):
+            some = entries[begin : begin + LOOK_UP_COUNT_MAX]
+            found = {}
+            for _, offset in some:
+                record = self._take_kept(offset)
+                if record is not None:
+                    found[offset] = record
+            if len(found) < len(some):
+                found.update(self._look_up(sorted(one.offset for one in some if one.offset not in found), _records))
+            for entry in some:
+                if entry.offset in found:
+                    yield found[entry.offset]
+
+    def _trim(self, offset: int) -> None:
+        """Segments that hold no pending record may go (T4)."""
+        request = DeleteRecordsRequest(
+            topics=[
+                DeleteRecordsRequest.Topic(
+                    name=self.topic.topic,
+                    partitions=[DeleteRecordsRequest.Partition(partition_index=self.index, offset=offset)],
+                )
+            ],
+            timeout_ms=int(TIMEOUT_S * 1000),
+        )
+        attachment = self._producer._implementation.attachment
+        answer = attachment.request(_DELETE_RECORDS, attachment.api.pick(_DELETE_RECORDS), request, TIMEOUT_S)
+        error = answer.topics[0].partitions[0].error_code
+        if error:
+            log.warning("delivered records are not deleted", topic=self.topic.topic, partition=self.index, error=error)
+
+
+def _size_bytes(record: Record) -> int:
+    return sum(len(part) for part in record if part) + KEPT_OVERHEAD_BYTES
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _only(batch: Any, wanted: list[int]) -> Any:
+    """The wanted records of a batch; one slice where they follow each other."""
+    offsets = batch.offsets
+    if not wanted:
+        return batch[0:0]
+    first, last = int(offsets.searchsorted(wanted[0])), int(offsets.searchsorted(wanted[-1], "right"))
+    if last - first == len(wanted):
+        return batch[first:last]
+    return _Picked(batch, [int(offsets.searchsorted(one)) for one in wanted], wanted)
+
+
+class _Picked:
+    """Single records of a batch, with what _rows() and _records() use of one."""
+
+    def __init__(self, batch: Any, places: list[int], wanted: list[int]) -> None:
+        found = [
+            at for at, one in zip(places, wanted, strict=True) if at < len(batch) and int(batch.offsets[at]) == one
+        ]
+        self.offsets, self.timestamps = batch.offsets[found], batch.timestamps[found]
+        self.keys = _Listed([batch.keys[at] for at in found])
+        self.values = _Listed([batch.values[at] for at in found])
+        sections = batch.header_sections
+        self.header_sections = None if sections is None else _Listed([sections[at] for at in found])
+
+
+class _Listed(list[Any]):
+    def to_list(self) -> list[Any]:
+        return self
+
+
+def _without_ours(section: bytes) -> list[tuple[str, bytes | None]]:
+    """Without the headers of the schedule: the target may be one too."""
+    headers, _ = read_headers(section, 0, len(section), "replace")
+    return [(name, value) for name, value in headers if name not in schedules.HEADERS]
+
+
+def _records(batch: Any) -> Iterator[tuple[int, Record]]:
+    offsets, sections = batch.offsets.tolist(), batch.header_sections
+    headers = [None] * len(offsets) if sections is None else sections.to_list()
+    for offset, key, value, section in zip(offsets, batch.keys.to_list(), batch.values.to_list(), headers, strict=True):
+        yield offset, (key, value, section)

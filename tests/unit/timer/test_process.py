@@ -1,0 +1,117 @@
+"""The timer's process without its clients: which partitions it serves, and its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqd.base import paths, schedule_board
+from mqd.base.schedule_board import PartitionStatus, Schedules, ScheduleTopic
+from mqd.timer import partition
+from mqd.timer.__main__ import IDLE_S, Timer
+from mqd.timer.core import START, Progress
+from mqd.timer.index import Entry, Index
+from mqd.timer.partition import progress_of, progress_text
+from mqd.timer.storage import Directory
+
+TOPIC, OTHER = b"t" * 16, b"o" * 16
+
+
+class Played:
+    """A PartitionTimer."""
+
+    alive: list[Played] = []
+
+    def __init__(self, schedule: ScheduleTopic, index: int, *_: object) -> None:
+        self.topic, self.index = schedule, index
+        self.status = PartitionStatus(schedule.topic, index)
+
+    def start(self) -> None:
+        self.alive.append(self)
+
+    def stop(self) -> None:
+        self.alive.remove(self)
+
+    def join(self, timeout_s: float) -> bool:
+        return True
+
+
+def schedule(topic_id: bytes, led: dict[int, int], target: str = "orders") -> ScheduleTopic:
+    return ScheduleTopic(topic_id[:1].decode(), topic_id, target, 0, led)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> paths.Layout:
+    monkeypatch.setattr(partition, "PartitionTimer", Played)
+    monkeypatch.setattr(Played, "alive", [])
+    found = paths.layout(tmp_path)
+    found.run_dir.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def test_what_is_served(places: paths.Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("mqd.timer.__main__.time.monotonic", lambda: now)
+    timer = Timer(places)
+
+    def look(*topics: ScheduleTopic) -> list[tuple[str, int, str, int]]:
+        schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, list(topics)))
+        assert timer.look()
+        return sorted((one.topic.topic, one.index, one.topic.target, one.topic.led[one.index]) for one in Played.alive)
+
+    assert timer.look() and not Played.alive
+    assert look(schedule(TOPIC, {0: 5, 2: 6}), schedule(OTHER, {})) == [("t", 0, "orders", 5), ("t", 2, "orders", 6)]
+    kept = next(one for one in Played.alive if one.index == 0)
+    # another leader epoch, and another target, begin again; what did not change goes on
+    assert look(schedule(TOPIC, {0: 5, 2: 7})) == [("t", 0, "orders", 5), ("t", 2, "orders", 7)]
+    assert kept in Played.alive
+    assert look(schedule(TOPIC, {0: 5}, "elsewhere")) == [("t", 0, "elsewhere", 5)]
+    assert kept not in Played.alive
+    now += 1.0
+    assert timer.look() and [one.topic for one in schedule_board.read_status(places.run_dir)] == ["t"]
+    assert look() == []
+    now += IDLE_S
+    assert not timer.look(), "there was no schedule for a minute"
+
+
+def test_indexes_of_deleted_topics_are_removed(places: paths.Layout) -> None:
+    for topic_id in (TOPIC, OTHER):
+        Index(Directory(places.data_dir / "timer" / f"{topic_id.hex()}-0")).save(0)
+    schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, [schedule(TOPIC, {})]))
+    assert Timer(places).look()
+    assert [path.name for path in (places.data_dir / "timer").iterdir()] == [f"{TOPIC.hex()}-0"]
+
+
+def test_progress_as_metadata() -> None:
+    last = Entry(1_800_000_000_000, 17)
+    text = progress_text(TOPIC, last)
+    assert progress_of(20, text, TOPIC) == Progress(20, last)
+    for offset, wrong, topic_id in (
+        (-1001, "", TOPIC),
+        (20, "", TOPIC),
+        (20, text, OTHER),
+        (20, f"2{text[1:]}", TOPIC),
+    ):
+        assert progress_of(offset, wrong, topic_id) == Progress(0, START)
+
+
+def test_an_index_on_disk(tmp_path: Path) -> None:
+    day = 86_400_000
+    index = Index(Directory(tmp_path), 4)
+    entries = [Entry(100 * day + number * 7_000 % (3 * day), number) for number in range(100)]
+    index.take(99 * day, 1)
+    for entry in entries:
+        index.add(*entry)
+    index.cancel(*entries[50])
+    index.save(100)
+    index.take(100 * day + 70_000, 5)  # after what was saved
+    again, end_offset = Index.open(Directory(tmp_path), 4)
+    assert end_offset == 100 and again.count == 99
+    taken: list[Entry] = []
+    while some := again.take(104 * day, 7):
+        taken += some
+    assert taken == sorted(set(entries) - {entries[50]})
+    (tmp_path / "manifest").write_bytes(b"{")
+    assert Index.open(Directory(tmp_path), 4)[1] == -1
+    assert not list(tmp_path.iterdir())
