@@ -51,7 +51,8 @@ def delivered(broker: Measured, name: str, dues: list[int], rate: float | None) 
     """How late each record is there, in ms; CPU seconds of the timer. `dues`: ms from now."""
     target = broker.topic(f"{name}-target")
     schedule = broker.topic(name, **{"schedule.to": target})
-    producer, consumer = Producer({"bootstrap.servers": f"127.0.0.1:{broker.port}"}), _consumer(broker, target)
+    producer = Producer({"bootstrap.servers": f"127.0.0.1:{broker.port}", "queue.buffering.max.messages": 10_000_000})
+    consumer = _consumer(broker, target)
     producer.produce(schedule, b"0", partition=0)
     while consumer.consume_batch(1, 1.0) is None:  # the timer runs
         pass
@@ -72,7 +73,12 @@ def delivered(broker: Measured, name: str, dues: list[int], rate: float | None) 
             while time.time() < begin + number / rate:
                 taken += take(0.001)
         at = int((time.time() if rate else begin) * 1000) + due
-        producer.produce(schedule, b"%d" % at, partition=0, headers=[("mqd-deliver-at", b"%d" % at)])
+        while True:
+            try:
+                producer.produce(schedule, b"%d" % at, partition=0, headers=[("mqd-deliver-at", b"%d" % at)])
+                break
+            except BufferError:
+                producer.poll(0.01)
     producer.flush(60)
     while taken < len(dues):
         taken += take(10.0)
