@@ -51,6 +51,7 @@
 
 struct mqd_append;
 struct mqd_owned;
+struct mqd_reactor;
 struct mqd_topic;
 
 enum mqd_retiring { MQD_RETIRING_NOT, MQD_RETIRING_SEALED, MQD_RETIRING_REDIRECTED, MQD_RETIRING_HIDDEN };

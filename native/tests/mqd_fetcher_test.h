@@ -46,7 +46,7 @@ __attribute__((unused)) static void note(struct two *two, const struct mqd_event
     if (event->kind == MQD_EVENT_TRUNCATED || event->kind == MQD_EVENT_LOG_START)
         observed->offset = event->offset;
     if (event->kind != MQD_EVENT_DONE)
-        snprintf(observed->text, sizeof observed->text, "%s", event->text);
+        snprintf(observed->text, sizeof observed->text, "%.*s", (int)sizeof observed->text - 1, event->text);
     if (getenv("MQD_TEST_LOG"))
         fprintf(stderr, "worker 1: kind %u slot %u error %d %s\n", event->kind, event->slot, event->error, event->text);
 }

@@ -179,7 +179,8 @@ static void check_bytes(struct mqd_partition *partition, const struct leader *le
 }
 
 /* What a log that never had more than `count` batches would say. */
-static const char *described_prefix(const struct mqd_log_options *options, const struct leader *leader, uint32_t count)
+__attribute__((unused)) static const char *described_prefix(const struct mqd_log_options *options,
+                                                            const struct leader *leader, uint32_t count)
 {
     static char path[96];
     strcpy(path, log_path);

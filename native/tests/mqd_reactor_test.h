@@ -327,7 +327,7 @@ __attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, 
 #ifndef TEST_THREAD_SANITIZER
 #define TEST_THREAD_SANITIZER false
 #endif
-static bool backend_works(int backend)
+__attribute__((unused)) static bool backend_works(int backend)
 {
     struct mqd_poll *poll;
     if (mqd_poll_create(&poll, backend, 16) < 0) {

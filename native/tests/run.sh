@@ -1,8 +1,11 @@
 #!/bin/sh
 # Runs test programs one after the other and adds up their "N passed, M failed" lines. A program that is missing, dies, hangs
-# (TEST_TIMEOUT seconds, 120 unless told) or prints no such line counts as one failure. Fuzz harnesses get their corpus as argument.
+# (TEST_TIMEOUT seconds, 120 by default) or prints no such line counts as one failure. Fuzz harnesses get their corpus as argument.
+#
+#   run.sh PROGRAM...          runs all of them
+#   run.sh --tally PROGRAM     runs one and leaves "passed failed" in PROGRAM.tally, for make, which runs several at a time
+#   run.sh --sum PROGRAM...    adds up what --tally left, and removes it
 cd "$(dirname "$0")" || exit 1
-BUILD=${BUILD:-build}
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}" UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
 export TSAN_OPTIONS="${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}"
 
@@ -16,32 +19,61 @@ fi
 
 limit=${TEST_TIMEOUT:-120}
 [ -n "$MQD_TEST_LONG" ] && limit=${TEST_TIMEOUT:-1200}
-passed=0 failed=0 output=$BUILD/run.$$.log
-mkdir -p "$BUILD"
-for program in "$@"; do
-    argument=
-    case "$program" in */corpus/*) argument=corpus/$(basename "$program") ;; esac
-    if [ ! -x "$program" ]; then
-        echo "$program: not built"
-        failed=$((failed + 1))
-        continue
-    fi
-    wrapper=
-    case "$program" in */tsan/*) wrapper=$steady ;; esac
+
+tally_of() {
+    program=$1 argument='' wrapper=''
+    case "$program" in
+    */corpus/*) argument=corpus/$(basename "$program") ;;
+    */tsan/*) wrapper=$steady ;;
+    esac
+    # timeout has a process group of its own, which an interrupt from the terminal does not reach.
     # shellcheck disable=SC2086
-    timeout "$limit" $wrapper "$program" $argument >"$output" 2>&1
+    timeout "$limit" $wrapper "$program" $argument >"$program.log" 2>&1 &
+    running=$!
+    trap 'kill $running; wait $running; rm -f "$program.log"; exit 130' HUP INT TERM
+    wait $running
     code=$?
-    tally=$(grep -E '^[^ ]+: [0-9]+ passed, [0-9]+ failed$' "$output" | tail -n 1)
+    trap - HUP INT TERM
+    tally=$(grep -E '^[^ ]+: [0-9]+ passed, [0-9]+ failed$' "$program.log" | tail -n 1)
     good=$(echo "$tally" | sed -n 's/.*: \([0-9]*\) passed.*/\1/p')
     bad=$(echo "$tally" | sed -n 's/.* \([0-9]*\) failed.*/\1/p')
     if [ $code -ne 0 ] || [ -z "$tally" ]; then
-        cat "$output"
+        cat "$program.log"
         [ $code -eq 124 ] && echo "$program: no end after $limit s"
         [ "${bad:-0}" -eq 0 ] && bad=$((${bad:-0} + 1)) && echo "$program: exit code $code"
     fi
-    passed=$((passed + ${good:-0})) failed=$((failed + ${bad:-0}))
     echo "$program: ${good:-0} passed, ${bad:-0} failed"
-done
-rm -f "$output"
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+    echo "${good:-0} ${bad:-0}" >"$program.tally"
+    rm -f "$program.log"
+}
+
+sum_of() {
+    passed=0 failed=0
+    for program in "$@"; do
+        good=0 bad=1
+        if [ -f "$program.tally" ]; then
+            read -r good bad <"$program.tally"
+            [ "$bad" -ne 0 ] && echo "FAILED: $program"
+        else
+            echo "FAILED: $program: not built"
+        fi
+        rm -f "$program.tally"
+        passed=$((passed + good)) failed=$((failed + bad))
+    done
+    echo "$passed passed, $failed failed"
+    [ "$failed" -eq 0 ]
+}
+
+case "$1" in
+--tally) tally_of "$2" ;;
+--sum)
+    shift
+    sum_of "$@"
+    ;;
+*)
+    for program in "$@"; do
+        [ ! -x "$program" ] || tally_of "$program"
+    done
+    sum_of "$@"
+    ;;
+esac
