@@ -60,20 +60,24 @@ static bool is_well_formed(const struct mqd_share_acknowledgement *list, uint32_
     return true;
 }
 
+/* Below `start` everything has ended: what is acknowledged there again is ignored, as in Kafka. */
 static int64_t first_here(const struct mqd_share *share, const struct mqd_share_acknowledgement *given)
 {
-    return given->first > share->log_start ? given->first : share->log_start;
+    return given->first > share->start ? given->first : share->start;
 }
 
-/* Whether the member holds all that the log still has of a range. */
-static bool is_held(const struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *given,
-                    int64_t now_ms)
+/* Whether the member holds all that is left of a range. Returns 0, MQD_SHARE_INVALID_REQUEST where the
+ * range ends above what was acquired, or MQD_SHARE_INVALID_RECORD_STATE. */
+static int check_held(const struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *given,
+                      int64_t now_ms)
 {
     int64_t first = first_here(share, given);
     if (first > given->last)
-        return true;
-    if (first < share->start || given->last >= share->end)
-        return false;
+        return 0;
+    if (share->start == share->end)
+        return MQD_SHARE_INVALID_RECORD_STATE;
+    if (given->last >= share->end)
+        return MQD_SHARE_INVALID_REQUEST;
     uint64_t before = CELL_STATE; /* no cell is like this */
     for (int64_t offset = first; offset <= given->last; offset++) {
         uint64_t cell = cell_of(share, offset);
@@ -81,14 +85,14 @@ static bool is_held(const struct mqd_share *share, uint64_t member, const struct
             continue;
         before = cell;
         if (cell_state(cell) != MQD_SHARE_ACQUIRED)
-            return false;
+            return MQD_SHARE_INVALID_RECORD_STATE;
         const struct mqd_share_row *row = row_of(share, cell_row(cell));
         if (row->member != member && !PLANTED(share, ANY_MEMBER)) /* S1 */
-            return false;
+            return MQD_SHARE_INVALID_RECORD_STATE;
         if (row->deadline_ms <= now_ms && !PLANTED(share, LATE))
-            return false;
+            return MQD_SHARE_INVALID_RECORD_STATE;
     }
-    return true;
+    return 0;
 }
 
 /* Moves one offset to the renewed row `*row`, or to a new one. */
@@ -133,9 +137,11 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
     if (!is_well_formed(list, count))
         return MQD_SHARE_INVALID_REQUEST;
     for (uint32_t index = 0; index < count; index++) {
-        bool again = index && list[index].first == list[index - 1].last; /* no longer held by then */
-        if (again || !is_held(share, member, &list[index], now_ms))
-            return MQD_SHARE_INVALID_RECORD_STATE;
+        /* no longer held by then */
+        bool again = index && list[index].first == list[index - 1].last && list[index].first >= share->start;
+        int error = again ? MQD_SHARE_INVALID_RECORD_STATE : check_held(share, member, &list[index], now_ms);
+        if (error)
+            return error;
         if (PLANTED(share, PARTLY) && index + 1 < count)
             apply(share, &list[index], now_ms);
     }

@@ -25,8 +25,9 @@
 struct mqd_share_entry {
     uint8_t topic_id[16];
     int32_t partition_index;
-    uint32_t slot;   /* where this session was reported to its owner, */
-    uint64_t joined; /* and the owner's generation + 1; 0 = it was not reported */
+    uint32_t slot : 31;      /* where this session was reported to its owner, */
+    uint32_t unreported : 1; /* added after the session was opened, and not in a response since */
+    uint64_t joined;         /* and the owner's generation + 1; 0 = it was not reported */
 };
 
 struct mqd_share_session {

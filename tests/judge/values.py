@@ -103,7 +103,10 @@ POOLS: dict[object, list[object]] = {
     ("ShareFetch", "acknowledge_types"): [1, 1, 1, 3, 0, 4, 5, -1],
     ("ShareGroupHeartbeat", "group_id"): [GROUP, GROUP, GROUP, ""],
     ("ShareGroupHeartbeat", "rack_id"): [None, None, None, "rack1", ""],
-    ("ShareFetch", "max_wait_ms"): [100], ("ShareFetch", "min_bytes"): [0, 1],
+    # min_bytes not 0: whether a partition that was just added is read at once or later is a race in Kafka.
+    # max_bytes not negative: Kafka fails with an internal exception.
+    ("ShareFetch", "max_wait_ms"): [100], ("ShareFetch", "min_bytes"): [1, 1, 1000],
+    ("ShareFetch", "max_bytes"): [INT32_MAX, 1 << 20, 100, 1, 0],
     # Alone: which of two members gets which partition depends on the topics' ids, which are random.
     ("ShareGroupHeartbeat", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "", "m" * 37],
     ("ShareFetch", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "b3RoZXItc2hhcmUtbWVtYg", "", "unknown-member"],

@@ -323,7 +323,7 @@ static struct mqd_share_work *make_work(struct mqd_reactor *r, struct arrival *a
     memcpy(work->group, wire->group_id.bytes, group_bytes);
     work->group_bytes = (uint16_t)group_bytes;
     work->member = mqd_share_member_hash(wire->member_id.bytes, (uint32_t)wire->member_id.size_bytes);
-    work->full = wire->session_epoch == 0;
+    work->opens = wire->session_epoch == 0;
     work->lock_ms = a->session ? a->session->lock_ms : 0;
     work->records_max = wire->records_max > 0 ? (uint32_t)wire->records_max : 0;
     work->bytes_max = a->request->bytes_max > 0 ? (uint32_t)a->request->bytes_max : 0;
@@ -402,6 +402,7 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
     *error = part->error == MQD_KAFKA_UNKNOWN_TOPIC_ID || !named->error ? part->error : named->error;
     if (!part->acknowledges)
         return;
+    work->accepts |= !*error || *error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (!*error)
         *error = mqd_share_owner_of(r, part->slot, &owner, &generation);
     if (*error)
@@ -413,6 +414,15 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
         work->acknowledgements--;
         *error = MQD_KAFKA_REQUEST_TIMED_OUT;
     }
+}
+
+/* Of a partition that a ShareFetch does not read, because the request ends the session or forgets the
+ * partition, only acknowledgements have an outcome. */
+static bool is_read(const struct arrival *a, const struct named *named)
+{
+    return a->wire.api_key != MQD_API_SHARE_FETCH ||
+           (a->wire.session_epoch != FINAL_EPOCH &&
+            mqd_share_session_get(a->session, named->topic_id, named->partition_index));
 }
 
 /* One part for each partition of the session, and for each that the request names: both are sorted. */
@@ -431,14 +441,17 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
         if (order <= 0) {
             part->reads = part->ready = work->fetches;
             join(r, part, entry);
+            part->unreported = entry->unreported;
+            if (work->fetches)
+                entry->unreported = part->error != 0; /* it is reported again once it can be read */
             e++;
         }
         if (order >= 0) {
-            /* a session's last fetch has nothing to report but acknowledgements */
-            part->named = work->fetches || a->wire.session_epoch != FINAL_EPOCH || a->acknowledges ||
-                          a->wire.api_key != MQD_API_SHARE_FETCH;
+            part->named = a->acknowledges;
             n++;
             acknowledge(r, a, part, named);
+            if (!is_read(a, named))
+                part->error = 0;
         }
     }
     if (a->session && work->part_count)
@@ -454,10 +467,16 @@ static int take_in(struct mqd_reactor *r, struct arrival *a)
     a->request->share_error = admit(r, a);
     if (a->request->share_error)
         return 0;
-    for (uint32_t i = 0; is_fetch && !is_final && i < a->named_count; i++)
-        if (!mqd_share_session_put(sessions, a->session, a->named[i].topic_id, a->named[i].partition_index))
+    for (uint32_t i = 0; is_fetch && !is_final && i < a->named_count; i++) {
+        uint32_t before = a->session->entry_count;
+        struct mqd_share_entry *entry =
+            mqd_share_session_put(sessions, a->session, a->named[i].topic_id, a->named[i].partition_index);
+        if (!entry)
             return mqd_error_set(MQD_E_INVALID, "a share session of more than %d partitions, or no memory for it",
                                  SESSION_PARTITIONS_MAX);
+        if (a->session->entry_count > before)
+            entry->unreported = a->wire.session_epoch != 0;
+    }
     if (is_fetch && forget_names(r, a))
         return -1;
     struct mqd_share_work *work = make_work(r, a, a->session->entry_count + a->named_count);

@@ -3,9 +3,12 @@
 
 #include "server/share/share.h"
 
+/* As Kafka: a partition that the session knows already is not reported for being named again, and one
+ * without acknowledgements is part of their outcome only beside others that were accepted. */
 static bool is_reported(const struct mqd_share_work *work, const struct mqd_share_part *part)
 {
-    return work->full || part->named || part->acknowledges || part->error || part->run_count;
+    return part->error || part->acknowledge_error || part->acknowledges || part->run_count ||
+           (part->named && work->accepts) || ((work->opens || part->unreported) && work->fetches);
 }
 
 static void put_part(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_share_part *part,

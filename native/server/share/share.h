@@ -83,8 +83,9 @@ struct mqd_share_part {
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t slot;
-    uint8_t named;        /* by the request: it is part of the response */
+    uint8_t named;        /* by a request that acknowledges something, here or elsewhere */
     uint8_t acknowledges; /* the request has acknowledgements for it */
+    uint8_t unreported;   /* of the session: it is reported even without records */
     uint8_t reads;        /* records are acquired from it */
     uint8_t ready;        /* its owner may have records */
     uint8_t joins;        /* its next request is the session's first */
@@ -110,7 +111,9 @@ struct mqd_share_work {
     uint32_t bytes_min;
     int32_t lock_ms;
     uint16_t group_bytes;
-    uint8_t strict, full;
+    uint8_t strict;
+    uint8_t opens;    /* the session: its partitions are reported even without records */
+    uint8_t accepts;  /* some acknowledgements are well-formed, of a partition that may be read */
     uint8_t fetches;  /* it asks for records */
     uint8_t looks;    /* bytes_min is not reached yet */
     uint8_t acquired; /* some are */

@@ -59,7 +59,13 @@ TEST(a_record_is_acquired_once_and_acknowledged_by_its_holder)
     CHECK_EQUAL(mqd_share_at(&share, 5).state, MQD_SHARE_ACQUIRED);
     CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_ACCEPT, 1), 0);
     CHECK_EQUAL(share.start, 10);
-    CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_ACCEPT, 1), MQD_SHARE_INVALID_RECORD_STATE);
+    CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_ACCEPT, 1), 0); /* again: it is over */
+    CHECK_EQUAL(acknowledge(&share, 1, 5, 10, MQD_SHARE_ACCEPT, 1), MQD_SHARE_INVALID_RECORD_STATE);
+    CHECK_EQUAL(acknowledge(&share, 2, 5, 12, MQD_SHARE_ACCEPT, 1), 0);
+    CHECK_EQUAL(share.start, 13);
+    CHECK_EQUAL(acknowledge(&share, 2, 13, 20, MQD_SHARE_ACCEPT, 1), MQD_SHARE_INVALID_REQUEST);
+    CHECK_EQUAL(acknowledge(&share, 2, 13, 19, MQD_SHARE_ACCEPT, 1), 0);
+    CHECK_EQUAL(acknowledge(&share, 2, 20, 20, MQD_SHARE_ACCEPT, 1), MQD_SHARE_INVALID_RECORD_STATE);
     ended(&share);
 }
 
@@ -255,7 +261,7 @@ TEST(malformed_acknowledgements_are_refused_whole)
     for (size_t index = 0; index < sizeof lists / sizeof *lists; index++)
         CHECK_EQUAL(mqd_share_acknowledge(&share, 1, lists[index], 2, 1), MQD_SHARE_INVALID_REQUEST);
     struct mqd_share_acknowledgement beyond[2] = {{0, 1, &accept, 1}, {4, INT64_MAX, &accept, 1}};
-    CHECK_EQUAL(mqd_share_acknowledge(&share, 1, beyond, 2, 1), MQD_SHARE_INVALID_RECORD_STATE);
+    CHECK_EQUAL(mqd_share_acknowledge(&share, 1, beyond, 2, 1), MQD_SHARE_INVALID_REQUEST);
     struct mqd_share_acknowledgement again[2] = {{0, 1, &accept, 1}, {1, 2, &accept, 1}};
     CHECK_EQUAL(mqd_share_acknowledge(&share, 1, again, 2, 1), MQD_SHARE_INVALID_RECORD_STATE);
     CHECK_EQUAL(share.acquired_count, 10);

@@ -164,6 +164,7 @@ def test_offsets_are_altered_described_with_lag_and_deleted(run: Callable[..., N
         assert errors == {1: E.INVALID_REQUEST, 7: E.UNKNOWN_TOPIC_OR_PARTITION}
         (topic,) = (await alter(broker, {})).responses
         assert (topic.topic_name, topic.partitions) == ("t", [])
+        assert (await alter(broker, {}, topic="none")).responses == []
         states = broker.broker.coordinators.share_states
         # what a leader writes: 5 of the records from 42 on are complete
         topic_id = broker.metadata.topics["t"].topic_id

@@ -90,6 +90,8 @@ class OffsetsAdmin:
         topics, starts = [], {}
         for name, wanted in event.offsets.items():
             topic = group.cluster.topic(name)
+            if topic is None and not wanted:
+                continue  # as Kafka: there is no partition to report
             count = topic.partition_count if topic is not None else 0
             known = {index: start for index, start in wanted.items() if 0 <= index < count}
             if topic is not None and known:

@@ -155,8 +155,9 @@ struct asks { /* one partition */
     int64_t first, last; /* acknowledged with `type`, unless that is -1 */
     int type;
     bool strict, renews, forgets, again; /* again: the range is named twice */
-    int16_t version;                     /* 0 = 2 */
-    const char *client_id;               /* NULL = none */
+    bool beside;           /* the other one of partitions 0 and 1 is named too, without acknowledgements */
+    int16_t version;       /* 0 = 2 */
+    const char *client_id; /* NULL = none */
 };
 
 static void put_name(struct mqd_buffer *body, const char *name)
@@ -188,7 +189,7 @@ static void send_asks(struct coordinator *k, struct client *client, int16_t api_
         mqd_put_bytes(&body, &renews, 1);
     mqd_put_count(&body, true, 1);
     mqd_put_bytes(&body, k->b->topic_id, 16);
-    mqd_put_count(&body, true, asks.partition < 0 ? 0 : 1);
+    mqd_put_count(&body, true, asks.partition < 0 ? 0 : 1 + asks.beside);
     if (asks.partition >= 0) {
         mqd_put_i32(&body, asks.partition);
         mqd_put_count(&body, true, ranges);
@@ -201,9 +202,20 @@ static void send_asks(struct coordinator *k, struct client *client, int16_t api_
         }
         mqd_put_no_tags(&body, true);
     }
+    if (asks.beside) {
+        mqd_put_i32(&body, 1 - asks.partition);
+        mqd_put_count(&body, true, 0);
+        mqd_put_no_tags(&body, true);
+    }
     mqd_put_no_tags(&body, true); /* of the topic */
     if (api_key == FETCH)
-        mqd_put_count(&body, true, 0);
+        mqd_put_count(&body, true, asks.forgets);
+    if (asks.forgets) {
+        mqd_put_bytes(&body, k->b->topic_id, 16);
+        mqd_put_count(&body, true, 1);
+        mqd_put_i32(&body, asks.partition);
+        mqd_put_no_tags(&body, true);
+    }
     mqd_put_no_tags(&body, true);
     uint32_t begin = frame_begin(&frame, api_key, version, 1);
     if (asks.client_id) {

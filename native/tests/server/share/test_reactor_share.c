@@ -192,8 +192,8 @@ BOTH(requests_are_refused_as_in_kafka)
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_RECORD_STATE);
     a.epoch = 4, a.again = false, a.first = 1, a.last = 0;
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_REQUEST);
-    a.epoch = 5, a.first = 0, a.last = INT64_MAX;
-    CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_RECORD_STATE);
+    a.epoch = 5, a.first = 0, a.last = INT64_MAX; /* past what was acquired */
+    CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_REQUEST);
     a.epoch = 6, a.last = 0, a.renews = true, a.type = MQD_SHARE_RENEW, a.wait_ms = 0;
     answered = fetch(k, &one, a);
     CHECK_EQUAL(answered.error, 0);
@@ -214,6 +214,45 @@ BOTH(requests_are_refused_as_in_kafka)
     answered = fetch(k, &one, a);
     CHECK_EQUAL(answered.error, 0);
     CHECK_EQUAL(answered.partition_count, 0);
+    client_close(&one);
+    stop(k);
+}
+
+BOTH(a_partition_is_reported_where_kafka_has_something_to_report)
+{
+    struct coordinator *k = start(backend);
+    struct client one = client_open(k->b, 0);
+    struct asks a = {.member = "a", .type = -1, .wait_ms = 1};
+    CHECK_EQUAL(fetch(k, &one, a).partition_count, 1); /* it opens the session */
+    a.epoch = 1;
+    CHECK_EQUAL(fetch(k, &one, a).partition_count, 0); /* named again */
+    a.epoch = 2, a.partition = 1;
+    CHECK_EQUAL(fetch(k, &one, a).partition_count, 1); /* added to the session */
+    a.epoch = 3;
+    CHECK_EQUAL(fetch(k, &one, a).partition_count, 0);
+    a.epoch = 4, a.partition = 0;
+    CHECK_EQUAL(acknowledge(k, &one, a).partition_count, 0); /* nothing is acknowledged */
+    produce(k, 0, 4);
+    a.epoch = 5, a.wait_ms = LIMIT_MS;
+    struct answered answered = fetch(k, &one, a);
+    check_run(&answered, 0, 3, 1);
+    CHECK_EQUAL(answered.partition_count, 1);
+    a.wait_ms = 1, a.beside = true, a.type = MQD_SHARE_ACCEPT;
+    a.epoch = 6, a.first = 1, a.last = 0; /* malformed: it alone has an outcome */
+    CHECK_EQUAL(acknowledge(k, &one, a).partition_count, 1);
+    a.epoch = 7;
+    CHECK_EQUAL(fetch(k, &one, a).partition_count, 1);
+    a.epoch = 8, a.first = 0;
+    CHECK_EQUAL(acknowledge(k, &one, a).partition_count, 2);
+    a.epoch = 9, a.first = a.last = 1;
+    CHECK_EQUAL(fetch(k, &one, a).partition_count, 2);
+    a.beside = false, a.partition = 9;
+    for (int last = 0; last < 2; last++) { /* forgotten, and when the session ends: it is not read */
+        a.epoch = last ? -1 : 10, a.forgets = !last;
+        answered = fetch(k, &one, a);
+        CHECK_EQUAL(answered.partition_error, 0);
+        CHECK_EQUAL(answered.acknowledge_error, MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
+    }
     client_close(&one);
     stop(k);
 }

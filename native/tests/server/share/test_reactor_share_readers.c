@@ -35,7 +35,7 @@ static void write_transactional(struct coordinator *k, int32_t partition, int64_
 static void check_offsets(const struct answered *answered, int count, const int64_t *offsets)
 {
     CHECK_EQUAL(answered->error, 0);
-    CHECK_EQUAL(answered->partition_error, 0);
+    CHECK_EQUAL(answered->partition_count, count ? 1 : 0);
     CHECK_EQUAL(answered->run_count, count);
     for (int i = 0; i < count; i++) {
         CHECK_EQUAL(answered->runs[i].first, offsets[i]);
