@@ -117,6 +117,10 @@ NOTES = """
   records, 2 sealed, 3 redirected, 4 hidden), whether this host's workers have applied it
   (`applied`), how many remain, and for each retired partition the one that takes its records, its
   leader and leader epoch. CONCURRENT_TRANSACTIONS: a transaction is open on one of them.
+* **GetTelemetrySubscriptions** and **PushTelemetry** (71, 72; KIP-714) are not offered, as by an
+  Apache Kafka that has no receiver of metrics (a `ClientTelemetry` among its `metric.reporters`).
+  Clients with `enable.metrics.push=true`, the default of Java's and librdkafka's, then send none,
+  without a warning. Subscriptions (`kafka-client-metrics`) are kept and shown.
 * Bytes after a whole request are ignored, as by Kafka: librdkafka 2.16 sends some.
 
 ## Error codes

@@ -15,6 +15,7 @@ from tests.judge.allowed import ALLOWED
 from tests.judge.brokers import both
 from tests.judge.compare import Table
 from tests.judge.journal import Journal
+from tests.judge.stories import WHOLE
 
 
 def main() -> int:
@@ -66,7 +67,10 @@ def main() -> int:
     rotten = [] if arguments.api else journal.unmet(table)
     if rotten:
         print("allowed, but never met:", *rotten, sep="\n  ")
-    return 1 if judge.report.found or rotten else 0
+    scarce = [] if arguments.api else judge.report.scarce(min(arguments.cases, WHOLE))
+    if scarce:
+        print("too few cases; judge another seed too (--seed):", *scarce, sep="\n  ")
+    return 1 if judge.report.found or rotten or scarce else 0
 
 
 if __name__ == "__main__":

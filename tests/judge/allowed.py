@@ -15,6 +15,8 @@ AS_REPLICA = "replica ids are for hosts of the cluster, which authenticate: a cl
 
 ELR = "with eligible leader replicas Kafka writes min.insync.replicas down for the whole cluster"
 NO_TIERS = "there is no tiered storage"
+BETWEEN_BROKERS = "the states of share groups go between brokers alone, over a listener that clients cannot use"
+NO_STREAMS = "streams groups are not there yet"
 OWN_PROPERTY = "mqd has properties of its own"
 HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"
 ANY_NAME = "because of its plugins Kafka accepts unknown properties of brokers; mqd refuses them by name"
@@ -251,12 +253,8 @@ ALLOWED = (
     Allowed("DescribeTransactions", "0", "transaction_states[].producer_epoch", TWO_EPOCHS),
     Allowed("ListGroups", "0-5", "groups", HASHED, order=True),
     Allowed("ListTransactions", "0-2", "transaction_states", HASHED, order=True),
-    Allowed(
-        "ApiVersions",
-        "0-4",
-        "api_keys[] only Kafka",
-        "streams groups and assigned directories are not there yet; what only brokers send each other is not advertised",
-    ),
+    *(Allowed("ApiVersions", "0-4", "api_keys[] only Kafka", BETWEEN_BROKERS, kafka=str(key)) for key in range(83, 88)),
+    *(Allowed("ApiVersions", "0-4", "api_keys[] only Kafka", NO_STREAMS, kafka=str(key)) for key in (88, 89)),
     Allowed("ApiVersions", "3-4", "finalized_features[] only mqd", "mqd.version is mqd's own"),
     Allowed("ApiVersions", "3-4", "finalized_features_epoch", "the position in each one's metadata log"),
     Allowed("ApiVersions", "3-4", "finalized_features", HASHED, order=True),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from mqd.protocol import table
 from tests.judge.allowed import ALLOWED, OPEN
 from tests.judge.compare import ANY, Allowed
-from tests.judge.stories import LEFT_OUT
+from tests.judge.stories import FEWER, LEFT_OUT, WHOLE
 
 INTRODUCTION = """
 ## Differences from Apache Kafka 4.2
@@ -25,6 +25,12 @@ These differ from Kafka and are neither fixed nor justified yet.
 """
 LEFT_OUT_INTRODUCTION = """
 ### Not compared
+
+"""
+FEWER_INTRODUCTION = f"""
+### Fewer than {WHOLE} cases
+
+Each version of each API is judged in at least {WHOLE} distinct cases, except where there are no more:
 
 """
 
@@ -45,8 +51,9 @@ def _value(value: object) -> str:
 
 def section() -> str:
     left_out = "".join(f"* **{name}**: {reason}.\n" for name, reason in LEFT_OUT.items())
+    fewer = "".join(f"* **{name}** {versions}: {reason}.\n" for name, (versions, reason) in FEWER.items())
     still = OPEN_INTRODUCTION + rows(OPEN) if OPEN else ""
-    return INTRODUCTION + rows(ALLOWED) + still + LEFT_OUT_INTRODUCTION + left_out
+    return INTRODUCTION + rows(ALLOWED) + still + LEFT_OUT_INTRODUCTION + left_out + FEWER_INTRODUCTION + fewer
 
 
 def page() -> str:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable
 from mqd.protocol import KNOWN, SUPPORTED
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
+from mqd.protocol.schema.language import Versions
 from tests.judge.compare import Difference, Table, differences, learn
 from tests.judge.journal import Case as Number
 from tests.judge.journal import Journal
 from tests.judge.model import NO_UUID, PREFIX, Batch, Case, Ref, Step, World
 from tests.judge.sides import Outcome, Side
-from tests.judge.stories import KEYS, LEFT_OUT, generate
+from tests.judge.stories import FEWER, KEYS, LEFT_OUT, generate
 from tests.judge.values import LIBRARY
 
 ROUND = 25
@@ -52,6 +53,14 @@ class Report:
     def found(self) -> dict[Difference, list[Number]]:
         """Each difference with the cases that show it."""
         return _by_difference(self.journal.found)
+
+    def scarce(self, count: int) -> list[str]:
+        """Versions with fewer cases than that, without a reason why there are no more."""
+        return [
+            f"{api} {version}: {found} cases"
+            for (api, version), found in self.cases.items()
+            if found < count and not (api in FEWER and version in Versions.parse(FEWER[api][0]))
+        ]
 
     def lines(self) -> Iterable[str]:
         for (api, version), count in self.cases.items():

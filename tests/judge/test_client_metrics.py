@@ -1,15 +1,20 @@
-"""Subscriptions to metrics of clients (KIP-714), beside Apache Kafka: what may be set, and what is
-then shown.
+"""Metrics of clients (KIP-714), beside Apache Kafka: what may be subscribed to, what is then shown, and
+whether clients are offered to send them.
 """
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, Producer
 
 from mqd.protocol import messages as m
 from perf.peers.peer import Unavailable
+from tests.broker import Broker
+from tests.compat.kafka_tools import KafkaTools
 from tests.judge.brokers import both
 from tests.judge.compare import Table
 from tests.judge.model import Step, World
@@ -109,3 +114,106 @@ def test_subscriptions_are_set_and_shown_alike(tmp_path: Path) -> None:
     except Unavailable as reason:
         pytest.skip(f"Apache Kafka cannot be had: {reason}")
     assert not differences, "\n".join(differences)
+
+
+RECEIVER = """
+import java.util.List;
+import java.util.Map;
+import org.apache.kafka.common.metrics.KafkaMetric;
+import org.apache.kafka.common.metrics.MetricsReporter;
+import org.apache.kafka.server.telemetry.ClientTelemetry;
+import org.apache.kafka.server.telemetry.ClientTelemetryReceiver;
+
+public class Receiver implements MetricsReporter, ClientTelemetry {
+    public ClientTelemetryReceiver clientReceiver() { return (context, payload) -> { }; }
+    public void init(List<KafkaMetric> metrics) { }
+    public void metricChange(KafkaMetric metric) { }
+    public void metricRemoval(KafkaMetric metric) { }
+    public void configure(Map<String, ?> configs) { }
+    public void close() { }
+}
+"""
+TELEMETRY = {71, 72}  # GetTelemetrySubscriptions, PushTelemetry
+
+
+class _ReceivingKafka(KafkaTools):
+    """Apache Kafka with a class of the test's on its class path."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._classes = directory / "classes"
+        (directory / "Receiver.java").write_text(RECEIVER)
+        subprocess.run(
+            ["javac", "-cp", f"{self.jars}/*", "-d", str(self._classes), str(directory / "Receiver.java")],
+            check=True,
+            capture_output=True,
+        )
+
+    def command(self, name: str, *words: str, heap: str = "256M") -> list[str]:
+        command = super().command(name, *words, heap=heap)
+        command[command.index("-cp") + 1] += f":{self._classes}"
+        return command
+
+
+def _offered(side: Side) -> set[int]:
+    body = side.call(Step(18, 4, m.ApiVersionsRequest("judge", "1")), World("")).body
+    return {api.api_key for api in body.api_keys}
+
+
+@pytest.mark.slow
+def test_kafka_offers_to_take_metrics_only_with_a_receiver(tmp_path: Path) -> None:
+    if shutil.which("javac") is None:
+        pytest.skip("javac is not installed")
+    offered = []
+    try:
+        tools = _ReceivingKafka(tmp_path)
+        for number, settings in enumerate(({}, {"metric_reporters": "Receiver"})):
+            (tmp_path / str(number)).mkdir()
+            tools._directory = tmp_path / str(number)
+            with tools.broker(**settings) as bootstrap:
+                side = Side("Apache Kafka", int(bootstrap.rpartition(":")[2]))
+                offered.append(_offered(side) & TELEMETRY)
+                side.close()
+    except Unavailable as reason:
+        pytest.skip(f"Apache Kafka cannot be had: {reason}")
+    with Broker(tmp_path / "mqd", workers=1) as broker:
+        side = Side("mqd", broker.port)
+        offered.append(_offered(side) & TELEMETRY)
+        side.close()
+    assert offered == [set(), TELEMETRY, set()]
+
+
+@pytest.mark.slow
+def test_clients_that_would_send_metrics_are_served_without(tmp_path: Path) -> None:
+    try:
+        tools = KafkaTools(tmp_path)
+    except Unavailable as reason:
+        pytest.skip(f"Apache Kafka cannot be had: {reason}")
+    properties = tmp_path / "client.properties"
+    properties.write_text("enable.metrics.push=true\n")
+    errors: list[KafkaError] = []
+    with Broker(tmp_path / "mqd", workers=1) as broker:
+        side = Side("mqd", broker.port)
+        assert _alter(side, "all", SET, {"metrics": "*", "interval.ms": "100"}) == 0
+        side.close()
+        producer = Producer(
+            {"bootstrap.servers": broker.bootstrap, "enable.metrics.push": True, "error_cb": errors.append}
+        )
+        for number in range(5):
+            producer.produce("judge-metrics", b"%d" % number)
+        assert producer.flush(20) == 0 and errors == []
+        where = (
+            "--bootstrap-server",
+            broker.bootstrap,
+            "--topic",
+            "judge-metrics",
+            "--command-config",
+            str(properties),
+        )
+        sent = tools.run("org.apache.kafka.tools.VerifiableProducer", *where, "--max-messages", "5")
+        read = tools.run(
+            "org.apache.kafka.tools.consumer.ConsoleConsumer", *where, "--from-beginning", "--max-messages", "10"
+        )
+    assert sent.returncode == 0 and '"acked":5' in sent.stdout and "telemetry" not in sent.stderr.lower(), sent
+    assert read.returncode == 0 and "telemetry" not in read.stderr.lower(), read
+    assert sorted(read.stdout.split()) == sorted([*"01234"] * 2)

@@ -65,6 +65,16 @@ def test_cases_are_those_of_their_seed() -> None:
     assert repr(generate(KEYS["OffsetCommit"], 8, 2, 20)) != repr(first)
 
 
+def test_a_version_with_too_few_cases_needs_a_reason() -> None:
+    journal = Journal()
+    for number in range(2):
+        for case in (("Fetch", 12, 1, number), ("ApiVersions", 0, 1, number), ("DescribeCluster", 1, 1, number)):
+            journal.add({case: ([], [])}, Table(()))
+    journal.add({("Fetch", 12, 2, 0): ([], [])}, Table(()))  # another seed's count too
+    assert Report(journal).scarce(3) == ["DescribeCluster 1: 2 cases"]
+    assert Report(journal).scarce(2) == []
+
+
 def test_what_a_step_awaits_is_looked_for_in_the_first_of_each_list() -> None:
     acquired = m.ShareFetchResponse.AcquiredRecords(0, 4, 1)
     for runs in ([], [acquired]):
