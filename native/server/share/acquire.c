@@ -195,7 +195,8 @@ static void send_runs(struct walk *w, uint32_t from, const struct mqd_share_run 
                                      .c = runs[i].count};
         mqd_share_respond(w->r, from, &run);
     }
-    response->a = w->batches[first].first;
+    /* the log may start within the batch: what is read begins at an offset that it has */
+    response->a = runs[0].first > w->batches[first].first ? runs[0].first : w->batches[first].first;
     response->b = w->batches[last].last + 1;
     response->size_bytes = w->places[last + 1] - w->places[first];
 }

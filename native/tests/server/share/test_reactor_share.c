@@ -334,6 +334,29 @@ BOTH(a_backlog_is_acquired_in_parts)
     stop(k);
 }
 
+/* DeleteRecords may leave a part of a batch. */
+BOTH(the_log_may_start_within_a_batch)
+{
+    struct coordinator *k = start(backend);
+    for (int32_t partition = 0; partition < 2; partition++) {
+        struct client one = client_open(k->b, 0);
+        produce(k, partition, 4);
+        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        check_run((struct answered[]){fetch(k, &one, a)}, 0, 3, 1);
+        a.epoch = 1, a.type = MQD_SHARE_ACCEPT, a.last = 2;
+        CHECK_EQUAL(acknowledge(k, &one, a).partition_error, 0);
+        a.epoch = 2, a.type = MQD_SHARE_RELEASE, a.first = a.last = 3;
+        CHECK_EQUAL(acknowledge(k, &one, a).partition_error, 0);
+        uint32_t owner = bench_owner((uint32_t)partition);
+        CHECK_EQUAL(mqd_reactor_advance_start(k->b->reactors[owner], ++k->b->token, (uint32_t)partition, 3), 0);
+        CHECK_EQUAL(bench_done(k->b, owner, k->b->token).offset, 3);
+        a.epoch = 3, a.type = -1;
+        check_run((struct answered[]){fetch(k, &one, a)}, 3, 3, 2);
+        client_close(&one);
+    }
+    stop(k);
+}
+
 /* The feature is off: the acceptor answers. */
 BOTH(without_share_version_the_acceptor_answers)
 {
