@@ -30,7 +30,7 @@ from mqd.acceptor.connection_limits import ConnectionLimits
 from mqd.acceptor.controller_client import ControllerClient
 from mqd.acceptor.handlers.cluster import api_versions
 from mqd.acceptor.handlers.records import list_offsets
-from mqd.acceptor.interbroker import share_states
+from mqd.acceptor.interbroker import queue_deletion, share_states
 from mqd.acceptor.interbroker.client import Peers
 from mqd.acceptor.interbroker.server import SERVED, InterbrokerServer
 from mqd.acceptor.link import Link
@@ -135,7 +135,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         watching = loop.create_task(proofs.watch())
         peers = Peers(metadata, broker.node_id, proofs)
         transactions.connect(peers)
-        coordinators.share_states.peers = peers
+        coordinators.share_states.peers = coordinators.queue_deletion.peers = peers
         relays = Peers(metadata, broker.node_id, proofs)
         broker.relaying = relaying.Relaying(broker, coordinators, relays)
 
@@ -148,6 +148,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
                 return await relaying.serve(frame, serve_client)
             if key in share_states.APIS:
                 return await coordinators.share_states.serve(frame)
+            if key == queue_deletion.SHARE_STARTS:
+                return await coordinators.queue_deletion.serve(frame)
             if key not in SERVED:
                 return None
             outcome = await dispatch.answer(broker, Address(peer_node=node), frame, 0)

@@ -12,6 +12,7 @@ from functools import partial
 
 from mqd.acceptor.broker_state import OWNER_NONE, BrokerState
 from mqd.acceptor.group_cluster import BrokerCluster
+from mqd.acceptor.interbroker.queue_deletion import QueueDeletion
 from mqd.acceptor.interbroker.share_states import ShareStates
 from mqd.acceptor.share_pruning import SharePruning
 from mqd.base import logging
@@ -175,6 +176,7 @@ class Coordinators:
         self.cluster = BrokerCluster(broker, self._count_members)
         self.share_states = ShareStates(broker, self.share, self.groups, self.cluster.share_settings)
         self.share_pruning = SharePruning(broker, self.share)
+        self.queue_deletion = QueueDeletion(broker, self.share)
         self.transactions: Coordinator | None = None
         if transaction_cores is not None:
             self.transactions = Coordinator(
@@ -215,12 +217,14 @@ class Coordinators:
         for coordinator in self._each():
             coordinator.start()
         self.share_pruning.start()
+        self.queue_deletion.start()
 
     def stop(self) -> None:
         for coordinator in self._each():
             coordinator.stop()
         self.share_states.stop()
         self.share_pruning.stop()
+        self.queue_deletion.stop()
         self.log.close()
 
     # -- external events --------------------------------------------------------------------------

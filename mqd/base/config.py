@@ -27,6 +27,7 @@ from mqd.base.properties import CLIENT_METRICS_MATCHED, INT_MAX, LONG_MAX
 from mqd.base.properties import GROUP as GROUP
 from mqd.base.properties import TOPIC as TOPIC
 from mqd.base.properties import Property as Property
+from mqd.base.properties_file import parse_properties
 from mqd.base.property_values import ConfigError, Value, allowed_text, canonical_text, parse_value
 
 ENVIRONMENT_PREFIX = "MQD_"
@@ -123,35 +124,6 @@ def topic_list(effective: Mapping[str, str], name: str) -> list[str]:
 
 
 # -- sources ---------------------------------------------------------------------------------------
-
-
-def _unescape(text: str) -> str:
-    special = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-    return re.sub(
-        r"\\(u[0-9a-fA-F]{4}|.)", lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else special.get(m[1], m[1]), text
-    )
-
-
-def parse_properties(text: str) -> dict[str, tuple[str, int]]:
-    """Java's .properties syntax: name -> (value, line number from 1). A later line wins. Source:
-    java.util.Properties.load.
-    """
-    found: dict[str, tuple[str, int]] = {}
-    lines = text.splitlines()
-    index = 0
-    while index < len(lines):
-        number, line = index + 1, lines[index].lstrip()
-        index += 1
-        if not line or line[0] in "#!":
-            continue
-        # an odd number of trailing backslashes continues the line
-        while (len(line) - len(line.rstrip("\\"))) % 2:
-            line = line[:-1] + (lines[index].lstrip() if index < len(lines) else "")
-            index += 1
-        match = re.match(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
-        assert match is not None  # every part may be empty
-        found[_unescape(match[1])] = (_unescape(match[2]).strip(), number)
-    return found
 
 
 def _from_file(file: Path) -> dict[str, tuple[str, str]]:
@@ -514,6 +486,12 @@ def validate_topic(
         effective,
     )
     _check_flushed(effective, "flush.on.ack", "flush.messages", "flush.ms")
+    _require(
+        effective["queue.delete.on.ack"] != "true" or effective["cleanup.policy"] != "compact",
+        "queue.delete.on.ack=true deletes records, which cleanup.policy=compact forbids; use cleanup.policy=delete",
+        "queue.delete.on.ack",
+        effective,
+    )
     bound = "replica.lag.max.messages"
     _require(
         effective[bound] != "0",

@@ -491,6 +491,8 @@ share.coordinator.state.topic.prune.interval.ms: int >=1 = 300000
     How often records of __share_group_state that no share-partition needs any more are deleted.
 share.coordinator.cold.partition.snapshot.interval.ms: int >=1 = 300000
     A share-partition with updates since its last snapshot gets one after this time.
+queue.delete.on.ack.interval.ms: int >=100 dynamic = 30000
+    (mqd) How often records of topics with queue.delete.on.ack that every share group is done with are deleted.
 transaction.state.log.num.partitions: int >=1 <=16384 = 50
     Partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true
@@ -659,6 +661,11 @@ schedule.to: string dynamic =
     delivered. Empty: none.
 schedule.delay.ms: long >=0 <=31622400000 dynamic = 0
     (mqd) With schedule.to: how long after their timestamps records are delivered that have no such header.
+queue.delete.on.ack: bool dynamic = false
+    (mqd) Records go as soon as every share group of the topic is done with them: they were accepted, rejected, or
+    delivered group.share.delivery.count.limit times. A group that has no members any more holds what it is not done
+    with, until retention deletes it or the group is deleted; other consumers hold nothing. Files go by whole segments:
+    set segment.bytes as well. Not with cleanup.policy=compact.
 remote.storage.enable: bool dynamic ignored = false
     Accepted as Kafka's default: tiered storage is not available.
     refused true: tiered storage is not available

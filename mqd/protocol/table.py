@@ -70,6 +70,9 @@ NOTES = """
   `request_principal` is MessagePack of the client: the `uid` and `pid` of its process, the
   principal and address by which its host authorizes it. `client_host_address` is its host's, for
   descriptions of groups. Its contents have that client's rights.
+* **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the share
+  groups of each partition of the topics, and of which partitions of `__share_group_state` the host
+  has the states (`queue.delete.on.ack`).
 * **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
   **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets** (KIP-932)
   need level 1 of `share.version` and level 4 of `mqd.version`, which a new cluster has. Below, none

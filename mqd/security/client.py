@@ -152,7 +152,7 @@ def read(file: Path) -> tuple[ClientSecurity, dict[str, str]]:
     """The security settings of a client's properties file (Java's syntax), and the others. Raises
     ConfigError.
     """
-    from mqd.base.config import parse_properties
+    from mqd.base.properties_file import parse_properties
 
     try:
         properties = {name: value for name, (value, _) in parse_properties(file.read_text("utf-8")).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["EnvelopeRequest", "EnvelopeResponse"]
+__all__ = ["EnvelopeRequest", "EnvelopeResponse", "ShareStartsRequest", "ShareStartsResponse"]
 
 
 class EnvelopeRequest(msgspec.Struct, gc=False):
@@ -20,3 +20,24 @@ class EnvelopeResponse(msgspec.Struct, gc=False):
 
     response_data: bytes | None = None  # 0+, null 0+
     error_code: int = 0  # 0+
+
+
+class ShareStartsRequest(msgspec.Struct, gc=False):
+    """API key 20000, versions 0."""
+
+    topic_ids: list[bytes] = []  # 0+
+
+
+class ShareStartsResponse(msgspec.Struct, gc=False):
+    """API key 20000, versions 0."""
+
+    class Topic(msgspec.Struct, gc=False):
+        topic_id: bytes = bytes(16)  # 0+
+        partitions: list[ShareStartsResponse.Partition] = []  # 0+
+
+    class Partition(msgspec.Struct, gc=False):
+        partition: int = 0  # 0+
+        start_offset: int = 0  # 0+
+
+    state_partitions: list[int] = []  # 0+
+    topics: list[ShareStartsResponse.Topic] = []  # 0+

@@ -1,6 +1,7 @@
 """Kafka messages between hosts of a cluster, which clients may not send: defined for the codec,
 answered only on the inter-broker listener. Envelope (KIP-590) carries a client's request, forwarded
-by the host that it is connected to.
+by the host that it is connected to. ShareStarts is mqd's own: where the share groups of topics begin,
+for the partitions of __share_group_state that the host coordinates.
 """
 
 from mqd.protocol.schema.language import apis
@@ -13,4 +14,14 @@ client_host_address: bytes 0+
 response
 response_data: bytes 0+ null=0+ = null
 error_code: int16 0+
+
+ShareStarts 20000: versions 0, flexible from 0
+topic_ids: [uuid] 0+
+response
+state_partitions: [int32] 0+
+topics: [Topic] 0+
+    topic_id: uuid 0+
+    partitions: [Partition] 0+
+        partition: int32 0+
+        start_offset: int64 0+
 """)

@@ -1,6 +1,7 @@
 """A share group over three hosts, each killed and started again in turn: Java's KafkaShareConsumers,
 librdkafka's ShareConsumers and mqd's in one group. With a host go leaders of partitions, the coordinator of the
-group, and those of the share-partitions' states.
+group, and those of the share-partitions' states. The topic's records go when the group is done with
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import random
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tests.cluster import Cluster
 from tests.compat.java_client import build_java_client, java_command
@@ -33,6 +35,7 @@ CONFIG = {
     "controller.quorum.fetch.timeout.ms": "1000",
     "group.share.min.record.lock.duration.ms": "1000",
     "group.share.record.lock.duration.ms": "5000",
+    "queue.delete.on.ack.interval.ms": "500",
     "group.share.delivery.count.limit": str(DELIVERIES),  # kills are no reason to give a record up
 }
 
@@ -45,7 +48,7 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
         cluster = stack.enter_context(Cluster(tmp_path, workers=2, config=CONFIG))
         for broker in cluster:
             broker.start_seconds = SECONDS  # beside two JVMs
-        create(cluster, TOPIC, PARTITIONS)
+        create(cluster, TOPIC, PARTITIONS, config={"queue.delete.on.ack": "true"})
         begin_at_first_record(cluster.bootstrap, GROUP)
         java = java_command(home, cluster.bootstrap, "share", GROUP, TOPIC)
         commands = [("java", java)] + [
@@ -74,6 +77,16 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
         def all_in_service() -> bool:
             return all(all_in_sync(cluster, name) for name in (TOPIC, "__consumer_offsets", "__share_group_state"))
 
+        def begins_and_ends() -> list[tuple[int, int]]:
+            """Log start and log end of each partition."""
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+            partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
+            found = [
+                admin.list_offsets(dict.fromkeys(partitions, which))
+                for which in (OffsetSpec.earliest(), OffsetSpec.latest())
+            ]
+            return [(found[0][one].result(SECONDS).offset, found[1][one].result(SECONDS).offset) for one in partitions]
+
         def lags() -> list[int]:
             return lag([(broker.address, broker.port) for broker in cluster], GROUP)
 
@@ -91,6 +104,11 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
             progress(50)
         sent = {int(value) for values in load.sent.values() for value in values}
         wait_until(lambda: lags() == [0] * PARTITIONS, SECONDS, lambda: f"lag {lags()}\n{state()}")
+        wait_until(
+            lambda: all(begin == end for begin, end in begins_and_ends()),
+            SECONDS,
+            lambda: f"log starts and ends {begins_and_ends()}\n{state()}",
+        )
         assert not any(member.ended() for member in members), state()
         for member in members:
             member.kill()

@@ -20,11 +20,11 @@ PARTITIONS = 2
 class Shared:
     """A topic, and a group that begins at its first record."""
 
-    def __init__(self, bootstrap: str, partitions: int = PARTITIONS) -> None:
+    def __init__(self, bootstrap: str, partitions: int = PARTITIONS, config: dict[str, str] | None = None) -> None:
         self.bootstrap, self.partitions = bootstrap, partitions
         self.group = self.topic = f"shared-{uuid.uuid4().hex[:10]}"
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([NewTopic(self.topic, partitions)])[self.topic].result(SECONDS)
+        admin.create_topics([NewTopic(self.topic, partitions, config=config or {})])[self.topic].result(SECONDS)
         begin_at_first_record(bootstrap, self.group)
 
     def produce(self, *values: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 
-from mqd.base.config import parse_properties
+from mqd.base.properties_file import parse_properties
 from mqd.cli import secure
 from mqd.security import client
 from tests.broker import Broker

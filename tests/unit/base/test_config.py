@@ -8,6 +8,7 @@ from mqd.base import config as c
 from mqd.base import config_page, kafka_names
 from mqd.base import listeners as of_clients
 from mqd.base.config import BROKER, TOPIC
+from mqd.base.properties_file import parse_properties
 from mqd.base.property_values import ConfigError, canonical_text, parse_value
 
 
@@ -186,7 +187,7 @@ def test_aliases():
 
 def test_properties_syntax():
     text = "! comment\n  a = 1 \nb:2\nc 3\nd=one, \\\n   two\ne\\=f=g\nh=a\\tb\\u0041\\\\\ni=\nj\na=9\nk=last\\"
-    found = {name: value for name, (value, _) in c.parse_properties(text).items()}
+    found = {name: value for name, (value, _) in parse_properties(text).items()}
     assert found == {
         "a": "9",
         "b": "2",
@@ -198,8 +199,8 @@ def test_properties_syntax():
         "j": "",
         "k": "last",
     }
-    assert c.parse_properties(text)["e=f"][1] == 7
-    assert c.parse_properties("") == {} and c.parse_properties("\\") == {"": ("", 1)}
+    assert parse_properties(text)["e=f"][1] == 7
+    assert parse_properties("") == {} and c.parse_properties("\\") == {"": ("", 1)}
 
 
 # -- values ----------------------------------------------------------------------------------------

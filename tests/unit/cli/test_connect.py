@@ -3,7 +3,7 @@ import stat
 
 from click.testing import CliRunner
 
-from mqd.base.config import parse_properties
+from mqd.base.properties_file import parse_properties
 from mqd.cli.main import cli
 from mqd.cli.verbs.connect import FORMS, written
 from mqd.security import client

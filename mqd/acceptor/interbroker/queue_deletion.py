@@ -1,0 +1,163 @@
+"""Deletion on acknowledgement: records of topics with queue.delete.on.ack go when every share group is
+done with them.
+
+Each host does it for the partitions that it leads: every
+`queue.delete.on.ack.interval.ms` it asks all coordinators of `__share_group_state` where the groups
+of its topics begin, and moves the log start of its partitions there, as DeleteRecords does. What is
+deleted and when: mqd/coordinator/share/deletion.py.
+
+Bounds: AT_ONCE questions to share-partitions, and deletions, are under way. Concurrency: the event
+loop's thread.
+"""
+
+import asyncio
+from typing import Any
+
+from mqd.acceptor.broker_state import BrokerState
+from mqd.acceptor.interbroker.client import PeerError, Peers
+from mqd.base import logging
+from mqd.cluster.host import messages
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.place import Place
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.share.core import ReadSummary, SharePartition
+from mqd.coordinator.share.deletion import Starts, TopicPartition, deletable, lowest
+from mqd.coordinator.share.records import split_name
+from mqd.protocol.api import decode_request, encode_response
+from mqd.protocol.framing import KNOWN
+from mqd.protocol.messages import ShareStartsRequest, ShareStartsResponse
+
+SHARE_STARTS, VERSION = 20_000, 0
+TIMEOUT_S, DELETE_MS = 5.0, 30_000
+AT_ONCE = 100
+PROPERTY = "queue.delete.on.ack"
+
+log = logging.get("acceptor.share")
+
+
+class QueueDeletion:
+    """`share`: the coordinator of share-partitions' states."""
+
+    def __init__(self, broker: BrokerState, share: Coordinator) -> None:
+        self._broker = broker
+        self._share = share
+        self.peers: Peers | None = None  # set before start() if there are other hosts
+        self._task: asyncio.Task[None] | None = None
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._broker.broker_number("queue.delete.on.ack.interval.ms") / 1000)
+            try:
+                await self.delete()
+            except Exception:
+                log.exception("records that every share group is done with cannot be deleted")
+
+    async def delete(self) -> None:
+        """For all partitions that this host leads, once."""
+        topics = self._topics()
+        state = self._broker.metadata.topics.get(self._share.topic)
+        if not topics or state is None:
+            return
+        leaders = {partition.leader for partition in state.partitions}
+        answers = await asyncio.gather(*(self._ask(leader, frozenset(topics)) for leader in leaders))
+        ends = deletable([answer for answer in answers if answer is not None], len(state.partitions))
+        await asyncio.gather(*(self._delete(topics[key[0]], key[1], offset) for key, offset in ends.items()))
+
+    def _topics(self) -> dict[bytes, str]:
+        return {
+            topic.topic_id: topic.name
+            for topic in self._broker.metadata.topics.values()
+            if topic.config.get(PROPERTY) == "true"
+            and any(partition.leader == self._broker.node_id for partition in topic.partitions)
+        }
+
+    async def _delete(self, topic: str, index: int, offset: int) -> None:
+        async with self._room:
+            partition = self._broker.partition_of(topic, index)
+            view = self._broker.view(partition) if partition is not None else None
+            if view is None or not view.log_start_offset < offset <= view.high_watermark:
+                return
+            change = messages.DeleteRecords(topic, index, offset)
+            answer = await self._broker.controller.request(change, DELETE_MS)
+        if answer.error:
+            log.warning(
+                "records that every share group is done with cannot be deleted",
+                topic=topic,
+                partition=index,
+                offset=offset,
+                reason=answer.message,
+            )
+
+    # -- questions and answers ---------------------------------------------------------------------
+
+    async def _ask(self, node_id: int, topic_ids: frozenset[bytes]) -> Starts | None:
+        """None: it does not answer, or is not known."""
+        if node_id == self._broker.node_id:
+            return await self._starts(topic_ids)
+        if node_id < 0 or self.peers is None:
+            return None
+        try:
+            request = ShareStartsRequest(topic_ids=list(topic_ids))
+            response: ShareStartsResponse = await self.peers.request(node_id, request, VERSION, TIMEOUT_S)
+        except PeerError as error:
+            log.info("a coordinator of share groups' states does not answer", node=node_id, reason=str(error))
+            return None
+        found = {
+            (topic.topic_id, one.partition): one.start_offset for topic in response.topics for one in topic.partitions
+        }
+        return Starts(frozenset(response.state_partitions), found)
+
+    async def serve(self, frame: bytes) -> bytes:
+        """Answers another host's ShareStarts. Raises ProtocolError."""
+        header, request = decode_request(frame, KNOWN)
+        assert isinstance(request, ShareStartsRequest)
+        found = await self._starts(frozenset(request.topic_ids))
+        topics: dict[bytes, list[ShareStartsResponse.Partition]] = {}
+        for (topic_id, partition), offset in found.lowest.items():
+            topics.setdefault(topic_id, []).append(ShareStartsResponse.Partition(partition, offset))
+        return encode_response(
+            header,
+            ShareStartsResponse(
+                list(found.places),
+                [ShareStartsResponse.Topic(topic_id, partitions) for topic_id, partitions in topics.items()],
+            ),
+        )
+
+    async def _starts(self, topic_ids: frozenset[bytes]) -> Starts:
+        """Of the share-partitions that this host coordinates."""
+        if not self._broker.may_lead():
+            return Starts(frozenset(), {})
+        places = [place for place in self._share.places if place.shard is not None]
+        found = await asyncio.gather(*(self._starts_of(place, topic_ids) for place in places))
+        answered = [(place, of_place) for place, of_place in zip(places, found, strict=True) if of_place is not None]
+        return Starts(
+            frozenset(place.index for place, _ in answered),
+            lowest(item for _, of_place in answered for item in of_place),
+        )
+
+    async def _starts_of(self, place: Place, topic_ids: frozenset[bytes]) -> list[tuple[TopicPartition, int]] | None:
+        """None: one of them is not known. A core answers when what it answers is written (Q3)."""
+        assert place.shard is not None
+        names = [
+            name
+            for name, core in place.shard.items()
+            if isinstance(core, SharePartition) and core.exists and core.topic_id in topic_ids
+        ]
+        try:
+            return list(await asyncio.gather(*map(self._start_of, names)))
+        except CoordinatorError:
+            return None
+
+    async def _start_of(self, name: str) -> tuple[TopicPartition, int]:
+        async with self._room:
+            summary: Any = await self._share.request(name, ReadSummary, TIMEOUT_S)
+        _, topic_id, partition = split_name(name)
+        return (topic_id, partition), summary.start_offset
