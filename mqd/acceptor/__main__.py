@@ -28,6 +28,7 @@ from mqd.acceptor.certificates import Certificates
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.connection_limits import ConnectionLimits
 from mqd.acceptor.controller_client import ControllerClient
+from mqd.acceptor.dead_letters import PRODUCE, DeadLetters
 from mqd.acceptor.handlers.cluster import api_versions
 from mqd.acceptor.handlers.records import list_offsets
 from mqd.acceptor.interbroker import queue_deletion, share_states
@@ -123,6 +124,12 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     checks = link.checks = Checks(transactions)
     link.share_states = coordinators.share_states
     coordinators.share_states.first_since = partial(list_offsets.first_since, broker)
+
+    async def serve_client(address: Address, frame: bytes) -> bytes | None:
+        return (await dispatch.answer(broker, address, frame, 0, metrics)).body
+
+    dead_letters = broker.dead_letters = DeadLetters(broker, coordinators, link, serve_client)
+    coordinators.share_states.of_owner = dead_letters.ask
     handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
     control = client.control
 
@@ -135,12 +142,9 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         watching = loop.create_task(proofs.watch())
         peers = Peers(metadata, broker.node_id, proofs)
         transactions.connect(peers)
-        coordinators.share_states.peers = coordinators.queue_deletion.peers = peers
+        coordinators.share_states.peers = coordinators.queue_deletion.peers = dead_letters.peers = peers
         relays = Peers(metadata, broker.node_id, proofs)
         broker.relaying = relaying.Relaying(broker, coordinators, relays)
-
-        async def serve_client(address: Address, frame: bytes) -> bytes | None:
-            return (await dispatch.answer(broker, address, frame, 0, metrics)).body
 
         async def serve(frame: bytes, node: int) -> bytes | None:
             key = int.from_bytes(frame[:2], "big") if len(frame) >= 2 else -1
@@ -150,6 +154,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
                 return await coordinators.share_states.serve(frame)
             if key == queue_deletion.SHARE_STARTS:
                 return await coordinators.queue_deletion.serve(frame)
+            if key == PRODUCE:
+                return await dead_letters.serve(frame)
             if key not in SERVED:
                 return None
             outcome = await dispatch.answer(broker, Address(peer_node=node), frame, 0)
@@ -209,6 +215,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         relays.close()
     local.stop()
     timer.stop()
+    dead_letters.stop()
     coordinators.stop()
     link.stop()
     checks.close()

@@ -11,6 +11,7 @@ from mqd.security.acl import CLUSTER_NAME
 
 if TYPE_CHECKING:
     from mqd.acceptor.coordinators import Coordinators
+    from mqd.acceptor.dead_letters import DeadLetters
     from mqd.acceptor.local.relay import Relaying
     from mqd.acceptor.transactions import TransactionService
 
@@ -21,6 +22,7 @@ class Broker(BrokerState):
     # set before the first request, if there is a link to write through
     coordinators: Coordinators | None = None
     transactions: TransactionService | None = None
+    dead_letters: DeadLetters | None = None
     relaying: Relaying | None = None  # set where there may be other hosts
 
 
@@ -51,7 +53,7 @@ class Context:
         so leaving it out is no denial for the audit log. Hosts of the cluster may do everything.
         """
         rules, address = self.broker.authorizer, self.address
-        if rules is None or address.peer_node >= 0:
+        if rules is None or address.is_trusted:
             return True
         if rules.decide(address.principal, address.peer_ip, operation, resource_type, name):
             return True

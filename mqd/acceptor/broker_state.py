@@ -93,6 +93,7 @@ class Address:
         "principal",
         "principal_kind",
         "connection",
+        "is_host",
     )
 
     def __init__(
@@ -108,6 +109,7 @@ class Address:
         principal: str = ANONYMOUS,
         principal_kind: int = native.PrincipalKind.ANONYMOUS,
         connection: tuple[int, int] = (0, 0),
+        is_host: bool = False,
     ) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
         self.peer_ip = peer_ip  # the client's address, used for access checks; "": not known (IPv6)
@@ -120,6 +122,13 @@ class Address:
         # (generation of the worker's process, connection id): identifies the connection as long as
         # it is open; (0, 0): none
         self.connection = connection
+        # a host of the cluster that asks as a client would: its own dead letters
+        self.is_host = is_host
+
+    @property
+    def is_trusted(self) -> bool:
+        """Has all rights, and no quota."""
+        return self.peer_node >= 0 or self.is_host
 
     @property
     def user(self) -> str:

@@ -174,7 +174,9 @@ class Coordinators:
             after_load=self._topic_deleted_meanwhile,
         )
         self.cluster = BrokerCluster(broker, self._count_members)
-        self.share_states = ShareStates(broker, self.share, self.groups, self.cluster.share_settings)
+        self.share_states = ShareStates(
+            broker, self.share, self.groups, self.cluster.share_settings, lambda: self.cluster.has_dead_letters
+        )
         self.share_pruning = SharePruning(broker, self.share)
         self.queue_deletion = QueueDeletion(broker, self.share)
         self.transactions: Coordinator | None = None

@@ -10,7 +10,7 @@ import msgspec
 
 from mqd.acceptor.broker_state import BrokerState
 from mqd.base.offset_reset import parse_offset_reset
-from mqd.cluster.metadata.features import has_share_groups, levels
+from mqd.cluster.metadata.features import has_dead_letters, has_share_groups, levels
 from mqd.coordinator.group.consumer.cluster import Reader, Topic
 from mqd.coordinator.group.regex import RegexMatcher
 from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings
@@ -49,6 +49,11 @@ class BrokerCluster:
     def has_share_groups(self) -> bool:
         """Without them the share protocol is refused."""
         return has_share_groups(self._in_force())
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Without them what is rejected is archived at once."""
+        return has_dead_letters(self._in_force())
 
     def _in_force(self) -> Mapping[str, int]:
         metadata = self._broker.metadata
@@ -163,6 +168,8 @@ _OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "share.record.lock.duration.ms": ("share", "record_lock_ms", int),
     "share.retry.backoff.ms": ("share", "retry_backoff_ms", int),
     "share.retry.backoff.max.ms": ("share", "retry_backoff_max_ms", int),
+    "errors.deadletterqueue.topic.name": ("share", "dead_letter_topic", str),
+    "errors.deadletterqueue.copy.record.enable": ("share", "copies_dead_records", lambda text: text == "true"),
     "share.isolation.level": ("share", "read_committed", lambda text: text == "read_committed"),
     "share.auto.offset.reset": ("share", "offset_reset", parse_offset_reset),
 }

@@ -65,6 +65,7 @@ PARK_S = 0.05
 WAIT_FOR_MEMBERS = frozenset({11, 14})
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
+ARCHIVE_TOKENS = 1 << 61
 
 log = logging.get("acceptor.link")
 
@@ -159,7 +160,7 @@ class Link:
         self._share_tasks: list[set[asyncio.Task[None]]] = [set() for _ in range(worker_count)]
         # by worker: token -> the caller's future
         self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
-        self._described = 0
+        self._described = self._archived = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._young: list[_Pending] = []  # arrived since the last check,
         self._older: list[_Pending] = []  # or before it
@@ -429,6 +430,13 @@ class Link:
         self._put(worker, _Piece(descriptor.token, answer, DescriptorKind.SHARE_STATED, 0, 0))
         self._send_waiting()
         self._endpoint.flush()
+
+    def archive(self, owner: int, slot: int, payload: bytes, owner_generation: int) -> None:
+        """MQD_SHARE_REQUEST_ARCHIVE for the worker that owns the slot. What becomes of it is in a WRITE."""
+        self._archived += 1
+        token = ARCHIVE_TOKENS | self._archived
+        self._put(owner, _Piece(token, payload, DescriptorKind.SHARE, 0, 0, slot, owner_generation))
+        self._flush_soon()
 
     # -- responses ---------------------------------------------------------------------------------
 

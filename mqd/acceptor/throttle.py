@@ -51,7 +51,7 @@ class Measured:
 
 
 def _is_limited(context: Context, kind: QuotaKind) -> bool:
-    return context.address.peer_node < 0 and bool(context.broker.quotas.refresh() >> kind & 1)
+    return not context.address.is_trusted and bool(context.broker.quotas.refresh() >> kind & 1)
 
 
 def counts_time(context: Context, header: RequestHeader) -> bool:

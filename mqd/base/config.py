@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from mqd.base import cluster_config, listeners
+from mqd.base import cluster_config, dead_letters, listeners
 from mqd.base.config_providers import PARAMETERS, PROVIDERS, Providers
 from mqd.base.kafka_names import ALIASES, ALREADY_SO, REFUSED
 from mqd.base.offset_reset import parse_offset_reset
@@ -554,6 +554,9 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
         parse_offset_reset(effective[reset])
     except ValueError as error:
         raise ConfigError(f"{reset}={effective[reset]} cannot be: {error}", reset, effective[reset]) from error
+    if letters := effective[dead_letters.TOPIC]:
+        problem = dead_letters.problem_of_name(letters, str(broker_value(broker, dead_letters.TOPIC_PREFIX) or ""))
+        _require(not problem, problem, dead_letters.TOPIC, effective)
     backoff, longest = (f"share.retry.backoff.{name}" for name in ("ms", "max.ms"))
     _require(
         int(effective[backoff]) <= int(effective[longest]),

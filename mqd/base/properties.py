@@ -464,6 +464,10 @@ group.share.max.size: int >=1 <=1000 = 200
     Members that a share group may have.
 group.share.delivery.count.limit: int >=2 <=10 = 5
     A record that has been delivered this many times to a share group, and not accepted, is not delivered again.
+errors.deadletterqueue.topic.name.prefix: string dynamic = dlq.
+    How the names of topics begin that take dead letters (errors.deadletterqueue.topic.name of a group). Empty: any.
+errors.deadletterqueue.auto.create.topics.enable: bool dynamic = false
+    Create a group's topic for dead letters where it does not exist.
 group.share.record.lock.duration.ms: int >=1000 <=3600000 = 30000
     How long a record is locked for the member of a share group that acquired it; then other members may acquire it. Per
     group: share.record.lock.duration.ms.
@@ -666,6 +670,8 @@ queue.delete.on.ack: bool dynamic = false
     delivered group.share.delivery.count.limit times. A group that has no members any more holds what it is not done
     with, until retention deletes it or the group is deleted; other consumers hold nothing. Files go by whole segments:
     set segment.bytes as well. Not with cleanup.policy=compact.
+errors.deadletterqueue.group.enable: bool dynamic = false
+    The topic takes dead letters of share groups.
 remote.storage.enable: bool dynamic ignored = false
     Accepted as Kafka's default: tiered storage is not available.
     refused true: tiered storage is not available
@@ -706,6 +712,12 @@ share.auto.offset.reset: string dynamic = latest
     by_duration:PnDTnHnMn.nS before now.
 share.isolation.level: enum(read_committed|read_uncommitted) dynamic = read_uncommitted
     read_committed: records of transactions are delivered when they are committed, and never if they are aborted.
+errors.deadletterqueue.topic.name: string dynamic =
+    The topic of dead letters: of records that are rejected, or delivered group.share.delivery.count.limit times. It
+    needs errors.deadletterqueue.group.enable=true. Empty: there are none. Needs mqd.version 5.
+errors.deadletterqueue.copy.record.enable: bool dynamic = false
+    Dead letters have the key, the value and the headers of their records. false: only headers that say which records
+    they are.
 share.retry.backoff.ms: int >=0 <=60000 dynamic = 0
     (mqd) A record that was delivered and not accepted is delivered again after this time at the
     earliest; the time doubles with each delivery, up to share.retry.backoff.max.ms. 0: at once.

@@ -12,16 +12,17 @@ LeaderEpochFileCache.endOffsetFor.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mqd.log import indexes, segments
 from mqd.log.batches import BatchInfo, CorruptBatch, read_batch, walk
-from mqd.log.records import record_times
+from mqd.log.records import Record, record_times, records
 
 EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 _ATTEMPTS = 5
+_T = TypeVar("_T")
 _EVERYTHING = 1 << 62
 
 
@@ -70,7 +71,15 @@ def timestamp_from(
     return _retry(_timestamp_from, Path(directory), offset, log_start_offset, high_watermark)
 
 
-def _retry(query, directory: Path, *arguments: int) -> OffsetAndTimestamp:
+def records_at(directory: str | os.PathLike[str], offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
+    """(how many of these ascending offsets were looked for, their records). It ends when batches of
+    `bytes_max` were read. The offsets are below the high watermark; those that the log does not have
+    are left out. Raises OSError, CorruptBatch.
+    """
+    return _retry(_records_at, Path(directory), offsets, bytes_max)
+
+
+def _retry(query: Callable[..., _T], directory: Path, *arguments: Any) -> _T:
     for attempt in range(_ATTEMPTS):
         try:
             return query(directory, *arguments)
@@ -150,6 +159,24 @@ def _timestamp_from(directory: Path, offset: int, log_start_offset: int, high_wa
     return UNKNOWN
 
 
+def _records_at(directory: Path, offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
+    found: list[Record] = []
+    left, looked_for, end = bytes_max, 0, offsets[-1] + 1
+    for base in _bases(directory, offsets[0], end):
+        with _Reader(directory, base) as reader:
+            for batch in reader.batches(offsets[looked_for], end):
+                if left <= 0:
+                    return looked_for, found
+                inside = {offset for offset in offsets[looked_for:] if offset <= batch.last_offset}
+                looked_for += len(inside)
+                if any(offset >= batch.base_offset for offset in inside):
+                    left -= batch.size_bytes
+                    found += [record for record in reader.records(batch) if record.offset in inside]
+                if looked_for == len(offsets):
+                    return looked_for, found
+    return len(offsets), found
+
+
 def _newest_in_segment(
     directory: Path, base: int, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp
 ) -> OffsetAndTimestamp:
@@ -220,6 +247,12 @@ class _Reader:
                     yield batch
                 if batch.next_offset >= high_watermark:
                     return  # the next batch may be half written
+        except CorruptBatch as error:
+            raise CorruptBatch(f"{self._path}: {error}") from error
+
+    def records(self, batch: BatchInfo) -> Iterator[Record]:
+        try:
+            yield from records(batch, read_batch(self._fd, batch))
         except CorruptBatch as error:
             raise CorruptBatch(f"{self._path}: {error}") from error
 

@@ -69,7 +69,8 @@ NOTES = """
   coordinates its group or transactional id or leads its partition (ListOffsets).
   `request_principal` is MessagePack of the client: the `uid` and `pid` of its process, the
   principal and address by which its host authorizes it. `client_host_address` is its host's, for
-  descriptions of groups. Its contents have that client's rights.
+  descriptions of groups. Its contents have that client's rights; with `is_host` it is a request of
+  that host itself, for its dead letters, and has all rights.
 * **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the share
   groups of each partition of the topics, and of which partitions of `__share_group_state` the host
   has the states (`queue.delete.on.ack`).

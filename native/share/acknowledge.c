@@ -18,8 +18,10 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
                    int64_t now_ms)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
-    uint32_t count = cell_count(cell), state = MQD_SHARE_ARCHIVED, row = 0;
-    if (type == MQD_SHARE_ACCEPT) {
+    uint32_t count = cell_count(cell), state = archived_state(share), row = 0;
+    if (type == MQD_SHARE_GAP) {
+        state = MQD_SHARE_ARCHIVED; /* it is not in the log */
+    } else if (type == MQD_SHARE_ACCEPT) {
         state = MQD_SHARE_ACKNOWLEDGED;
     } else if (type == MQD_SHARE_RELEASE) {
         if (count < (uint32_t)share->settings.delivery_limit || PLANTED(share, UNLIMITED)) /* S3 */
@@ -127,7 +129,8 @@ static void apply(struct mqd_share *share, const struct mqd_share_acknowledgemen
         if (type == MQD_SHARE_RENEW)
             renew(share, page, offset, &row, now_ms);
         else
-            finish(share, page, offset, records, type, now_ms);
+            finish(share, page, offset, records,
+                   type == MQD_SHARE_GAP && PLANTED(share, GAP_LETTER) ? MQD_SHARE_REJECT : type, now_ms);
     }
 }
 
@@ -149,6 +152,28 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
         apply(share, &list[index], now_ms);
     mqd_share_advance(share);
     return 0;
+}
+
+uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last)
+{
+    uint32_t archived = 0, records;
+    if (last >= share->end)
+        last = share->end - 1;
+    for (int64_t offset = first > share->start ? first : share->start; offset <= last; offset += records) {
+        struct mqd_share_page *page = page_of(share, offset);
+        if (!page->archiving) {
+            records = (uint32_t)(page_end(offset) - offset);
+            continue;
+        }
+        uint64_t cell = page->cells[offset & PAGE_MASK];
+        records = alike(page, offset, last);
+        if (cell_state(cell) != MQD_SHARE_ARCHIVING)
+            continue;
+        finish(share, page, offset, records, MQD_SHARE_GAP, 0);
+        archived += records;
+    }
+    mqd_share_advance(share);
+    return archived;
 }
 
 /* ---- releasing ---- */

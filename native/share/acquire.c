@@ -163,7 +163,7 @@ static bool take_one(struct taking *t, struct mqd_share_page *page, int64_t offs
     struct mqd_share *share = t->share;
     uint32_t count = cell_count(page->cells[offset & PAGE_MASK]);
     if (count >= (uint32_t)share->settings.delivery_limit) { /* S3: the limit was reduced */
-        mqd_share_cells_set(share, page, offset, 1, cell_make(MQD_SHARE_ARCHIVED, count, CELL_CHANGED, 0));
+        mqd_share_cells_set(share, page, offset, 1, cell_make(archived_state(share), count, CELL_CHANGED, 0));
         mqd_share_note_changed(share, offset, offset);
         return true;
     }

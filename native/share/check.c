@@ -4,7 +4,7 @@
 
 static void check_cells(const struct mqd_share *share)
 {
-    uint32_t open = 0, acquired = 0, delayed = 0, boundaries = 0;
+    uint32_t open = 0, acquired = 0, delayed = 0, archiving = 0, boundaries = 0;
     uint64_t before = 0;
     for (int64_t offset = share->start; offset < share->end; offset++) {
         uint64_t cell = cell_of(share, offset), key = cell_key(cell);
@@ -18,6 +18,9 @@ static void check_cells(const struct mqd_share *share)
         MQD_ASSERT(!(cell & CELL_CHANGED) || (offset >= share->changed_first && offset <= share->changed_last),
                    "S6: the change of %lld lies outside of %lld to %lld", (long long)offset,
                    (long long)share->changed_first, (long long)share->changed_last);
+        archiving += state == MQD_SHARE_ARCHIVING;
+        MQD_ASSERT(state != MQD_SHARE_ARCHIVING || page_of(share, offset)->cells, "S7: finishing %lld needs memory",
+                   (long long)offset);
         if (!cell_has_row(cell))
             continue;
         acquired += state == MQD_SHARE_ACQUIRED;
@@ -33,10 +36,10 @@ static void check_cells(const struct mqd_share *share)
                    row->queue);
     }
     MQD_ASSERT(open == share->open_count && acquired == share->acquired_count && delayed == share->delayed_count &&
-                   boundaries == share->boundary_count,
-               "S7: %u open, %u acquired, %u delayed, %u boundaries; counted as %u, %u, %u, %u", open, acquired,
-               delayed, boundaries, share->open_count, share->acquired_count, share->delayed_count,
-               share->boundary_count);
+                   archiving == share->archiving_count && boundaries == share->boundary_count,
+               "S7: %u open, %u acquired, %u delayed, %u archiving, %u boundaries; counted as %u, %u, %u, %u, %u", open,
+               acquired, delayed, archiving, boundaries, share->open_count, share->acquired_count, share->delayed_count,
+               share->archiving_count, share->boundary_count);
 }
 
 /* Returns how many rows the queue has; adds the offsets that they hold to `held`. */

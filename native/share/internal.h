@@ -23,8 +23,9 @@
 
 struct mqd_share_page {
     uint64_t *cells;                       /* NULL: all are `uniform` */
-    uint64_t uniform;                      /* never acquired */
+    uint64_t uniform;                      /* neither acquired nor Archiving */
     uint16_t available, acquired, delayed; /* of its 1,024 offsets, also outside of start and end */
+    uint16_t archiving;
     uint8_t in_use;
 };
 
@@ -57,6 +58,11 @@ static inline uint32_t cell_row(uint64_t cell)
 static inline bool cell_finished(uint64_t cell)
 {
     return (cell & CELL_STATE) == MQD_SHARE_ACKNOWLEDGED || (cell & CELL_STATE) == MQD_SHARE_ARCHIVED;
+}
+/* What is archived without having been accepted, now or when its dead letter is written (L1). */
+static inline uint32_t archived_state(const struct mqd_share *share)
+{
+    return share->settings.dead_letters && !PLANTED(share, NO_LETTER) ? MQD_SHARE_ARCHIVING : MQD_SHARE_ARCHIVED;
 }
 /* Acquired, or waiting for the end of its backoff. */
 static inline bool cell_has_row(uint64_t cell)

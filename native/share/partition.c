@@ -24,7 +24,8 @@ int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct m
                                                        .delivery_limit = words[1],
                                                        .open_max = (uint32_t)words[2],
                                                        .backoff_ms = backoffs[0],
-                                                       .backoff_ms_max = backoffs[1]},
+                                                       .backoff_ms_max = backoffs[1],
+                                                       .dead_letters = bytes[14] & 1},
                                              .committed = bytes[12],
                                              .reset = bytes[13]};
     memcpy(&out->reset_offset, bytes + 16, sizeof out->reset_offset);
@@ -67,7 +68,7 @@ void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t err
     partition->phase = MQD_SHARE_FAILED;
     partition->error = error;
     partition->failed_ms = now_ms;
-    partition->in_flight = partition->is_taken = partition->verifies = 0;
+    partition->in_flight = partition->is_taken = partition->verifies = partition->reports = 0;
     partition->dirty_ms = -1;
     mqd_buffer_free(&partition->body);
     respond_all(partition, &partition->covered, error);
@@ -174,7 +175,13 @@ int mqd_share_partition_next_request(struct mqd_share_partition *partition, int6
 
 void mqd_share_partition_verify(struct mqd_share_partition *partition)
 {
-    partition->verifies = partition->phase == MQD_SHARE_ACTIVE && partition->state.delayed_count;
+    partition->verifies =
+        partition->phase == MQD_SHARE_ACTIVE && (partition->state.delayed_count || partition->state.archiving_count);
+}
+
+void mqd_share_partition_report(struct mqd_share_partition *partition)
+{
+    partition->verifies = partition->reports = partition->phase == MQD_SHARE_ACTIVE;
 }
 
 void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t due_ms)
@@ -233,7 +240,7 @@ static void on_verified(struct mqd_share_partition *partition, const struct mqd_
                         int64_t now_ms)
 {
     struct mqd_share *state = &partition->state;
-    partition->verifies = 0;
+    partition->verifies = partition->reports = 0;
     state->settings = partition->settings.state;
     if (response->state_epoch == partition->state_epoch && (response->start == state->start || state->start_moved))
         return;
@@ -243,7 +250,8 @@ static void on_verified(struct mqd_share_partition *partition, const struct mqd_
 
 static void on_written(struct mqd_share_partition *partition)
 {
-    partition->is_taken = partition->verifies = 0;
+    partition->is_taken = 0;
+    partition->verifies = partition->reports;
     if (partition->body.capacity_bytes > BODY_KEEP_BYTES)
         mqd_buffer_free(&partition->body);
     if (PLANTED_RULE(partition, ANSWER_WAITING))
@@ -321,5 +329,6 @@ bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition)
     return !partition->in_flight && !partition->is_taken && mqd_list_empty(&partition->waiting) &&
            mqd_list_empty(&partition->covered) &&
            (partition->phase != MQD_SHARE_ACTIVE ||
-            (!is_dirty(partition) && !partition->state.acquired_count && !partition->state.delayed_count));
+            (!is_dirty(partition) && !partition->state.acquired_count && !partition->state.delayed_count &&
+             !partition->state.archiving_count));
 }

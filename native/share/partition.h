@@ -59,6 +59,7 @@ struct mqd_share_partition {
     uint8_t phase;
     uint8_t in_flight; /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
     uint8_t verifies;  /* a READ, or the WRITE in flight, has to confirm `state` */
+    uint8_t reports;   /* by a READ alone, from which the acceptor learns what is Archiving */
     uint8_t is_taken;  /* `body` is a WRITE whose outcome is not known yet */
     int16_t error;
     int32_t leader_epoch, state_epoch;
@@ -89,6 +90,9 @@ void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t st
 /* A session joins after a time without any, in which backoffs kept the state: an administrator may have
  * set other offsets meanwhile. Nothing is to be acquired while it `verifies`. */
 void mqd_share_partition_verify(struct mqd_share_partition *partition);
+
+/* What is Archiving is to be reported to a new acceptor, by a READ that changes nothing else. */
+void mqd_share_partition_report(struct mqd_share_partition *partition);
 
 /* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
  * response; 0: none. It then counts as in flight. */

@@ -92,7 +92,7 @@ static bool is_loadable(const struct mqd_share *share, const struct mqd_share_ru
         const struct mqd_share_run *run = &runs[index];
         if (run->first <= before || run->last < run->first || run->count < 0 ||
             (run->state != MQD_SHARE_AVAILABLE && run->state != MQD_SHARE_ACKNOWLEDGED &&
-             run->state != MQD_SHARE_ARCHIVED))
+             run->state != MQD_SHARE_ARCHIVING && run->state != MQD_SHARE_ARCHIVED))
             return false;
         before = run->last;
     }
@@ -101,10 +101,13 @@ static bool is_loadable(const struct mqd_share *share, const struct mqd_share_ru
 
 static bool load_run(struct mqd_share *share, const struct mqd_share_run *run)
 {
-    uint64_t cell = cell_make((uint32_t)run->state, (uint32_t)run->count, 0, 0);
+    bool is_archiving = run->state == MQD_SHARE_ARCHIVING;
+    bool is_retried = is_archiving && PLANTED(share, LETTER_RETRIED);
+    uint32_t state = is_retried ? MQD_SHARE_AVAILABLE : (uint32_t)run->state;
+    uint64_t cell = cell_make(state, (uint32_t)run->count, 0, 0);
     for (int64_t offset = run->first > share->start ? run->first : share->start; offset <= run->last;) {
         struct mqd_share_page *page = page_of(share, offset);
-        if ((offset & PAGE_MASK) == 0 && run->last >= page_end(offset) - 1) {
+        if ((offset & PAGE_MASK) == 0 && run->last >= page_end(offset) - 1 && !is_archiving) {
             page->uniform = cell;
             page->available = run->state == MQD_SHARE_AVAILABLE ? MQD_SHARE_PAGE_OFFSETS : 0;
             offset = page_end(offset);
@@ -113,7 +116,9 @@ static bool load_run(struct mqd_share *share, const struct mqd_share_run *run)
         if (!mqd_share_page_split(share, page))
             return false;
         page->cells[offset & PAGE_MASK] = cell;
-        page->available -= run->state != MQD_SHARE_AVAILABLE;
+        page->available -= state != MQD_SHARE_AVAILABLE;
+        page->archiving += state == MQD_SHARE_ARCHIVING;
+        share->archiving_count += state == MQD_SHARE_ARCHIVING;
         offset++;
     }
     return true;

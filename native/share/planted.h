@@ -22,7 +22,10 @@ enum mqd_share_planted {
     MQD_PLANTED_NOT_ALONE = 4096,       /* the last delivery has neighbours */
     MQD_PLANTED_EARLY_RETRY = 8192,     /* S9: a backoff ends when anything is due */
     MQD_PLANTED_SAME_BACKOFF = 16384,   /* S9: the backoff is not doubled */
-    MQD_PLANTED_ONE_QUEUE = 32768       /* backoffs of different lengths are in one queue */
+    MQD_PLANTED_ONE_QUEUE = 32768,      /* backoffs of different lengths are in one queue */
+    MQD_PLANTED_NO_LETTER = 65536,      /* L1: what is rejected is archived at once */
+    MQD_PLANTED_GAP_LETTER = 131072,    /* L1: a gap gets a dead letter */
+    MQD_PLANTED_LETTER_RETRIED = 262144 /* L1: what is Archiving is Available after a failover */
 };
 /* MQD_PLANTED_OFF */
 #define PLANTED(share, rule) (((share)->planted & MQD_PLANTED_##rule) != 0)

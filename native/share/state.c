@@ -75,7 +75,7 @@ void mqd_share_page_drop(struct mqd_share *share, int64_t offset)
 
 void mqd_share_page_merge(struct mqd_share *share, struct mqd_share_page *page)
 {
-    if (!page->cells || page->available || page->acquired || page->delayed)
+    if (!page->cells || page->available || page->acquired || page->delayed || page->archiving)
         return;
     for (uint32_t place = 1; place < MQD_SHARE_PAGE_OFFSETS; place++)
         if (page->cells[place] != page->cells[0])
@@ -127,6 +127,9 @@ void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, i
     int32_t delayed = ((state == MQD_SHARE_DELAYED) - (old_state == MQD_SHARE_DELAYED)) * (int32_t)count;
     page->delayed += (uint16_t)delayed;
     share->delayed_count += (uint32_t)delayed;
+    int32_t archiving = ((state == MQD_SHARE_ARCHIVING) - (old_state == MQD_SHARE_ARCHIVING)) * (int32_t)count;
+    page->archiving += (uint16_t)archiving;
+    share->archiving_count += (uint32_t)archiving;
     share->open_count += (uint32_t)((cell_finished(old) - cell_finished(cell)) * (int32_t)count);
     for (uint32_t place = 0; place < count; place++)
         at[place] = cell;
@@ -378,6 +381,7 @@ void mqd_share_destroy(struct mqd_share *share)
         share->directory_used[block] = 0;
     }
     rows_drop(share);
-    share->open_count = share->acquired_count = share->delayed_count = share->boundary_count = 0;
+    share->open_count = share->acquired_count = share->delayed_count = share->archiving_count = 0;
+    share->boundary_count = 0;
     share->end = share->start;
 }

@@ -34,6 +34,9 @@
  *       is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and expiring
  *       need no memory, so they cannot fail for lack of it.
  *   S8  what the owner marks as not to be delivered is archived, never acquired.
+ *   L1  with dead letters, what is rejected, or not to be delivered again, is Archiving until
+ *       mqd_share_archive, or until the log does not have it any more. It is open, counts for S7,
+ *       and is never acquired.
  *   S9  what is released is not acquired before its backoff has ended, not even for lack of memory:
  *       a row is kept free for each queue of backoffs that is empty.
  * Concurrency: one thread at a time; the partition's owner.
@@ -60,6 +63,7 @@ enum mqd_share_record_state {
     MQD_SHARE_AVAILABLE = 0,
     MQD_SHARE_ACQUIRED = 1,
     MQD_SHARE_ACKNOWLEDGED = 2,
+    MQD_SHARE_ARCHIVING = 3, /* its dead letter is to be written */
     MQD_SHARE_ARCHIVED = 4,
     MQD_SHARE_DELAYED = 5 /* ours; Kafka and the persisted state know it as Available */
 };
@@ -73,6 +77,7 @@ struct mqd_share_settings {
     uint32_t open_max;      /* open offsets, at most MQD_SHARE_SPAN_MAX */
     /* before the second delivery, doubled for each further one; 0: no delay */
     int32_t backoff_ms, backoff_ms_max;
+    uint8_t dead_letters; /* what is rejected or exhausted gets one before it is archived */
 };
 
 /* Offsets of equal state and delivery count; of acquired ones, `count` includes this delivery. */
@@ -100,7 +105,7 @@ struct mqd_share {
     int64_t log_start;                   /* of the partition's log, as far as known here */
     int64_t first_maybe;                 /* no offset below it is Available */
     int64_t changed_first, changed_last; /* changes since the last difference lie within; first > last: none */
-    uint32_t open_count, acquired_count, delayed_count;
+    uint32_t open_count, acquired_count, delayed_count, archiving_count;
     uint32_t boundary_count;             /* neighbours from start to end that differ, as they are persisted */
     uint8_t start_moved;                 /* since the last difference */
     uint8_t starved;                     /* the last acquire ended early because the pool was used up */
@@ -159,6 +164,9 @@ struct mqd_share_acknowledgement {
  * lock has ended. What is below the log's start is gone, and ignored. */
 int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
                           uint32_t count, int64_t now_ms);
+/* The dead letters of what is Archiving from first to last are written, or are not wanted. Returns
+ * how many offsets are archived. */
+uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last);
 /* Releases all that the member has acquired. Returns how many offsets. Walks all rows. */
 uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int64_t now_ms);
 /* When the next lock or backoff ends, or MQD_SHARE_NEVER. */
@@ -187,7 +195,7 @@ void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, ui
 uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct mqd_share_run *out, uint32_t out_max,
                             int64_t *next);
 /* Loads what was persisted into a state fresh from mqd_share_init (its start is the persisted one).
- * Runs below the start are ignored. 0; -1: they do not ascend, have other states than 0, 2 and 4, a
+ * Runs below the start are ignored. 0; -1: they do not ascend, have other states than 0, 2, 3 and 4, a
  * negative count, span more than MQD_SHARE_SPAN_MAX, or the pool is used up (starved). After -1
  * only mqd_share_destroy may follow. */
 int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, uint32_t count);

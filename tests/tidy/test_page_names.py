@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from mqd.base.config import BROKER, TOPIC
+from mqd.base.config import BROKER, GROUP, TOPIC
 from mqd.cli.main import COMMANDS as COMMAND_NAMES
 from mqd.cli.main import cli
 
@@ -72,7 +72,7 @@ def test_properties_that_are_set_exist(page: Path) -> None:
     """NAME=VALUE, as a reader would copy it."""
     named = set(re.findall(r"(?<![\w.-])([a-z]+(?:\.[a-z]+)+)=", page.read_text()))
     of_others = {"check.crcs", "group.protocol", "directory.id"}  # of clients, of meta.properties
-    assert named - BROKER.keys() - TOPIC.keys() - of_others == set()
+    assert named - BROKER.keys() - TOPIC.keys() - GROUP.keys() - of_others == set()
 
 
 COMMANDS = sorted(

@@ -74,11 +74,15 @@ class ShareStates:
         coordinator: Coordinator,
         groups: Coordinator,
         settings: Callable[[str], ShareSettings],
+        has_dead_letters: Callable[[], bool] = lambda: False,
     ) -> None:
         self._broker = broker
         self._coordinator = coordinator
         self._groups = groups
         self._settings = settings
+        self._has_dead_letters = has_dead_letters
+        # answers an owner's READ or WRITE: who writes its dead letters learns from them
+        self.of_owner: Callable[[int, Any], Awaitable[Any]] | None = None
         # topic id, partition, a time -> the first offset of that time or later, -1; and an error
         self.first_since: Callable[[bytes, int, int], Awaitable[tuple[int, int]]] | None = None
         self.peers: Peers | None = None  # set before the first request if there are other hosts
@@ -94,12 +98,12 @@ class ShareStates:
         """
         version = _EVENTS[api_key].version
         request: Any = codec.decode(message_class(api_key, "Request"), version, body)
-        response = await self.answer(request)
+        response = await (self.answer(request) if self.of_owner is None else self.of_owner(api_key, request))
         settings = self._settings(request.group_id)
         begin = 0
         if api_key == READ and settings.offset_reset.kind == BY_DURATION:
             begin = await self._begin(response, settings.offset_reset.duration_ms)
-        return settings.packed(begin) + bytes(codec.encode(response, version))
+        return settings.packed(begin, self._has_dead_letters()) + bytes(codec.encode(response, version))
 
     async def _begin(self, response: Any, duration_ms: int) -> int:
         """Where a share-partition without a start begins: -1 is its end."""

@@ -11,7 +11,7 @@ this broker, so this broker sends the request on its behalf.
 Invariants
     E1  a client gains no rights by being relayed: a request in an Envelope has a client's rights,
         judged by the address that the client has on its own host, whichever host sent it; only
-        RELAYED APIs are accepted
+        RELAYED APIs are accepted. A host says of its own requests that they are (`is_host`)
     E2  when the other host is unreachable or does not answer, the request is answered here as by a
         host that is not the coordinator (NOT_COORDINATOR and the like), which clients retry: each
         of these requests may be carried out twice (Kafka's clients do the same after a lost
@@ -62,7 +62,8 @@ log = logging.get("acceptor.relaying")
 
 class Principal(msgspec.Struct, frozen=True):
     """The client's identity: according to the entry host's kernel, and the principal and address
-    that the entry host uses for its access checks.
+    that the entry host uses for its access checks. `is_host`: not a client's request, but that
+    host's own.
     """
 
     uid: int
@@ -70,6 +71,7 @@ class Principal(msgspec.Struct, frozen=True):
     principal: str = ANONYMOUS
     principal_kind: int = PrincipalKind.ANONYMOUS
     host: str = ""
+    is_host: bool = False
 
 
 class Relaying:
@@ -127,7 +129,9 @@ class Relaying:
     async def _request(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
         """Raises PeerError."""
         principal = msgspec.msgpack.encode(
-            Principal(address.uid, address.pid, address.principal, address.principal_kind, address.peer_ip)
+            Principal(
+                address.uid, address.pid, address.principal, address.principal_kind, address.peer_ip, address.is_host
+            )
         )
         envelope = EnvelopeRequest(
             request_data=frame, request_principal=principal, client_host_address=own_address(self._broker)
@@ -292,6 +296,7 @@ async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes
         pid=principal.pid,
         principal=principal.principal,
         principal_kind=principal.principal_kind,
+        is_host=principal.is_host,
     )
     response = await answer(client, inner) if allowed else None
     error_code = 0 if response is not None else int(ErrorCode.INVALID_REQUEST)

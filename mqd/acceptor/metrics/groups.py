@@ -76,6 +76,28 @@ def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
             "Requests refused because groups would take too much memory",
             budget.refused_count,
         )
+    yield from _dead_letters(broker)
+
+
+def _dead_letters(broker: Broker) -> Iterator[Any]:
+    """Of share-partitions that this host leads."""
+    written = CounterMetricFamily(
+        "mqd_dead_letters", "Dead letters of a share group, written by this host", labels=["group"]
+    )
+    waiting = GaugeMetricFamily(
+        "mqd_dead_letters_waiting", "Rejected or exhausted records whose dead letter is not written", labels=["group"]
+    )
+    oldest = GaugeMetricFamily(
+        "mqd_dead_letters_oldest_seconds",
+        "For how long the oldest of them has waited, as far as this process knows",
+        labels=["group"],
+    )
+    if broker.dead_letters is not None:
+        for group, figures in sorted(broker.dead_letters.figures().items()):
+            written.add_metric([group], figures.written)
+            waiting.add_metric([group], figures.waiting)
+            oldest.add_metric([group], figures.oldest_ms / 1000)
+    yield from (written, waiting, oldest)
 
 
 def _member_count(group: Group) -> int:

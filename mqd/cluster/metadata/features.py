@@ -42,6 +42,7 @@ from mqd.cluster.metadata.records import (
 MQD_VERSION = "mqd.version"
 SHARE_VERSION = "share.version"
 SHARE_GROUPS_LEVEL = 4  # of mqd.version: from here on all hosts have share groups
+DEAD_LETTERS_LEVEL = 5  # and can read the state Archiving
 # "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
 CAP_VARIABLE = "MQD_TEST_FEATURES"
 # supported levels by feature, both inclusive; a missing feature means 0 to 0
@@ -104,11 +105,11 @@ FEATURES: dict[str, Feature] = {
         Feature(
             MQD_VERSION,
             0,
-            4,
+            5,
             0,
             "The messages between hosts of mqd and their stored records. 1: only hosts that take part in this"
             " negotiation belong to the cluster. 2: access control lists and users' credentials. 3: delegation"
-            " tokens. 4: share groups.",
+            " tokens. 4: share groups. 5: dead letters.",
         ),
     )
 }
@@ -166,6 +167,13 @@ def has_share_groups(found: Mapping[str, int]) -> bool:
     support level 1 of it, and have no share groups.
     """
     return found[SHARE_VERSION] >= 1 and found[MQD_VERSION] >= SHARE_GROUPS_LEVEL
+
+
+def has_dead_letters(found: Mapping[str, int]) -> bool:
+    """Kafka 4.4 has them from share.version 2 on, which needs its metadata.version. To Kafka's tools
+    this is a cluster of 4.2, whose `--release-version` has level 1.
+    """
+    return found[SHARE_VERSION] >= 1 and found[MQD_VERSION] >= DEAD_LETTERS_LEVEL
 
 
 def in_force(finalized: Mapping[str, int]) -> dict[str, int]:

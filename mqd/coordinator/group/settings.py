@@ -9,7 +9,7 @@ import msgspec
 from mqd.base.offset_reset import LATEST, OffsetReset
 
 GROUP_SIZE_MAX = 2**31 - 1
-PACKED = struct.Struct("=iiiBB2xqii")
+PACKED = struct.Struct("=iiiBBBxqii")
 
 
 class ClassicSettings(msgspec.Struct, frozen=True):
@@ -61,10 +61,12 @@ class ShareSettings(msgspec.Struct, frozen=True):
     record_locks_max: int = 2_000  # of a share-partition
     retry_backoff_ms: int = 0
     retry_backoff_max_ms: int = 60_000
+    dead_letter_topic: str = ""  # errors.deadletterqueue.topic.name; "": none
+    copies_dead_records: bool = False  # errors.deadletterqueue.copy.record.enable
     read_committed: bool = False
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
-    def packed(self, begin: int = 0) -> bytes:
+    def packed(self, begin: int = 0, has_dead_letters: bool = False) -> bytes:
         """The settings that workers need, laid out as in docs/design/share-groups.md. `begin`:
         by_duration's offset.
         """
@@ -74,6 +76,7 @@ class ShareSettings(msgspec.Struct, frozen=True):
             self.record_locks_max,
             self.read_committed,
             self.offset_reset.kind,
+            has_dead_letters and bool(self.dead_letter_topic),
             begin,
             self.retry_backoff_ms,
             self.retry_backoff_max_ms,

@@ -15,8 +15,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-AVAILABLE, ACKNOWLEDGED, ARCHIVED = 0, 2, 4
-STATES = (AVAILABLE, ACKNOWLEDGED, ARCHIVED)
+AVAILABLE, ACKNOWLEDGED, ARCHIVING, ARCHIVED = 0, 2, 3, 4
+STATES = (AVAILABLE, ACKNOWLEDGED, ARCHIVING, ARCHIVED)
 OFFSET_MAX = (1 << 63) - 1
 
 

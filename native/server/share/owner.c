@@ -214,6 +214,10 @@ void mqd_share_acceptor_died(struct mqd_reactor *r)
         &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     for (uint32_t i = 0; shares && i < shares->owned_capacity; i++) {
         struct mqd_share_owned *owned = shares->owned[i];
+        if (owned && owned->partition.state.archiving_count && owned->partition.phase == MQD_SHARE_ACTIVE) {
+            mqd_share_partition_report(&owned->partition);
+            touch(shares, owned);
+        }
         if (!owned || owned->lent < 0 || owned->acceptor_generation == generation)
             continue;
         end_loan(r, owned);
@@ -426,6 +430,35 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
         owned->users[from] -= owned->users[from] > 0;
     }
     mqd_share_respond(r, from, &response);
+}
+
+void mqd_share_archive_on(struct mqd_reactor *r, uint32_t slot, const uint8_t *payload, uint32_t size_bytes)
+{
+    struct mqd_share_owner_request request;
+    if (size_bytes < sizeof request)
+        return;
+    memcpy(&request, payload, sizeof request);
+    uint32_t left = size_bytes - (uint32_t)sizeof request;
+    if (request.kind != MQD_SHARE_REQUEST_ARCHIVE || request.group_bytes > left)
+        return;
+    const uint8_t *group = payload + sizeof request;
+    struct mqd_share_owned *owned = find(r->shares, &request, slot, group);
+    if (!owned)
+        return; /* it is read again, and with it what is Archiving */
+    look_at_leadership(r, owned);
+    struct mqd_share_partition *partition = &owned->partition;
+    uint64_t epochs = (uint64_t)(uint32_t)partition->state_epoch << 32 | (uint32_t)partition->leader_epoch;
+    if (partition->phase != MQD_SHARE_ACTIVE || epochs != request.member)
+        return;
+    struct mqd_share_acknowledgement *list =
+        take_ranges(&request, group + request.group_bytes, left - request.group_bytes);
+    uint32_t archived = 0;
+    for (uint32_t i = 0; list && i < request.range_count; i++)
+        archived += mqd_share_archive(&partition->state, list[i].first, list[i].last);
+    free(list);
+    touch(r->shares, owned);
+    if (archived)
+        mqd_owner_wake_slot(r, slot); /* there may be room for more */
 }
 
 void mqd_shares_owned_destroy(struct mqd_shares *shares)

@@ -185,7 +185,8 @@ void mqd_share_respond(struct mqd_reactor *r, uint32_t to, const struct mqd_desc
 
 void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
-    if (from >= mqd_control_worker_count(r->options.control))
+    uint32_t acceptor = mqd_control_worker_count(r->options.control);
+    if (from > acceptor || (from == acceptor && descriptor->kind != MQD_LINK_SHARE))
         return;
     if (descriptor->kind == MQD_LINK_SHARED) {
         on_response(r, descriptor);
@@ -197,8 +198,15 @@ void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descr
                   descriptor->size_bytes <= arena_bytes - descriptor->offset;
     if ((uint64_t)descriptor->c != r->generation || !inside || !mqd_shares_of(r))
         return; /* meant for our predecessor: its sender learns of the death */
-    mqd_share_owner_on(r, from, descriptor->token, descriptor->slot, r->options.arenas[from] + descriptor->offset,
-                       descriptor->size_bytes);
+    const uint8_t *payload = r->options.arenas[from] + descriptor->offset;
+    if (from == acceptor) {
+        mqd_share_archive_on(r, descriptor->slot, payload, descriptor->size_bytes);
+        struct mqd_descriptor release_note = {
+            .kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
+        mqd_forward_send(r, from, &release_note);
+    } else {
+        mqd_share_owner_on(r, from, descriptor->token, descriptor->slot, payload, descriptor->size_bytes);
+    }
     mqd_share_pump(r);
 }
 

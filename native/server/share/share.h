@@ -38,13 +38,16 @@ enum mqd_share_owner_request_kind {
     MQD_SHARE_REQUEST_ACQUIRE,
     MQD_SHARE_REQUEST_LOOK, /* how many bytes there are to acquire */
     MQD_SHARE_REQUEST_ACKNOWLEDGE,
-    MQD_SHARE_REQUEST_FORGET, /* the session does not name the partition any more */
-    MQD_SHARE_REQUEST_RELEASE /* the same, and what its member holds is released */
+    MQD_SHARE_REQUEST_FORGET,  /* the session does not name the partition any more */
+    MQD_SHARE_REQUEST_RELEASE, /* the same, and what its member holds is released */
+    /* from the acceptor, without a response: the ranges' dead letters are written, or are not
+     * wanted. What becomes of it is in a WRITE. */
+    MQD_SHARE_REQUEST_ARCHIVE
 };
 /* Then the group's bytes, then range_count times: first, last (i64), type_count (u32), types. */
 struct mqd_share_owner_request {
     uint8_t topic_id[16];
-    uint64_t member;
+    uint64_t member; /* ARCHIVE: of the state that is meant, the state epoch << 32 | the leader epoch */
     int32_t partition_index;
     uint32_t records_max, bytes_max;
     uint32_t range_count;
@@ -211,6 +214,8 @@ void mqd_share_send_unsent(struct mqd_reactor *r);
 /* ---- owner.c ---- */
 void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot, const uint8_t *payload,
                         uint32_t size_bytes);
+/* MQD_SHARE_REQUEST_ARCHIVE */
+void mqd_share_archive_on(struct mqd_reactor *r, uint32_t slot, const uint8_t *payload, uint32_t size_bytes);
 void mqd_share_owners_run(struct mqd_reactor *r);
 void mqd_shares_owned_destroy(struct mqd_shares *shares);
 

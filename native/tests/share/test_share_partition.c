@@ -316,6 +316,38 @@ TEST(a_state_that_backoffs_kept_is_confirmed_before_it_is_used)
     owner_end(o);
 }
 
+/* It is kept, and a new acceptor learns of it from a READ, although a WRITE confirms the state too. */
+TEST(what_is_archiving_is_reported_by_a_read)
+{
+    struct owner *o = owner_of(0, 0);
+    struct mqd_share_run runs[8];
+    ask(o);
+    o->partition.state.settings.dead_letters = 1;
+    CHECK_EQUAL(acquire(o, 2, runs), 1);
+    CHECK_EQUAL(acknowledge(o, 0, MQD_SHARE_REJECT), 0);
+    CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+    CHECK_EQUAL(o->coordinator.state[0], MQD_SHARE_ARCHIVING);
+    CHECK_EQUAL(acknowledge(o, 1, MQD_SHARE_ACCEPT), 0);
+    mqd_share_partition_report(&o->partition);
+    CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+    CHECK(o->partition.verifies);
+    CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+    CHECK(!o->partition.verifies && !mqd_share_partition_is_idle(&o->partition));
+    CHECK_EQUAL(ask(o), 0);
+    mqd_share_partition_fail(&o->partition, 6, o->now_ms); /* a failover */
+    mqd_share_partition_restart(&o->partition, 1);
+    CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+    CHECK_EQUAL(o->partition.state.archiving_count, 1);
+    CHECK_EQUAL(mqd_share_archive(&o->partition.state, 0, OFFSETS), 1);
+    o->now_ms += MQD_SHARE_LAZY_MS;
+    ask(o);
+    o->now_ms += MQD_SHARE_LAZY_MS;
+    ask(o);
+    CHECK_EQUAL(o->coordinator.start, 2);
+    CHECK(mqd_share_partition_is_idle(&o->partition));
+    owner_end(o);
+}
+
 TEST(what_is_no_answer_is_refused)
 {
     struct owner *o = owner_of(0, 0);

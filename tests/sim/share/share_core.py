@@ -20,7 +20,7 @@ ffi, lib = _module.ffi, _module.lib
 PREFIX = "MQD_PLANTED_"
 PLANTED = {name.removeprefix(PREFIX): getattr(lib, name) for name in dir(lib) if name.startswith(PREFIX)}
 AVAILABLE, ACQUIRED, DELAYED = lib.MQD_SHARE_AVAILABLE, lib.MQD_SHARE_ACQUIRED, lib.MQD_SHARE_DELAYED
-ACKNOWLEDGED, ARCHIVED = lib.MQD_SHARE_ACKNOWLEDGED, lib.MQD_SHARE_ARCHIVED
+ACKNOWLEDGED, ARCHIVED, ARCHIVING = lib.MQD_SHARE_ACKNOWLEDGED, lib.MQD_SHARE_ARCHIVED, lib.MQD_SHARE_ARCHIVING
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 INVALID_REQUEST, INVALID_RECORD_STATE = lib.MQD_SHARE_INVALID_REQUEST, lib.MQD_SHARE_INVALID_RECORD_STATE
 NEVER = lib.MQD_SHARE_NEVER
@@ -53,6 +53,7 @@ class Settings(NamedTuple):
     open_max: int = 2_000
     backoff_ms: int = 0
     backoff_ms_max: int = 60_000
+    dead_letters: bool = False
 
 
 class Difference(NamedTuple):
@@ -80,8 +81,8 @@ class Share:
         self.native.planted = self._planted
 
     def set(self, settings: Settings) -> None:
-        native = self.native.settings
-        native.lock_ms, native.delivery_limit, native.open_max, native.backoff_ms, native.backoff_ms_max = settings
+        for name, value in settings._asdict().items():
+            setattr(self.native.settings, name, value)
 
     def _runs(self, count: int) -> list[Run]:
         return [Run(run.first, run.last, run.state, run.count) for run in ffi.unpack(self._out, count)]
@@ -109,6 +110,9 @@ class Share:
 
     def expire(self, now_ms: int) -> int:
         return lib.mqd_share_expire(self.native, now_ms, 0xFFFFFFFF)
+
+    def archive(self, first: int, last: int) -> int:
+        return lib.mqd_share_archive(self.native, first, last)
 
     def log_start(self, offset: int) -> None:
         lib.mqd_share_log_start(self.native, offset)

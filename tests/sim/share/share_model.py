@@ -11,8 +11,10 @@ from tests.sim.share.share_core import (
     ACKNOWLEDGED,
     ACQUIRED,
     ARCHIVED,
+    ARCHIVING,
     AVAILABLE,
     DELAYED,
+    GAP,
     INVALID_RECORD_STATE,
     INVALID_REQUEST,
     NEVER,
@@ -163,7 +165,7 @@ class ShareModel:
                 if record.state != AVAILABLE:
                     continue
                 if record.count >= self.settings.delivery_limit:
-                    record.state = ARCHIVED
+                    record.state = self.archived_state()
                     continue
                 most = min(most, self.together_max(record.count, records_max))
                 if len(acquired) >= most:
@@ -197,7 +199,19 @@ class ShareModel:
                 ]
                 record.deadline_ms = max([now_ms + backoff_ms, *(time for time in waiting if time < NEVER)])
         else:
+            record.state = ARCHIVED if kind == GAP else self.archived_state()
+
+    def archived_state(self) -> int:
+        return ARCHIVING if self.settings.dead_letters else ARCHIVED
+
+    def archive_lettered(self, first: int, last: int) -> int:
+        found = [
+            one for one in self.records[max(first - self.start, 0) : last + 1 - self.start] if one.state == ARCHIVING
+        ]
+        for record in found:
             record.state = ARCHIVED
+        self.advance()
+        return len(found)
 
     def acknowledge(self, member: int, acks: Sequence[Ack], now_ms: int) -> int:
         before = -1

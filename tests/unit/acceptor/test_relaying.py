@@ -242,6 +242,16 @@ def test_answered_as_if_the_client_were_here_and_with_no_more_rights() -> None:
     assert decode_response(bytes(answer.response_data), HEARTBEAT, 4) == (7, HeartbeatResponse(error_code=0))
 
 
+def test_a_hosts_own_request_is_trusted_and_a_clients_is_not() -> None:
+    principal = msgspec.msgpack.encode(Principal(-1, 0, is_host=True))
+    for envelope, expected in (
+        (envelope_of(EndTxnRequest(transactional_id="t"), 3, principal), True),
+        (envelope_of(EndTxnRequest(transactional_id="t"), 3), False),
+    ):
+        ((address, _),) = served(envelope)[0]
+        assert address.is_trusted is expected and address.peer_node == -1
+
+
 @pytest.mark.parametrize(
     ("request_", "version"),
     [

@@ -112,7 +112,7 @@ def test_what_is_no_name(name: str) -> None:
         Run(-1, 4, 2, 1),
         Run(5, 4, 2, 1),
         Run(0, 1, 1, 1),
-        Run(0, 1, 3, 1),
+        Run(0, 1, 6, 1),
         Run(0, 1, 2, -1),
         Run(0, (1 << 63) - 1, 2, 1),
     ],

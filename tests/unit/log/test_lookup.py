@@ -19,6 +19,7 @@ from mqd.log.lookup import (
     epoch_end_offset,
     max_timestamp,
     offset_for_timestamp,
+    records_at,
     timestamp_from,
 )
 from tests.tiers import examples
@@ -161,6 +162,22 @@ def test_any_log_answers_like_the_model(
 
 
 # -- leader epochs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_records_by_their_offsets(tmp_path: Path, codec: int) -> None:
+    rows = make_log(tmp_path, [[[1, 2], [3]], [[4, 5, 6], [7]], [[8]]], codec)
+    wanted = [1, 3, 5, 6, 7, 30]
+    count, found = records_at(tmp_path, wanted, 1 << 20)
+    assert count == len(wanted)
+    assert [(one.offset, one.timestamp_ms) for one in found] == [row for row in rows if row[0] in wanted]
+    parts, at = [], 0
+    while at < len(wanted):  # one batch at a time
+        count, found = records_at(tmp_path, wanted[at:], 1)
+        assert count > 0
+        at += count
+        parts += [one.offset for one in found]
+    assert parts == [1, 3, 5, 6, 7]
 
 
 def test_ends_of_leader_epochs() -> None:

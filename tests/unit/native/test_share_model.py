@@ -1,6 +1,6 @@
 """The state of share-partitions in C against a plain array in Python: the same histories by chance,
-the same answers, the same state after each step, and the invariants S1 to S9; and that each planted
-bug is found.
+the same answers, the same state after each step, and the invariants S1 to S9 and L1; and that each
+planted bug is found.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from tests.sim.share.share_core import (
     ACKNOWLEDGED,
     ACQUIRED,
     ARCHIVED,
+    ARCHIVING,
     AVAILABLE,
     PLANTED,
+    REJECT,
     RELEASE,
     RENEW,
     RUN_COUNT_MAX,
@@ -44,6 +46,7 @@ class History:
             self.random.choice([1, 2, 3, 5, 8]),
             self.random.choice([7, 60, 2_000]),
             *self.backoff(),
+            self.random.random() < 0.5,
         )
         # near the end of a page, or so that pages share a place of the directory
         start = self.random.choice([0, 1_000, 1_020, (1 << 21) - 9, (1 << 33) + 1_023])
@@ -57,6 +60,8 @@ class History:
         self.counts: dict[int, int] = {}
         self.earliest: dict[int, int] = {}  # when it may be acquired again
         self.start_max = start
+        self.dead: set[int] = set()  # they were Archiving
+        self.lettered: set[int] = set()
 
     def backoff(self) -> tuple[int, int]:
         return self.random.choice([(0, 60_000), (10, 25), (30, 1_000), (100, 100)])
@@ -85,6 +90,7 @@ class History:
         skipped = {offset for batch in batches if batch.skipped for offset in range(batch.first, batch.last + 1)}
         for offset, count in got:
             assert offset not in self.accepted, "S2"
+            assert offset not in self.dead, "L1"
             assert offset not in skipped, "S8"
             assert self.counts.get(offset, 0) < count <= self.settings.delivery_limit, "S3"
             assert self.earliest.get(offset, 0) <= self.now_ms, "S9"
@@ -140,6 +146,10 @@ class History:
                         self.accepted.add(offset)
                     elif kind == RELEASE and offset in self.counts:
                         self.released(offset)
+                    if self.settings.dead_letters and offset >= self.core.start:
+                        is_dead = self.core.at(offset)[0] == ARCHIVING
+                        assert kind != REJECT or is_dead, "L1"
+                        assert kind in (REJECT, RELEASE) or not is_dead, "L1"
 
     def expire(self) -> None:
         self.now_ms += self.random.choice([1, 20, 60, 300])
@@ -153,6 +163,21 @@ class History:
         for offset in self.held(member):
             self.released(offset)
         assert self.core.release_member(member, self.now_ms) == self.model.release_member(member, self.now_ms)
+
+    def write_letters(self) -> None:
+        archiving = [
+            offset
+            for run in self.core.snapshot()
+            if run.state == ARCHIVING
+            for offset in range(run.first, run.last + 1)
+        ]
+        assert not self.lettered & set(archiving), "L1: a second letter"
+        self.dead.update(archiving)
+        for first, last in runs_of_offsets(archiving):
+            last = self.random.randint(first, last)
+            reach = self.random.choice([0, 0, 5, 3_000])
+            assert self.core.archive(first - reach, last) == self.model.archive_lettered(first - reach, last)
+            self.lettered.update(offset for offset in archiving if first - reach <= offset <= last)
 
     def trim(self) -> None:
         offset = self.random.randint(self.model.start, max(self.model.start, self.log_end))
@@ -169,6 +194,8 @@ class History:
         if self.random.random() < 0.3:
             backoff_ms, backoff_ms_max = self.backoff()
             self.settings = self.settings._replace(backoff_ms=backoff_ms, backoff_ms_max=backoff_ms_max)
+        if self.random.random() < 0.1:
+            self.settings = self.settings._replace(dead_letters=not self.settings.dead_letters)
         self.core.set(self.settings)
         self.model.settings = self.settings
 
@@ -203,7 +230,11 @@ class History:
         self.counts = {offset: record.count for offset, record in enumerate(model.records, model.start)}
         self.core.difference()
 
-    STEPS = (append, acquire, acquire, acquire, acknowledge, acknowledge, expire, release_member, trim, set, persist)
+    STEPS = (
+        (append, acquire, acquire, acquire, acknowledge, acknowledge)
+        + (expire, release_member, trim, set, persist)
+        + (write_letters,)
+    )
 
     def step(self) -> None:
         if self.random.random() < 0.01:
@@ -268,7 +299,7 @@ def test_nothing_new_is_acquired_above_the_number_of_runs() -> None:
         [Run(20, 10, ARCHIVED, 1)],
         [Run(-5, 10, ARCHIVED, 1)],
         [Run(10, 11, ACQUIRED, 1)],
-        [Run(10, 11, 3, 1)],
+        [Run(10, 11, 6, 1)],
         [Run(10, 11, AVAILABLE, -1)],
         [Run(10, (1 << 63) - 1, AVAILABLE, 1)],
         [Run(10 + SPAN_MAX, 10 + SPAN_MAX, AVAILABLE, 1)],

@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import broker_loggers
+from mqd.base import dead_letters
+from mqd.base.config import topic_effective
 from mqd.cluster.host import messages
 from mqd.cluster.host.messages import ConfigOperation
 from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules.configs import RESOURCE_GROUP
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterConfigsRequest, AlterConfigsResponse
@@ -54,6 +57,15 @@ async def handle(context: Context, header: RequestHeader, request: AlterConfigsR
     )
 
 
+def _problem_of_dead_letters(broker: Broker, resource: Resource) -> str:
+    """A group's topic may be missing, and be created later; one that is there has to take them."""
+    names = [one.value for one in resource.operations if one.name == dead_letters.TOPIC and one.value]
+    image = broker.metadata.topics.get(names[0]) if resource.type == RESOURCE_GROUP and names else None
+    if image is None or topic_effective(broker.effective(), image.config)[dead_letters.ENABLED] == "true":
+        return ""
+    return f"topic {image.name} takes no dead letters; set its {dead_letters.ENABLED}=true first"
+
+
 async def alter(broker: Broker, resources: list[Resource], replace: bool, validate_only: bool) -> list[Result]:
     """One result for each distinct resource, in order."""
     counts = Counter((resource.type, resource.name) for resource in resources)
@@ -70,6 +82,8 @@ async def alter(broker: Broker, resources: list[Resource], replace: bool, valida
             except Refusal as refusal:
                 return Result(resource.type, resource.name, refusal.error, refusal.message)
             return Result(resource.type, resource.name, 0, None)
+        if problem := _problem_of_dead_letters(broker, resource):
+            return Result(resource.type, resource.name, int(ErrorCode.INVALID_CONFIG), problem)
         change = messages.AlterConfig(resource.type, resource.name, resource.operations, replace)
         answer = await broker.controller.request(change, TIMEOUT_MS, validate_only)
         return Result(resource.type, resource.name, answer.error, answer.message)

@@ -1,0 +1,531 @@
+"""Dead letters of the share-partitions that this host leads (KIP-1191): carries out what their movers
+decide (mqd/coordinator/share/letters.py).
+
+A mover's transactional id names its share-partition; its requests are those of a transactional
+client (InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn, OffsetFetch),
+answered here or by the host that coordinates, as those of a local client are (local/relay.py). The
+note is the metadata of an offset of the group NOTE_GROUP + the share group. Letters go to the owner
+of their partition as a coordinator's records do, on another host through its acceptor.
+
+Why in this process, and not in one of its own: it sees the states that are written anyway, and
+dead letters are rare. What it takes from the process is bounded: AT_ONCE transactions write at a
+time, each CHUNK_BYTES of copied records at a time, read in the disks' threads.
+
+Bounds: one mover for each share-partition that this host leads and that has had dead letters;
+IDLE_MAX of them without any are kept. Concurrency: the event loop's thread.
+"""
+
+import asyncio
+import struct
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from mqd.acceptor.broker_state import LISTENER_LOCAL, Address, BrokerState
+from mqd.acceptor.coordinators import CREATE_TIMEOUT_MS, Coordinators
+from mqd.acceptor.interbroker.client import PeerError, Peers
+from mqd.acceptor.interbroker.share_states import READ, WRITE, ShareStates
+from mqd.acceptor.interbroker.transactions import leader_elsewhere
+from mqd.base import config as configuration
+from mqd.base import logging
+from mqd.base.dead_letters import AUTO_CREATE, CREATED_CONFIG, ENABLED, TOPIC_PREFIX, problem_of_name
+from mqd.cluster.host import messages
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.log import BATCH_BYTES_MAX, AppendError
+from mqd.coordinator.share import letter_records
+from mqd.coordinator.share.letter_records import Copied, Source
+from mqd.coordinator.share.letters import (
+    COMMITTING,
+    FENCING,
+    LOADING,
+    NOTING,
+    READING,
+    STOPPED,
+    WRITING,
+    Archive,
+    Letter,
+    Letters,
+    Loaded,
+    Observed,
+    Outcome,
+    Step,
+    Wake,
+    Woken,
+)
+from mqd.coordinator.share.records import core_name, listed
+from mqd.coordinator.share.runs import ARCHIVING
+from mqd.log.batches import CorruptBatch
+from mqd.log.lookup import records_at
+from mqd.protocol import codec
+from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
+from mqd.protocol.errors import ErrorCode, ProtocolError, error_name
+from mqd.protocol.framing import KNOWN
+from mqd.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    OffsetFetchRequest,
+    ProduceRequest,
+    ProduceResponse,
+    ReadShareGroupStateRequest,
+    TxnOffsetCommitRequest,
+)
+
+NOTE_GROUP = "__dlq."  # and the share group's id
+TRANSACTION_TIMEOUT_MS = 60_000
+STEP_S = 45.0
+RETRY_S, RETRY_S_MAX, RETRIES_S = 0.01, 0.3, 15.0
+PRODUCE, PRODUCE_VERSION, PRODUCE_S = 0, 9, 10.0  # between hosts
+AT_ONCE = 8
+CHUNK_BYTES = 4 << 20
+IDLE_MAX = 10_000
+GROUPS_COUNTED_MAX = 10_000
+
+# what passes while a coordinator loads or moves, or ends the transaction before
+_PASSING = frozenset(
+    map(
+        int,
+        (
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+            ErrorCode.COORDINATOR_NOT_AVAILABLE,
+            ErrorCode.NOT_COORDINATOR,
+            ErrorCode.CONCURRENT_TRANSACTIONS,
+            ErrorCode.UNSTABLE_OFFSET_COMMIT,
+        ),
+    )
+)
+# struct mqd_share_owner_request (native/server/share/share.h), then first, last, no types of each range
+_REQUEST = struct.Struct("=16sQiIIIHBBB3x")
+_REQUEST_ARCHIVE = 5
+_RANGE = struct.Struct("=qqI")
+
+log = logging.get("acceptor.dead_letters")
+
+
+class Failed(Exception):
+    """A step is tried again later."""
+
+
+class Owners(Protocol):
+    """The link to the owners of partitions."""
+
+    def archive(self, owner: int, slot: int, payload: bytes, owner_generation: int) -> None: ...
+
+
+class Figures(NamedTuple):
+    """Of a group on this host."""
+
+    written: int  # since the start of this process
+    waiting: int
+    oldest_ms: int  # for how long, as far as this process knows
+
+
+class _Mover:
+    def __init__(self, name: str, group_id: str, topic_id: bytes, partition: int, core: Letters) -> None:
+        self.name, self.group_id, self.topic_id, self.partition = name, group_id, topic_id, partition
+        self.core = core
+        self.lock = asyncio.Lock()  # its LOADING, and the READs and WRITEs of its owner
+        self.producer = (-1, -1)  # id, epoch
+        self.timer: asyncio.TimerHandle | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.problem = ""  # as logged
+
+    def stop(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        for task in self.tasks:
+            task.cancel()
+
+
+class DeadLetters:
+    """`peers`: set before the first request if there are other hosts."""
+
+    def __init__(
+        self,
+        broker: BrokerState,
+        coordinators: Coordinators,
+        owners: Owners,
+        answer: Callable[[Address, bytes], Awaitable[bytes | None]],
+    ) -> None:
+        self._answer = answer  # a request's frame, as a client's
+        self._broker, self._coordinators, self._owners = broker, coordinators, owners
+        self._states: ShareStates = coordinators.share_states
+        self.peers: Peers | None = None
+        self._movers: dict[str, _Mover] = {}
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._written: Counter[str] = Counter()
+        self._address = Address(LISTENER_LOCAL, peer_ip="127.0.0.1", is_host=True)
+
+    def stop(self) -> None:
+        for mover in self._movers.values():
+            mover.stop()
+        self._movers.clear()
+
+    def _now_ms(self) -> int:
+        return self._coordinators.clock.now_ms()
+
+    def figures(self) -> dict[str, Figures]:
+        """By group. The scrape's thread calls it: each dictionary is copied in one step."""
+        found = {group: Figures(count, 0, 0) for group, count in dict(self._written).items()}
+        for mover in list(self._movers.values()):
+            before, since, now_ms = found.get(mover.group_id, Figures(0, 0, 0)), dict(mover.core.since), self._now_ms()
+            oldest_ms = now_ms - min(since.values(), default=now_ms)
+            found[mover.group_id] = Figures(
+                before.written, before.waiting + len(since), max(before.oldest_ms, oldest_ms)
+            )
+        return found
+
+    # -- what owners read and write ----------------------------------------------------------------
+
+    async def ask(self, api_key: int, request: Any) -> Any:
+        """An owner's READ or WRITE, of one share-partition: the response."""
+        (topic,) = request.topics
+        (one,) = topic.partitions
+        name = core_name(request.group_id, topic.topic_id, one.partition)
+        mover = self._movers.get(name)
+        if mover is None:
+            return self._observed(name, api_key, request, await self._states.answer(request))
+        async with mover.lock:
+            return self._observed(name, api_key, request, await self._states.answer(request))
+
+    def _observed(self, name: str, api_key: int, request: Any, response: Any) -> Any:
+        (topic,), (answered,) = request.topics, response.results
+        (one,), (result,) = topic.partitions, answered.partitions
+        if api_key not in (READ, WRITE) or result.error_code:
+            return response
+        runs = listed(result.state_batches if api_key == READ else one.state_batches)
+        mover = self._movers.get(name)
+        if any(run.state == ARCHIVING for run in runs):
+            if mover is None or mover.core.leader_epoch < one.leader_epoch or mover.core.phase == STOPPED:
+                mover = self._begin(name, request.group_id, topic.topic_id, one.partition, one.leader_epoch)
+        if mover is not None and api_key == WRITE and mover.core.leader_epoch == one.leader_epoch:
+            self._handle(mover, Observed(one.state_epoch, one.start_offset, tuple(runs)))
+        return response
+
+    def _begin(self, name: str, group_id: str, topic_id: bytes, partition: int, leader_epoch: int) -> _Mover:
+        before = self._movers.pop(name, None)
+        if before is not None:
+            before.stop()
+        if len(self._movers) >= IDLE_MAX:
+            for idle in [one for one in self._movers.values() if not one.core.pending]:
+                self._end(idle)
+        core = Letters(leader_epoch, self._coordinators.offsets_settings.metadata_bytes_max)
+        mover = self._movers[name] = _Mover(name, group_id, topic_id, partition, core)
+        self._act(mover, core.start())
+        return mover
+
+    def _end(self, mover: _Mover) -> None:
+        mover.stop()
+        if self._movers.get(mover.name) is mover:
+            del self._movers[mover.name]
+
+    # -- a mover's actions -------------------------------------------------------------------------
+
+    def _handle(self, mover: _Mover, event: Observed | Outcome | Woken) -> None:
+        before = mover.core.letter_count
+        self._act(mover, mover.core.handle(event, self._now_ms()))
+        if mover.core.letter_count > before and (
+            mover.group_id in self._written or len(self._written) < GROUPS_COUNTED_MAX
+        ):
+            self._written[mover.group_id] += mover.core.letter_count - before
+        if mover.core.phase == STOPPED:
+            self._end(mover)
+
+    def _act(self, mover: _Mover, actions: Iterable[Step | Archive | Wake]) -> None:
+        loop = asyncio.get_running_loop()
+        for action in actions:
+            if isinstance(action, Step):
+                task = loop.create_task(self._carry_out(mover, action))
+                mover.tasks.add(task)
+                task.add_done_callback(mover.tasks.discard)
+            elif isinstance(action, Archive):
+                self._archive(mover, action)
+            else:
+                if mover.timer is not None:
+                    mover.timer.cancel()
+                delay_s = max(0, action.at_ms - self._now_ms()) / 1000
+                mover.timer = loop.call_later(delay_s, self._handle, mover, Woken())
+
+    def _archive(self, mover: _Mover, action: Archive) -> None:
+        """What cannot be sent is found again by the mover's next LOADING."""
+        image = self._broker.metadata.by_id(mover.topic_id)
+        state = image.partitions[mover.partition] if image and mover.partition < len(image.partitions) else None
+        view = self._broker.view(state) if state is not None else None
+        if state is None or view is None:
+            return
+        group = mover.group_id.encode()
+        epochs = (action.state_epoch & 0xFFFFFFFF) << 32 | action.leader_epoch & 0xFFFFFFFF
+        head = _REQUEST.pack(
+            mover.topic_id, epochs, mover.partition, 0, 0, len(action.ranges), len(group), _REQUEST_ARCHIVE, 0, 0
+        )
+        ranges = b"".join(_RANGE.pack(first, last, 0) for first, last in action.ranges)
+        self._owners.archive(view.owner, state.slot, head + group + ranges, view.owner_generation)
+
+    async def _carry_out(self, mover: _Mover, step: Step) -> None:
+        try:
+            async with asyncio.timeout(STEP_S):
+                if step.kind == LOADING:
+                    await self._load(mover, step)
+                    return
+                outcome = await self._outcome(mover, step)
+                mover.problem = mover.problem if step.kind == FENCING else ""
+        except (Failed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
+            outcome = Outcome(step.token, is_done=False)  # TimeoutError is an OSError
+            self._report(mover, step, str(error) or "time-out")
+        except Exception:
+            log.exception("dead letters cannot be moved; it is tried again", group=mover.group_id, step=step.kind)
+            outcome = Outcome(step.token, is_done=False)
+        if self._movers.get(mover.name) is mover:
+            self._handle(mover, outcome)
+
+    def _report(self, mover: _Mover, step: Step, problem: str) -> None:
+        if problem != mover.problem:
+            mover.problem = problem
+            log.warning(
+                "dead letters wait; it is tried again until it succeeds",
+                group=mover.group_id,
+                partition=mover.partition,
+                step=step.kind,
+                reason=problem,
+            )
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    async def _outcome(self, mover: _Mover, step: Step) -> Outcome:
+        if step.kind == FENCING:
+            return await self._fence(mover, step)
+        if step.kind == READING:
+            return Outcome(step.token, note=await self._note(mover))
+        producer_id, producer_epoch = mover.producer
+        if step.kind == WRITING:
+            async with self._room:
+                return await self._write(mover, step, producer_id, producer_epoch)
+        if step.kind == NOTING:
+            await self._put_note(mover, step, producer_id, producer_epoch)
+        else:
+            assert step.kind == COMMITTING
+            await self._done(
+                EndTxnRequest(
+                    transactional_id=self._transactional_id(mover),
+                    producer_id=producer_id,
+                    producer_epoch=producer_epoch,
+                    committed=True,
+                ),
+                3,
+            )
+        return Outcome(step.token)
+
+    def _transactional_id(self, mover: _Mover) -> str:
+        return NOTE_GROUP + mover.name
+
+    async def _fence(self, mover: _Mover, step: Step) -> Outcome:
+        image = self._broker.metadata.by_id(mover.topic_id)
+        leader = image.partitions[mover.partition].leader if image and mover.partition < len(image.partitions) else -2
+        if leader not in (-1, self._broker.node_id):
+            return Outcome(step.token, is_superseded=True)  # deleted, or led elsewhere
+        transactions = self._coordinators.transactions
+        if transactions is None or not await transactions.ensure_topic():
+            raise Failed("the topic of transactions cannot be created")
+        response = await self._done(
+            InitProducerIdRequest(
+                transactional_id=self._transactional_id(mover), transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
+            ),
+            4,
+        )
+        if mover.core.token == step.token:
+            mover.producer = response.producer_id, response.producer_epoch
+        return Outcome(step.token)
+
+    async def _load(self, mover: _Mover, step: Step) -> None:
+        """No READ or WRITE of the owner comes in between."""
+        message = ReadShareGroupStateRequest
+        part = message.Partition(partition=mover.partition, leader_epoch=mover.core.leader_epoch)
+        request = message(group_id=mover.group_id, topics=[message.Topic(topic_id=mover.topic_id, partitions=[part])])
+        async with mover.lock:
+            response: Any = await self._states.answer(request)
+            result = response.results[0].partitions[0]
+            if self._movers.get(mover.name) is not mover:
+                return
+            if not result.error_code:
+                loaded = Loaded(result.state_epoch, tuple(listed(result.state_batches)))
+                self._handle(mover, Outcome(step.token, loaded=loaded))
+            elif result.error_code in (
+                ErrorCode.FENCED_LEADER_EPOCH,
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                ErrorCode.INVALID_REQUEST,  # it was deleted
+            ):
+                self._handle(mover, Outcome(step.token, is_superseded=True))
+            else:
+                raise Failed(error_name(result.error_code))
+
+    async def _note(self, mover: _Mover) -> str | None:
+        source = self._source(mover)
+        if not await self._coordinators.groups.ensure_topic():
+            raise Failed("the topic of committed offsets cannot be created")
+        response = await self._done(
+            OffsetFetchRequest(
+                group_id=NOTE_GROUP + mover.group_id,
+                topics=[OffsetFetchRequest.Topic(name=source.topic, partition_indexes=[source.partition])],
+                require_stable=True,
+            ),
+            7,
+        )
+        return response.topics[0].partitions[0].metadata
+
+    async def _put_note(self, mover: _Mover, step: Step, producer_id: int, producer_epoch: int) -> None:
+        source, group_id = self._source(mover), NOTE_GROUP + mover.group_id
+        identity: dict[str, Any] = {
+            "transactional_id": self._transactional_id(mover),
+            "producer_id": producer_id,
+            "producer_epoch": producer_epoch,
+            "group_id": group_id,
+        }
+        await self._done(AddOffsetsToTxnRequest(**identity), 3)
+        message = TxnOffsetCommitRequest
+        part = message.Partition(partition_index=source.partition, committed_offset=0, committed_metadata=step.note)
+        await self._done(message(**identity, topics=[message.Topic(name=source.topic, partitions=[part])]), 3)
+
+    def _source(self, mover: _Mover) -> Source:
+        image = self._broker.metadata.by_id(mover.topic_id)
+        if image is None or mover.partition >= len(image.partitions):
+            raise Failed("the topic was deleted")
+        settings = self._coordinators.cluster.share_settings(mover.group_id)
+        return Source(image.name, mover.partition, mover.group_id, settings.delivery_count_limit)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    async def _write(self, mover: _Mover, step: Step, producer_id: int, producer_epoch: int) -> Outcome:
+        source = self._source(mover)
+        settings = self._coordinators.cluster.share_settings(mover.group_id)
+        target = settings.dead_letter_topic
+        if not target or target == source.topic:
+            if target:
+                log.warning("a dead letter was rejected; it has no letter of its own", group=mover.group_id)
+            return Outcome(step.token, unwanted=True)
+        image = await self._target(target)
+        effective = configuration.topic_effective(self._broker.effective(), image.config)
+        if effective[ENABLED] != "true":
+            raise Failed(f"topic {target} takes no dead letters: {ENABLED} is false")
+        index = source.partition % len(image.partitions)
+        await self._done(
+            AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=self._transactional_id(mover),
+                v3_and_below_producer_id=producer_id,
+                v3_and_below_producer_epoch=producer_epoch,
+                v3_and_below_topics=[AddPartitionsToTxnRequest.Topic(name=target, partitions=[index])],
+            ),
+            3,
+        )
+        batch_bytes_max = min(configuration.topic_number(effective, "max.message.bytes"), BATCH_BYTES_MAX)
+        left = list(step.letters)
+        while left:
+            count, copied = len(left), dict[int, Copied]()
+            if settings.copies_dead_records:
+                count, copied = await self._copied(mover, left)
+            records = letter_records.letter_records(
+                source, left[:count], copied, int(time.time() * 1000), batch_bytes_max
+            )
+            for batch in letter_records.batches(records, batch_bytes_max, producer_id, producer_epoch):
+                await self._append(target, index, batch)
+            del left[:count]
+        return Outcome(step.token)
+
+    async def _target(self, name: str) -> messages.TopicImage:
+        """Raises Failed."""
+        image = self._broker.metadata.topics.get(name)
+        if image is None:
+            if not self._broker.broker_value(AUTO_CREATE):
+                raise Failed(f"topic {name} does not exist; create it with {ENABLED}=true")
+            change = messages.CreateTopic(name, -1, -1, {}, dict(CREATED_CONFIG))
+            answer = await self._broker.controller.request(change, CREATE_TIMEOUT_MS)
+            if answer.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
+                raise Failed(f"topic {name} cannot be created: {answer.message or error_name(answer.error)}")
+            image = self._broker.metadata.topics.get(name)
+        if image is None or not image.partitions:
+            raise Failed(f"topic {name} is not there yet")
+        problem = problem_of_name(name, str(self._broker.broker_value(TOPIC_PREFIX) or ""))
+        if problem or image.internal:
+            raise Failed(problem or f"topic {name} is internal")
+        return image
+
+    async def _copied(self, mover: _Mover, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
+        """(how many of the letters, their records). What the log does not have any more is missing."""
+        image = self._broker.metadata.by_id(mover.topic_id)
+        if image is None:
+            raise Failed("the topic was deleted")
+        state = image.partitions[mover.partition]
+        path = self._broker.path_of(image.name, state)
+        offsets = [letter.offset for letter in letters]
+        try:
+            count, found = await self._broker.disks.read(state.log_dir, records_at, path, offsets, CHUNK_BYTES)
+        except CorruptBatch as error:
+            log.error("a dead record cannot be read; its letter has headers alone", topic=image.name, reason=str(error))
+            return 1, {}
+        return count, {one.offset: Copied(one.key, one.value, one.headers) for one in found}
+
+    async def _append(self, topic: str, index: int, batch: bytes) -> None:
+        """Raises AppendError or PeerError. Then it may have been written: what follows is FENCING."""
+        node_id = leader_elsewhere(self._broker, topic, index)
+        if node_id < 0:
+            await self._coordinators.log.append(topic, index, batch)
+            return
+        if self.peers is None:
+            raise Failed("another host leads the dead letters' partition")
+        part = ProduceRequest.PartitionData(index=index, records=batch)
+        request = ProduceRequest(
+            acks=-1,
+            timeout_ms=int(PRODUCE_S * 1000),
+            topic_data=[ProduceRequest.TopicData(name=topic, partition_data=[part])],
+        )
+        response = await self.peers.request(node_id, request, PRODUCE_VERSION, PRODUCE_S)
+        error = response.responses[0].partition_responses[0].error_code
+        if error:
+            raise AppendError(error, unknown=True)
+
+    async def serve(self, frame: bytes) -> bytes:
+        """Another host's letters for partitions that this one leads. Raises ProtocolError."""
+        request: Any
+        header, request = decode_request(frame, KNOWN)
+        responses = []
+        for topic in request.topic_data:
+            parts = []
+            for one in topic.partition_data:
+                error = 0
+                try:
+                    await self._coordinators.log.append(topic.name, one.index, bytes(one.records or b""))
+                except AppendError as failure:
+                    error = failure.error
+                parts.append(ProduceResponse.PartitionResponse(index=one.index, error_code=error, base_offset=-1))
+            responses.append(ProduceResponse.TopicResponse(name=topic.name, partition_responses=parts))
+        return encode_response(header, ProduceResponse(responses=responses))
+
+    # -- requests as a client's --------------------------------------------------------------------
+
+    async def _done(self, request: object, version: int) -> Any:
+        """The response, in which no error is left. Raises Failed."""
+        api_key, delay_s = codec.owner_of(type(request))[0].api_key, RETRY_S
+        frame = encode_request(request, version, 1, "mqd-dead-letters")
+        until_s = time.monotonic() + RETRIES_S
+        while True:
+            body = await self._answer(self._address, frame)
+            if body is None:
+                raise Failed("no answer")
+            response: Any = decode_response(body, api_key, version)[1]
+            error = _error_of(response)
+            if not error:
+                return response
+            if error not in _PASSING or time.monotonic() > until_s:
+                raise Failed(f"{type(request).__name__.removesuffix('Request')}: {error_name(error)}")
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RETRY_S_MAX)
+
+
+def _error_of(response: Any) -> int:
+    """The first error in it."""
+    error = getattr(response, "error_code", 0)
+    for topic in getattr(response, "topics", None) or getattr(response, "results_by_topic_v3_and_below", None) or ():
+        for one in getattr(topic, "partitions", None) or getattr(topic, "results_by_partition", None) or ():
+            error = error or getattr(one, "error_code", 0) or getattr(one, "partition_error_code", 0)
+    return int(error)

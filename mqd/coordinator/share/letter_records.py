@@ -1,0 +1,90 @@
+"""Dead letters as records (KIP-1191): headers, and batches of a transaction. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from mqd.coordinator.share.letters import Letter
+from mqd.protocol.records import Record, encode_batch
+
+PREFIX = "__dlq.errors."
+REJECTED = "Offset rejected by client."
+EXHAUSTED = "Offset delivery count exceeded the threshold."
+RECORD_OVERHEAD_BYTES = 64  # of lengths and times, above what a record needs
+BATCH_OVERHEAD_BYTES = 61
+
+
+class Source(NamedTuple):
+    """Where the records come from, and for which group."""
+
+    topic: str
+    partition: int
+    group_id: str
+    delivery_limit: int
+
+
+class Copied(NamedTuple):
+    """What a letter takes from its record."""
+
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def headers_of(source: Source, letter: Letter) -> list[tuple[str, bytes | None]]:
+    is_exhausted = letter.deliveries >= source.delivery_limit
+    values = {
+        "topic": source.topic,
+        "partition": source.partition,
+        "offset": letter.offset,
+        "group": source.group_id,
+        "delivery.count": letter.deliveries,
+        "message": EXHAUSTED if is_exhausted else REJECTED,
+    }
+    return [(PREFIX + name, str(value).encode()) for name, value in values.items()]
+
+
+def size_max(record: Record) -> int:
+    return (
+        RECORD_OVERHEAD_BYTES
+        + len(record.key or b"")
+        + len(record.value or b"")
+        + sum(len(name.encode()) + len(value or b"") + 10 for name, value in record.headers)
+    )
+
+
+def letter_records(
+    source: Source, letters: Sequence[Letter], copied: dict[int, Copied], now_ms: int, batch_bytes_max: int
+) -> list[Record]:
+    """`copied`: of the records that are copied, by offset. A letter that would be larger than a batch
+    may be has its own headers alone.
+    """
+    found = []
+    for letter in letters:
+        own = headers_of(source, letter)
+        origin = copied.get(letter.offset, Copied())
+        # one that was a dead letter before says what became of it last
+        kept = [header for header in origin.headers if not header[0].startswith(PREFIX)]
+        record = Record(key=origin.key, value=origin.value, headers=[*kept, *own], timestamp_ms=now_ms)
+        if size_max(record) + BATCH_OVERHEAD_BYTES > batch_bytes_max:
+            record = Record(key=None, value=None, headers=own, timestamp_ms=now_ms)
+        found.append(record)
+    return found
+
+
+def batches(records: Iterable[Record], batch_bytes_max: int, producer_id: int, producer_epoch: int) -> list[bytes]:
+    """Transactional, without sequences, as coordinators write theirs."""
+    groups: list[list[Record]] = []
+    left = 0
+    for record in records:
+        size = size_max(record)
+        if not groups or size > left:
+            groups.append([])
+            left = batch_bytes_max - BATCH_OVERHEAD_BYTES
+        groups[-1].append(record)
+        left -= size
+    return [
+        encode_batch(group, producer_id=producer_id, producer_epoch=producer_epoch, is_transactional=True)
+        for group in groups
+    ]

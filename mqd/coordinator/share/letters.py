@@ -1,0 +1,311 @@
+"""The dead letters of one share-partition (KIP-1191), on the host that leads it. Sans-I/O.
+
+The share-partition's owner persists what is rejected or exhausted as Archiving. This core learns of
+it from the WRITEs that pass its host on their way to the share coordinator, has the letters written,
+and then tells the owner to archive the records, whose next WRITE says so.
+
+A letter is written once by a transaction that also commits a note: which offsets its letters are
+about. One transaction at a time, in this order:
+
+    FENCING     InitProducerId ends what an earlier mover of this share-partition left open; no
+                later step of that one succeeds any more
+    LOADING     what is Archiving, as the share coordinator has it. It refuses the mover of an
+                earlier leader, which stops
+    READING     the note of the last transaction that was committed
+    IDLE        nothing is Archiving
+    WRITING     letters into the dead-letter topic
+    NOTING      the note, in the same transaction
+    COMMITTING  EndTxn
+    ARCHIVING   the owner has been told; until the WRITE that says so
+
+Whatever fails, or is fenced, begins again with FENCING after a backoff, without end. LOADING comes
+after FENCING: a mover that was delayed in between would write letters of records that another one
+has finished meanwhile.
+
+Invariants (check())
+    L1  each record that is Archiving gets one committed letter, unless the log loses the record or
+        no letter is wanted any more
+    L2  a transaction is begun when all that the last note names is archived: one note is enough
+    L3  a note is believed for its own state epoch alone: after AlterShareGroupOffsets a record may
+        be rejected again
+    L4  only what has a committed letter, or is to have none, is reported to the owner
+Bounds: LETTERS_MAX letters and `note_bytes_max` of note a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from mqd.coordinator.share.runs import ARCHIVING as ARCHIVING_STATE
+from mqd.coordinator.share.runs import Run
+
+FENCING, LOADING, READING, IDLE, WRITING, NOTING, COMMITTING, ARCHIVING, STOPPED = (
+    "fencing",
+    "loading",
+    "reading",
+    "idle",
+    "writing",
+    "noting",
+    "committing",
+    "archiving",
+    "stopped",
+)
+STEPS = frozenset((FENCING, LOADING, READING, WRITING, NOTING, COMMITTING))  # that have an outcome
+LETTERS_MAX = 500
+BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 30_000  # Kafka's, which gives up after five attempts
+REPEAT_MS = 2_000  # after so long without that WRITE it begins again: the owner is another one
+NOTE_VERSION = "1"
+
+
+class Letter(NamedTuple):
+    offset: int
+    deliveries: int
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """To be carried out; its outcome is Outcome(token)."""
+
+    token: int
+    kind: str  # one of STEPS
+    letters: tuple[Letter, ...] = ()
+    note: str = ""
+
+
+class Archive(msgspec.Struct, frozen=True, gc=False):
+    """The owner is to archive these offsets, if it still is in these epochs."""
+
+    state_epoch: int
+    leader_epoch: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Wake(msgspec.Struct, frozen=True, gc=False):
+    """Call handle(Woken()) then; replaces the one before."""
+
+    at_ms: int
+
+
+class Loaded(msgspec.Struct, frozen=True, gc=False):
+    state_epoch: int
+    runs: tuple[Run, ...]
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False):
+    """`loaded`: of LOADING. `note`: of READING, None where there is none. `unwanted`: of WRITING,
+    nothing was written, and these records are to have no letter.
+    """
+
+    token: int
+    is_done: bool = True
+    is_superseded: bool = False  # of LOADING: another host leads
+    loaded: Loaded | None = None
+    note: str | None = None
+    unwanted: bool = False
+
+
+class Observed(msgspec.Struct, frozen=True, gc=False):
+    """A WRITE has succeeded. `start_offset` -1: it has not moved."""
+
+    state_epoch: int
+    start_offset: int
+    runs: tuple[Run, ...]
+
+
+class Woken(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+Action = Step | Archive | Wake
+
+
+class Letters:
+    """`handle` is the only mutator. Made when a READ or WRITE of this leader epoch has something that
+    is Archiving, and start() is called.
+    """
+
+    def __init__(self, leader_epoch: int, note_bytes_max: int = 4_000) -> None:
+        self.state_epoch, self.leader_epoch = -1, leader_epoch
+        self.note_bytes_max = note_bytes_max
+        self.phase = IDLE
+        self.pending: dict[int, int] = {}  # offset -> deliveries, of what is Archiving
+        self.since: dict[int, int] = {}  # offset -> when it was first seen, in ms
+        self.batch: tuple[Letter, ...] = ()
+        self.told: set[int] = set()  # the owner is to archive them
+        self._token = 0
+        self._backoff_ms = BACKOFF_MS
+        self._due_ms: int | None = None
+        self._is_proven = False  # FENCING, LOADING and READING have succeeded since the last failure
+        self.letter_count = 0  # committed
+
+    # -- events ------------------------------------------------------------------------------------
+
+    @property
+    def token(self) -> int:
+        """Of the step that is under way."""
+        return self._token
+
+    def start(self) -> list[Action]:
+        return [self._step(FENCING)]
+
+    def handle(self, event: Observed | Outcome | Woken, now_ms: int) -> list[Action]:
+        if self.phase == STOPPED:
+            return []
+        if isinstance(event, Observed):
+            if self.state_epoch not in (-1, event.state_epoch):  # AlterShareGroupOffsets
+                self.told.clear()
+                self.state_epoch, self._due_ms = -1, None
+                return [self._step(FENCING)]
+            self._observe(event.start_offset, event.runs, now_ms)
+            if self.phase == ARCHIVING and not self.told:
+                self.phase, self._due_ms = IDLE, None
+            return self._next()
+        if isinstance(event, Woken):
+            return self._on_woken(now_ms)
+        if event.token != self._token or self.phase not in STEPS or self._due_ms is not None:
+            return []
+        if event.is_superseded:
+            self.phase = STOPPED
+            return []
+        if not event.is_done:
+            return self._failed(now_ms)
+        return self._on_done(event, now_ms)
+
+    def _observe(self, start_offset: int, runs: Iterable[Run], now_ms: int) -> None:
+        for first, last, state, deliveries in runs:
+            for offset in range(first, last + 1):
+                if state == ARCHIVING_STATE:
+                    self.pending[offset] = deliveries
+                    self.since.setdefault(offset, now_ms)
+                elif self.pending.pop(offset, None) is not None:
+                    del self.since[offset]
+        for offset in [offset for offset in self.pending if offset < start_offset]:
+            del self.pending[offset], self.since[offset]
+        self.told &= self.pending.keys()
+
+    def _on_woken(self, now_ms: int) -> list[Action]:
+        if self._due_ms is None or now_ms < self._due_ms:
+            return []
+        self._due_ms = None
+        self.told.clear()
+        return [self._step(FENCING)]
+
+    def _on_done(self, event: Outcome, now_ms: int) -> list[Action]:
+        if self.phase == FENCING:
+            return [self._step(LOADING)]
+        if self.phase == LOADING:
+            assert event.loaded is not None
+            self.state_epoch = event.loaded.state_epoch
+            known, self.since = self.since, {}
+            self.pending.clear()
+            self._observe(-1, event.loaded.runs, now_ms)
+            self.since.update((offset, known[offset]) for offset in known.keys() & self.since.keys())
+            return [self._step(READING)]
+        if self.phase == READING:
+            self._is_proven = True
+            self.phase = IDLE
+            self.told = self._named(event.note)
+            return self._tell(now_ms) if self.told else self._next()
+        if self.phase == WRITING and event.unwanted:
+            self.told = {letter.offset for letter in self.batch} & self.pending.keys()
+            self.phase = IDLE
+            return self._tell(now_ms) if self.told else self._next()
+        if self.phase == WRITING:
+            return [self._step(NOTING, note=self._note())]
+        if self.phase == NOTING:
+            return [self._step(COMMITTING)]
+        self._backoff_ms = BACKOFF_MS
+        self.letter_count += len(self.batch)
+        self.told = {letter.offset for letter in self.batch} & self.pending.keys()  # L4
+        self.phase = IDLE
+        return self._tell(now_ms) if self.told else self._next()
+
+    def _failed(self, now_ms: int) -> list[Action]:
+        self._is_proven = False
+        self._due_ms = now_ms + self._backoff_ms
+        self._backoff_ms = min(self._backoff_ms * 2, BACKOFF_MS_MAX)
+        return [Wake(self._due_ms)]
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _next(self) -> list[Action]:
+        if self.phase != IDLE or not self.pending:
+            return []
+        if not self._is_proven:
+            return [self._step(FENCING)]
+        self.batch = self._chosen()
+        return [self._step(WRITING, self.batch)]
+
+    def _step(self, kind: str, letters: tuple[Letter, ...] = (), note: str = "") -> Step:
+        self.phase = kind
+        self._token += 1
+        return Step(self._token, kind, letters, note)
+
+    def _tell(self, now_ms: int) -> list[Action]:
+        self.phase = ARCHIVING
+        self._due_ms = now_ms + REPEAT_MS
+        ranges = tuple(ranges_of(sorted(self.told)))
+        return [Archive(self.state_epoch, self.leader_epoch, ranges), Wake(self._due_ms)]
+
+    def _chosen(self) -> tuple[Letter, ...]:
+        """As many as the note has room for."""
+        chosen = [Letter(offset, self.pending[offset]) for offset in sorted(self.pending)[:LETTERS_MAX]]
+        while len(chosen) > 1 and len(note_of(self.state_epoch, [one.offset for one in chosen])) > self.note_bytes_max:
+            del chosen[len(chosen) // 2 :]
+        return tuple(chosen)
+
+    # -- the note ----------------------------------------------------------------------------------
+
+    def _note(self) -> str:
+        return note_of(self.state_epoch, [letter.offset for letter in self.batch])
+
+    def _named(self, note: str | None) -> set[int]:
+        """What is Archiving and has its letter."""
+        state_epoch, ranges = parsed_note(note) if note else (-1, [])
+        if state_epoch != self.state_epoch:  # L3
+            return set()
+        return {offset for offset in self.pending if any(first <= offset <= last for first, last in ranges)}
+
+    def check(self) -> None:
+        assert self.told <= self.pending.keys(), "L4"
+        assert not self.told or self.phase in (ARCHIVING, STOPPED), "L2"
+        assert self.phase != IDLE or not self.pending or self._due_ms is not None, "nothing is done"
+
+
+def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Of ascending offsets."""
+    found: list[tuple[int, int]] = []
+    for offset in offsets:
+        if found and found[-1][1] == offset - 1:
+            found[-1] = (found[-1][0], offset)
+        else:
+            found.append((offset, offset))
+    return found
+
+
+def note_of(state_epoch: int, offsets: list[int]) -> str:
+    """`1;state epoch;first-last,...`: the numbers after the first are differences."""
+    parts, before = [], 0
+    for first, last in ranges_of(offsets):
+        parts.append(f"{first - before}" if first == last else f"{first - before}-{last - first}")
+        before = last
+    return f"{NOTE_VERSION};{state_epoch};{','.join(parts)}"
+
+
+def parsed_note(note: str) -> tuple[int, list[tuple[int, int]]]:
+    """(state epoch, ranges). One that this version has not written names nothing: epoch -1."""
+    try:
+        version, state_epoch, parts = note.split(";")
+        if version != NOTE_VERSION:
+            return -1, []
+        ranges, before = [], 0
+        for part in parts.split(","):
+            first, _, more = part.partition("-")
+            begin = before + int(first)
+            before = begin + int(more or 0)
+            ranges.append((begin, before))
+        return int(state_epoch), ranges
+    except ValueError:
+        return -1, []

@@ -1,0 +1,420 @@
+"""Dead letters in a simulated cluster: the share-partition's state in C at its leader, the real core
+of the share coordinator, the real movers (mqd/coordinator/share/letters.py), and a model of
+transactions. Acceptors and workers die, leaders move, answers are lost, and an administrator resets
+the offsets. Judged: L1, every record that was rejected or exhausted has one committed letter.
+
+What is planted: PLANTED of this file, in the mover or in how it is used, and the rules of
+native/share/planted.h.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, NamedTuple
+
+from mqd.coordinator.actions import Reply
+from mqd.coordinator.share.core import Initialize, Read, SharePartition, Write
+from mqd.coordinator.share.core import Settings as StateSettings
+from mqd.coordinator.share.letters import (
+    COMMITTING,
+    FENCING,
+    IDLE,
+    LOADING,
+    NOTING,
+    READING,
+    WRITING,
+    Archive,
+    Letters,
+    Loaded,
+    Observed,
+    Outcome,
+    Step,
+    Wake,
+    Woken,
+)
+from mqd.coordinator.share.records import core_name
+from mqd.coordinator.share.runs import Run
+from tests.sim.share import share_core
+
+NAME = core_name("g", bytes(16), 0)
+RECORDS = 60
+LIMIT = 3
+
+
+class AcceptsEarly(Letters):
+    """The owner archives before the commit."""
+
+    def _on_done(self, event, now_ms):
+        early = [] if self.phase != NOTING else [self._archive_now()]
+        return early + super()._on_done(event, now_ms)
+
+    def _archive_now(self):
+        return Archive(self.state_epoch, self.leader_epoch, tuple((one.offset, one.offset) for one in self.batch))
+
+
+class IgnoresNote(Letters):
+    def _named(self, note):
+        return set()
+
+
+class Reordered(Letters):
+    ORDER: tuple[str, ...]
+
+    def _step(self, kind, letters=(), note=""):
+        self.place = self.ORDER.index(kind) if kind in self.ORDER else -1
+        return super()._step(self.ORDER[0] if kind == FENCING else kind, letters, note)
+
+    def _on_done(self, event, now_ms):
+        if self.phase not in self.ORDER:
+            return super()._on_done(event, now_ms)
+        place = self.ORDER.index(self.phase)
+        if event.loaded is not None:
+            self.state_epoch = event.loaded.state_epoch
+            self.pending.clear()
+            self._observe(-1, event.loaded.runs, now_ms)
+        if self.phase == READING:
+            self.early = event.note
+        if place + 1 < len(self.ORDER):
+            return [Letters._step(self, self.ORDER[place + 1])]
+        self.phase = READING
+        return super()._on_done(Outcome(event.token, note=self.early), now_ms)
+
+
+class ReadsBeforeFencing(Reordered):
+    ORDER = (READING, FENCING, LOADING)
+
+
+class LoadsBeforeFencing(Reordered):
+    ORDER = (LOADING, FENCING, READING)
+
+
+class BelievesAnyEpoch(Letters):
+    def _named(self, note):
+        return super()._named(note.replace(note.split(";")[1], str(self.state_epoch), 1) if note else note)
+
+
+class TwoAtATime(Letters):
+    """The next transaction begins before what the last one moved is archived."""
+
+    def _tell(self, now_ms):
+        actions = super()._tell(now_ms)
+        done = {offset: self.pending.pop(offset) for offset in self.told}
+        self.told, self.phase, self._due_ms = set(), IDLE, None
+        self.done = done
+        return [action for action in actions if not isinstance(action, Wake)] + self._next()
+
+
+class MixesEpochs(Letters):
+    """What is rejected after a reset of the offsets counts for the old state epoch."""
+
+    def handle(self, event, now_ms):
+        if isinstance(event, Observed) and self.state_epoch >= 0:
+            event = Observed(self.state_epoch, event.start_offset, event.runs)
+        return super().handle(event, now_ms)
+
+
+class GivesUp(Letters):
+    """As Kafka does: what fails often is archived without a letter."""
+
+    def _failed(self, now_ms):
+        self.failures = getattr(self, "failures", 0) + 1
+        if self.failures < 2 or self.phase != WRITING:
+            return super()._failed(now_ms)
+        self.phase = IDLE
+        self.told = {letter.offset for letter in self.batch} & self.pending.keys()
+        return self._tell(now_ms) if self.told else []
+
+
+PLANTED: dict[str, type[Letters]] = {
+    "accepts before the commit": AcceptsEarly,
+    "ignores the note": IgnoresNote,
+    "reads the note before it fences": ReadsBeforeFencing,
+    "loads before it fences": LoadsBeforeFencing,
+    "believes a note of another state epoch": BelievesAnyEpoch,
+    "two transactions at a time": TwoAtATime,
+    "mixes state epochs": MixesEpochs,
+    "gives up": GivesUp,
+}
+
+
+class Transactions:
+    """One transactional id: its epoch, what is open, what is committed."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.open: list[tuple[int, int]] = []
+        self.open_note: str | None = None
+        self.letters: list[tuple[int, int]] = []  # (state epoch, offset)
+        self.note: str | None = None
+
+    def fence(self) -> int:
+        self.epoch += 1
+        self.open, self.open_note = [], None
+        return self.epoch
+
+    def commit(self) -> None:
+        self.letters += self.open
+        self.note = self.open_note or self.note
+        self.open, self.open_note = [], None
+
+
+def runs_of(response) -> list[Run]:
+    return [
+        Run(one.first_offset, one.last_offset, one.delivery_state, one.delivery_count) for one in response.state_batches
+    ]
+
+
+class Sent(NamedTuple):
+    """What a step knew when it began."""
+
+    number: int
+    epoch: int
+    state_epoch: int
+
+
+class Host:
+    """The acceptor: a mover, and what it needs to know of its transactions."""
+
+    def __init__(self) -> None:
+        self.mover: Letters | None = None
+        self.number = 0  # of the mover
+        self.epoch = -1  # of its producer
+        self.wake_ms: int | None = None
+
+
+class World:
+    def __init__(self, seed: int, mover: type[Letters] = Letters, planted: Collection[str] = ()) -> None:
+        self.random = random.Random(seed)
+        self.mover, self.planted = mover, planted
+        self.now_ms = 1_000
+        self.coordinator = SharePartition(NAME, StateSettings())
+        self.state_epoch = 1
+        self.coordinator.handle(Initialize(1, 1, 0), 0)
+        self.transactions = Transactions()
+        self.hosts = [Host(), Host()]
+        self.leader, self.leader_epoch = 0, 0
+        self.owner: share_core.Share | None = None
+        self.owner_epochs = (-1, -1)
+        self.settings = share_core.Settings(lock_ms=500, delivery_limit=LIMIT, open_max=30, dead_letters=True)
+        self.dead: set[tuple[int, int]] = set()  # persisted as Archiving: (state epoch, offset)
+        self.waiting: list[tuple[int, Callable[[], None]]] = []  # (time, what is to be done)
+        self.outage_ms = 0  # the dead-letter topic cannot be written before
+        self.is_calm = False
+
+    # -- the owner and its acceptor -----------------------------------------------------------------
+
+    def chance(self, probability: float) -> bool:
+        return not self.is_calm and self.random.random() < probability
+
+    def ask(self, event: Read | Write) -> Any:
+        actions = self.coordinator.handle(event, self.now_ms)
+        return next(action.response for action in actions if isinstance(action, Reply))
+
+    def read(self) -> None:
+        """READ: at a takeover, and where a new acceptor has to learn what is Archiving."""
+        response = self.ask(Read(1, self.leader_epoch))
+        assert response.error_code == 0
+        runs = runs_of(response)
+        if self.owner is None:
+            self.owner = share_core.Share(self.settings, response.start_offset, self.planted)
+            assert self.owner.load(self.settings, response.start_offset, [share_core.Run(*run) for run in runs]) == 0
+            self.owner_epochs = response.state_epoch, self.leader_epoch
+        if any(run.state == share_core.ARCHIVING for run in runs):
+            self.ensure_mover()
+
+    def ensure_mover(self) -> Letters:
+        host = self.hosts[self.leader]
+        if host.mover is None or host.mover.leader_epoch != self.leader_epoch:
+            host.mover = self.mover(self.leader_epoch, self.random.choice([10, 40, 4_000]))
+            host.number += 1
+            host.wake_ms = None
+            self.act(self.leader, host.mover.start())
+        return host.mover
+
+    def write(self) -> None:
+        if self.owner is None:
+            return
+        difference = self.owner.difference()
+        if difference.start < 0 and not difference.runs:
+            return
+        runs = tuple(Run(*run) for run in difference.runs)
+        state_epoch, leader_epoch = self.owner_epochs
+        write = Write(1, state_epoch, leader_epoch, difference.start, difference.finished, runs)
+        if self.ask(write).error_code:
+            self.lose_owner()
+            self.read()
+            return
+        for run in runs:
+            if run.state == share_core.ARCHIVING:
+                self.dead.update((state_epoch, offset) for offset in range(run.first, run.last + 1))
+        mover = self.hosts[self.leader].mover
+        if any(run.state == share_core.ARCHIVING for run in runs):
+            mover = self.ensure_mover()
+        if mover is not None:
+            self.act(self.leader, mover.handle(Observed(state_epoch, difference.start, runs), self.now_ms))
+            mover.check()
+
+    def lose_owner(self) -> None:
+        if self.owner is not None:
+            self.owner.destroy()
+        self.owner = None
+
+    # -- what movers do ----------------------------------------------------------------------------
+
+    def act(self, index: int, actions: list) -> None:
+        host = self.hosts[index]
+        for action in actions:
+            if isinstance(action, Wake):
+                host.wake_ms = action.at_ms
+            else:
+                assert host.mover is not None
+                sent = Sent(host.number, host.epoch, host.mover.state_epoch)
+                self.later(partial(self.carry_out, index, sent, action))
+
+    def later(self, work: Callable[[], None]) -> None:
+        at_ms = self.now_ms + (
+            0 if self.is_calm else self.random.choice([900, 4_000] if self.chance(0.06) else [0, 1, 5, 40])
+        )
+        self.waiting.append((at_ms, work))
+
+    def carry_out(self, index: int, sent: Sent, action: Step | Archive) -> None:
+        """What is under way arrives, whether its mover still lives or not."""
+        if isinstance(action, Archive):
+            if self.owner is not None and self.owner_epochs == (action.state_epoch, action.leader_epoch):
+                for first, last in action.ranges:
+                    self.owner.archive(first, last)
+            return
+        host = self.hosts[index]
+        outcome = self.step(host, sent, action)
+        if action.kind == LOADING:  # at once: no WRITE comes in between
+            self.answered(index, sent.number, outcome)
+            return
+        if self.chance(0.1):
+            outcome = Outcome(action.token, is_done=False)  # its answer is lost
+        self.later(partial(self.answered, index, sent.number, outcome))
+
+    def step(self, host: Host, sent: Sent, action: Step) -> Outcome:
+        transactions, token = self.transactions, action.token
+        if action.kind == FENCING:
+            epoch = transactions.fence()
+            if host.number == sent.number:
+                host.epoch = epoch
+            return Outcome(token)
+        if action.kind == READING:
+            return Outcome(token, note=transactions.note)
+        if action.kind == LOADING:
+            if host.mover is None or host.number != sent.number:
+                return Outcome(token, is_done=False)
+            leader_epoch = host.mover.leader_epoch
+            if leader_epoch < self.coordinator.leader_epoch:
+                return Outcome(token, is_superseded=True)
+            response = self.ask(Read(1, leader_epoch))
+            return Outcome(token, loaded=Loaded(response.state_epoch, tuple(runs_of(response))))
+        if sent.epoch != transactions.epoch:
+            return Outcome(token, is_done=False)  # fenced
+        if action.kind == WRITING:
+            if self.chance(0.15) or (self.now_ms < self.outage_ms and not self.is_calm):
+                return Outcome(token, is_done=False)
+            transactions.open += [(sent.state_epoch, letter.offset) for letter in action.letters]
+        elif action.kind == NOTING:
+            transactions.open_note = action.note
+        else:
+            assert action.kind == COMMITTING
+            transactions.commit()
+        return Outcome(token)
+
+    def answered(self, index: int, number: int, outcome: Outcome) -> None:
+        host = self.hosts[index]
+        if host.mover is not None and host.number == number:
+            self.act(index, host.mover.handle(outcome, self.now_ms))
+            host.mover.check()
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def consume(self) -> None:
+        """A member acquires, and rejects, releases or accepts."""
+        owner = self.owner
+        if owner is None:
+            return
+        position = owner.next()
+        if 0 <= position < RECORDS:
+            runs = owner.acquire(7, self.now_ms, 5, True, position, [share_core.Batch(position, RECORDS - 1)])
+            for run in runs:
+                kinds = bytes(
+                    self.random.choice([1, 2, 2, 3, 3, 0]) if run.count < LIMIT else self.random.choice([1, 2, 3])
+                    for _ in range(run.last - run.first + 1)
+                )
+                if self.random.random() < 0.8:
+                    assert owner.acknowledge(7, [share_core.Ack(run.first, run.last, kinds)], self.now_ms) == 0
+        owner.expire(self.now_ms)
+
+    def kill_acceptor(self) -> None:
+        host = self.hosts[self.leader]
+        host.mover, host.wake_ms = None, None
+        host.number += 1
+        if self.owner is not None and self.owner.native.archiving_count:
+            self.write()
+            if host.mover is None and self.owner is not None:
+                self.read()
+
+    def kill_worker(self) -> None:
+        self.lose_owner()
+        self.read()
+
+    def move(self) -> None:
+        """The earlier leader's mover goes on until it is fenced."""
+        self.lose_owner()
+        self.leader, self.leader_epoch = 1 - self.leader, self.leader_epoch + 1
+        self.read()
+
+    def reset(self) -> None:
+        self.state_epoch += 1
+        self.coordinator.handle(Initialize(1, self.state_epoch, self.random.randrange(RECORDS // 2)), self.now_ms)
+        # what was Archiving is not any more; its letter may have been written
+        self.dead -= {one for one in self.dead if one not in self.transactions.letters}
+
+    def fail(self) -> None:
+        self.outage_ms = self.now_ms + 3_000
+
+    def turn(self) -> None:
+        self.now_ms += self.random.choice([1, 10, 100])
+        ready = [work for at_ms, work in self.waiting if at_ms <= self.now_ms]
+        self.waiting = [one for one in self.waiting if one[0] > self.now_ms]
+        for work in ready:
+            work()
+        for index, host in enumerate(self.hosts):
+            if host.mover is not None and host.wake_ms is not None and host.wake_ms <= self.now_ms:
+                host.wake_ms = None
+                self.act(index, host.mover.handle(Woken(), self.now_ms))
+                host.mover.check()
+
+    def run(self, steps: int) -> None:
+        self.read()
+        for _ in range(steps):
+            self.consume()
+            if self.random.random() < 0.7:
+                self.write()
+            self.turn()
+            if self.random.random() < 0.06:
+                self.random.choice([self.kill_acceptor, self.kill_worker, self.move, self.reset, self.fail])()
+            self.judge()
+        self.is_calm = True
+        for _ in range(2_000):
+            self.write()
+            self.turn()
+            if self.owner is not None and not self.owner.native.archiving_count and not self.waiting:
+                break
+        self.write()
+        self.judge()
+        missing = self.dead - set(self.transactions.letters)
+        assert not missing, f"L1: no letter for {sorted(missing)}"
+        self.lose_owner()
+
+    def judge(self) -> None:
+        twice = [one for one, count in Counter(self.transactions.letters).items() if count > 1]
+        assert not twice, f"L1: a second letter for {twice}"
+        stray = set(self.transactions.letters) - self.dead
+        assert not {one for one in stray if one[0] == self.state_epoch}, f"L1: a letter for what is not dead: {stray}"

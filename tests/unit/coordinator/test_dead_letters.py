@@ -1,0 +1,203 @@
+"""Dead letters: the mover of a share-partition, step by step, and the records it has written. Whole
+histories: tests/sim/share/test_letters_sim.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mqd.coordinator.share.letter_records import (
+    BATCH_OVERHEAD_BYTES,
+    EXHAUSTED,
+    REJECTED,
+    Copied,
+    Source,
+    batches,
+    letter_records,
+    size_max,
+)
+from mqd.coordinator.share.letters import (
+    BACKOFF_MS,
+    BACKOFF_MS_MAX,
+    COMMITTING,
+    FENCING,
+    LETTERS_MAX,
+    LOADING,
+    NOTING,
+    READING,
+    REPEAT_MS,
+    STOPPED,
+    WRITING,
+    Archive,
+    Letter,
+    Letters,
+    Loaded,
+    Observed,
+    Outcome,
+    Step,
+    Wake,
+    Woken,
+    note_of,
+    parsed_note,
+)
+from mqd.coordinator.share.runs import ARCHIVED, ARCHIVING, Run
+from mqd.protocol.records import decode_batch, decode_batch_header
+
+SOURCE = Source("orders", 3, "jobs", 5)
+
+
+class Mover:
+    """Each method is one event; the actions are kept."""
+
+    def __init__(self, *runs: Run, note: str | None = None, note_bytes_max: int = 4_000) -> None:
+        self.now_ms, self.core = 1_000, Letters(7, note_bytes_max)
+        self.actions = self.core.start()
+        self.expect(FENCING)
+        self.done()
+        self.expect(LOADING)
+        self.done(loaded=Loaded(4, runs))
+        self.expect(READING)
+        self.done(note=note)
+
+    def handle(self, event: Observed | Outcome | Woken) -> None:
+        self.actions = self.core.handle(event, self.now_ms)
+        self.core.check()
+
+    def done(self, **fields: object) -> None:
+        self.handle(Outcome(self.core.token, **fields))
+
+    def expect(self, kind: str) -> Step:
+        (step,) = self.actions
+        assert isinstance(step, Step) and step.kind == kind
+        return step
+
+    def archive(self) -> tuple[tuple[int, int], ...]:
+        archive, _ = self.actions
+        assert isinstance(archive, Archive) and (archive.state_epoch, archive.leader_epoch) == (4, 7)
+        return archive.ranges
+
+    def observe(self, *runs: Run, start: int = -1, state_epoch: int = 4) -> None:
+        self.handle(Observed(state_epoch, start, runs))
+
+
+def dead(first: int, last: int, deliveries: int = 1) -> Run:
+    return Run(first, last, ARCHIVING, deliveries)
+
+
+def test_one_transaction_then_what_came_meanwhile() -> None:
+    mover = Mover(dead(5, 6), dead(9, 9, 5))
+    assert mover.expect(WRITING).letters == (Letter(5, 1), Letter(6, 1), Letter(9, 5))
+    mover.observe(dead(20, 20))
+    assert mover.actions == []
+    mover.done()
+    assert parsed_note(mover.expect(NOTING).note) == (4, [(5, 6), (9, 9)])
+    mover.done()
+    mover.expect(COMMITTING)
+    mover.done()
+    assert mover.archive() == ((5, 6), (9, 9)) and mover.core.letter_count == 3
+    mover.observe(Run(5, 6, ARCHIVED, 1))
+    assert mover.actions == []  # one note is enough only if all of it is archived
+    mover.observe(Run(9, 9, ARCHIVED, 5), start=10)
+    assert mover.expect(WRITING).letters == (Letter(20, 1),)
+
+
+def test_what_the_note_names_has_its_letter() -> None:
+    mover = Mover(dead(5, 9), note=note_of(4, [3, 6, 7]))
+    assert mover.archive() == ((6, 7),)
+    mover.observe(Run(6, 7, ARCHIVED, 1))
+    assert [letter.offset for letter in mover.expect(WRITING).letters] == [5, 8, 9]
+
+
+@pytest.mark.parametrize("note", [note_of(3, [5]), "", "5", "2;4;5", "1;4;x", "1;4"])
+def test_a_note_of_another_state_epoch_or_version_names_nothing(note: str) -> None:
+    assert Mover(dead(5, 5), note=note).expect(WRITING).letters == (Letter(5, 1),)
+
+
+def test_a_failure_begins_again_after_a_backoff_without_end() -> None:
+    mover = Mover(dead(5, 5))
+    waited: list[int] = []
+    for _ in range(8):
+        mover.done(is_done=False)
+        (wake,) = mover.actions
+        assert isinstance(wake, Wake)
+        waited.append(wake.at_ms - mover.now_ms)
+        mover.handle(Woken())
+        assert mover.actions == []  # too early
+        mover.now_ms = wake.at_ms
+        mover.handle(Woken())
+        mover.expect(FENCING)
+    assert waited == [min(BACKOFF_MS << turn, BACKOFF_MS_MAX) for turn in range(8)]
+
+
+def test_an_owner_that_does_not_archive_is_asked_again() -> None:
+    mover = Mover(dead(5, 5), note=note_of(4, [5]))
+    mover.now_ms += REPEAT_MS
+    mover.handle(Woken())
+    mover.expect(FENCING)
+
+
+def test_another_state_epoch_begins_again() -> None:
+    mover = Mover(dead(5, 5))
+    stale = mover.core.token
+    mover.observe(dead(8, 8), state_epoch=5)
+    mover.expect(FENCING)
+    mover.handle(Outcome(stale))
+    assert mover.actions == []
+
+
+def test_a_mover_of_an_earlier_leader_stops() -> None:
+    core = Letters(7)
+    core.start()
+    core.handle(Outcome(core.token), 0)
+    assert core.handle(Outcome(core.token, is_superseded=True), 0) == [] and core.phase == STOPPED
+    assert core.handle(Observed(4, -1, (dead(1, 1),)), 0) == []
+
+
+def test_records_without_a_letter_are_archived() -> None:
+    mover = Mover(dead(5, 6))
+    mover.done(unwanted=True)
+    assert mover.archive() == ((5, 6),) and mover.core.letter_count == 0
+
+
+def test_a_transaction_is_as_large_as_its_note_may_be() -> None:
+    scattered = [dead(offset, offset) for offset in range(0, 4_000, 2)]
+    assert len(Mover(*scattered).expect(WRITING).letters) == LETTERS_MAX
+    letters = Mover(*scattered, note_bytes_max=100).expect(WRITING).letters
+    assert len(letters) > 10 and len(note_of(4, [letter.offset for letter in letters])) <= 100
+
+
+def test_headers_say_which_record_and_why() -> None:
+    letters = [Letter(8, 1), Letter(9, 5)]
+    copied = {9: Copied(b"k", b"v", (("own", b"1"), ("__dlq.errors.offset", b"old")))}
+    first, second = letter_records(SOURCE, letters, copied, 50, 1_000)
+    assert first.headers == [
+        ("__dlq.errors.topic", b"orders"),
+        ("__dlq.errors.partition", b"3"),
+        ("__dlq.errors.offset", b"8"),
+        ("__dlq.errors.group", b"jobs"),
+        ("__dlq.errors.delivery.count", b"1"),
+        ("__dlq.errors.message", REJECTED.encode()),
+    ]
+    assert (first.key, first.value) == (None, None)
+    assert (second.key, second.value, second.headers[0]) == (b"k", b"v", ("own", b"1"))
+    assert dict(second.headers)["__dlq.errors.offset"] == b"9"
+    assert dict(second.headers)["__dlq.errors.message"] == EXHAUSTED.encode()
+
+
+def test_a_letter_that_is_too_large_has_headers_alone() -> None:
+    copied = {8: Copied(b"k", bytes(1_000)), 9: Copied(b"k", bytes(10))}
+    first, second = letter_records(SOURCE, [Letter(8, 1), Letter(9, 1)], copied, 50, 1_000)
+    assert first.value is None and second.value == bytes(10)
+    assert size_max(second) + BATCH_OVERHEAD_BYTES <= 1_000
+
+
+def test_batches_are_transactional_and_not_larger_than_allowed() -> None:
+    records = letter_records(SOURCE, [Letter(offset, 1) for offset in range(20)], {}, 50, 1_000)
+    found = batches(records, 1_000, 77, 2)
+    assert len(found) > 1 and all(len(batch) <= 1_000 for batch in found)
+    for batch in found:
+        header = decode_batch_header(batch)
+        assert (header.producer_id, header.producer_epoch, header.base_sequence) == (77, 2, -1)
+        assert header.attributes & 16
+    offsets = [dict(one.headers)["__dlq.errors.offset"] for batch in found for one in decode_batch(batch)]
+    assert offsets == [b"%d" % offset for offset in range(20)]
