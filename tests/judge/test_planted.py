@@ -77,7 +77,7 @@ PLANTED = (
     Planted("DescribeConfigs", 4, "results[].configs[] only Kafka", _set("configs", _one_less, "results")),
     Planted("DescribeConfigs", 1, "results[].configs[].read_only", _set("read_only", lambda value: not value, "results", "configs")),
     # not its epoch, which may differ (allowed.py)
-    Planted("InitProducerId", 4, "error_code", lambda body: setattr(body, "error_code", 51 if body.error_code == 0 else body.error_code)),
+    Planted("InitProducerId", 4, "error_code", lambda body: setattr(body, "error_code", 53 if body.error_code == 0 else body.error_code)),
     Planted("EndTxn", 3, "error_code", lambda body: setattr(body, "error_code", 0)),
     Planted("ListGroups", 5, "groups[].group_type", _set("group_type", str.upper, "groups")),
     Planted("DescribeCluster", 0, "outcome", None),
