@@ -1,4 +1,4 @@
-"""Rules in words, as `mqd acl` takes and shows them: `alice`, `read,write`, `topic/orders-*`."""
+"""The text form of rules in `mqd acl`: `alice`, `read,write`, `topic/orders-*`."""
 
 from mqd.security.acl import (
     CLUSTER_NAME,
@@ -69,15 +69,15 @@ def resource(word: str) -> tuple[ResourceType, PatternType, str]:
     """`topic/orders`, `topic/orders-*` (a prefix), `topic/*` (all), `cluster`. Raises ValueError."""
     kind, slash, name = word.partition("/")
     if kind not in RESOURCES:
-        raise ValueError(f"{word!r} is no resource: it begins with {', '.join(f'{one}/' for one in RESOURCES)}")
+        raise ValueError(f"{word!r} is not a resource: it must begin with {', '.join(f'{one}/' for one in RESOURCES)}")
     if kind == "cluster":
         if name not in ("", CLUSTER_NAME):
             raise ValueError(f"{word!r}: there is one cluster; write cluster")
         return ResourceType.CLUSTER, PatternType.LITERAL, CLUSTER_NAME
     if not slash or not name:
-        raise ValueError(f"{word!r} names no {kind}; write {kind}/NAME, {kind}/PREFIX* or {kind}/*")
+        raise ValueError(f"{word!r} has no name of a {kind}; write {kind}/NAME, {kind}/PREFIX* or {kind}/*")
     if kind == "user" and name != WILDCARD:
-        name = principal(name)  # as Kafka names this resource
+        name = principal(name)  # Kafka's name of this resource
     if name != WILDCARD and name.endswith("*"):
         return RESOURCES[kind], PatternType.PREFIXED, name[:-1]
     return RESOURCES[kind], PatternType.LITERAL, name
@@ -87,7 +87,7 @@ def operation(word: str, kind: ResourceType | None = None) -> Operation:
     """Raises ValueError, also for an operation that does not exist for the resource type."""
     found = OPERATIONS.get(word.strip().lower().replace("_", "-"))
     if found is None:
-        raise ValueError(f"{word.strip()!r} is no operation; there are {', '.join(OPERATIONS)}")
+        raise ValueError(f"{word.strip()!r} is not an operation; use one of {', '.join(OPERATIONS)}")
     if kind is not None and found != Operation.ALL and found not in _USED[kind]:
         known = ", ".join(_OPERATION_NAMES[one] for one in _USED[kind])
         raise ValueError(f"a {_NAMES[kind]} has no operation {word.strip()}; it has {known}")

@@ -1,4 +1,4 @@
-"""`mqd cluster key` and `mqd cluster invite`: what makes a host one of a cluster's."""
+"""`mqd cluster key` and `mqd cluster invite`: admit a host to a cluster."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from mqd.cli.common import CliError
 
 
 class _Key(click.Group):
-    """`mqd cluster key FILE` makes a key; the other words are commands."""
+    """`mqd cluster key FILE` creates a key; other arguments are commands."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

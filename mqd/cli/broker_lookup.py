@@ -1,5 +1,5 @@
-"""Which broker to ask: the coordinator of a group or transactional id, the leader of a partition,
-all of them. Connections are made when they are needed.
+"""Finds the broker for a request: the coordinator of a group or transactional id, the leader of a
+partition, or all brokers. Connections are opened on demand.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from mqd.protocol.messages import FindCoordinatorRequest, ListOffsetsRequest, Me
 GROUP, TRANSACTION = 0, 1
 EARLIEST, LATEST = -2, -1
 _METADATA, _LIST_OFFSETS, _FIND_COORDINATOR = 3, 2, 10
-# no leader, not the leader, loading, not available, not the coordinator, a transaction that is just
+# no leader, not the leader, loading, not available, not the coordinator, a transaction that is
 # ending
 _NOT_NOW = frozenset({5, 6, 14, 15, 16, 51})
 COORDINATOR_AWAY = frozenset(
@@ -45,7 +45,7 @@ class Cluster:
         for broker in (self.first, *self._brokers.values()):
             broker.__exit__()
 
-    # -- who there is ------------------------------------------------------------------------------
+    # -- brokers -----------------------------------------------------------------------------------
 
     def _read_metadata(self, names: list[str] | None) -> Any:
         topics = None if names is None else [MetadataRequest.Topic(name=name) for name in names]
@@ -57,44 +57,44 @@ class Cluster:
         return answer
 
     def node(self, node_id: int) -> Broker:
-        """A lone broker is contacted where it was found: the address that it advertises may not
-        lead there.
+        """A single broker is contacted at the address where it was found: its advertised address
+        may not be reachable.
         """
         if len(self._nodes) <= 1:
             return self.first
         if node_id not in self._brokers:
             if node_id not in self._nodes:
-                raise CliError(f"broker {node_id} is not there at the moment; try again")
+                raise CliError(f"broker {node_id} is not available at the moment; try again")
             broker = Broker(self._nodes[node_id], advertised_by=node_id)
             broker.__enter__()
             self._brokers[node_id] = broker
         return self._brokers[node_id]
 
     def addresses(self) -> dict[int, str]:
-        """Of the brokers that the newest metadata named."""
+        """The brokers of the newest metadata."""
         return dict(self._nodes)
 
     def nodes(self) -> list[Broker]:
         return [self.node(node_id) for node_id in sorted(self._nodes)]
 
     def topics(self, names: Iterable[str] | None = None) -> dict[str, dict[int, int]]:
-        """Topic -> partition -> its leader's node id, of those that exist; None: of all."""
+        """Topic -> partition -> its leader's node id, for existing topics; None: all."""
         found = self.described_topics(None if names is None else sorted(names))
         return {one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in found}
 
     def described_topics(self, names: list[str] | None = None) -> list[Any]:
-        """As the broker describes them, those with an error left out; None: all."""
+        """The broker's descriptions, without those with an error; None: all."""
         answer = self._read_metadata(names) if names is None or names else None
         found = [one for one in (answer.topics if answer else ()) if not one.error_code]
         self._topics.update({one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in found})
         return found
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def every_coordinator(self, kind: int) -> Iterator[None]:
-        """In it, what nodes() do not know of no coordinator knows of. Raises CliError, also at its
-        end: one is away, or has become another's meanwhile.
+        """Within this context, what nodes() do not know is unknown to every coordinator. Raises
+        CliError, also at its end, if a coordinator is unreachable or has moved meanwhile.
         """
         before = self._coordinators(kind)
         yield
@@ -104,8 +104,8 @@ class Cluster:
             )
 
     def _coordinators(self, kind: int) -> dict[int, tuple[int, int]]:
-        """Partition of their topic -> its leader and the epoch; none when no client has needed a
-        coordinator yet. Raises CliError when one has no leader in service.
+        """Partition of their topic -> its leader and epoch; empty when no client has needed a
+        coordinator yet. Raises CliError when one has no active leader.
         """
         from mqd.coordinator.topics import GROUPS, TRANSACTIONS  # they bring much that other requests do not need
 
@@ -131,7 +131,8 @@ class Cluster:
         error_of: Callable[[Any], int],
         version_max: int = 1 << 15,
     ) -> Any:
-        """The answer of the coordinator of `name`; asked again while it is loading or moving."""
+        """The answer of the coordinator of `name`; the request is repeated while that is loading or
+        moving."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             found = self.first.request(
@@ -143,12 +144,12 @@ class Cluster:
                 answer = self.node(place.node_id).request(api_key, request, version_max)
                 error = error_of(answer)
             if error not in _NOT_NOW or time.monotonic() > deadline:
-                check("no coordinator answers", place.error_code, place.error_message)
+                check("no coordinator responds", place.error_code, place.error_message)
                 return answer
-            time.sleep(_PAUSE_S)  # its turn comes when it has read its log; nothing tells
+            time.sleep(_PAUSE_S)  # it answers when it has read its log; there is no notification
 
     def by_leader(self, partitions: Iterable[Partition]) -> dict[int, dict[str, list[int]]]:
-        """Node id -> topic -> partitions; those that do not exist, or have no leader, are left out."""
+        """Node id -> topic -> partitions; without those that do not exist or have no leader."""
         found: dict[int, dict[str, list[int]]] = {}
         for topic, index in sorted(partitions):
             leader = self._topics.get(topic, {}).get(index, -1)
@@ -157,8 +158,8 @@ class Cluster:
         return found
 
     def offsets(self, partitions: Iterable[Partition], timestamp_ms: int) -> dict[Partition, int]:
-        """EARLIEST, LATEST, or the first offset at or after a time (-1: none so late). Partitions
-        that are not served are left out. After topics().
+        """EARLIEST, LATEST, or the first offset at or after a time (-1: none). Unserved partitions
+        are omitted. Call it after topics().
         """
         found: dict[Partition, int] = {}
         for node_id, topics in self.by_leader(partitions).items():
@@ -180,7 +181,7 @@ class Cluster:
 
 
 def report_left_out(what: str, names: list[str]) -> None:
-    """On stderr: what a list lacks, because its coordinators could not be reached."""
+    """Prints on stderr what a list lacks because coordinators could not be reached."""
     if names:
         error_line(
             f"{len(names)} {what}{'s are' if len(names) > 1 else ' is'} left out"

@@ -1,4 +1,4 @@
-"""How the commands prove who they are and open sealed values: the client's properties file of
+"""How the commands authenticate and decrypt sealed values: the client's properties file of
 --client-config or MQD_CLIENT_CONFIG, with Kafka's names (security.protocol, sasl.*, ssl.*) and
 mqd's encryption.*.
 """
@@ -24,8 +24,8 @@ _user: ContextVar[ClientSecurity | None] = ContextVar("user", default=None)
 
 @contextlib.contextmanager
 def acting_as(user: ClientSecurity) -> Iterator[None]:
-    """In it this thread's clients have these credentials, and not those of the file. They have no
-    keys of the file either: those were given to the process, not to this user.
+    """Within this context, this thread's clients use these credentials instead of those of the
+    file. They have no keys of the file either: those belong to the process, not to this user.
     """
     token = _user.set(user)
     try:
@@ -62,7 +62,7 @@ def of_file() -> ClientSecurity:
 
 
 def current(properties: Mapping[str, str] | None = None) -> ClientSecurity:
-    """`properties`: the command's own (-X), which win. Raises ConfigError."""
+    """`properties`: the command's own (-X), which take precedence. Raises ConfigError."""
     chosen = _user.get()
     if chosen is None:
         chosen = of_file()
@@ -71,7 +71,7 @@ def current(properties: Mapping[str, str] | None = None) -> ClientSecurity:
 
 
 def take_encryption(properties: dict[str, str]) -> Encryption | None:
-    """How values are encrypted; its settings are taken out of the command's own. Raises ConfigError."""
+    """How values are encrypted; removes its settings from the command's own. Raises ConfigError."""
     file = os.environ.get(VARIABLE, "")
     given = {**(_read(file)[1] if file and _user.get() is None else {}), **properties}
     found = {name: value for name, value in given.items() if name.startswith("encryption.")}

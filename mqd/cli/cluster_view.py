@@ -1,4 +1,4 @@
-"""What `mqd cluster` shows of the hosts, the controllers' quorum, the partitions and the versions."""
+"""The data that `mqd cluster` shows: hosts, the controllers' quorum, partitions and versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOPIC = "__cluster_metadata"
 
 
 class Seen:
-    """One look at the cluster, by one of its brokers. Raises CliError."""
+    """The state of the cluster as one of its brokers returns it. Raises CliError."""
 
     def __init__(self, settings: Settings) -> None:
         from mqd.cli import voters
@@ -46,7 +46,7 @@ class Seen:
         return sorted(one.replica_id for one in self.quorum.current_voters)
 
     def replicas(self) -> list[dict[str, Any]]:
-        """Voters, then observers; lag in records, -1 where the leader has not heard of the replica."""
+        """Voters, then observers; lag in records, -1 if the leader has no data of the replica."""
         found = []
         for role, replicas in (("voter", self.quorum.current_voters), ("observer", self.quorum.observers)):
             for one in sorted(replicas, key=lambda one: one.replica_id):
@@ -80,8 +80,8 @@ def ago(timestamp_ms: int, now_ms: int) -> str:
 
 
 class Partitions:
-    """What lacks something, over all topics; names like flights-0. Raises CliError.
-    `answer`: the brokers' response about all topics, if it is there already.
+    """Partitions with missing leaders or replicas, over all topics; names like flights-0. Raises
+    CliError. `answer`: the brokers' response about all topics, if already received.
     """
 
     def __init__(self, settings: Settings, answer: Any = None) -> None:
@@ -125,9 +125,7 @@ def some(names: list[str]) -> str:
 
 
 class Versions:
-    """The feature levels that the hosts in service say they support, and those in force. Raises
-    CliError.
-    """
+    """The feature levels that the active hosts support, and the current ones. Raises CliError."""
 
     def __init__(self, settings: Settings) -> None:
         from mqd.cli.kafka_request import Broker

@@ -1,5 +1,5 @@
-"""What the commands share: exit codes, errors, the options every command has, output as text or
-JSON. Imports no client library.
+"""Shared by the commands: exit codes, errors, common options, output as text or JSON. Imports no
+client library.
 """
 
 import functools
@@ -23,16 +23,16 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
 
 class CliError(click.ClickException):
-    """A failure in one line: the cause and the way out."""
+    """A failure in one line: the cause and the remedy."""
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED):
         super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[misc]  # click's exceptions have one for all of a class
+        self.exit_code = exit_code  # type: ignore[misc]  # click's exceptions have one exit code per class
 
 
 class NobodyReadsError(Exception):
-    """Whoever read our output has enough (mqd consume ... | head): no failure. A BrokenPipeError
-    may be another pipe's.
+    """The reader of our output has closed it (mqd consume ... | head): not a failure. A
+    BrokenPipeError may come from another pipe.
     """
 
 
@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def is_here(settings: Settings) -> bool:
-    """Whether a command that looks at a cluster looks at the default data directory's broker, too."""
+    """Whether a command about a cluster also covers the broker of the default data directory."""
     from mqd.base.paths import default_data_dir
 
     return bool(os.environ.get("MQD_DATA_DIR")) or (
@@ -57,7 +57,7 @@ def error_line(text: str) -> None:
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """One line and an exit code for whatever went wrong."""
+    """Prints any error as one line and returns an exit code."""
     from mqd.base.property_values import ConfigError
 
     if isinstance(error, ConfigError):
@@ -68,12 +68,12 @@ def explain(error: BaseException) -> tuple[str, int]:
         return explain_kafka(error)
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILED
-    return f"{type(error).__name__}: {error} (this is a fault of mqd's; MQD_DEBUG=1 shows where)", EXIT_FAILED
+    return f"{type(error).__name__}: {error} (this is a bug of mqd; MQD_DEBUG=1 shows the traceback)", EXIT_FAILED
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Ctrl-C, also where a callback from librdkafka met it: its binding for Python makes a
-    SystemError of that.
+    """Ctrl-C, also within a callback from librdkafka, whose Python binding turns it into a
+    SystemError.
     """
     return isinstance(error, KeyboardInterrupt) or (
         isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt)
@@ -81,8 +81,8 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def stop_when_interrupted(stop: threading.Event) -> None:
-    """SIGINT and SIGTERM set it, once: what comes after that ends the process, however long the
-    stopping takes.
+    """SIGINT and SIGTERM set it once; a second signal ends the process, however long stopping
+    takes.
     """
 
     def first(_number: int, _frame: object) -> None:
@@ -137,8 +137,8 @@ client_config_option = click.option(
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds -b, --format, --profile and --client-config, and passes them as the first argument, a Settings. Said before the verb
-    they count as well.
+    """Adds -b, --format, --profile and --client-config, and passes them as the first argument, a
+    Settings. They may also come before the verb.
     """
 
     @click.option(
@@ -179,7 +179,7 @@ def pairs(values: Iterable[str], option: str) -> dict[str, str]:
 
 
 def complete_topic(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Topic names for the shell's completion; none when no broker answers at once."""
+    """Topic names for the shell's completion; none when no broker responds at once."""
     try:
         from mqd.cli.librdkafka import topic_names
 
@@ -198,7 +198,7 @@ def complete_topic(ctx: click.Context, _parameter: click.Parameter, incomplete: 
 
 
 def print_note(text: str) -> None:
-    """A line of output. Raises NobodyReadsError."""
+    """Prints a line of output. Raises NobodyReadsError."""
     try:
         click.echo(text)
     except BrokenPipeError as error:
@@ -210,7 +210,8 @@ def emit_json(value: Any) -> None:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Lines of aligned columns under titles; numbers, and "-" where one is missing, to the right."""
+    """Lines of aligned columns under titles; numbers, and "-" for a missing one, are
+    right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max([len(title), *(len(row[column]) for row in cells)]) for column, title in enumerate(titles)]
     numeric = []

@@ -1,5 +1,5 @@
-"""What the brokers tell of consumer groups, of both protocols, and of share groups, in one shape. For
-`mqd group`.
+"""The brokers' descriptions of consumer groups, of both protocols, and of share groups, in one
+form. For `mqd group`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,13 +35,13 @@ class Member(msgspec.Struct):
     client_id: str
     host: str
     instance_id: str | None
-    assignment: dict[str, list[int]] | None  # None: in a format that only the clients know
-    target: dict[str, list[int]] | None = None  # where it is on its way to; None: it is there
+    assignment: dict[str, list[int]] | None  # None: in a format that only its clients know
+    target: dict[str, list[int]] | None = None  # its target; None: it has reached it
     epoch: int | None = None
 
 
 class Holder(msgspec.Struct):
-    """Whom a rebalance waits for. Times in ms; -1: not known."""
+    """A member that delays a rebalance. Times in ms; -1: not known."""
 
     member_id: str
     client_id: str
@@ -70,7 +70,7 @@ class Group(msgspec.Struct):
     rebalance: Rebalance | None = None
 
 
-# -- the answers in one shape ----------------------------------------------------------------------
+# -- the answers in one form -----------------------------------------------------------------------
 
 
 def _host(text: str) -> str:
@@ -209,8 +209,8 @@ def _chunks(names: list[str]) -> Iterator[list[str]]:
 
 
 def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str, int]) -> Iterator[Group]:
-    """Those that are still there, of one kind. `away` gets those whose coordinator has just become
-    another, and what this one says.
+    """The existing groups of one kind. `away` gets those whose coordinator has just changed, with
+    the error.
     """
     for chunk in _chunks(names):
         if kind == "consumer":
@@ -232,8 +232,8 @@ def _answered(groups: list[Any], away: dict[str, int]) -> list[Any]:
 
 
 def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> tuple[list[Group], dict[str, int]]:
-    """By name. Types and states as the broker names them, in any case; nothing: all. Beside them
-    those that no coordinator described, because their coordinators were just changing: name ->
+    """By name. Types and states by the broker's names, case-insensitive; empty: all. Also returns
+    the groups that no coordinator described, because their coordinators were changing: name ->
     error.
     """
     found: list[Group] = []
@@ -279,7 +279,7 @@ class Commit(msgspec.Struct):
 
 
 def positions(cluster: Cluster, name: str, is_share: bool) -> dict[Partition, Commit]:
-    """Committed offsets; of a share group, where it begins."""
+    """Committed offsets; for a share group, its start offsets."""
     if not is_share:
         return commits(cluster, name)
     return {
@@ -289,7 +289,7 @@ def positions(cluster: Cluster, name: str, is_share: bool) -> dict[Partition, Co
 
 
 def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
-    """Every committed offset of the group, with what was said along with it."""
+    """Every committed offset of the group, with its metadata."""
     request = OffsetFetchRequest(
         group_id=name, topics=None, groups=[OffsetFetchRequest.Group(group_id=name, topics=None)]
     )
@@ -310,8 +310,8 @@ def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
 
 
 def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
-    """Group -> its state and committed offsets, of all groups, by few requests: those of a coordinator
-    together. Groups whose coordinator is just changing are left out.
+    """Group -> its state and committed offsets, of all groups, by one request per coordinator.
+    Groups whose coordinator is changing are omitted.
     """
     found: dict[str, tuple[str, dict[Partition, int]]] = {}
     for broker in cluster.nodes():
@@ -338,8 +338,8 @@ def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
 
 
 class Progress(msgspec.Struct):
-    """Of a group in a partition. None: not known, or not there. `only_shown`: a streaming query of Spark
-    publishes its progress here, and reads by its checkpoint.
+    """The offsets of a group in a partition. None: not known, or none. `only_shown`: a streaming
+    query of Spark publishes its progress here, and reads by its checkpoint.
     """
 
     topic: str
@@ -354,8 +354,8 @@ class Progress(msgspec.Struct):
 
 
 def progress(cluster: Cluster, group: Group) -> list[Progress]:
-    """Of every partition that the group has committed in or a member is assigned. A share group's
-    partitions have no member of their own.
+    """For every partition in which the group has committed, or that is assigned to a member.
+    Partitions of a share group have no single member.
     """
     is_share = group.type == SHARE
     found = positions(cluster, group.group, is_share)

@@ -2,7 +2,7 @@
 authority's key, which stays there; the new host's own keys never leave it.
 
     invite: prints a token, listens          token: address, node id, authority, secret, expiry
-    join:   connects by TLS, which only a host of that authority can answer
+    join:   connects by TLS, which only a host with a certificate of that authority can accept
             -> the secret, two certificate requests, names and addresses of the broker
             <- two certificates, the cluster's key, the admin's settings; the token is used up
 
@@ -34,7 +34,7 @@ MESSAGE_BYTES_MAX = 256 << 10
 CONNECTION_S = 10.0
 CONNECTION_COUNT_MAX = 16
 HOST_COUNT_MAX = 64
-TURN_S = 0.5  # how often the end is looked for
+TURN_S = 0.5  # how often the end is checked
 _PREFIX = "mqd1-"
 
 
@@ -59,7 +59,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _Granted(msgspec.Struct, frozen=True):
-    authority: bytes  # PEM, as the others
+    authority: bytes  # PEM, like the others
     host: bytes
     broker: bytes
     key: bytes  # the cluster's key file
@@ -80,11 +80,11 @@ def parse(text: str) -> Token:
         encoded = text.removeprefix(_PREFIX)
         return msgspec.msgpack.decode(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)), type=Token)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise CliError(f"--join: this is no token of `mqd cluster invite`: {error}") from None
+        raise CliError(f"--join: this is not a token of `mqd cluster invite`: {error}") from None
 
 
 def _receive(connection: ssl.SSLSocket) -> bytes:
-    """All of a message, in CONNECTION_S. Raises OSError."""
+    """Reads a whole message within CONNECTION_S. Raises OSError."""
     data, end_s = b"", time.monotonic() + CONNECTION_S
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         if int.from_bytes(data[:4], "big") > MESSAGE_BYTES_MAX:
@@ -109,7 +109,7 @@ def _send(connection: ssl.SSLSocket, message: msgspec.Struct) -> None:
 
 
 class Invitation:
-    """`print_line`: a line about each attempt. Raises CliError: this host cannot invite."""
+    """`print_line`: a line about each attempt. Raises CliError if this host cannot invite."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Invitation:
         self.token = Token(listen[0], port, node_id, seeds, secret, int(time.time() + seconds), authority)
 
     def run(self) -> bool:
-        """Until the host has joined, or the time is over (False)."""
+        """Waits until the host has joined, or the time is over (False)."""
         with self._listener:
             while not self._over and time.monotonic() < self._until_s:
                 try:
@@ -178,7 +178,7 @@ class Invitation:
 
     def _answer(self, request: _Request) -> _Answer:
         if not hmac.compare_digest(request.secret, self.token.secret):
-            return _Answer(None, "the token's secret is another one")
+            return _Answer(None, "the token has a wrong secret")
         with self._lock:
             if self._used or time.monotonic() >= self._until_s:
                 return _Answer(None, "the token was used already, or has expired; make another: mqd cluster invite")
@@ -199,9 +199,9 @@ class Invitation:
 
 
 def has_joined(token: Token, data_dir: Path) -> bool:
-    """Whether this directory has what the token would bring, or the token has ended, so that a start
-    by the same command continues with what is there. Certificates that end soon are fetched again.
-    Raises CliError: it has something else.
+    """Whether this directory already has the files of the token, or the token has expired, so that
+    a start by the same command continues with the present files. Certificates that expire soon are
+    fetched again. Raises CliError if it has other files.
     """
     places = secure.files(data_dir)
     if not secure.is_secured(data_dir):
@@ -264,4 +264,4 @@ def _context(token: Token) -> ssl.SSLContext:
 def _check_inviter(connection: ssl.SSLSocket) -> None:
     """J1: clients have certificates of this authority too. Raises OSError."""
     if not any(name.startswith(pki.NODE_URI) for name in host_identity.uris(connection.getpeercert())):
-        raise OSError("it is no host of the cluster")
+        raise OSError("it is not a host of the cluster")

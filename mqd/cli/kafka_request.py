@@ -1,8 +1,8 @@
-"""One Kafka request to a broker and its response, for what librdkafka's admin client does not speak
-(quotas among others). Blocking; every wait ends.
+"""Sends one Kafka request to a broker and returns its response, for APIs that librdkafka's admin
+client lacks (quotas among others). Blocking; every wait is bounded.
 
-A connection that has ended, or on which an answer is late or is none, is closed: the next ask()
-makes another.
+A connection that has ended, or with a late or invalid answer, is closed: the next request opens
+another.
 """
 
 import socket
@@ -22,7 +22,7 @@ from mqd.security import client
 TIMEOUT_S = 30.0
 FRAME_BYTES_MAX = 256 << 20
 CLIENT_ID = "mqd-cli"
-LOST_S = 60.0  # as long as a broker takes to come back, a cluster to see that one is away
+LOST_S = 60.0  # the time in which a broker restarts, or a cluster detects that one is down
 _AGAIN_S = 0.5
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Broker:
             self._socket = None
 
     def request(self, api_key: int, request: object, version_max: int = 1 << 15, version_min: int = 0) -> Any:
-        """In the newest version that both sides speak, from `version_min` to `version_max`."""
+        """Uses the newest version that both sides support, from `version_min` to `version_max`."""
         if self._socket is None:
             self._connect()
         known, spoken = KNOWN[api_key], self._versions.get(api_key, (0, -1))
@@ -130,8 +130,8 @@ class Broker:
 
 
 def patiently(attempt: Callable[[], T]) -> T:
-    """attempt(), again while it finds no broker to ask, for LOST_S: what is awaited continues
-    without us. Raises CliError.
+    """Calls attempt(), and retries for LOST_S while no broker is reachable: the awaited operation
+    continues without us. Raises CliError.
     """
     deadline = time.monotonic() + LOST_S
     while True:
@@ -140,11 +140,11 @@ def patiently(attempt: Callable[[], T]) -> T:
         except CliError as error:
             if error.exit_code != EXIT_UNREACHABLE or time.monotonic() > deadline:
                 raise
-        time.sleep(_AGAIN_S)  # nothing tells when it is back
+        time.sleep(_AGAIN_S)  # there is no notification when it is back
 
 
 def check(what: str, error_code: int, message: str | None) -> None:
-    """Raises CliError with the broker's own words, or Kafka's name of the code."""
+    """Raises CliError with the broker's message, or Kafka's name of the code."""
     if error_code:
         raise CliError(f"{what}: {error_text(error_code, message)}")
 

@@ -1,5 +1,5 @@
-"""librdkafka for the commands: clients with quiet logs, a broker that is not there told at once,
-errors in words.
+"""librdkafka for the commands: clients with quiet logs, an unreachable broker reported at once,
+errors as text.
 
 A module that needs confluent_kafka imports it here or in a function: it costs 50 ms.
 """
@@ -24,8 +24,8 @@ REQUEST_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 3.0
 
 _API_VERSIONS = 18
-_CORRELATION_ID = 0x6D7164  # any number that other protocols do not happen to begin with
-_HEAD = struct.Struct(">ii")  # of an answer: its size, the request's correlation id
+_CORRELATION_ID = 0x6D7164  # a number with which no other protocol begins
+_HEAD = struct.Struct(">ii")  # header of an answer: its size, the request's correlation id
 _ANSWER_BYTES_MAX = 1 << 20
 _OUTPUT_BYTES = 1024
 
@@ -62,7 +62,8 @@ def unreachable(bootstrap: str, reason: str = "", advertised_by: int | None = No
     why = f" ({reason})" if reason else ""
     if advertised_by is not None:
         return CliError(
-            f"cannot reach broker {advertised_by} at {bootstrap}, the address that it advertises{why}; is it running? If"
+            f"cannot reach broker {advertised_by} at {bootstrap}, the address that it advertises{why}; is it"
+            " running? If"
             " so, set advertised.listeners on it to an address that clients can reach",
             EXIT_UNREACHABLE,
         )
@@ -74,9 +75,8 @@ def unreachable(bootstrap: str, reason: str = "", advertised_by: int | None = No
 def require_broker(
     bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, plaintext: bool = True, advertised_by: int | None = None
 ) -> tuple[str, int]:
-    """The first address that accepts a connection and, if it is to speak without TLS, answers as a
-    Kafka broker does; librdkafka alone would wait out its time limit to say that none does. Raises
-    CliError.
+    """The first address that accepts a connection and, without TLS, answers like a Kafka broker;
+    librdkafka alone would report an unreachable broker only after its time limit. Raises CliError.
     """
     reason = ""
     stranger: CliError | None = None
@@ -102,8 +102,8 @@ def require_broker(
 
 
 def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
-    """What answers an ApiVersions request, version 0, in another way than Kafka's; None: it is
-    Kafka's. One time limit for all of it.
+    """How a peer that is not a Kafka broker answers an ApiVersions request, version 0; None: it is
+    a Kafka broker. One time limit for all of it.
     """
     client = b"mqd-cli"
     request = struct.pack(">hhih", _API_VERSIONS, 0, _CORRELATION_ID, len(client)) + client
@@ -121,7 +121,7 @@ def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
         if not output:
             return f"it accepts connections and answered nothing within {timeout_s:g} s"
     except OSError:
-        pass  # a reset, after which what it said before still counts
+        pass  # a reset; bytes received before it still count
     if len(output) >= _HEAD.size:
         size, number = _HEAD.unpack_from(output)
         if 4 <= size <= _ANSWER_BYTES_MAX and number == _CORRELATION_ID:
@@ -140,8 +140,8 @@ def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
 def base_config(
     bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, properties: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What every client starts from, with its credentials; checks that a broker is there.
-    `properties`: the client's own, which may say that it speaks TLS.
+    """The base configuration of every client, with its credentials; checks that a broker is
+    reachable. `properties`: the client's own, which may enable TLS.
     """
     security = client_security.current(properties)
     require_broker(bootstrap, timeout_s, not security.has_tls)
@@ -162,11 +162,11 @@ def base_config(
 
 
 _admin: Callable[[], Any] = lambda: None
-_unresolved = ""  # the last address that librdkafka could not resolve; of this process, which is one command
+_unresolved = ""  # the last address that librdkafka could not resolve, in this process, which runs one command
 
 
 def note_error(error: KafkaError) -> None:
-    """librdkafka retries, and in the end reports only a time-out."""
+    """librdkafka retries, and finally reports only a time-out."""
     global _unresolved
     match = re.search(r"Failed to resolve '([^']+)'", error.str()) if error.code() == KafkaError._RESOLVE else None
     if match is not None:
@@ -174,14 +174,15 @@ def note_error(error: KafkaError) -> None:
 
 
 def unresolved() -> CliError | None:
-    """None: every address that a broker advertised was found so far."""
+    """None: every advertised address has been resolved so far."""
     admin = _admin()
     if admin is not None:
-        admin.poll(0)  # nothing else hands out an admin client's errors
+        admin.poll(0)  # there is no other access to an admin client's errors
     if not _unresolved:
         return None
     return CliError(
-        f"a broker advertises {_unresolved}, a name that does not resolve on this host; set advertised.listeners on that"
+        f"a broker advertises {_unresolved}, a name that does not resolve on this host; set"
+        " advertised.listeners on that"
         " broker to an address that clients can reach, or make the name known here",
         EXIT_UNREACHABLE,
     )
@@ -198,7 +199,7 @@ def admin_client(bootstrap: str) -> Any:
 
 def metadata(client: Any, topic: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
     """ClusterMetadata. A named topic that does not exist is an error and is not created."""
-    # asking by name lets a broker create the topic, unless a consumer asks
+    # a query by name lets a broker create the topic, unless it comes from a consumer
     only = topic is not None and isinstance(client, confluent_kafka.Consumer)
     found = client.list_topics(topic, timeout=timeout_s) if only else client.list_topics(timeout=timeout_s)
     if topic is not None:
@@ -215,14 +216,14 @@ def topic_names(bootstrap: str, timeout_s: float) -> list[str]:
 
 
 def named(what: str, error: KafkaException) -> CliError:
-    """The error of one thing, such as a topic, with its name before it."""
+    """The error of one resource, such as a topic, prefixed by its name."""
     text, code = explain_kafka(error)
     return CliError(f"{what}: {text}", code)
 
 
 def explain_kafka(error: BaseException) -> tuple[str, int]:
-    """A KafkaException in words: the broker's own message where it sent one, and the way out where
-    there is one.
+    """A KafkaException as text: the broker's own message if it sent one, and the remedy if there is
+    one.
     """
     inner = error.args[0] if error.args else None
     if not isinstance(inner, KafkaError):
@@ -240,7 +241,7 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
 def each_future(
     futures: dict[Any, Any], name_of: Any = str
 ) -> tuple[list[tuple[str, Any]], list[tuple[str, KafkaException]]]:
-    """Waits for all: (name, result) of those that went well, (name, exception) of the others."""
+    """Waits for all: (name, result) of the successful ones, (name, exception) of the others."""
     done, failed = [], []
     for key, future in futures.items():
         try:

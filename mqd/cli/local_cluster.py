@@ -2,8 +2,8 @@
 a loopback address of its own; for trying things out.
 
 The brokers are ordinary ones, started with the commands that are printed: any of them may be
-stopped, killed or started again by hand meanwhile. What ends, ends without the others; ctrl-C stops
-all that are left, in order.
+stopped, killed or restarted separately meanwhile. A broker that ends does not affect the others;
+Ctrl-C stops the remaining ones, in order.
 """
 
 import os
@@ -44,7 +44,7 @@ class Member(msgspec.Struct):
         return f"{self.address}:{self.port}"
 
     def arguments(self) -> list[str]:
-        """What follows `mqd`."""
+        """The arguments after `mqd`."""
         return [
             "up",
             "--node-id",
@@ -67,7 +67,7 @@ class Member(msgspec.Struct):
             name: value for name, value in os.environ.items() if not name.startswith("MQD_") or name == "MQD_DEBUG"
         }
         with open(self.data_dir / "stderr", "wb") as errors:
-            # a session of its own: ctrl-C reaches this process alone, which then stops the brokers
+            # a session of its own: Ctrl-C reaches this process alone, which then stops the brokers
             # in order
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mqd.cli.main", *self.arguments()],
@@ -105,7 +105,7 @@ def members(
 
 
 def make_certificates(brokers: list[Member]) -> None:
-    """One authority and one admin for all of them. Raises CliError."""
+    """Creates one authority and one admin for all of them. Raises CliError."""
     first = brokers[0]
     secure.prepare(first.data_dir, first.node_id, [first.address])
     for member in brokers[1:]:
@@ -137,7 +137,7 @@ class LocalCluster:
         self.stop()
 
     def wait_ready(self) -> None:
-        """All of them: the cluster is formed when all seeds have met."""
+        """Waits for all of them: the cluster is formed when all seeds have met."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while late := [member for member in self.brokers if not member.ready]:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
@@ -164,7 +164,8 @@ class LocalCluster:
         return None
 
     def stop(self) -> None:
-        """At the same time: each hands over what it leads to those that stay as long as it can."""
+        """Stops all at the same time: each transfers its leaderships to the remaining ones as long
+        as it can."""
         running = [member for member in self.brokers if member.process is not None and member.process.poll() is None]
         for member in running:
             assert member.process is not None
@@ -183,7 +184,7 @@ class LocalCluster:
 
 
 def guide(brokers: list[Member]) -> str:
-    """What to do with it, as commands."""
+    """Commands to try with the cluster."""
     first, last = brokers[0], brokers[-1]
     bootstrap = ",".join(member.bootstrap for member in brokers)
     again = shlex.join(["mqd", *last.arguments()])

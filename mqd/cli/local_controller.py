@@ -1,5 +1,5 @@
-"""One change, asked of the controller of a broker on this host through its socket, which only the
-broker's own user can open: what must be there before any client can authenticate.
+"""Requests one change from the controller of a broker on this host through its socket, which only
+the broker's own user can open: for changes that must precede any authentication.
 """
 
 import socket
@@ -17,8 +17,8 @@ _decode = msgspec.msgpack.Decoder(messages.FromController).decode
 
 
 def change(path: Path, requested: messages.Change, timeout_s: float) -> messages.Answer:
-    """`path`: Layout.controller_socket. Raises CliError: the controller cannot be reached, or does
-    not answer in time.
+    """`path`: Layout.controller_socket. Raises CliError if the controller cannot be reached, or
+    does not respond in time.
     """
     deadline = time.monotonic() + timeout_s
     try:

@@ -1,5 +1,5 @@
-"""`mqd`: noun, then verb. This module knows the names of the commands and nothing else; what a
-command needs is imported when it is called, so that `mqd --help` stays far under 150 ms.
+"""`mqd`: noun, then verb. This module has only the names of the commands; their modules are
+imported when a command is called, so that `mqd --help` stays far below 150 ms.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no broker reached, 130 interrupted.
 """
@@ -70,7 +70,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose members are imported when they are used."""
+    """A group whose members are imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -97,7 +97,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as error:  # click would end with exit code 1, and say nothing
+        except BrokenPipeError as error:  # click would exit with code 1 without a message
             if _has_no_reader():
                 raise NobodyReadsError from error
             raise CliError(explain(error)[0]) from error
@@ -108,8 +108,8 @@ class LazyGroup(click.Group):
 
 
 def _has_no_reader() -> bool:
-    """Whether stdout's reader has gone. A flush would not tell: what was larger than the buffer is
-    no longer in it.
+    """Whether stdout's reader has closed it. A flush would not detect that: output larger than the
+    buffer is no longer in it.
     """
     looking = select.poll()
     try:
@@ -164,7 +164,7 @@ def _run(arguments: list[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except (NobodyReadsError, BrokenPipeError):
-        # point stdout elsewhere so that the interpreter's last flush is quiet
+        # redirect stdout so that the interpreter's last flush is quiet
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

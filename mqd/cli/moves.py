@@ -1,5 +1,5 @@
-"""Replicas that move between brokers: plans, what is under way, and waiting for it with a bar. For
-`mqd topic reassign`, `mqd cluster drain` and `mqd cluster balance`.
+"""Replicas that move between brokers: plans, ongoing moves, and waiting for them with a progress
+bar. For `mqd topic reassign`, `mqd cluster drain` and `mqd cluster balance`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LOOK_S = 0.25
 STALLED_S = 60.0
 
 Partition = tuple[str, int]
-Plan = dict[Partition, list[int]]  # the replicas that each is to have, the preferred leader first
+Plan = dict[Partition, list[int]]  # the target replicas of each, the preferred leader first
 
 
 class Move(NamedTuple):
-    """A reassignment under way."""
+    """An ongoing reassignment."""
 
     replicas: list[int]
     adding: list[int]
@@ -41,7 +41,7 @@ class Move(NamedTuple):
 
 
 def replicas_of(broker: Broker, topic: str) -> Plan:
-    """As they are now. Raises CliError."""
+    """The present assignments. Raises CliError."""
     answer = broker.request(
         METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
@@ -51,7 +51,7 @@ def replicas_of(broker: Broker, topic: str) -> Plan:
 
 
 def replicas_of_all(broker: Broker) -> Plan:
-    """Of every topic, as they are now. Raises CliError."""
+    """The present assignments of every topic. Raises CliError."""
     answer = broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
     return {partition: replicas for topic in answer.topics for partition, replicas in _replicas(topic).items()}
 
@@ -64,7 +64,7 @@ def _replicas(topic: Any) -> Plan:
 
 
 class Extent(NamedTuple):
-    """What a plan changes."""
+    """The changes of a plan."""
 
     moved: int  # partitions that get other replicas
     led: int  # partitions that keep their replicas and get another preferred leader
@@ -89,7 +89,7 @@ def extent(current: Mapping[Partition, Sequence[int]], plan: Mapping[Partition, 
 
 
 def racks_of(broker: Broker) -> dict[int, str | None]:
-    """Node id -> rack, also of hosts that are away. Raises CliError."""
+    """Node id -> rack, including hosts that are down. Raises CliError."""
     answer = broker.request(DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
     check("the cluster", answer.error_code, answer.error_message)
     return {one.broker_id: one.rack for one in answer.brokers}
@@ -101,9 +101,9 @@ def spread(
     replication_factor: int | None,
     racks: Mapping[int, str | None],
 ) -> Plan:
-    """Each partition on `brokers` alone, as many replicas as it has (or as told): over their racks
-    first, as new topics are placed (mqd.cluster.metadata.rules.placement). Replicas that may stay
-    do, the others go where the fewest are. Raises CliError.
+    """Places each partition on `brokers` only, with as many replicas as it has (or as given):
+    spread over their racks first, like new topics (mqd.cluster.metadata.rules.placement). Replicas
+    that may stay do so, the others go to the brokers with the fewest. Raises CliError.
     """
     factor_max = max((replication_factor or len(replicas) for replicas in current.values()), default=0)
     if factor_max > len(set(brokers)):
@@ -133,8 +133,8 @@ def _over_racks(
     racks: Mapping[int, str | None],
     counts: Mapping[int, int],
 ) -> list[int]:
-    """`kept` and then others: in whichever rack the fewest are, who has the partition already, the
-    least loaded.
+    """`kept` and then others: first from the rack with the fewest replicas, then a broker that
+    already has the partition, then the least loaded.
     """
     chosen = list(kept)
     while len(chosen) < factor:
@@ -163,10 +163,10 @@ def plan_text(plan: Mapping[Partition, Sequence[int]]) -> str:
 
 
 def read_plan(file: Path, topic: str) -> Plan:
-    """Of this topic alone. Raises CliError."""
+    """Reads a plan of this topic only. Raises CliError."""
     plan = _read_plan(file)
     if not plan:
-        raise CliError(f"{file} names no partition")
+        raise CliError(f"{file} lists no partition")
     others = sorted(partition for partition in plan if partition[0] != topic)
     if others:
         named = ", ".join(f"{name}-{index}" for name, index in others[:3]) + (
@@ -188,17 +188,17 @@ def _read_plan(file: Path) -> Plan:
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CliError(
-            f'{file} is no plan ({error}); it should read {{"version": 1, "partitions": [{{"topic": "t", "partition":'
+            f'{file} is not a plan ({error}); it must have the form {{"version": 1, "partitions": [{{"topic": "t", "partition":'
             ' 0, "replicas": [1, 2, 3]}]}'
         ) from error
 
 
-# -- asking ----------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
 def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> None:
-    """Begins all of it, or cancels (None). Raises CliError with what was refused; what was not has
-    begun.
+    """Starts the whole plan, or cancels it (None). Raises CliError with the refused moves; all
+    others have begun.
     """
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), replicas in plan.items():
@@ -224,7 +224,7 @@ def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> Non
 
 
 def under_way(broker: Broker, topic: str | None = None) -> dict[Partition, Move]:
-    """Of one topic, or all. Raises CliError."""
+    """Ongoing reassignments of one topic, or of all. Raises CliError."""
     topics = None
     if topic is not None:
         indexes = [index for _, index in replicas_of(broker, topic)]
@@ -276,7 +276,7 @@ def held_by(broker: Broker, node: int) -> set[Partition]:
 def wait(
     broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool, why_stopped: str = "it was cancelled"
 ) -> None:
-    """Until every partition is where the plan says. Interrupting it interrupts the looking, not the
+    """Waits until every partition is in its planned place. An interrupt ends the waiting, not the
     moves. Raises CliError when nothing has moved for STALLED_S and nothing is moving.
     """
     topics = sorted({topic for topic, _ in plan})
@@ -305,7 +305,7 @@ def wait(
 
 
 def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
-    """Until `node` holds no replica. Raises CliError as wait()."""
+    """Waits until `node` holds no replica. Raises CliError as wait()."""
 
     def stalled(partitions: set[Partition]) -> str:
         topic, index = min(partitions)
@@ -318,7 +318,7 @@ def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
 
 
 class _Stall:
-    """Raises CliError when for STALLED_S the same partitions were left and none of them moved."""
+    """Raises CliError when there was no progress for STALLED_S."""
 
     def __init__(self, broker: Broker, why: Callable[[set[Partition]], str]) -> None:
         self._broker, self._why = broker, why
@@ -333,8 +333,8 @@ class _Stall:
 
 
 def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown: bool, planned: int = 0) -> None:
-    """A bar on a terminal, a line now and then elsewhere. `planned`: of how many, where some may be
-    done already.
+    """A progress bar on a terminal, otherwise occasional lines. `planned`: the total, of which some
+    may already be done.
     """
     remaining = patiently(left)
     if not remaining:
@@ -344,7 +344,7 @@ def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown:
         while remaining:
             patiently(partial(stall.look, remaining))
             show(max(total - len(remaining), 0))
-            time.sleep(LOOK_S)  # other hosts' doing
+            time.sleep(LOOK_S)  # depends on other hosts
             remaining = patiently(left)
         show(total)
 

@@ -1,5 +1,5 @@
-"""Where the replicas lie that hosts in service do not serve: of partitions without a leader, as a
-rule because a log directory failed.
+"""Replicas of partitions without a leader that active hosts do not serve, usually because a log
+directory failed, and their directories.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mqd.cli.kafka_request import Broker
 _METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20
 HERE_S = 3.0  # time-out of one broker's answer
-# time-out of its answer about log directories, asked if it has partitions without a leader: longer
-# than it waits itself for one that hangs, or that one would not be named
+# time-out of its answer about log directories, if it has partitions without a leader: longer than
+# its own time-out for a hanging one, so that this one is reported
 DIRECTORIES_S = 8.0
 
 
 class Place(NamedTuple):
-    """`directories`: the one that holds it; or, where the host tells of none, those that cannot be
-    used; () = it cannot be reached.
+    """`directories`: the one that holds it; or, if the host reports none, its unusable ones; () =
+    the host cannot be reached.
     """
 
     partition: str
@@ -41,8 +41,8 @@ class Place(NamedTuple):
 
 
 def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]) -> list[Place]:
-    """Of (topic, index, replicas); `addresses`: of the hosts in service. SHOWN_MAX at most; each
-    host is asked once, all at the same time.
+    """For (topic, index, replicas); `addresses`: of the active hosts. At most SHOWN_MAX; each host
+    is queried once, all at the same time.
     """
     missing = (
         (name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses
@@ -63,7 +63,7 @@ def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: 
 
 
 def here(host: str, port: int) -> list[Place]:
-    """Of the broker that listens there, its own alone; [] when it does not answer."""
+    """The offline replicas of the broker that listens there; [] when it does not respond."""
     from mqd.protocol.messages import MetadataRequest
 
     address = (
@@ -86,8 +86,8 @@ def here(host: str, port: int) -> list[Place]:
 
 
 def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[Any]:
-    """What the host says of its log directories, with these partitions (topic -> indexes); [] when
-    it does not answer.
+    """The host's description of its log directories, with these partitions (topic -> indexes); []
+    when it does not respond.
     """
     from mqd.protocol.messages import DescribeLogDirsRequest
 

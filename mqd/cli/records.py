@@ -20,7 +20,7 @@ _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def unescape(text: str) -> bytes:
-    r"""\n, \r, \t, \xXX; any other escaped character is itself."""
+    r"""\n, \r, \t, \xXX; any other escaped character stands for itself."""
     out = bytearray()
     at = 0
     for match in re.finditer(r"\\(x[0-9a-fA-F]{1,2}|.)", text, re.DOTALL):
@@ -97,7 +97,7 @@ def _raw(value: bytes | None) -> str | None:
 
 
 def kcat_envelope(message: Any, broker: int) -> bytes:
-    """kcat's -J line. Bytes that are no UTF-8 pass through as they are, as kcat's do."""
+    """kcat's -J line. Bytes that are not UTF-8 pass through unchanged, as in kcat."""
     kind, timestamp_ms = message.timestamp()
     envelope: dict[str, Any] = {
         "topic": message.topic(),
@@ -124,7 +124,7 @@ def readable(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def envelope(message: Any) -> bytes:
-    """`mqd consume --format json`: always valid JSON; what is no UTF-8 comes in base64 under
+    """`mqd consume --format json`: always valid JSON; bytes that are not UTF-8 are in base64 under
     another name.
     """
     fields: dict[str, Any] = {
@@ -144,8 +144,8 @@ def envelope(message: Any) -> bytes:
 
 
 def split(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
-    """What lies between delimiters, as it arrives; the end of the stream ends the last one. Empty
-    ones are left out, as kcat does.
+    """Yields the pieces between delimiters as they arrive; the end of the stream ends the last one.
+    Empty ones are skipped, as in kcat.
     """
     read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
     rest = b""
@@ -157,7 +157,7 @@ def split(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
 
 
 def split_key(record: bytes, delimiter: bytes | None, fixed: bytes | None) -> tuple[bytes | None, bytes]:
-    """(key, value) of an input record; the fixed key when it has none of its own."""
+    """(key, value) of an input record; the fixed key if it has none of its own."""
     if delimiter:
         key, found, value = record.partition(delimiter)
         if found:
@@ -166,7 +166,7 @@ def split_key(record: bytes, delimiter: bytes | None, fixed: bytes | None) -> tu
 
 
 def parse_header(text: str) -> tuple[str, bytes | None]:
-    """NAME=VALUE; without "=": a header whose value is null."""
+    """NAME=VALUE; without "=" the header's value is null."""
     name, equals, value = text.partition("=")
     if not name:
         raise click.UsageError(f"a header is NAME=VALUE, not {text!r}")
@@ -184,8 +184,8 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def parse_time(text: str, now: datetime) -> int:
-    """Milliseconds since the epoch, a date or date and time (ISO 8601, local unless it says
-    otherwise), or how long ago: -90s, -15m, -2h, -1d.
+    """Milliseconds since the epoch, a date or date and time (ISO 8601, local time by default), or
+    an age: -90s, -15m, -2h, -1d.
     """
     if match := re.fullmatch(r"-([0-9]{1,12})(ms|s|m|h|d)", text):
         return int((now - timedelta(milliseconds=int(match[1]) * _UNITS[match[2]])).timestamp() * 1000)
@@ -195,7 +195,7 @@ def parse_time(text: str, now: datetime) -> int:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         raise click.UsageError(
-            f"{text!r} is no time; give 2026-01-31T12:00, milliseconds since 1970, or -15m"
+            f"{text!r} is not a time; use 2026-01-31T12:00, milliseconds since 1970, or -15m"
         ) from None
 
 
@@ -209,4 +209,4 @@ def parse_start(text: str, now: datetime) -> Start:
         return Start("time", parse_time(text[1:], now))
     if re.fullmatch(r"-?[0-9]{1,18}", text):
         return Start("tail", -int(text)) if text.startswith("-") else Start("offset", int(text))
-    raise click.UsageError(f"{text!r} is no place to begin; give beginning, end, an offset, -COUNT or @TIME")
+    raise click.UsageError(f"{text!r} is not a starting point; use beginning, end, an offset, -COUNT or @TIME")

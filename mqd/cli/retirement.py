@@ -1,14 +1,14 @@
-"""Partitions that are being retired: how far that is, what consumers have left to read of them, and
-letting producers continue when they have. For `mqd topic retire-partitions`.
+"""Partitions that are being retired: their progress, the records that consumers have left to read,
+and releasing the producers afterwards. For `mqd topic retire-partitions`.
 
-    drawing near -> sealed -> redirected -> hidden -> gone
+    co-locating -> sealed -> redirected -> hidden -> gone
 
 (docs/decisions/cluster/2026-11-21-retired-partitions.md.)
 
 While the partitions are sealed the producers of their keys wait, so that a consumer which reads
-both partitions never sees a later record of a key first. They need not wait longer than it takes
-the groups to read on to the end: seen here, told to the controller. Groups without members are not
-waited for, nobody is reading; nor is any group for longer than the controller waits
+both partitions never sees a later record of a key first. They need not wait longer than the groups
+take to read to the end: this module detects that and notifies the controller. It does not wait for
+groups without members, because they are not reading, nor longer than the controller waits
 (partition.retire.barrier.ms).
 """
 
@@ -48,8 +48,9 @@ ABORT = b"\0\0"  # a marker's key: version, then its type (KIP-98)
 
 
 class State(msgspec.Struct):
-    """`step`: NONE when none goes, or they are gone; `applied`: what the host that was asked leads,
-    it leads by it. `retired`: partition -> the one that takes its records.
+    """`step`: NONE when none is being retired, or all are removed; `applied`: the queried host has
+    applied it to the partitions that it leads. `retired`: partition -> the one that takes its
+    records.
     """
 
     topic: str
@@ -73,8 +74,8 @@ class Behind(msgspec.Struct):
 
 
 class Readers(msgspec.Struct):
-    """What groups have left to read. `unknown`: why it may be more, "" when all coordinators were
-    asked.
+    """The records that groups have left to read. `unknown`: why there may be more, "" when all
+    coordinators have answered.
     """
 
     behind: list[Behind] = msgspec.field(default_factory=list)
@@ -87,7 +88,7 @@ class Readers(msgspec.Struct):
 
 
 def request(broker: Broker, topic: str, total: int, kind: int) -> State:
-    """Begins, releases, or looks. Raises CliError."""
+    """Begins the retirement, releases the producers, or queries the state. Raises CliError."""
     request = CreatePartitionsRequest(
         topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=kind)],
         timeout_ms=TIMEOUT_MS,
@@ -102,16 +103,17 @@ def request(broker: Broker, topic: str, total: int, kind: int) -> State:
 
 
 def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Readers], None]) -> tuple[State, Readers]:
-    """Until the step is over, REDIRECTED say, or none goes any more; releases the producers as soon
-    as every group has read on to the end: while one cannot be reached, the controller does when it
-    has waited long enough. The state then, and who was behind when the producers were let go.
-    Interrupting it interrupts the looking. Raises CliError.
+    """Waits until the given step, such as REDIRECTED, is complete, or no partition is being retired
+    any more; releases the producers as soon as every group has read to the end. If a group's
+    coordinator cannot be reached, the controller releases them after its own time-out. Returns the
+    final state, and the groups that were behind when the producers were released. An interrupt ends
+    only the waiting. Raises CliError.
     """
     readers = Readers()
     while True:
         state = patiently(lambda: request(cluster.first, topic, 0, STATUS))
         if state.step == SEALED:
-            sealed = is_sealed(cluster, state)  # first: what groups have read counts from then on
+            sealed = is_sealed(cluster, state)  # first, because groups' positions count from then on
             readers = groups_behind(cluster, state)
             if sealed and readers.all_have_read:
                 patiently(lambda: request(cluster.first, topic, 0, RELEASE))
@@ -122,8 +124,8 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
 
 
 def is_sealed(cluster: Cluster, state: State) -> bool:
-    """Whether the leaders themselves refuse new records. Before, what groups have read might not
-    have been all. One that cannot be reached has not said so.
+    """Whether the leaders themselves refuse new records; before that, more records may follow those
+    that groups have read. An unreachable leader counts as no.
     """
     if -1 in state.leaders:
         return False
@@ -136,8 +138,8 @@ def is_sealed(cluster: Cluster, state: State) -> bool:
 
 
 def groups_behind(cluster: Cluster, state: State) -> Readers:
-    """Of all groups that have committed in the partitions, or read them. Those whose coordinator is
-    away are not known.
+    """For all groups that have committed in the partitions, or read them. Those whose coordinator
+    is unreachable are unknown.
     """
     retired = set(state.partitions)
     found = Readers()
@@ -154,9 +156,9 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
 
 
 def _left(cluster: Cluster, row: groups.Progress) -> int:
-    """Records that the group has not read. What follows the last record that an application gets
-    does not count: markers of transactions, and records of aborted ones. A group cannot commit
-    behind these until a record follows, and while the partition is sealed none does.
+    """Records that the group has not read. Offsets after the last record that an application gets
+    do not count: transaction markers, and records of aborted transactions. A group cannot commit
+    beyond these until a record follows, and none does while the partition is sealed.
     """
     if row.log_end_offset is None:
         return 1  # not served: unknown
@@ -193,7 +195,7 @@ def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: i
 
 
 def nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int, end: int) -> bool:
-    """Whether an application that reads what is committed is given nothing from `offset` to `end`
+    """Whether an application that reads committed records gets nothing from `offset` to `end`
     (exclusive). `data`: a Fetch answer's batches, the last one may be cut off; `aborted`: its
     (producer id, first offset). False as well where `data` does not reach `end`: an open
     transaction, or too much.
@@ -215,7 +217,7 @@ def nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int, en
 
 
 def records_left(cluster: Cluster, state: State) -> int:
-    """What retention has not deleted yet."""
+    """The records that retention has not deleted yet."""
     cluster.topics([state.topic])
     starts, ends = cluster.offsets(state.partitions, EARLIEST), cluster.offsets(state.partitions, LATEST)
     return sum(max(ends[partition] - starts.get(partition, 0), 0) for partition in ends)

@@ -1,9 +1,9 @@
-"""`mqd up --secure`: what a broker needs to be let onto a network, made once and kept in
-DATA_DIR/secure.
+"""`mqd up --secure`: the files that a broker needs before it is exposed to a network, created once
+and kept in DATA_DIR/secure.
 
     ca.pem, ca.key     the cluster's own authority; every host of a cluster has the same
-    broker.pem         this broker's key and certificates, renewed by each start that finds them old
-    host.pem           the same for what it and the other hosts of its cluster send each other
+    broker.pem         this broker's key and certificates, renewed by each start if they expire soon
+    host.pem           the same for connections between the hosts of its cluster
     hosts.allowed      a broker has run here without host.pem: other hosts may have none yet
     admin.properties   the client settings of the user `admin`, with its password
     admin.pending      the cluster does not know that user yet
@@ -36,7 +36,7 @@ ADMIN_TIMEOUT_S = 30.0
 MECHANISM = "SCRAM-SHA-512"
 LISTENER = "SASL_SSL"
 LISTENERS = f"{LISTENER}://0.0.0.0:9092"
-WARN_DAYS = 10  # what is left when the operator must act: starts renew earlier
+WARN_DAYS = 10  # time left when the operator must act: starts renew earlier
 _ANYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -64,7 +64,7 @@ def is_secured(data_dir: Path) -> bool:
 
 
 def settings(data_dir: Path) -> dict[str, str]:
-    """The broker's properties; a configuration file or --set may say otherwise."""
+    """The broker's properties; a configuration file or --set takes precedence."""
     places = files(data_dir)
     return {
         "listeners": LISTENERS,
@@ -82,7 +82,7 @@ def settings(data_dir: Path) -> dict[str, str]:
 
 
 def _tls_between_hosts(places: Files) -> str:
-    """cluster.tls, also before prepare() has made what is missing."""
+    """cluster.tls, also before prepare() has created missing files."""
     if places.host.exists():
         return "allowed" if places.allowed.exists() else "required"
     if places.broker.exists() and not places.ca_key.exists():
@@ -91,8 +91,8 @@ def _tls_between_hosts(places: Files) -> str:
 
 
 def _is_in_use(places: Files) -> bool:
-    """A broker has run in this directory without a host certificate: the others of its cluster may
-    have none either.
+    """Whether a broker has run in this directory without a host certificate: other hosts of its
+    cluster may have none either.
     """
     return places.broker.exists() or layout(places.directory.parent).meta_properties.exists()
 
@@ -119,7 +119,7 @@ def _own_addresses() -> list[str]:
 def prepare(
     data_dir: Path, node_id: int, hosts: Iterable[str], now: datetime.datetime | None = None, has_peers: bool = True
 ) -> Files:
-    """Makes what is missing, renews what is old, and keeps the rest. `has_peers`: it listens for
+    """Creates missing files, renews old ones, and keeps the rest. `has_peers`: it listens for
     other hosts. Raises CliError.
     """
     places, now = files(data_dir), now or datetime.datetime.now(datetime.UTC)
@@ -153,7 +153,7 @@ def _alone(places: Files) -> Iterator[None]:
 
 def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.datetime, has_peers: bool) -> None:
     """Raises OSError, ValueError."""
-    from mqd.security import pki  # it loads cryptography, which a broker without --secure does not need
+    from mqd.security import pki  # imports cryptography, which a broker without --secure does not need
 
     if not places.key.exists():
         _write(places.key, base64.urlsafe_b64encode(secrets.token_bytes(32)) + b"\n")
@@ -174,8 +174,8 @@ def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.dateti
 
 
 def renew(places: Files, now: datetime.datetime) -> None:
-    """Other certificates for the broker and its host, for the names of the present ones. Raises
-    CliError.
+    """Issues new certificates for the broker and its host, for the names of the present ones.
+    Raises CliError.
     """
     from mqd.security import pki
 
@@ -240,7 +240,8 @@ def _admin(places: Files) -> str:
 
 
 def share(source: Path, data_dir: Path) -> None:
-    """Gives another broker the authority and the admin's settings of the first. Raises CliError."""
+    """Copies the authority and the admin's settings of the first broker to another one. Raises
+    CliError."""
     theirs, mine = files(source), files(data_dir)
     try:
         mine.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -253,7 +254,8 @@ def share(source: Path, data_dir: Path) -> None:
 
 
 def receive(data_dir: Path, contents: Mapping[str, bytes]) -> None:
-    """Keeps what another host has sent, by the names of Files, in this order. Raises CliError."""
+    """Stores the files that another host has sent, by the names of Files, in this order. Raises
+    CliError."""
     places = files(data_dir)
     try:
         places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -274,7 +276,7 @@ def _with_ca(settings: bytes, ca: Path) -> bytes:
 
 
 def make_admin(places: Layout) -> None:
-    """Tells a broker that has just become ready its first user. Raises CliError."""
+    """Creates the first user of a broker that has just become ready. Raises CliError."""
     from mqd.cli import local_controller
     from mqd.cluster.host import messages
     from mqd.cluster.metadata.records import ScramCredential
@@ -309,7 +311,7 @@ def hint(data_dir: Path) -> str:
 
 
 def hosts_hint(data_dir: Path) -> str:
-    """What is left to do until everything between hosts is encrypted; "": nothing."""
+    """The remaining steps until everything between hosts is encrypted; "": none."""
     places = files(data_dir)
     mode = _tls_between_hosts(places)
     if mode == "off":
@@ -326,7 +328,7 @@ def hosts_hint(data_dir: Path) -> str:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Whole or not at all, readable by this user alone."""
+    """Writes atomically; readable by this user alone."""
     beside = file.with_name(f"{file.name}.{os.getpid()}.new")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as opened:

@@ -1,4 +1,4 @@
-"""Where a group's offsets would go, and their commit. For `mqd group seek`."""
+"""Plans new offsets of a group, and commits them. For `mqd group seek`."""
 
 import re
 from datetime import datetime
@@ -31,8 +31,8 @@ ONLY_SHOWN = (
 
 
 class Move(msgspec.Struct):
-    """`old`: None, nothing was committed. `new`: None, it stays, and `note` says why. `only_shown`:
-    a streaming query publishes its progress here, and reads by its checkpoint.
+    """`old` None: nothing was committed. `new` None: it stays, for the reason in `note`.
+    `only_shown`: a streaming query publishes its progress here, and reads by its checkpoint.
     """
 
     topic: str
@@ -44,7 +44,7 @@ class Move(msgspec.Struct):
 
 
 def parse_where(text: str, now: datetime) -> Start:
-    """As `mqd consume -o`; what can only be a time needs no @. Raises click.UsageError."""
+    """As `mqd consume -o`; an unambiguous time needs no @. Raises click.UsageError."""
     if re.fullmatch(r"-\d{1,12}(ms|s|m|h|d)|\d{4}-\d\d-\d\d.*", text):
         return Start("time", parse_time(text, now))
     try:
@@ -81,8 +81,8 @@ def plan(
     shift: int,
     is_share: bool = False,
 ) -> list[Move]:
-    """`start` None: by `shift` from where it is. Offsets lie within the log: others are clamped,
-    and the note says so. Raises CliError when nothing can move.
+    """`start` None: by `shift` from the present offset. Offsets outside the log are clamped, with a
+    note. Raises CliError when nothing can move.
     """
     found = positions(cluster, group, is_share)
     offsets = {partition: one.offset for partition, one in found.items()}
@@ -132,8 +132,8 @@ def _aim(
 
 
 def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
-    """As an administrator: outside of any generation, which the coordinator takes only of a group
-    without members. Gives the reasons of those that failed.
+    """Commits as an administrator, outside of any generation, which the coordinator accepts only
+    for a group without members. Returns the reasons of failures.
     """
     topics: dict[str, list[Any]] = {}
     for one in moves:

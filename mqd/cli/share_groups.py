@@ -14,19 +14,20 @@ from mqd.protocol.messages import (
 )
 
 DESCRIBE, DESCRIBE_OFFSETS, ALTER_OFFSETS, DELETE_OFFSETS = 77, 90, 91, 92
-# It is no share group, or the cluster has none.
+# It is not a share group, or the cluster has none.
 NOT_THERE = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSION))
 
 
 class Begun(NamedTuple):
-    """Of a share group in a partition: what is below `offset` is finished. `lag` None: not known."""
+    """The state of a share group in a partition: records below `offset` are finished. `lag` None:
+    not known."""
 
     offset: int
     lag: int | None
 
 
 def describe(cluster: Cluster, name: str) -> Any | None:
-    """The group as it is described. None: there is no such share group."""
+    """The description of the group. None: there is no such share group."""
     if not cluster.first.speaks(DESCRIBE):
         return None
     request = ShareGroupDescribeRequest(group_ids=[name])
@@ -49,7 +50,7 @@ def _begun(group: Any) -> dict[Partition, Begun]:
 
 
 def offsets(cluster: Cluster, name: str) -> dict[Partition, Begun]:
-    """Of every partition in which the group has begun."""
+    """The offsets of every partition in which the group has begun."""
     message = DescribeShareGroupOffsetsRequest
     request = message(groups=[message.Group(group_id=name, topics=None)])
     answer = cluster.request_coordinator(
@@ -60,7 +61,7 @@ def offsets(cluster: Cluster, name: str) -> dict[Partition, Begun]:
 
 
 def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Partition, int]]:
-    """Where groups begin. Those whose coordinator is another broker now are left out."""
+    """The start offsets of groups. Groups whose coordinator has changed are omitted."""
     message = DescribeShareGroupOffsetsRequest
     request = message(groups=[message.Group(group_id=name, topics=None) for name in names])
     return {
@@ -71,7 +72,7 @@ def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Part
 
 
 def alter(cluster: Cluster, name: str, targets: dict[Partition, int]) -> dict[Partition, int]:
-    """Gives the errors of those that failed."""
+    """Returns the errors of failures."""
     message = AlterShareGroupOffsetsRequest
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), offset in targets.items():

@@ -1,18 +1,18 @@
-"""What a load needs: disk, bandwidth, cores, memory, hosts. Arithmetic only; the figures per core
-were measured and are in sizing.json, with their source and date.
+"""The requirements of a load: disk, bandwidth, cores, memory, hosts. Arithmetic only; the figures
+per core were measured and are in sizing.json, with their source and date.
 
-Sums are over all hosts; each is kept with its formula, so that it can be shown and doubted. Bytes
+Sums are over all hosts; each is kept with its formula, so that it can be shown and checked. Bytes
 are bytes (1 KB = 1000), rates are per second, times seconds.
 
 1. A core's work is a cost for each batch appended, forwarded to its owner, and fetched: piecewise
    linear in the batch's bytes between the measured sizes. Below the smallest it is that of the
    smallest, beyond the largest the last slope continues.
-2. Several workers of a host are worth less than their number: n / (1 + contention (n - 1) +
+2. Several workers of a host scale less than linearly: n / (1 + contention (n - 1) +
    coherency n (n - 1)), the Universal Scalability Law.
 3. Headroom is the part that stays free at the given rate: of disk, bandwidth, cores and memory
    alike.
-4. Brokers never open a batch: compression costs the clients, and saves the brokers, the network and
-   the disks.
+4. Brokers never decompress a batch: compression costs the clients, and saves work for brokers,
+   network and disks.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ DAY = 86400
 
 
 class Unsizable(ValueError):
-    """No number of hosts of this kind carries the load; the message says what is in the way."""
+    """No number of hosts of this kind carries the load; the message names the limit."""
 
 
 class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """sizing.json: what one core of the named machine spends. Costs are CPU-µs by bytes of the
-    batch or reply.
+    """sizing.json: the costs on one core of the named machine, in CPU-µs by bytes of the batch or
+    reply.
     """
 
     source: str
@@ -57,8 +57,8 @@ class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Load(msgspec.Struct, kw_only=True):
     """The requirements. `compression`: bytes afterwards by bytes before. `consumers`: groups (or
-    readers) that each read everything; `cold_consumers` of them read what memory no longer holds.
-    `lag_s`: how far the others may be behind and still be served from memory.
+    readers) that each read everything; `cold_consumers` of them read records that are no longer in
+    memory. `lag_s`: how far the others may be behind and still be served from memory.
     """
 
     rate: float
@@ -78,7 +78,8 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 class Host(msgspec.Struct, kw_only=True):
-    """What one host has. Network and disk bandwidth in bytes per second, network each way."""
+    """The resources of one host. Network and disk bandwidth in bytes per second, network each
+    way."""
 
     cores: int = 16
     memory_bytes: float = 64e9
@@ -96,7 +97,7 @@ class Line(msgspec.Struct):
 
 class Plan(msgspec.Struct):
     """`lines` in the order in which they follow from each other; `decided_by`: the resource that
-    asks for most hosts.
+    requires the most hosts.
     """
 
     lines: list[Line]
@@ -117,7 +118,7 @@ def shipped_figures() -> Figures:
 
 
 def figures_from(data: bytes) -> Figures:
-    """Raises ValueError when it is not such a file, naming the field."""
+    """Raises ValueError for an invalid file, naming the field."""
     try:
         figures = msgspec.json.decode(data, type=Figures)
     except msgspec.MsgspecError as error:
@@ -140,12 +141,12 @@ def cost(points: dict[int, float], size: float) -> float:
 
 
 def speedup(figures: Figures, workers: int) -> float:
-    """How many workers' work so many workers on one host do; invariant 2."""
+    """The effective number of workers of this many workers on one host; invariant 2."""
     return workers / (1 + figures.contention * (workers - 1) + figures.coherency * workers * (workers - 1))
 
 
 def best_workers(figures: Figures, needed: float, cores: int) -> int | None:
-    """The fewest workers that do the work of `needed`; None: not so many as there are cores."""
+    """The fewest workers that do the work of `needed`; None: the cores do not suffice."""
     return next((count for count in range(1, cores + 1) if speedup(figures, count) >= needed), None)
 
 
@@ -289,7 +290,7 @@ def _cores_of(sheet: _Sheet, load: Load, figures: Figures) -> None:
 
 
 def _hosts_of(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[str, int]:
-    """Hosts by what asks for them. Adds the hosts and what each has to do."""
+    """Hosts by the resource that requires them. Adds the number of hosts and the load of each."""
     put, free = sheet.put, 1 - load.headroom
     copies, log = load.replication, sheet["log"]
     workers_value = max(speedup(figures, count) for count in range(1, host.cores + 1))

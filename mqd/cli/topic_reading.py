@@ -1,5 +1,5 @@
-"""Reading a topic without a group: assigned partitions, one starting point for all, an end that is
-noticed.
+"""Reads a topic without a group: assigned partitions, one starting point for all, and detection of
+the end.
 """
 
 import time
@@ -58,7 +58,7 @@ class Reader:
         self._until_ms: int | None = None
         self._stops: dict[int, int] = {}  # partition -> the first offset that is not shown
         self._reached: dict[int, int] = {}  # partition -> the next offset
-        self._knows_ends = False  # every partition that is open has a stop
+        self._knows_ends = False  # every open partition has a stop
 
     def _on_error(self, error: Any) -> None:
         note_error(error)
@@ -67,7 +67,7 @@ class Reader:
 
     def _judge_silence(self, exit_at_end: bool) -> None:
         """A reader that waits for an end must learn that it will not come; one that waits for more
-        is told once.
+        is notified once.
         """
         now = time.monotonic()
         if self._down_since is not None:
@@ -85,7 +85,7 @@ class Reader:
             self._judge_partitions()
 
     def _judge_partitions(self) -> None:
-        """Raises CliError when an end is awaited of partitions that are not served."""
+        """Raises CliError if the end of unserved partitions is awaited."""
         known = metadata(self.consumer, self.topic, self.timeout_s).topics[self.topic].partitions
         offline = sorted(index for index in self._open if index not in known or known[index].leader < 0)
         if offline:
@@ -98,7 +98,7 @@ class Reader:
             )
 
     def partitions(self, requested: list[int] | None) -> list[int]:
-        """The topic's partitions, or the wanted ones of them. Raises CliError when the topic or one
+        """The topic's partitions, or the requested ones. Raises CliError when the topic or one
         of them does not exist.
         """
         self.metadata = metadata(self.consumer, self.topic, self.timeout_s)
@@ -137,7 +137,7 @@ class Reader:
 
     def assign(self, partitions: list[int], start: Start, stop: Start | None = None) -> None:
         """Begins at `start`; a partition ends before its first record of `stop` (a time) or later,
-        if given; where there is none, with what it has when that time is over.
+        if given; without such a record it ends when that time has passed.
         """
         offsets = self._offsets(partitions, start)
         self._open = set(partitions)
@@ -146,7 +146,7 @@ class Reader:
         self.consumer.assign([TopicPartition(self.topic, index, offset) for index, offset in offsets.items()])
 
     def _find_stops(self) -> None:
-        """As soon as the time is over: what is written from then on is later."""
+        """Once the time has passed: later writes have later timestamps."""
         if self._until_ms is None or self._knows_ends or not self._open or now_ms() < self._until_ms:
             return
         for index, offset in self._by_time(sorted(self._open), self._until_ms).items():
@@ -162,9 +162,9 @@ class Reader:
     def batches(
         self, count: int | None, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None = None
     ) -> Iterator[list[Any]]:
-        """Messages as they arrive, a few at a time; [] now and then while nothing arrives. Ends
+        """Messages as they arrive, a few at a time; [] occasionally while nothing arrives. Ends
         after `count`, or with every partition at its end when exit_at_end, or with assign()'s
-        `stop`. on_end(partition, offset, last) learns of each partition's end. Raises
+        `stop`. on_end(partition, offset, last) is called at each partition's end. Raises
         KafkaException, CliError.
         """
         left = count
@@ -187,7 +187,7 @@ class Reader:
                     if self._keep(message, exit_at_end, on_end):
                         batch.append(message)
             except KafkaException:
-                yield batch  # what came before the error
+                yield batch  # messages before the error
                 raise
             left = None if left is None else left - len(batch)
             yield batch
@@ -211,7 +211,7 @@ class Reader:
                 on_end(partition, message.offset(), exit_at_end and not self._open)
             return False
         if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
-            return False  # the client tries again by itself
+            return False  # the client retries by itself
         raise KafkaException(error)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Writing to a topic: one librdkafka producer, counted outcomes, memory bounded by its queue."""
+"""Writes to a topic: one librdkafka producer, counted outcomes, memory bounded by its queue."""
 
 import time
 from typing import Any
@@ -15,11 +15,12 @@ _INTERRUPTED_S = 1.0  # time for queued records when the reading of the input is
 
 
 class Writer:
-    """Counts what was sent and what failed. Only failures call back into Python, so a large input
+    """Counts sent and failed records. Only failures call back into Python, so a large input
     costs no callback per record. Not thread-safe.
 
-    `with Writer(...) as writer:` ends with finish(), also after an error: what was sent before it
-    is written. When it is interrupted it says on stderr how many records were not acknowledged.
+    `with Writer(...) as writer:` ends with finish(), also after an error, so that records sent
+    before it are written. When interrupted it prints on stderr how many records were not
+    acknowledged.
     """
 
     def __init__(self, bootstrap: str, properties: dict[str, str]):
@@ -77,8 +78,8 @@ class Writer:
         headers: list[tuple[str, bytes | None]],
         partition: int,
     ) -> None:
-        """Queues one record; waits while the queue is full. One that the client itself refuses (too
-        large) counts as failed. Raises KafkaException.
+        """Queues one record; waits while the queue is full. A record that the client itself refuses
+        (too large) counts as failed. Raises KafkaException.
         """
         options: dict[str, Any] = {"partition": partition} if partition >= 0 else {}
         if headers:

@@ -1,4 +1,4 @@
-"""What coordinators and partitions tell of transactions, and their end by hand. For `mqd txn`."""
+"""Transactions as coordinators and partitions describe them, and aborting them. For `mqd txn`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -34,7 +34,8 @@ _CHUNK = 500
 
 
 class Transaction(msgspec.Struct):
-    """As its coordinator knows it. `open_ms`: since it began; None: it is not under way."""
+    """A transaction as its coordinator describes it. `open_ms`: since it began; None: it is not
+    open."""
 
     transactional_id: str
     state: str
@@ -90,9 +91,7 @@ def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
 
 
 def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> list[Any]:
-    """Those that are still there. `away` gets those whose coordinator has just become another, and
-    what this one says.
-    """
+    """The existing ones. `away` gets those whose coordinator has just changed, with the error."""
     found = []
     for start in range(0, len(names), _CHUNK):
         answer = broker.request(
@@ -110,9 +109,9 @@ def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> lis
 def all_transactions(
     cluster: Cluster, states: Iterable[str], longer_than_ms: int
 ) -> tuple[list[Transaction], list[str]]:
-    """Those open for longest first, then by name. `longer_than_ms` -1: whatever their age, and those
-    that are not open. Beside
-    them the ids of those that no coordinator described: their coordinators were just changing.
+    """Those open for longest first, then by name. `longer_than_ms` -1: all, including those that
+    are not open. Also returns the ids of those that no coordinator described, because their
+    coordinators were changing.
     """
     found, away, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
@@ -166,10 +165,10 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
 
 
 def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
-    """Producer id -> its transaction, of those that a coordinator knows. Also of producers of
-    retired partitions, as the one that took their records knows them. Raises CliError when a
-    coordinator cannot be reached: it may know one that the others do not, and have decided to
-    commit it.
+    """Producer id -> its transaction, of those that a coordinator knows. Also for producers of
+    retired partitions, by their ids in the partition that took their records. Raises CliError when
+    a coordinator cannot be reached: it may know a transaction that the others do not, and have
+    decided to commit it.
     """
     origins = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
     requested = sorted(set(origins.values()))
@@ -193,10 +192,10 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
 
 
 def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
-    """Transactions that are open in a partition, have written nothing for so long, and that no
-    coordinator will end: none knows of one of this producer with this partition (KIP-664). Readers
-    of committed records are stopped there permanently. Raises CliError while a coordinator cannot
-    be asked, if there is anything to ask of.
+    """Transactions that are open in a partition, have been idle for this long, and that no
+    coordinator will end, because none knows a transaction of this producer with this partition
+    (KIP-664). Readers of committed records are stopped there permanently. Raises CliError while a
+    coordinator cannot be queried, if there are candidates.
     """
     topics = cluster.topics()
     suspects = [
@@ -273,8 +272,8 @@ def places(cluster: Cluster, found: Transaction) -> dict[Partition, OpenProducer
 
 
 def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
-    """As a new instance of the producer would: its transaction is aborted, and the old one fenced.
-    Returns when it has ended.
+    """Acts like a new instance of the producer: aborts its transaction and fences the old instance.
+    Returns when the transaction has ended.
     """
     from mqd.coordinator.transaction.joint import PREFIX
 
@@ -295,7 +294,7 @@ def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
 
 
 def abort_in_partition(cluster: Cluster, one: OpenProducer) -> None:
-    """By a marker of its coordinator's epoch, as the coordinator would have written."""
+    """Writes a marker with its coordinator's epoch, as the coordinator would have."""
     marker = WriteTxnMarkersRequest.Marker(
         producer_id=one.producer_id,
         producer_epoch=one.producer_epoch,

@@ -27,7 +27,7 @@ MAY_BE_REFUSED = (EXIT_FAILED, EXIT_UNREACHABLE)
 NEVER_REFUSED = (
     "INVALID_CONFIG",
     "not a known property",
-    "this is a fault of mqd's",
+    "this is a bug of mqd",
     "it is another or an older one",
     "does not speak the Kafka protocol",
 )

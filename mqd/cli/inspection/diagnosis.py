@@ -1,6 +1,6 @@
-"""What is wrong with a broker and its cluster, in order of harm, and what mends it.
+"""The problems of a broker and its cluster, the most harmful first, and how to fix them.
 
-Pure functions of what was found; mqd/cli/verbs/doctor.py looks.
+Pure functions over the data that mqd/cli/verbs/doctor.py collects.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TITLES = {
 
 
 class Finding(NamedTuple):
-    """`cure`: a command, or what to do."""
+    """`cure`: a command, or an instruction."""
 
     harm: Harm
     what: str
@@ -148,7 +148,8 @@ def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[Place], now_
             Finding(
                 Harm.NUISANCE,
                 f"this host's clock is {abs(skew_ms) / 1000:.0f} s {'ahead of' if skew_ms > 0 else 'behind'} the active"
-                f" controller's (broker {seen.quorum.leader_id}): times of records and retention are wrong on one of them",
+                f" controller's (broker {seen.quorum.leader_id}): times of records and retention are wrong on"
+                " one of them",
                 "timedatectl timesync-status, or chronyc tracking, on both hosts",
             )
         )
@@ -189,7 +190,8 @@ def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[F
                 Finding(
                     Harm.LOSS,
                     f"{one.value:.0f} stored segments of {partition} are corrupt",
-                    "mqd log verify on its directory says where; with other replicas, delete this one: it is copied again",
+                    "mqd log verify on its directory says where; with other replicas, delete this one: it is"
+                    " copied again",
                 )
             )
         elif one.name == "mqd_sync_failures_total" and one.value:
@@ -264,8 +266,8 @@ def waiting_for_flushes(samples: Iterable[Sample], alone: frozenset[str]) -> dic
 
 
 def of_flushes(before: Iterable[Sample], after: Iterable[Sample], alone: frozenset[str]) -> list[Finding]:
-    """Two looks at the metrics, FLUSH_S apart. `alone`: partitions with one replica, whose records wait
-    for nothing but this host's disk.
+    """Two samples of the metrics, FLUSH_S apart. `alone`: partitions with one replica, whose
+    records wait only for this host's disk.
     """
     then = waiting_for_flushes(before, alone)
     stuck = [name for name, high in waiting_for_flushes(after, alone).items() if then.get(name) == high]
@@ -282,8 +284,8 @@ def of_flushes(before: Iterable[Sample], after: Iterable[Sample], alone: frozens
 
 
 def stalled(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """(group, topic, partition) -> committed offset and lag in seconds, where a group that has members is
-    STALLED_S_MIN behind.
+    """(group, topic, partition) -> committed offset and lag in seconds, for groups with members
+    that are STALLED_S_MIN behind.
     """
     listed = list(samples)
     with_members = {
@@ -305,7 +307,7 @@ def _key(sample: Sample) -> tuple[str, str, str]:
 
 
 def of_consumers(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
-    """Two looks at the metrics, COMMIT_S apart, longer than clients wait between two commits."""
+    """Two samples of the metrics, COMMIT_S apart, longer than clients wait between two commits."""
     then, now = stalled(before), stalled(after)
     found = []
     for (group, topic, partition), (offset, behind_s) in sorted(now.items()):
@@ -326,7 +328,7 @@ def of_consumers(before: Iterable[Sample], after: Iterable[Sample]) -> list[Find
 
 def of_host(facts: Mapping[str, Any]) -> list[Finding]:
     """`facts`: open_files (limit of the acceptor), transparent_hugepages, swappiness, shm_free (share);
-    those that are not known are missing.
+    unknown ones are missing.
     """
     found = []
     if facts.get("open_files", FILES_MIN) < FILES_MIN:

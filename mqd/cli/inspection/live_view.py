@@ -1,4 +1,4 @@
-"""What `mqd top` shows: rates from two samples of a cluster, rendered as lines.
+"""The output of `mqd top`: rates from two samples of a cluster, rendered as lines.
 
 Pure functions; mqd/cli/verbs/top.py samples and draws.
 """
@@ -24,7 +24,8 @@ class Replicas(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A group's. `behind_s`: by partition, how long the first record that is not committed has waited."""
+    """A sample of a group. `behind_s`: by partition, how long the first uncommitted record has
+    waited."""
 
     state: str
     offsets: Mapping[Partition, int]
@@ -32,8 +33,8 @@ class Committed(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """`at_s`: of a clock that never jumps. `ends`: offset of the next record. `cpu_s`: that the
-    processes of this host's broker have used, by name; empty where it is not known.
+    """`at_s`: of a clock that never jumps. `ends`: offset of the next record. `cpu_s`: CPU time of
+    the processes of this host's broker, by name; empty if not known.
     """
 
     at_s: float
@@ -92,7 +93,7 @@ class Slow(NamedTuple):
 
 
 class View(NamedTuple):
-    """What happened between two samples. Hosts and processes in their order, the others with the
+    """The changes between two samples. Hosts and processes in their order, the others with the
     largest first.
     """
 
@@ -109,8 +110,8 @@ class View(NamedTuple):
 
 
 def rates(before: Mapping[Partition, int], after: Mapping[Partition, int], seconds: float) -> dict[Partition, float]:
-    """Of those that are in both and did not go back: a topic that was created again begins at 0, and
-    an offset that was set back by hand is no rate.
+    """Rates of items that are in both samples and did not decrease: a recreated topic begins at 0,
+    and an offset that was reset is not a rate.
     """
     return {
         partition: (end - before[partition]) / seconds
@@ -214,7 +215,7 @@ def _slow(
 
 
 def printable(text: str) -> str:
-    """Names of groups are any text, also what would command a terminal."""
+    """Group names may contain anything, even terminal control sequences."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
@@ -238,8 +239,8 @@ def duration(seconds: float | None) -> str:
 
 
 def render(shown: View, heading: str, height: int | None = None, width: int | None = None) -> list[str]:
-    """Lines, at most `height`, each of at most `width` columns; None: as many as there are. Where
-    there is not room for all rows, each section says how many it leaves out.
+    """Lines, at most `height`, each of at most `width` columns; None: no limit. If there is not
+    room for all rows, each section shows how many it omits.
     """
     sections: list[tuple[Sequence[str], list[tuple[Any, ...]]]] = [
         (
@@ -290,8 +291,8 @@ def render(shown: View, heading: str, height: int | None = None, width: int | No
 
 
 def _rooms(counts: Sequence[int], height: int | None) -> list[int]:
-    """How many rows each section shows. Each costs two lines more, and one that leaves rows out a
-    third. Rows go to the sections in turns, so that a small one is whole.
+    """How many rows each section shows. Each section needs two extra lines, and a third if it omits
+    rows. Rows are distributed in turns, so that a small section is complete.
     """
     if height is None:
         return list(counts)

@@ -1,4 +1,4 @@
-"""A broker's metrics page, read by the commands that look at a broker of this host."""
+"""Reads a broker's metrics page, for the commands about a broker of this host."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Sample(NamedTuple):
 
 
 def read(url: str, data_dir: Path) -> list[Sample]:
-    """With the token and the CA that `mqd up --secure` made in the data directory. Raises OSError,
-    ValueError.
+    """Uses the token and the CA that `mqd up --secure` created in the data directory. Raises
+    OSError, ValueError.
     """
     from prometheus_client.parser import text_string_to_metric_families
 

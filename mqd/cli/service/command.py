@@ -17,7 +17,7 @@ from mqd.cli.service import unit as service_unit
 
 UNITS = Path("/etc/systemd/system")
 DATA_DIR = Path("/var/lib/mqd")
-SYSTEM_UID_MAX = 999  # above, systemd-logind removes a user's shared memory when it logs out
+SYSTEM_UID_MAX = 999  # for higher uids, systemd-logind removes a user's shared memory when it logs out
 _SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "Result")
 
 name_option = click.option(
@@ -32,7 +32,7 @@ def _checked(name: str) -> str:
 
 
 def _program() -> list[str]:
-    """How this installation's `mqd` is called, by an absolute path."""
+    """The command of this installation's `mqd`, with an absolute path."""
     script = Path(sys.executable).with_name("mqd")
     return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "mqd.cli.main"]
 
@@ -54,7 +54,7 @@ def _need_root() -> None:
 
 
 def _user(name: str, data_dir: Path) -> None:
-    """Makes the system user, unless there is such a user."""
+    """Creates the system user, unless it exists."""
     try:
         uid = pwd.getpwnam(name).pw_uid
     except KeyError:

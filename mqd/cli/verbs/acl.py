@@ -1,5 +1,5 @@
-"""`mqd acl`: who may do what. `allow`, `deny`, `remove`, `list` change and show the rules; `explain`
-and `test` decide by them, as the broker does (mqd/security/authorizer.py).
+"""`mqd acl`: access control lists. `allow`, `deny`, `remove`, `list` change and show the rules;
+`explain` and `test` decide by them, as the broker does (mqd/security/authorizer.py).
 """
 
 import re
@@ -179,7 +179,7 @@ def remove(
 
 
 def _authorizer(settings: Settings) -> "Authorizer":
-    """The cluster's rules, with the settings of the broker that is asked."""
+    """The cluster's rules, with the settings of the queried broker."""
     from mqd.cli import access
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import DescribeClusterRequest, DescribeConfigsRequest
@@ -211,7 +211,7 @@ def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, 
     kind, pattern, name = acl_words.resource(resource)
     requested = acl_words.operation(operation, kind)
     if pattern == PatternType.PREFIXED or requested == Operation.ALL:
-        raise ValueError("a question names one operation and one resource")
+        raise ValueError("a query needs one operation and one resource")
     return made.explain(acl_words.principal(principal), host, requested, kind, name)
 
 

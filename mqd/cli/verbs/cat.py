@@ -22,7 +22,7 @@ from mqd.cli.records import Start, compile_format, kcat_envelope, parse_header, 
 
 
 class Letters(msgspec.Struct, frozen=True):
-    """kcat's options by their letters' meaning."""
+    """kcat's options by meaning."""
 
     bootstrap: str
     mode: str  # C P L Q
@@ -327,7 +327,7 @@ def _consume(letters: Letters) -> None:
 
     start, stop = _places(letters)
     if letters.fields is not None:
-        compile_format(letters.fields)  # complain before anything is connected
+        compile_format(letters.fields)  # report errors before connecting
     topic = letters.topics[0]
 
     def on_end(partition: int, offset: int, last: bool) -> None:
@@ -380,7 +380,7 @@ def _produce(letters: Letters) -> None:
     topic = letters.topics[0]
     with Writer(letters.bootstrap, defaults | letters.config) as writer:
         for record in _input(letters):
-            # whole files are sent as they are, split by -K only when they are read as lines
+            # whole files are sent unchanged; -K splits only lines
             whole = bool(letters.arguments) and not letters.lines
             key, value = (
                 (letters.fixed_key, record) if whole else split_key(record, letters.key_delimiter, letters.fixed_key)

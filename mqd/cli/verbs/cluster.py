@@ -1,4 +1,4 @@
-"""`mqd cluster`: the hosts of a cluster, who controls it, and the secret that they share."""
+"""`mqd cluster`: the hosts of a cluster, its controllers, and their shared secret."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ command.add_command(key)
 command.add_command(invite)
 
 
-# -- what there is ---------------------------------------------------------------------------------
+# -- status ----------------------------------------------------------------------------------------
 
 
 def _is_closed(settings: Settings, nodes: list[int]) -> bool:
-    """Is it a host on its own, which listens for no other one? Raises CliError."""
+    """Whether it is a host without a cluster, which does not listen for others. Raises CliError."""
     if len(nodes) != 1:
         return False
     from mqd.cli.kafka_request import Broker, check
@@ -51,8 +51,8 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
 
 
 def _whole(settings: Settings) -> bool:
-    """Nothing is missing: every broker in service, every voter heard of lately, every replica in
-    sync. False also while no broker answers.
+    """Whether nothing is missing: every broker is active, every voter has fetched lately, every
+    replica is in sync. False also while no broker responds.
     """
     try:
         seen, partitions = Seen(settings), Partitions(settings)
@@ -67,7 +67,7 @@ def _whole(settings: Settings) -> bool:
 
 
 def _wait(settings: Settings, seconds: float) -> None:
-    """Raises CliError when it took longer."""
+    """Raises CliError on a time-out."""
     import time
 
     deadline = time.monotonic() + seconds
@@ -488,7 +488,7 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     )
 
 
-# -- one for trying things out ---------------------------------------------------------------------
+# -- a local cluster -------------------------------------------------------------------------------
 
 
 @command.command("local")

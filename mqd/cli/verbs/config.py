@@ -28,7 +28,7 @@ def _complete_setting(ctx: click.Context, _parameter: click.Parameter, incomplet
 
 
 def _resource(admin: Any, text: str) -> Any:
-    """topic/NAME, group/NAME, broker/ID, or broker for the one that answers."""
+    """topic/NAME, group/NAME, broker/ID, or broker for the one that is queried."""
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     from mqd.cli.librdkafka import metadata
@@ -102,7 +102,7 @@ def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bo
 
 
 def alter(settings: Settings, resource: str, values: dict[str, str], deleted: list[str]) -> None:
-    """Sets and unsets properties of a resource in one request; tells what was done."""
+    """Sets and unsets properties of a resource in one request; prints the changes."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
 

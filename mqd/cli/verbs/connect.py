@@ -1,6 +1,4 @@
-"""`mqd connect`: the settings with which other programs reach the cluster, in the form that each
-reads.
-"""
+"""`mqd connect`: client settings for other programs, each in its own format."""
 
 import json
 import os
@@ -31,7 +29,7 @@ def _escaped(text: str) -> str:
 
 
 def java(settings: Mapping[str, str]) -> dict[str, str]:
-    """`settings` in Java's names."""
+    """`settings` with Java's names."""
     found = {
         _JAVA.get(name, name): value
         for name, value in settings.items()
@@ -60,7 +58,7 @@ def written(form: str, bootstrap: str, settings: Mapping[str, str]) -> str:
             f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escaped(value)}\n"
             for name, value in found.items()
         )
-    # librdkafka has no such setting; to mqd a token needs none
+    # librdkafka has no such setting; for mqd a token needs none
     found = {"bootstrap.servers": bootstrap, **{name: value for name, value in settings.items() if name != TOKEN_AUTH}}
     if form == "python":
         return f"settings = {json.dumps(found, indent=4)}\n"

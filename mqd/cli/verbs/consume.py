@@ -8,7 +8,7 @@ import click
 from mqd.cli.common import Settings, complete_topic, error_line, options, pairs
 from mqd.cli.records import Start, compile_format, envelope, parse_start, parse_time
 
-SILENT_COUNT = 4  # looks in a row that found no record: two seconds
+SILENT_COUNT = 4  # consecutive polls without a record: two seconds
 
 
 @click.command(

@@ -60,7 +60,7 @@ def _text(text: str) -> str | None:
 
 
 def _open_whole(file: Path) -> zipfile.ZipFile:
-    """Ctrl-C within the constructor would leave an object whose destructor complains."""
+    """Ctrl-C within the constructor would leave an object whose destructor prints an error."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         return zipfile.ZipFile(file)
@@ -69,7 +69,7 @@ def _open_whole(file: Path) -> zipfile.ZipFile:
 
 
 def read_flights(file: Path, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of flights.csv.zip as dictionaries; what is missing is None."""
+    """The rows of flights.csv.zip as dictionaries; missing values are None."""
     with _open_whole(file) as archive:
         name = next(
             member for member in archive.namelist() if member.endswith("flights.csv") and not member.startswith("__")
@@ -90,12 +90,12 @@ def encode_flights(flights: Iterable[dict[str, Any]]) -> list[Pair]:
     return [(flight["tailnum"].encode() if flight["tailnum"] else None, encode(flight)) for flight in flights]
 
 
-# -- what is checked -------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------
 
 
 class Digest:
-    """What is known of a set of records: their number and bytes, and for each key a digest of its
-    values with and without their order.
+    """A digest of a set of records: number, bytes, and for each key a digest of its values with and
+    without their order.
     """
 
     def __init__(self, pairs: Iterable[Pair] = ()):
@@ -111,7 +111,7 @@ class Digest:
         self.size_bytes += len(value) + len(key or b"")
         value_hash = hashlib.blake2b(value, digest_size=16).digest()
         self.content[key] = self.content.get(key, 0) + int.from_bytes(value_hash, "big")
-        if key is not None:  # without a key there is no promise of order
+        if key is not None:  # without a key, order is not guaranteed
             if key not in self._chains:
                 self._chains[key] = hashlib.blake2b(digest_size=16)
             self._chains[key].update(value_hash)
@@ -167,8 +167,8 @@ def compare(sent: Digest, received: Digest) -> list[Check]:
 
 
 class Broker:
-    """`mqd up` on a free port with a temporary data directory; stopped and removed at the end,
-    whatever happens.
+    """`mqd up` on a free port with a temporary data directory; stopped and removed at the end in
+    any case.
     """
 
     def __init__(self) -> None:
@@ -235,7 +235,8 @@ class Broker:
 
 
 class Progress:
-    """Bars on a terminal, a few plain lines elsewhere. `at` may be called from any thread."""
+    """Progress bars on a terminal, otherwise a few plain lines. `at` may be called from any
+    thread."""
 
     def __init__(self, shown: bool):
         self._bars: Any = None
@@ -288,8 +289,8 @@ class Progress:
 
 
 def produce(bootstrap: str, pairs: list[Pair], progress: Progress) -> float:
-    """Sends all with acks=all and waits for the acknowledgements; seconds. Raises CliError when one
-    is missing.
+    """Sends all with acks=all and waits for the acknowledgements; returns the seconds. Raises
+    CliError when one is missing.
     """
     from mqd.cli.topic_writing import Writer
 
@@ -314,7 +315,7 @@ def produce(bootstrap: str, pairs: list[Pair], progress: Progress) -> float:
 
 
 class _Consumer(threading.Thread):
-    """Reads its partitions to their ends and keeps what it got, in order."""
+    """Reads its partitions to their ends and keeps the records, in order."""
 
     def __init__(self, bootstrap: str, number: int, partitions: list[int], total: int, progress: Progress):
         super().__init__(name=f"consumer {number}", daemon=True)
@@ -327,7 +328,7 @@ class _Consumer(threading.Thread):
         bootstrap, partitions, total, progress = self._arguments
         try:
             self._read(bootstrap, partitions, total, progress)
-        except Exception as error:  # carried to the main thread, which raises it
+        except Exception as error:  # passed to the main thread, which raises it
             self.failure = error
 
     def _read(self, bootstrap: str, partitions: list[int], total: int, progress: Progress) -> None:
@@ -356,8 +357,8 @@ class _Consumer(threading.Thread):
 
 
 def consume(bootstrap: str, expected: dict[int, int], progress: Progress) -> tuple[Digest, float]:
-    """Reads everything back with two consumers, half of the partitions each; what came, and the
-    seconds it took. expected: records of each partition.
+    """Reads everything back with two consumers, half of the partitions each; returns the records
+    and the seconds. expected: records of each partition.
     """
     started = time.monotonic()
     consumers = []
@@ -427,7 +428,7 @@ def _next() -> str:
 
 
 def on_terminate(_signal: int, _frame: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)  # unwinds, so that the broker is stopped
+    raise SystemExit(128 + signal.SIGTERM)  # raises, so that the broker is stopped
 
 
 @click.command(help="Start a broker, stream 336,776 real flights through it, read them back and check them.")

@@ -46,12 +46,12 @@ MEASURES = {
     "p95_delay": "percentile_approx(dep_delay, 0.95)",
 }
 LATE = "2 days"
-"""How far apart the event times of two partitions may be when a batch begins."""
+"""Maximum difference between the event times of two partitions when a batch begins."""
 AFTER_ALL = '{"origin":null,"dep_delay":null,"time_hour":"2014-02-01T00:00:00Z"}'
 """Moves the watermark past the last flight, so that the last windows are reported, too."""
 AIRPORTS = {"EWR": "Newark", "JFK": "John F. Kennedy", "LGA": "LaGuardia"}
 FLIGHTS_MIN = 100
-"""Of fewer flights the picture draws no mean."""
+"""The picture shows no mean of fewer flights."""
 TRIES = 5
 
 
@@ -138,7 +138,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
 def _through(
     spark: SparkSession, broker: Broker, flights: list[dict[str, Any]], progress: Progress
 ) -> tuple[list[Window], list[dict[str, Any]]]:
-    """The windows that Parquet has in the end, and those that the topic has."""
+    """The final windows in Parquet, and those in the topic."""
     from mqd.spark.pipelines import running
     from mqd.spark.pipelines.settings import READ_COMMITTED, Aggregate, Sink, Source, Value
 
@@ -194,8 +194,8 @@ def _through(
 
 
 def _settled(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Waits until the query has told everything there is. A machine too laden for Spark ends it: it
-    then continues from its checkpoint.
+    """Waits until the query has emitted all windows. If an overloaded machine makes Spark fail, the
+    query continues from its checkpoint.
     """
     from pyspark.errors import StreamingQueryException
 
@@ -203,7 +203,7 @@ def _settled(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> Stre
 
     for left in reversed(range(TRIES)):
         try:
-            query.processAllAvailable()  # one batch more than the records need: the one that tells the last windows
+            query.processAllAvailable()  # one batch more than the records need: it emits the last windows
             return query
         except StreamingQueryException as error:
             if not left or not any(message in str(error) for message in LADEN):
@@ -228,7 +228,7 @@ def _windows(spark: SparkSession, path: str) -> list[Window]:
 
 
 def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[dict[str, Any]]) -> list[Check]:
-    """What came out of Spark against what went in."""
+    """Compares Spark's output with its input."""
     expected: dict[tuple[str, str], int] = defaultdict(int)
     for flight in flights:
         expected[flight["origin"], flight["time_hour"][:13]] += 1
@@ -259,8 +259,8 @@ def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[d
 
 
 def new_york() -> tuple[tzinfo, str]:
-    """The airports' clock, and what to call it; without its summer where the machine has no time
-    zones.
+    """The airports' time zone and its name; without daylight saving time if the machine has no time
+    zone data.
     """
     try:
         return ZoneInfo("America/New_York"), "New York time"
@@ -289,7 +289,7 @@ def by_hour_and_month(rows: list[Window], zone: tzinfo) -> tuple[dict[int, float
 
 def draw(rows: list[Window], picture: Path) -> bool:
     """Mean delay by hour of the day, and the share of delayed flights by month, for each airport.
-    False: there is no matplotlib.
+    False: matplotlib is missing.
     """
     try:
         import matplotlib

@@ -1,4 +1,5 @@
-"""`mqd doctor`: what is wrong with a broker and its cluster, the most harmful first, and how to fix it."""
+"""`mqd doctor`: the problems of a broker and its cluster, the most harmful first, and how to fix
+it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def host_facts(acceptor: int | None) -> dict[str, Any]:
         try:
             facts[name] = look()
         except (OSError, ValueError, IndexError):
-            return  # not this kernel's, or not for this user
+            return  # not in this kernel, or not readable by this user
 
     def free(path: str) -> float:
         about = os.statvfs(path)
@@ -73,7 +74,7 @@ def _last_errors(logs: Path) -> list[Finding]:
 
 
 def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
-    """Looks a second time where the first look does not tell what is slow from what stands still.
+    """Takes a second sample where the first one cannot distinguish slow from stuck.
     Raises OSError, ValueError.
     """
     from mqd.cli.cluster_view import Partitions
@@ -82,7 +83,7 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
     found = diagnosis.of_metrics(samples, now_ms() / 1000, str(data_dir))
     try:
         alone = Partitions(settings).alone
-    except CliError:  # it is said by what asks the cluster
+    except CliError:  # the queries to the cluster report it
         alone = frozenset()
     if diagnosis.waiting_for_flushes(samples, alone):
         time.sleep(diagnosis.FLUSH_S)
@@ -122,7 +123,7 @@ def _cluster(settings: Settings) -> list[Finding]:
 
 
 def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
-    """The worst first. `data_dir` None: of the cluster alone."""
+    """The worst first. `data_dir` None: only the cluster."""
     found: list[Finding] = []
     runs = True
     if data_dir is not None:

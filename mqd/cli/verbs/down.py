@@ -1,8 +1,8 @@
 """`mqd down`: stops the broker of a data directory, and no other.
 
-Whom to signal is never taken from a number in a file alone: a pidfd is opened first, then it is
-checked that the pid still means the broker's supervisord (its keeper says so, or it holds its
-lock); so what the pidfd refers to is the right process.
+A pid from a file is never signalled directly: first a pidfd is opened, then the pid is verified to
+be still the broker's supervisord (its keeper confirms it, or it holds its lock). So the pidfd
+refers to the right process.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _by_keeper(tool: KeeperTool) -> tuple[int, int]:
 
 
 def _by_lock(places: Layout) -> tuple[int, int] | None:
-    """The same from supervisord's own lock, for when the keeper is not there (any more). None:
-    no process holds it.
+    """The same from supervisord's own lock, if the keeper does not run (any more). None: no process
+    holds it.
     """
     from mqd.shm.tools import held_pid
 
@@ -76,7 +76,7 @@ def _find(places: Layout) -> tuple[int, int] | None:
 
 
 def _wait_until_free(places: Layout, pidfd: int | None, timeout_s: float) -> bool:
-    """Until supervisord has ended and no process holds the data directory."""
+    """Waits until supervisord has ended and no process holds the data directory."""
     from mqd.shm.locks import is_locked
 
     start = time.monotonic()

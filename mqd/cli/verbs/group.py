@@ -129,8 +129,8 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
 
 
 def member_labels(group: "Group") -> dict[str, str]:
-    """Member id -> a short name that is its alone: its instance id, its client id, or that with the
-    beginning of what makes its id unique.
+    """Member id -> a short unique name: its instance id, its client id, or that with the beginning
+    of the unique part of its id.
     """
     same: dict[str, list[Member]] = {}
     for member in group.members:
@@ -292,7 +292,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
                     .results[0]
                     .error_code
                 )
-            except CliError as problem:  # the others may have coordinators that answer
+            except CliError as problem:  # the others may have reachable coordinators
                 failed.append(f"group {name}: {problem.message}")
                 exit_code = max(exit_code, problem.exit_code)
                 continue
@@ -374,7 +374,8 @@ def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: floa
         emit_json({"group": name, **found._asdict(), "hot": [list(one) for one in found.hot]})
         return
     click.echo(
-        f"group {name}: {_plural(found.members, 'member')}, {_plural(found.partitions, 'partition')}, lag {found.lag:,};"
+        f"group {name}: {_plural(found.members, 'member')}, {_plural(found.partitions, 'partition')}, lag"
+        f" {found.lag:,};"
         f" {found.records_in_s:,.0f} records/s written, {found.records_read_s:,.0f} read"
     )
     for line in found.lines:

@@ -82,7 +82,7 @@ def _add(file: Path, found: Mapping[str, bytes], key_id: str | None, first: bool
 
 
 def _write(file: Path, found: Mapping[str, bytes]) -> None:
-    """Whole or not at all; readable by its owner alone, or as it was before."""
+    """Writes atomically; readable by its owner alone, or as before."""
     from mqd.client.encryption import keys
 
     mode = file.stat().st_mode & 0o777 if file.exists() else 0o600

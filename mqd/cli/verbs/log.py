@@ -1,4 +1,5 @@
-"""`mqd log`: the contents of segment files. Reads files only; needs no broker and disturbs none."""
+"""`mqd log`: the contents of segment files. Only reads files; needs no broker and does not disturb
+one."""
 
 import json
 import sys
@@ -19,7 +20,7 @@ def command() -> None:
 
 
 def _segments(path: Path) -> list[Path]:
-    """A segment file, or those of a partition's directory."""
+    """A segment file, or all of a partition's directory."""
     if path.is_dir():
         found = sorted(path.glob("*.log"))
         if not found:

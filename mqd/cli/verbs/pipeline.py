@@ -50,7 +50,7 @@ def run(
     """
     from mqd.spark.pipelines.settings import ONCE, SettingsError, load
 
-    outer = ctx.find_root().obj or {}  # options said before the verb count as well
+    outer = ctx.find_root().obj or {}  # options may also come before the verb
     as_json = (output_format or outer.get("output_format")) == "json"
     path = file if file.exists() else file.with_name(f"{file.name}.toml")
     changes = {"bootstrap": bootstrap or outer.get("bootstrap"), "master": master, "trigger": ONCE if once else None}

@@ -101,7 +101,8 @@ def command(
     else:
         rate = writer.sent_count / seconds if seconds else 0.0
         click.echo(
-            f"{writer.sent_count} record{'s' * (writer.sent_count != 1)}, {human_bytes(writer.sent_bytes)} written to {topic} in {seconds:.1f} s"
+            f"{writer.sent_count} record{'s' * (writer.sent_count != 1)}, {human_bytes(writer.sent_bytes)}"
+            f" written to {topic} in {seconds:.1f} s"
             f" ({rate:,.0f} records/s)",
             err=True,
         )
@@ -118,8 +119,8 @@ def _records(files: tuple[str, ...], delimiter: bytes, whole_files: bool, progre
 
 
 class _Progress:
-    """A bar on stderr when that is a terminal and stdin is not an interactive one;
-    otherwise nothing, and nothing of it is imported.
+    """A progress bar on stderr if that is a terminal and stdin is not interactive; otherwise
+    nothing, and its modules are not imported.
     """
 
     def __init__(self, files: tuple[str, ...]):

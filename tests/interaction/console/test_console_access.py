@@ -100,8 +100,12 @@ def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Brows
     [
         ("/access/user", {"name": "*"}, "must not be '*'"),
         ("/access/user/delete", {"name": "no-such"}, "there is no user no-such"),
-        ("/access/rule", {"principal": "bob", "operations": "fly", "resource": "topic/x"}, "'fly' is no operation"),
-        ("/access/rule", {"principal": "bob", "operations": "read", "resource": "moon/x"}, "'moon/x' is no resource"),
+        ("/access/rule", {"principal": "bob", "operations": "fly", "resource": "topic/x"}, "'fly' is not an operation"),
+        (
+            "/access/rule",
+            {"principal": "bob", "operations": "read", "resource": "moon/x"},
+            "'moon/x' is not a resource",
+        ),
         ("/access/rule", {"principal": "b", "operations": "read", "resource": "topic/x", "permission": "?"}, "'?'"),
         ("/access/quota", {"user": "bob"}, "nothing to set"),
         ("/access/quota", {"produce": "1MB"}, "name a user, a client id or an address"),

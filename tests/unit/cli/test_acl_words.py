@@ -38,9 +38,9 @@ def test_a_user_is_a_principal() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("topic", "names no topic"),
-        ("topic/", "names no topic"),
-        ("queue/a", "no resource"),
+        ("topic", "has no name of a topic"),
+        ("topic/", "has no name of a topic"),
+        ("queue/a", "not a resource"),
         ("cluster/x", "one cluster"),
     ],
 )
@@ -52,7 +52,7 @@ def test_what_is_no_resource(word: str, message: str) -> None:
 def test_operations_and_principals() -> None:
     assert acl_words.operations("read,WRITE,describe-configs,read", ResourceType.TOPIC) == [3, 4, 10]
     assert acl_words.operations("all", ResourceType.CLUSTER) == [Operation.ALL]
-    with pytest.raises(ValueError, match="'fly' is no operation"):
+    with pytest.raises(ValueError, match="'fly' is not an operation"):
         acl_words.operations("read,fly", ResourceType.TOPIC)
     with pytest.raises(ValueError, match="a group has no operation write; it has read, delete"):
         acl_words.operations("write", ResourceType.GROUP)

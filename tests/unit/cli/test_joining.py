@@ -98,7 +98,7 @@ def test_a_token_works_once(first, tmp_path):
 
 def test_who_has_no_secret_gets_nothing(first, tmp_path):
     with invitation(first) as (token, message, results):
-        with pytest.raises(CliError, match="the token's secret is another one"):
+        with pytest.raises(CliError, match="the token has a wrong secret"):
             joining.join(msgspec.structs.replace(token, secret=b"x" * 32), tmp_path / "a", NAMES)
         with pytest.raises(CliError, match="has expired"):
             joining.join(msgspec.structs.replace(token, expires_s=1), tmp_path / "a", NAMES)
@@ -112,7 +112,7 @@ def test_the_secret_goes_to_a_host_of_the_authority_only(first, tmp_path):
     stranger = secure.prepare(tmp_path / "stranger", 1, ["localhost"])
     own = pki.Pair(first.ca.read_bytes(), first.ca_key.read_bytes())
     pair = pki.issue(own, "alice", ("localhost",), datetime.datetime.now(datetime.UTC))
-    for inviter, words in ((stranger, "peer's certificate is refused"), (first, "it is no host of the cluster")):
+    for inviter, words in ((stranger, "peer's certificate is refused"), (first, "it is not a host of the cluster")):
         if inviter is first:
             first.host.write_bytes(pair.key + pair.certificate)
         with invitation(inviter) as (token, message, _):
@@ -159,7 +159,7 @@ def test_a_stranger_that_sends_byte_by_byte_is_cut_off(first, tmp_path, monkeypa
 
 def test_tokens_and_directories_that_do_not_fit(first, tmp_path):
     for text in ("", "mqd1-", "mqd1-AAAA", "nonsense", "mqd1-%%%"):
-        with pytest.raises(CliError, match="no token of `mqd cluster invite`"):
+        with pytest.raises(CliError, match="not a token of `mqd cluster invite`"):
             joining.parse(text)
     token = Token("127.0.0.1", 1, 4, SEEDS, b"s" * 32, 1, ssl.PEM_cert_to_DER_cert(authority().certificate.decode()))
     assert joining.parse(f" {token}\n") == token

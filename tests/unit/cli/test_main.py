@@ -147,9 +147,9 @@ def test_bootstrap_comes_from_option_group_or_environment(closed_port):
         (["topic", "alter", "t"], "nothing to change"),
         (["produce", "t", "-k", ""], "cannot be empty"),
         (["produce", "t", "--idempotent", "--acks", "1"], "needs --acks all"),
-        (["consume", "t", "-o", "nowhere"], "no place to begin"),
+        (["consume", "t", "-o", "nowhere"], "not a starting point"),
         (["consume", "t", "-f", "%y"], "%y"),
-        (["consume", "t", "--until", "soon"], "no time"),
+        (["consume", "t", "--until", "soon"], "not a time"),
         (["topic", "list", "-b", "host:99999"], "not HOST:PORT"),
         (["cat", "-G", "g"], "not available yet"),
         (["cat", "-C"], "-t TOPIC is missing"),
@@ -172,7 +172,9 @@ def test_a_fault_of_our_own_is_one_line_unless_debugging(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "main", lambda **_: broken())
     assert main_module._run([]) == EXIT_FAILED
-    assert capsys.readouterr().err == "mqd: RuntimeError: boom (this is a fault of mqd's; MQD_DEBUG=1 shows where)\n"
+    assert (
+        capsys.readouterr().err == "mqd: RuntimeError: boom (this is a bug of mqd; MQD_DEBUG=1 shows the traceback)\n"
+    )
     monkeypatch.setenv("MQD_DEBUG", "1")
     with pytest.raises(RuntimeError):
         main_module._run([])
