@@ -112,7 +112,8 @@ async def _show(console: Console, page: Page, request: Request) -> Response:
 
 
 def _answer(page_request: PageRequest, page: Page) -> Response:
-    """On a thread: with the user's credentials, every failure as a page that says the way out."""
+    """Runs on a thread with the user's credentials; every failure becomes a page with the
+    remedy."""
     with client_security.acting_as(page_request.session.security):
         try:
             return page(page_request)
@@ -153,7 +154,7 @@ def _to_login(request: Request) -> Response:
 
 
 def _target(text: str) -> str:
-    """A page of ours, never an address elsewhere."""
+    """A page of the console, never an external address."""
     parts = urlsplit(text)
     is_ours = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.netloc and text.isprintable()
     return text if is_ours else "/"
@@ -176,7 +177,7 @@ async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[s
 
 
 def _verify(console: Console, security: ClientSecurity) -> None:
-    """Raises CliError: the cluster does not know this user and password, or is not there."""
+    """Raises CliError: the cluster does not know this user and password, or cannot be reached."""
     with client_security.acting_as(security), Broker(console.options.bootstrap):
         pass
 
@@ -210,7 +211,8 @@ async def _login(console: Console, request: Request) -> Response:
 
 
 async def _log_in(console: Console, security: ClientSecurity) -> str:
-    """Why not; "": it did. Guessing is slow, and never keeps more than a few threads busy."""
+    """The reason for a refusal; "": success. Guessing is slow, and never occupies more than a few
+    threads."""
     user = security.settings["sasl.username"]
     if not user or "\0" in user + security.settings["sasl.password"]:
         return "give a user and its password"

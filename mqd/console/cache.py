@@ -1,4 +1,4 @@
-"""What many tabs show is loaded once."""
+"""Loads data once for many tabs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 ENTRIES_MAX = 256
-# what took a second to load is kept for twenty: however many tabs are open, and however large the
-# cluster, loading costs it and us a twentieth of a core
+# a result that took a second to load is kept for twenty: with any number of tabs and any size of
+# the cluster, loading costs each side a twentieth of a core
 SHARE = 20.0
 
 
 class Cache:
     """Thread-safe. Concurrent calls for the same entry wait for one load. Failures are not kept. A
-    load uses no other entry: it would wait for itself.
+    load must not use another entry: it would wait for itself.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
-        self._turns: dict[Hashable, tuple[threading.Lock, int]] = {}  # and how many wait for it or have it
+        self._turns: dict[Hashable, tuple[threading.Lock, int]] = {}  # and how many callers wait for it or have it
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, seconds: float, load: Callable[[], T]) -> T:
@@ -60,6 +60,6 @@ class Cache:
                     del self._turns[key]
 
     def clear(self) -> None:
-        """After a change: what is shown next is what is there."""
+        """After a change: the next page shows the new state."""
         with self._lock:
             self._kept.clear()

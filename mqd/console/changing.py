@@ -1,5 +1,5 @@
-"""What pages change: each change is checked by the cluster first, says what it will do and by which
-command of mqd it is done, and is carried out when it is confirmed.
+"""Changes made by pages: the cluster checks each one first, the page shows its effect and the
+equivalent mqd command, and it is carried out when confirmed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class BadForm(Exception):
 
 
 class Change(msgspec.Struct):
-    """`typed`: what must be typed to confirm. `blocked`: why it would be refused now. `done`: the
-    notice shown afterwards, on the page `back`. `do` returns what is shown once and never again: a
-    password; else None. `rows`, under `titles`: what changes, one by one; numbers are aligned.
+    """`typed`: the text to type for confirmation. `blocked`: why the cluster would refuse it now.
+    `done`: the notice shown afterwards, on the page `back`. `do` returns what is shown once and
+    never again: a password; else None. `rows`, under `titles`: what changes, one by one; numbers
+    are aligned.
     """
 
     title: str
@@ -266,7 +267,7 @@ def produce(settings: Settings, form: Form) -> Change:
         words += ["-D", r"\x00"] + (["-K", key] if key else [])
         words += [word for name, most in LARGEST.items() if size > 900_000 for word in ("-X", f"{name}={most}")]
         source = f"printf %s {shlex.quote(value)}" if len(value) <= LARGE else "cat VALUE"
-    else:  # a record of a key alone: what is empty would be no record
+    else:  # a record with only a key: empty input would be no record
         words += ["-k", r"\x01"] + (["-Z"] if is_null else [])
         source = f"printf '%s\\001' {shlex.quote(key)}"
     return Change(

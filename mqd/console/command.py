@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CONNECTIONS_MAX = 500
 SHUTDOWN_S = 2
-KEEP_ALIVE_S = 75  # longer than pages wait until they look again: they need no new connection then
+KEEP_ALIVE_S = 75  # longer than the refresh interval of pages, so that they need no new connection
 
 
 @click.command(short_help="Serve a web page of the cluster: topics, messages, groups.")

@@ -1,4 +1,4 @@
-"""Which records a search keeps: parts of key, value and headers, and one condition on a JSON value."""
+"""The filter of a search: parts of key, value and headers, and one condition on a JSON value."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ HELP = '$.name, $.items[0].sku, $["a b"] or $.items[*].sku, then =, !=, <, <=, >
 
 
 class BadFilter(ValueError):
-    """Says how to write it."""
+    """The message shows the correct form."""
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """`comparison` "": the path leads to something."""
+    """`comparison` "": the path exists."""
 
     steps: tuple[Any, ...]
     comparison: str = ""
@@ -46,7 +46,7 @@ class Condition(msgspec.Struct, frozen=True):
         try:
             return _OPERATORS[self.comparison](found, self.wanted)
         except TypeError:
-            return False  # a text is neither above nor below a number
+            return False  # a string is neither greater nor less than a number
 
 
 def _at(document: Any, steps: tuple[Any, ...], left: list[int]) -> Iterator[Any]:
@@ -94,7 +94,7 @@ def parse_condition(text: str) -> Condition:
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """What is empty is not looked at; the others must all hold. Texts are compared as UTF-8 bytes."""
+    """Empty parts are ignored; all others must match. Strings are compared as UTF-8 bytes."""
 
     key: bytes = b""
     value: bytes = b""
@@ -107,7 +107,7 @@ class Filter(msgspec.Struct, frozen=True):
         return not self.key and not self.value and self.header is None and self.condition is None
 
     def keeps(self, message: Any) -> bool:
-        """Every value may be looked at: broken UTF-8 and broken JSON do not match, and do no harm."""
+        """Accepts any value: invalid UTF-8 and invalid JSON simply do not match."""
         if self.key and self.key not in (message.key() or b""):
             return False
         if self.value and self.value not in (message.value() or b""):

@@ -1,5 +1,5 @@
-"""What stands before every page: the names that it is reached by, where a request comes from, and
-the headers by which a browser runs nothing that a record holds.
+"""Checks before every page: the host name, the origin of the request, and the headers that keep a
+browser from executing a record's content.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ HEADERS = (
 
 
 def host_name(text: str) -> str:
-    """Of a Host header, without its port; "" when it is none."""
+    """The name in a Host header, without its port; "" when it is invalid."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([A-Za-z0-9._-]+))(?::\d{1,5})?", text)
     return (match[1] or match[2]).lower() if match else ""
 
 
 def refusal(method: str, headers: dict[str, str], hosts: frozenset[str], scheme: str) -> tuple[int, str] | None:
-    """Status and reason, before anything else is looked at. None: the request may go on."""
+    """Status and reason of a refusal, checked first. None: the request may continue."""
     host = headers.get("host", "")
     if host_name(host) not in hosts:
         return 421, f"this console is not reached by the name {host!r}; mqd console --allow-host NAME adds one"
@@ -66,7 +66,7 @@ class Guard:
             return  # there is no web socket here
         headers: dict[str, str] = {}
         for name, value in scope["headers"]:
-            # a header that comes twice is joined, and so matches nothing
+            # a repeated header is joined, and so matches nothing
             text, key = value.decode("latin-1"), name.decode("latin-1").lower()
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
         is_static = scope["path"].startswith("/static/")

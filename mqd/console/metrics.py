@@ -1,5 +1,5 @@
-"""What brokers publish on their admin ports, if the console was given their addresses: rates over a
-quarter of an hour, kept in memory, and what `mqd doctor` finds on these pages.
+"""Metrics from the brokers' admin ports, if the console knows their addresses: rates over a quarter
+of an hour, kept in memory, and the findings of `mqd doctor` on these pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGE_S = 10.0
 PAGE_BYTES_MAX = 64 << 20
 TOTALS = ("mqd_records_appended_total", "mqd_bytes_appended_total", "mqd_fetch_bytes_total")
 PRODUCE_TIMES = "mqd_produce_seconds_bucket"
-# of 10,000 partitions only the lines that say something are parsed
+# of 10,000 partitions only the relevant lines are parsed
 _FOUND = frozenset({"mqd_log_dir_total_bytes", "mqd_log_dir_free_bytes", "mqd_sync_failures_total",
                     "mqd_certificate_expiry_timestamp_seconds"})  # fmt: skip
 _FOUND_UNLESS = {"mqd_corrupt_segments": 0.0, "mqd_compaction_uncleanable": 0.0, "mqd_partition_online": 1.0}
@@ -36,7 +36,7 @@ _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
 
 class Scrape(msgspec.Struct):
-    """One page. `times`: upper bound in seconds -> Produce requests that took so long at most."""
+    """One page. `times`: upper bound in seconds -> number of Produce requests within it."""
 
     time_s: float
     totals: dict[str, float]
@@ -45,7 +45,7 @@ class Scrape(msgspec.Struct):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Rates a second between two scrapes of all brokers; `p99_s` None: nothing was produced."""
+    """Rates per second between two scrapes of all brokers; `p99_s` None: nothing was produced."""
 
     records: float
     bytes_in: float
@@ -93,7 +93,7 @@ def _labels(text: str | None) -> dict[str, str]:
 
 
 def quantile(share: float, before: dict[float, float], after: dict[float, float]) -> float | None:
-    """The bound under which that share of the requests between two scrapes lies."""
+    """The bound below which this share of the requests between two scrapes lies."""
     grown = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())
     if not grown or grown[-1][1] <= 0:
         return None
@@ -103,7 +103,7 @@ def quantile(share: float, before: dict[float, float], after: dict[float, float]
 
 
 def between(before: Scrape, after: Scrape) -> Point:
-    """A broker that started again counts from zero: its rate is that since then, at least."""
+    """A restarted broker counts from zero: its rate is a lower bound."""
     seconds = max(after.time_s - before.time_s, 0.001)
     records, bytes_in, bytes_out = (max(0.0, after.totals[name] - before.totals[name]) / seconds for name in TOTALS)
     return Point(records, bytes_in, bytes_out, quantile(0.99, before.times, after.times))

@@ -1,4 +1,4 @@
-"""What `mqd console` was started with, checked: who may reach the page, and by whose rights it acts."""
+"""The checked options of `mqd console`: who may reach the page, and with whose rights it acts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LISTEN = "127.0.0.1:9180"
 
 
 class Options(msgspec.Struct, frozen=True):
-    """`hosts`: names and addresses that a browser may ask for; others are refused (DNS rebinding).
-    `has_login`: each user acts by credentials of its own.
+    """`hosts`: names and addresses that a browser may request; others are refused (DNS rebinding).
+    `has_login`: each user acts with its own credentials.
     """
 
     bootstrap: str
@@ -53,8 +53,8 @@ def is_loopback(host: str) -> bool:
 
 
 def checked(options: Options) -> Options:
-    """The options, with the names of loopback where it listens there. Raises CliError: the page would
-    give its own rights to strangers, or passwords would cross the network in the clear.
+    """The options, including the loopback names when it listens there. Raises CliError: the page
+    would give its own rights to strangers, or send passwords in plaintext.
     """
     security = options.security
     if not security.has_sasl and security.settings.get("ssl.certificate.location"):

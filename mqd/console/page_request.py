@@ -15,11 +15,11 @@ from mqd.console.sessions import Session
 from mqd.console.shared import Console
 
 T = TypeVar("T")
-TEXT_MAX = 1000  # characters of one word in a URL
+TEXT_MAX = 1000  # characters of one parameter in a URL
 
 
 class Refused(Exception):
-    """A request that a browser with our pages does not make; or one for what is not there."""
+    """A request that the console's pages do not make, or one for a missing page."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -43,7 +43,7 @@ class PageRequest:
         return found
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
-        """What is no number, or out of range, is mended: URLs are typed."""
+        """Replaces values that are not a number or out of range: users edit URLs."""
         try:
             return min(most, max(least, int(self.text(name) or default)))
         except ValueError:
@@ -56,11 +56,11 @@ class PageRequest:
         return found
 
     def cached(self, what: str, seconds: float, load: Callable[[], T]) -> T:
-        """Of this user: another may see less."""
+        """A cache key for this user: another may see less."""
         return self.console.cache.get((self.session.user, what), seconds, load)
 
     def attempt(self, load: Callable[[], T]) -> tuple[T | None, str]:
-        """The result, or why there is none: a part of a page may fail."""
+        """The result, or the reason for its absence: a part of a page may fail."""
         try:
             return load(), ""
         except CliError as error:
@@ -83,7 +83,7 @@ class PageRequest:
 
     def redirect(self, path: str, notice: str, **query: object) -> Response:
         """After a change: loading the page again does not repeat it. `notice` is shown there; its
-        signature keeps links of others from showing texts of theirs.
+        signature prevents foreign links from showing their own texts.
         """
         signature = self.console.sessions.signature(self.cookie, notice)
         return RedirectResponse(rendering.url(path, **query, notice=notice, signature=signature), 303)

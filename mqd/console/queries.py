@@ -1,4 +1,5 @@
-"""What pages ask the cluster, by the Kafka protocol alone, so that any Kafka cluster answers."""
+"""Queries of the pages to the cluster, only by the Kafka protocol, so that they work with any Kafka
+cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ METADATA, DESCRIBE_LOG_DIRS = 3, 35
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """Counts over its partitions."""
+    """Totals over its partitions."""
 
     name: str
     partitions: int
@@ -54,7 +55,7 @@ class Topic(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """A partition that lacks something."""
+    """A partition with a problem."""
 
     topic: str
     partition: int
@@ -74,7 +75,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """One look at the whole cluster. `hidden`: what this user may not see, and why."""
+    """A view of the whole cluster. `hidden`: parts that this user may not see, and why."""
 
     cluster_id: str
     nodes: tuple[Node, ...]
@@ -120,7 +121,7 @@ def topics(settings: Settings) -> tuple[Topic, ...]:
 
 
 def health(settings: Settings) -> Health:
-    """Raises CliError: no broker answers."""
+    """Raises CliError when no broker responds."""
     with Broker(settings.bootstrap) as broker:
         answer, is_mqd = _all_topics(broker), broker.is_mqd()
     partitions = Partitions(settings, answer)
@@ -158,7 +159,8 @@ def health(settings: Settings) -> Health:
 
 
 def _without_quorum(partitions: Partitions) -> list[Finding]:
-    """For a user who may not describe the cluster: what the metadata of its topics say."""
+    """For a user who may not describe the cluster: the health according to the metadata of its
+    topics."""
     found = []
     for harm, names, what in (
         (diagnosis.Harm.OUTAGE, partitions.without_leader, "without a leader, neither read nor written"),
@@ -195,7 +197,7 @@ def groups(settings: Settings) -> list[Group]:
 
 
 class Directory(msgspec.Struct, frozen=True):
-    """`total`, `free` -1: the broker does not say."""
+    """`total`, `free` -1: not reported by the broker."""
 
     node: int
     path: str
@@ -207,7 +209,7 @@ class Directory(msgspec.Struct, frozen=True):
 
 
 def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
-    """Of every broker in service; and why some are missing."""
+    """The directories of every broker in service, and why some are missing."""
     found: list[Directory] = []
     missing: list[str] = []
     with Cluster(settings.bootstrap) as cluster:
@@ -222,7 +224,8 @@ def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
 
 
 def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int], dict[int, int]]:
-    """(topic, partition) -> node -> bytes of its replica there. Brokers that do not say are left out."""
+    """(topic, partition) -> node -> bytes of its replica there. Brokers that do not report it are
+    left out."""
     found: dict[tuple[str, int], dict[int, int]] = {}
     requested = None
     if names is not None:
@@ -257,7 +260,7 @@ _OF_TOPIC = 1
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A partition. None: no broker says."""
+    """Of one partition. None: no broker reports it."""
 
     index: int
     leader: int
@@ -269,7 +272,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """`otherwise`: the value without the topic's own; None: not known."""
+    """`otherwise`: the value when the topic sets none; None: not known."""
 
     name: str
     value: str | None
@@ -354,7 +357,7 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
 
 
 def _otherwise(config: Any) -> str | None:
-    """Another name may be in another unit (log.retention.hours of retention.ms): it is left out."""
+    """Synonyms may have other units (log.retention.hours of retention.ms): they are left out."""
     alike = (config.name, f"log.{config.name}")
     return next((one.value for one in config.synonyms if one.source != _OF_TOPIC and one.name in alike), None)
 
@@ -398,7 +401,7 @@ GROUPS_AT_ONCE = 200
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """A group that consumes a topic. `lag` None: it has committed nothing there."""
+    """A group that consumes a topic. `lag` None: no committed offset there."""
 
     group: str
     state: str
@@ -407,8 +410,8 @@ class Reader(msgspec.Struct, frozen=True):
 
 
 def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, int]) -> list[Reader]:
-    """Of a topic: groups that have committed there or have members that are assigned it. One request
-    for GROUPS_AT_ONCE groups.
+    """Groups that have committed offsets of a topic, or have members assigned to it. One request
+    per GROUPS_AT_ONCE groups.
     """
     wanted = OffsetFetchRequest.GroupTopic(name=name, partition_indexes=sorted(ends))
     lags: dict[str, int] = {}
@@ -474,7 +477,7 @@ class Consumed(msgspec.Struct, frozen=True):
     ages: dict[tuple[str, int], float]
 
 
-AGES_MAX = 100  # partitions whose oldest unread record is looked at
+AGES_MAX = 100  # partitions whose oldest unread record is read
 AGES_S = 2.0
 
 
@@ -497,7 +500,7 @@ def group(settings: Settings, name: str) -> Consumed:
 
 
 def _ages(settings: Settings, places: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
-    """One record of each partition is read, as any client can: Kafka has no request for its time."""
+    """Reads one record of each partition: Kafka has no request for a record's time."""
     consumer = Consumer(
         base_config(settings.bootstrap)
         | {

@@ -1,4 +1,4 @@
-"""A record's bytes as something to read: JSON, text or hex, whatever they are, and never too much."""
+"""A record's bytes in readable form: JSON, text or hex, limited in size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADERS_MAX = 50
 
 
 class View(msgspec.Struct, frozen=True):
-    """kind: null | empty | json | text | hex. `line`: its beginning, in a line."""
+    """kind: null | empty | json | text | hex. `line`: its beginning in one line."""
 
     kind: str
     text: str
@@ -53,7 +53,7 @@ def _pretty(data: bytes) -> str | None:
 
 
 def _text(data: bytes, is_cut: bool) -> str | None:
-    """None: it is no UTF-8, or has bytes that no text has."""
+    """None: invalid UTF-8, or bytes that do not occur in text."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Templates, and how numbers, times and hostile text are written."""
+"""Templates, and the formatting of numbers, times and hostile text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _PLAIN = re.compile(r"[\n\t\x20-\x7e]*")
 
 
 def visible(text: str) -> str:
-    """Characters that are not seen, or change the order of others, by their numbers: a name must
-    not look like another one.
+    """Shows invisible characters, and those that change the text direction, as code points: a name
+    must not look like another one.
     """
     if _PLAIN.fullmatch(text):
         return text
@@ -58,7 +58,7 @@ def moment(milliseconds: int | None) -> str:
     try:
         return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(" ", "milliseconds")
     except (ValueError, OverflowError, OSError):
-        return f"{milliseconds} ms"  # a time that a client made up
+        return f"{milliseconds} ms"  # an implausible time from a client
 
 
 def lasting(seconds: float | None) -> str:

@@ -1,5 +1,5 @@
-"""Reading a topic's records from a place, keeping those that a filter keeps, and saying how far it
-got. It ends at the ends that the partitions had when it began; a live one does not end by itself.
+"""Searches a topic's records from a starting point with a filter, and reports its progress. A
+search ends at the partitions' ends as of its start; a live one does not end by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mqd.cli.common import CliError, Settings
 from mqd.cli.librdkafka import base_config, unreachable
 from mqd.console.filters import Filter
 
-LOOKED_AT_MAX = 10_000  # records that a look at the newest reads, over all partitions
+LOOKED_AT_MAX = 10_000  # records that a search for the newest reads, over all partitions
 COUNT_MAX = 500
 LIVE_S = 900.0
 SILENT_S = 15.0
@@ -41,8 +41,8 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct):
-    """What was found since the step before. `scanned` of `total` offsets are behind it; `whole`: how
-    many the topic's chosen partitions have.
+    """The records found since the previous step. `scanned` of `total` offsets are done; `whole`:
+    how many the topic's chosen partitions have.
     """
 
     found: list[Any]
@@ -55,7 +55,7 @@ class Step(msgspec.Struct):
 
 
 def _places(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]], int]:
-    """Partition -> where it begins and ends; and how many offsets there are. Raises CliError."""
+    """Partition -> its start and end; and the total number of offsets. Raises CliError."""
     with Cluster(settings.bootstrap) as cluster:
         known = cluster.topics([query.topic]).get(query.topic)
         if known is None:
@@ -106,9 +106,10 @@ def _consumer(settings: Settings) -> Consumer:
 def search(
     settings: Settings, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool
 ) -> Iterator[Step]:
-    """A step now and then, also while nothing is found. `shape` makes of a message what is kept of it, at
-    once: messages may be large. `is_sorted`: the newest are Records, found in the last step, by
-    time; else they come as they are found, those of each partition. Raises CliError, KafkaException.
+    """Yields a step from time to time, even while nothing is found. `shape` converts a message at
+    once to the form that is kept: messages may be large. `is_sorted`: the newest are Records, found
+    in the last step, by time; else they come as they are found, those of each partition. Raises
+    CliError, KafkaException.
     """
     is_last = query.is_newest and is_sorted
     ends_by_count = query.start not in ("newest", "live")
@@ -187,7 +188,7 @@ def _judge(error: KafkaError) -> None:
 
 
 def read_one(settings: Settings, topic: str, partition: int, offset: int) -> Any:
-    """The record; None: it is not there (deleted, compacted away, or a marker). Raises CliError,
+    """The record; None: it does not exist (deleted, compacted away, or a marker). Raises CliError,
     KafkaException.
     """
     places, _ = _places(settings, Query(topic, "beginning", partition=partition))

@@ -1,7 +1,7 @@
-"""Who is logged in: random cookies, kept in this process alone, with the user's credentials. A
-restart of the console ends them all.
+"""Sessions of logged-in users: random cookies, kept only in this process, with the user's
+credentials. A restart of the console ends them all.
 
-Without a login a browser still gets a cookie: the token against forged changes is bound to it.
+Without a login a browser still gets a cookie: the CSRF token is bound to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mqd.security.client import ClientSecurity
 
 IDLE_S = 3600.0
 SESSION_S = 12 * 3600.0
-SESSIONS_MAX = 1000  # the one used longest ago is ended
+SESSIONS_MAX = 1000  # the least recently used one is ended
 COOKIE_BYTES = 32
 
 
@@ -46,7 +46,7 @@ class Sessions:
         return secrets.token_urlsafe(COOKIE_BYTES)
 
     def begin(self, user: str, security: ClientSecurity) -> str:
-        """The cookie, which was never anyone's before."""
+        """A new cookie, never used before."""
         cookie, now = self.new_cookie(), self._clock()
         with self._lock:
             self._sessions[cookie] = Session(user, security, now, now)
@@ -72,7 +72,7 @@ class Sessions:
             self._sessions.pop(cookie, None)
 
     def token(self, cookie: str) -> str:
-        """What a form must carry to change something."""
+        """The token that a form must contain to change something."""
         return self.signature(cookie, "form")
 
     def signature(self, cookie: str, text: str) -> str:

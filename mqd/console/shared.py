@@ -1,4 +1,4 @@
-"""What all requests share."""
+"""State shared by all requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Work of a thread as a stream of an answer: it ends when the reader has gone, and waits for one
-that is slow.
+"""Streams the work of a thread as a response: it ends when the reader disconnects, and waits for a
+slow one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK_S = 0.5
 
 
 class Places:
-    """How many streams run. Thread-safe."""
+    """Limits the number of running streams. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,8 +40,8 @@ class Places:
 
 
 async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[[], None]) -> AsyncIterator[T]:
-    """What `work` yields, on a thread of its own; its event is set when the answer has no reader any more. Raises
-    what it raises.
+    """Yields the items of `work`, which runs on its own thread; its event is set when the reader
+    has disconnected. Raises its exceptions.
     """
     loop, stop = asyncio.get_running_loop(), threading.Event()
     queue: asyncio.Queue[Any] = asyncio.Queue(AHEAD_MAX)

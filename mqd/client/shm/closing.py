@@ -1,6 +1,4 @@
-"""The end of the producer over shared memory, when its application asks for it: every record has
-its report, written or not.
-"""
+"""Closing a producer over shared memory: every record gets its report, written or not."""
 
 from __future__ import annotations
 
@@ -37,18 +35,18 @@ class Producer(Protocol):
 
 
 def close(producer: Producer) -> None:
-    """Aborts an open transaction, flushes, ends the producer. A callback that raises keeps no other
-    from being called; what the first one raised is raised at the end.
+    """Aborts an open transaction, flushes, ends the producer. All callbacks are called even when
+    some raise; the first exception is raised at the end.
 
-    When the producer has ended, what reports raise is logged: those of records that reports
-    produced once more, and the usual one produces again, which is refused.
+    Once the producer has ended, exceptions from reports are only logged: they mostly come from
+    callbacks that produce again, which is refused.
     """
     raised: list[Exception] = []
     if producer.fatal is None:
         producer.transactions.on_close(_ALONE_S)
         _flush(producer, raised)
     producer.drop()
-    _serve(producer, raised)  # before the end: these reports may poll(), and produce once more
+    _serve(producer, raised)  # before the end: these callbacks may call poll(), and produce again
     producer.end(reported=True)
     raised_late: list[Exception] = []
     _serve(producer, raised_late)
@@ -63,9 +61,7 @@ def close(producer: Producer) -> None:
 
 
 def _flush(producer: Producer, raised: list[Exception]) -> None:
-    """Until everything is delivered or has failed; while there is no broker to deliver to, not for
-    long.
-    """
+    """Waits until everything is delivered or has failed; without a broker only for a short time."""
     alone_since = time.monotonic()
     left = -1
     while left:
@@ -94,6 +90,6 @@ def _serve(producer: Producer, raised: list[Exception]) -> None:
 
 
 def _note(raised: list[Exception], error: Exception) -> None:
-    """The first alone: each of a million reports may raise."""
+    """Keeps only the first: each of a million reports may raise."""
     if not raised:
         raised.append(error)

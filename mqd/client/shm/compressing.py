@@ -1,5 +1,5 @@
-"""Batches that are compressed: built here, record by record columns, closed, compressed, and given
-to the C core whole.
+"""Builds compressed batches from record columns, closes and compresses them, and passes each whole
+batch to the C core.
 
 The C core compresses nothing (cramjam does), so it cannot build these batches in place: a
 partition's records wait here as pieces of columns until batch.size, batch.num.messages or linger.ms
@@ -8,7 +8,7 @@ closes their batch.
 1. A record is in one piece of one open batch, or in a closed one that is to be encoded, or waits
    for room (`_ready`), or in the C core. `records` counts the first two.
 2. While a closed batch waits for room nothing more is taken: order in a partition.
-3. Data is copied in: the caller's memory is his again.
+3. Data is copied: the caller may reuse its memory.
 Concurrency: with the attachment's lock held.
 """
 
@@ -40,8 +40,8 @@ _ANYWHERE = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
 
 
 class _Batch:
-    """A partition's batch, which takes records until it is closed. `data`: it, encoded; None until
-    that is done. `refused`: the C core will never take it.
+    """A partition's batch, which takes records until it is closed. `data`: the encoded batch; None
+    before. `refused`: the C core will never take it.
     """
 
     __slots__ = ("count", "data", "opened", "parts", "partition", "pieces", "refused", "size_bytes", "stage")
@@ -77,9 +77,9 @@ class Compressor:
         self.records = 0
 
     def append(self, stage: Any, chunk: Chunk, rows: Any, taken: Taken, first_index: int) -> None:
-        """All records of the chunk up to one of a partition that is not there, or none when closed
-        batches wait for room, or a broker: a batch that is open for minutes would end with its
-        first record's time. Raises Refused when the first is of such a partition.
+        """Adds all records of the chunk up to the first of a missing partition; none when closed
+        batches wait for room or for a broker: a batch that stays open for minutes would end with
+        its first record's time. Raises Refused when the first record is of such a partition.
         """
         chunk = _up_to_unknown(chunk, stage.partition_count)
         self._give()
@@ -99,7 +99,7 @@ class Compressor:
         for partition, piece, indices in pieces:
             self._add(stage, partition, piece, rows, indices)
         taken.count = count
-        self._give()  # where Ctrl-C may come while a batch is compressed: the records are here, all of them
+        self._give()  # Ctrl-C may come while a batch is compressed: all its records are still here
 
     def _partitions(self, stage: Any, chunk: Chunk) -> np.ndarray:
         count, partition_count = chunk.values.count, stage.partition_count
@@ -158,7 +158,8 @@ class Compressor:
             start = end
 
     def _fitting(self, batch: _Batch, piece: Chunk, start: int) -> int:
-        """How far into the piece the batch goes; an empty one takes a record at least."""
+        """The index in the piece at which the batch ends; an empty batch takes at least one
+        record."""
         end = min(piece.values.count, start + self._batch_records - batch.count)
         room = self._batch_bytes - batch.size_bytes
         if _size_bytes(piece, start, end) <= room:
@@ -172,8 +173,8 @@ class Compressor:
     # -- closing -----------------------------------------------------------------------------------
 
     def _close(self, batch: _Batch) -> None:
-        """It is encoded when it is given: that takes time, and Ctrl-C may end it when it is unknown
-        yet where the records are.
+        """The batch is encoded only when it is passed on: encoding takes time, and Ctrl-C may
+        interrupt it before the place of the records is settled.
         """
         del self._open[batch.stage.number, batch.partition]
         self._ready.append(batch)
@@ -193,15 +194,15 @@ class Compressor:
         return bytes(header) + packed
 
     def _give(self) -> None:
-        """Closed batches to the C core, as far as it has room, up to one that it refuses: whoever
-        hands records over meanwhile counts on his stage, which _give_up() may empty.
+        """Passes closed batches to the C core while it has room, up to one that it refuses. A
+        caller that is handing records over relies on its stage, which _give_up() may empty.
         """
         producer = self._producer
         while self._ready and producer.held is None and self._ready[0].refused is None:
             batch = self._ready[0]
             if batch.data is None:
                 batch.data = self._encode(batch)
-                continue  # a signal's handler may have given it meanwhile
+                continue  # a signal handler may have passed it on meanwhile
             before = producer.native.outstanding_records
             try:
                 number = producer.appender.append_batch(batch.stage, batch.partition, batch.data)
@@ -210,20 +211,20 @@ class Compressor:
                 self._account(batch, number)
             except Refused as refused:
                 batch.refused = refused.error
-            except BaseException:  # Ctrl-C, for whose handler it may be late: the C core has the batch
+            except BaseException:  # Ctrl-C may be handled late: the C core has the batch
                 if producer.native.outstanding_records > before:
                     self._account(batch, producer.native.batch_number)
                 raise
 
     def _account(self, batch: _Batch, number: int) -> None:
-        """The C core has it. May be called again when it was interrupted."""
+        """Records that the C core has the batch. May be called again after an interrupt."""
         self._producer.fates.appended_whole(batch.stage.number, number, batch.parts, batch.opened)
         if self._ready and self._ready[0] is batch:
             self.records -= batch.count
             self._ready.popleft()
 
     def on_turn(self, now: float, everything: bool) -> float:
-        """Closes what has lingered; returns when the next will have."""
+        """Closes batches whose linger time is over; returns when the next one is due."""
         if not self._open and not self._ready:
             return _NEVER
         due = _NEVER
@@ -240,11 +241,12 @@ class Compressor:
         return due
 
     def drop_all(self, error: KafkaError) -> None:
-        """What is here ends with an error; the transaction that it is of must be aborted."""
+        """Fails all records here with an error; their transaction must be aborted."""
         self.expire(_NEVER, error)
 
     def expire(self, opened_by: float, error: KafkaError) -> int:
-        """As drop_all, but for batches that were opened then or before; how many records."""
+        """As drop_all, but only for batches opened at or before that time. Returns the number of
+        records."""
         expired = [batch for batch in (*self._ready, *self._open.values()) if batch.opened <= opened_by]
         if not expired:
             return 0
@@ -253,7 +255,7 @@ class Compressor:
         return self._give_up(expired, error)
 
     def _give_up(self, batches: list[_Batch], error: KafkaError) -> int:
-        """They are in neither place any more; how many records."""
+        """Removes them from both places. Returns the number of records."""
         count = sum(batch.count for batch in batches)
         self.records -= count
         for batch in batches:
@@ -272,7 +274,7 @@ def _up_to_unknown(chunk: Chunk, partition_count: int) -> Chunk:
 
 
 def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
-    """Encoded, at most."""
+    """Upper bound of the encoded size."""
     end = piece.values.count if end is None else end
     columns = [column for column in (piece.values, piece.keys, piece.headers) if column is not None]
     return (
@@ -281,7 +283,7 @@ def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
 
 
 def _copied(chunk: Chunk) -> Chunk:
-    """The same in memory of its own."""
+    """A copy in its own memory."""
 
     def own(column: Column) -> Column:
         sizes = None if column.sizes is None else np.array(column.sizes)
@@ -299,7 +301,7 @@ def _copied(chunk: Chunk) -> Chunk:
 
 
 def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
-    """Some of the records."""
+    """A part of the records."""
     places = chosen.tolist()
 
     def some(column: Column) -> Column:

@@ -1,20 +1,20 @@
 """The consumer on shared memory: confluent_kafka.Consumer's methods over readers of mapped segments
 and a group membership core.
 
-Who does what: the application's thread reads, and carries out what its group wants of it, in
-poll(), consume() and consume_batch(); the attachment's thread keeps the membership. Two
+Threads: the application's thread reads, and applies the group's changes, in poll(), consume() and
+consume_batch(); the attachment's thread maintains the membership. Two
 attachments: one for requests, one for the Fetch that sleeps (fetching.py), since answers keep their
 order.
 
-    L1  a record is handed out once: a chunk read ahead is dropped, and its partition set back, by
+    L1  a record is returned once: a chunk read ahead is dropped, and its partition set back, by
         seek, pause and everything that takes the partition away
-    L2  a commit says what was handed out before the call that makes it; automatic ones are made in
-        poll(), before it hands out the next record, in consume(), when a partition goes, and in
-        close()
-    L3  what a rebalance takes away is committed (automatic commits) before the coordinator hears
-        that it was given up
-Concurrency: one thread at a time, but wake-ups and memberid(); a child of fork has no consumer
-(attachment.py).
+    L2  a commit covers the records returned before the call that makes it; automatic commits are
+        made in poll(), before it returns the next record, in consume(), when a partition is taken
+        away, and in close()
+    L3  partitions that a rebalance takes away are committed (automatic commits) before the
+        coordinator learns that they were released
+Concurrency: one thread at a time, except for wake-ups and memberid(); a child of fork has no
+consumer (attachment.py).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ POLL_RECORDS = 2048
 BATCH_RECORDS_MAX = 1 << 20
 _log = logging.getLogger("mqd.client")
 _NOTHING: Iterator[Message] = iter(())
-# of a topic that the question makes
+# of a topic that the request creates
 _ON_ITS_WAY = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 
 
@@ -144,14 +144,14 @@ class ShmConsumer:
         self._last: Message | None = None
         self._chunk: Part | None = None  # whose records _ready has
         self._chunk_begin = 0
-        # whose topic was restarted since the last records were taken: of these they are the old
-        # one's
+        # partitions whose topic was recreated since the last records were taken: those records
+        # belong to the old topic
         self._begun: set[Key] = set()
         self._pid = os.getpid()
         self._is_closed = False
         self._interrupted = False
         self._metadata_version = -1
-        self._topics_reported: set[str] = set()  # subscribed to, and the application knows that they are not there
+        self._topics_reported: set[str] = set()  # subscribed topics that the application knows to be missing
         self._statistics = ConsumerStatistics(self)
         self._progress: Message | None = None
         self._turns = Turns(self)
@@ -171,9 +171,7 @@ class ShmConsumer:
         return found[0] if found else None
 
     def take_ready(self) -> Message | None:
-        """What can be handed out without a look at anything else. Not while another thread is in
-        here.
-        """
+        """Returns records that need no other check. Not while another thread uses the consumer."""
         if not self._inbox.attention:
             for message in self._ready:
                 self._last = message
@@ -181,19 +179,17 @@ class ShmConsumer:
         return None
 
     def interrupt(self) -> None:
-        """Ends a take() that waits, or the next one that would. Any thread."""
+        """Ends a waiting take(), or the next one that would wait. Any thread."""
         self._interrupted = True
         self._inbox.notice()
 
     def uninterrupt(self) -> None:
-        """Forgets an interrupt() that came when the take() which it was meant for had ended. While
-        there is none.
-        """
+        """Drops an interrupt() that arrived after its take() had ended. Only while no take() runs."""
         self._interrupted = False
 
     def give_back(self, messages: list[Message]) -> None:
-        """They were taken, the latest ones, but not handed out: they are read again, and what
-        is committed ends before them.
+        """The latest records were taken but not returned: they are read again, and commits end
+        before them.
         """
         self._settle()
         for part in self._rewind(messages):
@@ -211,17 +207,18 @@ class ShmConsumer:
         return found
 
     def gather(self, count: int) -> list[Message]:
-        """`count` records and events; fewer when the group wants something, or after interrupt()."""
+        """`count` records and events; fewer when the group needs attention, or after
+        interrupt()."""
         return self.consume(count)
 
     def _gather(self, found: list[Message], count: int, deadline: float) -> None:
-        """Appends to `found` what comes until `deadline`; ends early when the group or interrupt()
-        wants something, a topic is another, or there is nothing at hand and on_commit is to be
-        called. The application has not been given `found` yet: what is committed meanwhile ends
-        before it, no partition goes, none of the user's functions is called. When anything is
-        raised, all of it is read again.
+        """Appends records and events to `found` until `deadline`; ends early when the group or
+        interrupt() requires it, when a topic was recreated, or when nothing is available and
+        on_commit is due. The application has not received `found` yet: commits end before it, no
+        partition is taken away, no user callback is called. After an exception all of it is read
+        again.
         """
-        ended: dict[tuple[Part | None, bytes | None], Message] = {}  # the last record of every chunk but this one
+        ended: dict[tuple[Part | None, bytes | None], Message] = {}  # the last record of every chunk except this one
         try:
             while len(found) < count and not self._has_begun(found):
                 more = list(islice(self._ready, count - len(found)))
@@ -260,7 +257,7 @@ class ShmConsumer:
                 self._offsets.moved(part, next_offset(message), message.leader_epoch())
 
     def take(self, count: int, timeout: float | None) -> list[Message]:
-        """What is there, up to `count`; waits for the first."""
+        """The available records and events, up to `count`; waits for the first."""
         deadline = deadline_of(timeout)
         while True:
             event = self._serve()
@@ -280,7 +277,8 @@ class ShmConsumer:
                 return []
 
     def _read_chunk(self) -> bool:
-        """The next records to hand out; those before them have been. False: there are none."""
+        """Loads the next records to return; all earlier ones were returned. False: there are
+        none."""
         chunk = self._fetcher.read(POLL_RECORDS, self._bytes_max())
         if chunk is None:
             return False
@@ -313,7 +311,7 @@ class ShmConsumer:
         return min(int(self.config["queued.max.messages.kbytes"]) << 10, 1 << 30)
 
     def _wait(self, deadline: float) -> bool:
-        """False: `deadline` has come with nothing to do."""
+        """False: `deadline` passed with nothing to do."""
         now = time.monotonic()
         if now >= deadline:
             return False
@@ -326,7 +324,8 @@ class ShmConsumer:
                 self._runner.is_polling = False
         return True
 
-    # -- positions of what was handed out ----------------------------------------------------------
+    # -- positions of returned records
+    # --------------------------------------------------------------
 
     def _settle(self) -> None:
         part, last = self._chunk, self._last
@@ -336,7 +335,7 @@ class ShmConsumer:
             self._chunk_begin = part.position
 
     def _drop_chunk(self) -> None:
-        """What was read ahead and not handed out is read again later."""
+        """Records that were read ahead and not returned are read again later."""
         self._settle()
         part, self._chunk, self._ready = self._chunk, None, _NOTHING
         if part is None or part.fetched == self._chunk_begin:
@@ -344,12 +343,12 @@ class ShmConsumer:
         if part.reader is not None and part.phase is Phase.ACTIVE:
             part.reader.seek(self._chunk_begin)
             part.fetched = self._chunk_begin
-        else:  # it is being tried again, from what was read ahead on
+        else:  # it is retried, from the records read ahead on
             part.start = self._chunk_begin
             self._fetcher.start([part])
 
     def _rewind(self, messages: list[Message]) -> list[Part]:
-        """From the first of these on; none was handed out. Returns their partitions."""
+        """Goes back to the first of these records; none was returned. Returns their partitions."""
         self._drop_chunk()
         first = {key_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._begun]
@@ -372,26 +371,24 @@ class ShmConsumer:
             self._drop_chunk()
 
     def _forget(self, part: Part) -> None:
-        """Its topic is another: what was read, and commits that wait, are the old one's."""
+        """Its topic was recreated: records read and commits pending belong to the old one."""
         if self._chunk is part:
             self._chunk, self._last, self._ready = None, None, _NOTHING
         self._begun.add(part.key)
         self._offsets.commits.gone({part.key})
 
     def _has_begun(self, found: list[Message]) -> bool:
-        """Whether some of these records are of a topic that is another by now."""
+        """Whether some of these records are of a topic that has been recreated since."""
         if self._begun and not any(
             message.error() is None and (message.topic(), message.partition()) in self._begun for message in found
         ):
             self._begun.clear()
         return bool(self._begun)
 
-    # -- what has come meanwhile -------------------------------------------------------------------
+    # -- pending work ------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Every call of the application: raises when there is no consumer any more, and counts what
-        has been handed out.
-        """
+        """Starts each call of the application: raises if closed; what was returned is delivered."""
         self._require_open()
         self._settle()
 
@@ -404,7 +401,8 @@ class ShmConsumer:
             raise RuntimeError("Consumer closed")
 
     def _serve(self) -> Message | None:
-        """Everything that is due on the application's thread. Returns an event to hand out."""
+        """Does everything that is due on the application's thread. Returns an event for the
+        application."""
         self._require_open()
         self._inbox.attention = False
         self._settle()
@@ -436,8 +434,8 @@ class ShmConsumer:
                 commit.on_commit(*commit.outcome)
 
     def until(self, is_done: Callable[[], object], deadline: float) -> bool:
-        """Serves answers until it is; calls none of the user's functions. False: `deadline` came
-        first.
+        """Processes answers until the condition holds; calls no user callback. False: `deadline`
+        came first.
         """
         while True:
             self._serve_answers()
@@ -483,8 +481,8 @@ class ShmConsumer:
             self._runner.subscribe(*self._requested_topics())
 
     def _look_for_topics(self) -> None:
-        """Tells the application of what it subscribed to and is not there, each once: the group
-        would wait for it without a word.
+        """Reports each missing subscribed topic to the application once: otherwise the group would
+        wait for it silently.
         """
         for topic in self._subscription:
             info = self.control.metadata.topics.get(topic)
@@ -507,8 +505,9 @@ class ShmConsumer:
         return subscribed(self.config, self._subscription)
 
     def speak_classic(self) -> bool:
-        """The group has classic members, and the broker lets no other kind in
-        (group.consumer.migration.policy): this member joins as one. False: it is one already.
+        """The group has classic members, and the broker admits no others
+        (group.consumer.migration.policy): this member joins as a classic one. False: it is one
+        already.
         """
         if self._runner is None or isinstance(self._runner.core, ClassicCore) or not self._subscription:
             return False
@@ -518,8 +517,8 @@ class ShmConsumer:
         return True
 
     def _has_progressed(self) -> bool:
-        """Whether poll() has handed something out since the last question. Any thread; a race costs
-        one question.
+        """Whether poll() has returned something since the last call. Any thread; a race costs one
+        call.
         """
         last, before = self._last, self._progress
         self._progress = last
@@ -555,8 +554,8 @@ class ShmConsumer:
     # -- the end -----------------------------------------------------------------------------------
 
     def __del__(self) -> None:
-        """Dropped without close(): nothing is committed or announced (the coordinator finds
-        out), but threads and memory go.
+        """Dropped without close(): nothing is committed, the coordinator notices by time-out, but
+        threads and memory are released.
         """
         if not getattr(self, "_is_closed", True) and os.getpid() == self._pid:
             self._is_closed = True
@@ -592,7 +591,7 @@ _all: weakref.WeakSet[ShmConsumer] = weakref.WeakSet()
 
 
 def _stop_in_child() -> None:
-    """What was read ahead is the parent's to hand out."""
+    """Records that were read ahead belong to the parent."""
     for consumer in list(_all):
         consumer._inbox.attention = True
 

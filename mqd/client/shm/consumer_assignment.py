@@ -1,7 +1,7 @@
-"""A consumer's assignment, as the application, or its group for it, changes it and moves about in
-it: what is assigned, where each partition stands, and which are paused.
+"""A consumer's assignment and its changes by the application or the group: assigned partitions,
+their positions, and which are paused.
 
-See shm/consumer.py, L1 and L3; how a partition gets to its begin: fetching.py.
+See shm/consumer.py, L1 and L3; how a partition finds its start: fetching.py.
 Concurrency: the application's thread.
 """
 

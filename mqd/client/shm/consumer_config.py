@@ -59,7 +59,7 @@ _RESETS = {
 
 
 class ConsumerConfig:
-    """`config["max.poll.interval.ms"]`. What librdkafka refuses has been refused before
+    """`config["max.poll.interval.ms"]`. Values that librdkafka rejects were rejected before
     (config.check).
     """
 

@@ -1,7 +1,7 @@
-"""A consumer's offsets: what is stored and committed, by the application or by itself, and what it
-asks the broker about others'.
+"""A consumer's offsets: storing and committing them, by the application or automatically, and
+requesting other offsets from the broker.
 
-See shm/consumer.py, L2 and L3; how a commit gets to the coordinator: committing.py.
+See shm/consumer.py, L2 and L3; how a commit reaches the coordinator: committing.py.
 Concurrency: the application's thread.
 """
 
@@ -37,7 +37,7 @@ _AGAIN = offsets.COORDINATOR_AWAY | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
 
 
 def deadline_of(timeout: float | None) -> float:
-    """confluent_kafka: None and below 0 are without end."""
+    """As in confluent_kafka, None and negative values mean no limit."""
     return INFINITY if timeout is None or timeout < 0 else time.monotonic() + timeout
 
 
@@ -50,7 +50,7 @@ def _stored_of(part: Part) -> Committed:
 
 
 def _gone(message: Message) -> KafkaError:
-    """As the broker's answer to a commit by topic id."""
+    """The result with which the broker answers a commit by topic id."""
     return broker_error(
         int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone"
     )
@@ -77,7 +77,7 @@ class ConsumerOffsets:
     # -- automatic ---------------------------------------------------------------------------------
 
     def moved(self, part: Part, position: int, leader_epoch: int | None) -> None:
-        """The application has been given everything before `position`."""
+        """The application has received everything before `position`."""
         part.position, part.leader_epoch = position, _epoch(leader_epoch)
         if part.given_end is not None:
             part.given_end = max(part.given_end, position)
@@ -86,24 +86,25 @@ class ConsumerOffsets:
 
     def expect(self) -> None:
         """There will be something to commit."""
-        if self.due == INFINITY and 0 < self._interval_s < INFINITY:  # 0: no timer; what leaves is committed
+        if self.due == INFINITY and 0 < self._interval_s < INFINITY:  # 0: no timer; partitions that leave are committed
             self.due = time.monotonic() + self._interval_s
             self._control.wake_by(self.due)
 
     def commit_automatically(self, again: bool) -> None:
-        """`again`: more is being handed out."""
+        """`again`: more records are being returned."""
         self.due = INFINITY
         stored = self._stored(part for part in self._parts if not part.is_unknown)
         if stored:
             self.commits.add(stored, self._config["on_commit"], self._timeout_s)
-        # what is left out now has nothing else that would bring it about
+        # nothing else would commit what is left out now
         if again or any(
             part.stored >= 0 and part.stored != part.committed and part.key not in stored for part in self._parts
         ):
             self.expect()
 
     def commit_before_leaving(self, parts: list[Part]) -> None:
-        """Of partitions that go; waits for the outcome, which is passed to on_commit."""
+        """Commits partitions that are taken away; waits for the outcome, which is passed to
+        on_commit."""
         stored = (
             self._with_unknown(self._stored(part for part in parts if not part.is_unknown), parts)
             if self._interval_s < INFINITY
@@ -114,8 +115,9 @@ class ConsumerOffsets:
             self._consumer.until(lambda: commit.outcome is not None, commit.deadline)
 
     def let_go(self, keys: Iterable[Key], is_lost: bool) -> None:
-        """These partitions go. Until the coordinator knows, no other member has them, so what was
-        asked for of them is committed first (not so of what is lost: it is another's already).
+        """These partitions are taken away. Until the coordinator knows, no other member owns them,
+        so their requested commits come first (except for lost partitions, which another member owns
+        already).
         """
         keys = set(keys)
         if not is_lost:
@@ -144,11 +146,12 @@ class ConsumerOffsets:
         return known | self._stored(part for part in parts if part.is_unknown and part.topic_id is not None)
 
     def _is_another(self, part: Part) -> bool:
-        """Its topic was deleted and recreated, and reading of the new one has not begun."""
+        """Its topic was deleted and recreated, and the new one has not been read yet."""
         info = self._control.metadata.topics.get(part.topic)
         return part.topic_id is not None and info is not None and not info.error and info.topic_id != part.topic_id
 
-    # -- the application's -------------------------------------------------------------------------
+    # -- calls of the application
+    # -------------------------------------------------------------------
 
     def commit(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
@@ -174,7 +177,7 @@ class ConsumerOffsets:
         return list(results)
 
     def _offsets_to_commit(self, message: Message | None, given: list[TopicPartition] | None) -> dict[Key, Committed]:
-        """What a commit is to say. Nothing of a message that is of a topic which is gone."""
+        """The offsets of a commit; none for a message of a topic that no longer exists."""
         if message is not None:
             if message.error() is not None:
                 raise KafkaException(message.error())
@@ -205,14 +208,15 @@ class ConsumerOffsets:
         )
 
     def _is_of_old(self, message: Message) -> bool:
-        """Of the topic that had this one's name before: of this one the application has not been
-        given it.
+        """Whether the offset is of the earlier topic of this name: the application has not received
+        it from this one.
         """
         part = self._parts.get((message.topic(), message.partition()))
         return part is not None and part.given_end is not None and message.offset() >= part.given_end
 
     def _topic_id(self, key: Key) -> bytes:
-        """Of the topic that is read; of what is not assigned the application knows the name alone."""
+        """The id of the topic being read; for unassigned partitions the application knows only the
+        name."""
         part = self._parts.get(key)
         return part.topic_id or requests.NO_TOPIC_ID if part is not None else requests.NO_TOPIC_ID
 
@@ -236,7 +240,7 @@ class ConsumerOffsets:
         if missing and len(missing) == len(given):
             raise failure(KafkaError._STATE, f"not assigned: {', '.join(missing)}")
 
-    # -- asking the broker -------------------------------------------------------------------------
+    # -- requests to the broker --------------------------------------------------------------------
 
     def request(self, api_key: int, version_max: int, message: object, deadline: float) -> Any:
         left = max(deadline - time.monotonic(), 0) if deadline < INFINITY else -1

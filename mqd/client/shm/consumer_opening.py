@@ -1,4 +1,4 @@
-"""Makes a consumer on shared memory with all its parts."""
+"""Creates a consumer on shared memory with all its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqd.client.shm.partitions import Part
 from mqd.client.shm.reading import BlockPool, PartitionReader
 from mqd.client.shm.remote_reading import RemoteRecords
 
-DATA_BYTES = 1 << 20  # for requests alone: the records come from mapped files
+DATA_BYTES = 1 << 20  # for requests only: the records come from mapped files
 
 
 REPLY_BYTES = 64 << 10

@@ -1,5 +1,5 @@
-"""statistics.interval.ms and stats_cb of a consumer on shared memory: librdkafka's JSON, as far as
-there are figures; what is lacking is not made up.
+"""statistics.interval.ms and stats_cb of a consumer on shared memory: librdkafka's JSON, with the
+figures that exist here; missing ones are not invented.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _NEVER = float("inf")
 
 
 class ConsumerStatistics:
-    """`due`: time.monotonic of the next report. The figures are taken when the application is
-    called, by its own thread.
+    """`due`: time.monotonic of the next report. The figures are taken in the callback, on the
+    application's thread.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -30,7 +30,7 @@ class ConsumerStatistics:
         self._waits = False
 
     def put(self, inbox: Inbox, now: float) -> None:
-        """The call that reports, unless one waits there already."""
+        """Queues a report unless one is pending."""
         self.due = now + self._interval_s
         if not self._waits:
             self._waits = True

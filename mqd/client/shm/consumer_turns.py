@@ -1,9 +1,9 @@
-"""What a consumer on shared memory has done in its attachments' threads: waiting callers are woken,
-callbacks that are due are put into the inbox.
+"""The work of a shared-memory consumer in its attachments' threads: it wakes waiting callers and
+puts due callbacks into the inbox.
 
-They must not run the consumer's code. Of errors, and of statistics, one call waits at most, with
-the newest: the application may not poll for long. Concurrency: the attachments' threads, with their
-locks held.
+These threads must not run the consumer's code. At most one callback for errors and one for
+statistics is pending, with the newest value: the application may not poll for a long time.
+Concurrency: the attachments' threads, with their locks held.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mqd.client.messages import KafkaError
 
 
 class Turns:
-    """The attachments' listener: it must not keep the consumer alive, nor run its code."""
+    """The listener of the attachments: it must not keep the consumer alive, nor run its code."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -31,7 +31,7 @@ class Turns:
         version = consumer.control.metadata.version
         if version != self._version:
             self._version = version
-            consumer._inbox.notice()  # who waits to begin, is subscribed, or reads from another host looks at them
+            consumer._inbox.notice()  # needed by consumers that are starting, subscribed, or reading from another host
         if now >= consumer._statistics.due:
             consumer._statistics.put(consumer._inbox, now)
         if now >= consumer._offsets.due:
@@ -51,8 +51,8 @@ class Turns:
             self._consumer._inbox.notice()
 
     def _call_error_callback(self) -> None:
-        """The application's thread."""
-        # first: what arrives from now on is reported by another call, if not by this one
+        """On the application's thread."""
+        # first: later arrivals are reported by this call or by another one
         self._error_waits = False
         if self._error:
             self._consumer.config["error_cb"](self._error.pop())

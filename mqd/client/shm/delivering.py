@@ -1,4 +1,4 @@
-"""Outcomes of batches, as the delivery reports of the application.
+"""Turns outcomes of batches into delivery reports for the application.
 
 The driver learns the outcome of a batch and leaves an event; poll() or flush() in a thread of the
 application turns it into messages and calls back. Reports of one partition come in the order of
@@ -19,7 +19,7 @@ Part = tuple[Any, Any, int]  # records of a batch, see Delivery
 
 
 class Batch:
-    """A batch in the C core, until its outcome is known. `parts`: (what, indices, count) in the
+    """A batch in the C core, until its outcome is known. `parts`: (rows, indices, count) in the
     order of its records; see Delivery.
     """
 
@@ -33,7 +33,7 @@ class Batch:
 
 
 class CallReport:
-    """The callback of one call of produce_batch."""
+    """The callback of one produce_batch call."""
 
     __slots__ = ("began", "on_delivery")
 
@@ -44,8 +44,8 @@ class CallReport:
 class Delivery:
     """An event: records of one partition with one outcome.
 
-    A part is (rows, indices, count): rows a list of Entry or a CallReport, indices which of them;
-    (None, None, count) are records that no caller waits for.
+    A part is (rows, indices, count): rows is a list of Entry or a CallReport, indices selects from
+    it; (None, None, count) stands for records without a waiting caller.
     """
 
     __slots__ = ("base_offset", "error", "left", "log_append_ms", "parts", "partition", "topic")
@@ -70,12 +70,12 @@ class Delivery:
         self.left = sum(_callback_count(rows, indices) for rows, indices, _ in parts)
 
     def calls(self) -> int:
-        """How many callbacks it has to make."""
+        """The number of its callbacks."""
         return self.left
 
     def call(self) -> int:
-        """Calls back. When a callback raises, the reports after it stay: the next call() continues
-        behind it.
+        """Calls the callbacks. When one raises, the later reports stay: the next call() continues
+        after it.
         """
         served, parts, position = 0, self.parts, 0
         for number, (rows, indices, count) in enumerate(parts):
@@ -140,7 +140,7 @@ class ErrorEvent:
         self.callback, self.error = callback, error
 
     def calls(self) -> int:
-        return 0  # nothing outstanding hangs on it
+        return 0  # no outstanding record depends on it
 
     def call(self) -> int:
         self.callback(self.error)
@@ -148,7 +148,7 @@ class ErrorEvent:
 
 
 class Events:
-    """What poll() has to serve, oldest first. `unserved`: callbacks of records among them, which
+    """Events for poll(), oldest first. `unserved`: the number of record callbacks among them, which
     count as outstanding.
     """
 
@@ -165,14 +165,14 @@ class Events:
         self._queue.append(event)
 
     def serve(self, lock: Any) -> int:
-        """Calls back for what is there now; how many calls. Without the lock, but for the count.
-        When a callback raises, what is behind it stays.
+        """Calls the callbacks of all present events; returns their number. Takes the lock only for
+        the count. When a callback raises, later events stay.
         """
         served, queue = 0, self._queue
         for _ in range(len(queue)):
             try:
                 event = queue.popleft()
-            except IndexError:  # another thread serves, too
+            except IndexError:  # another thread serves them too
                 break
             waiting = event.calls()
             try:

@@ -1,10 +1,11 @@
-"""Batches in the C core until their outcome is known: retried, failed, or written; and its reports.
+"""Batches in the C core until their outcome is known (retried, failed or written), and their
+reports.
 
 1. Every batch that holds a record is in `batches`, oldest first, until it is written or dropped;
-   then its event is left, once.
-2. A batch is tried again in its place: the C core keeps later batches of its partition back. That
-   is what keeps order without idempotence, too.
-3. Errors mean what librdkafka takes them for: `Verdict`.
+   then its event is queued, once.
+2. A batch is retried in its place: the C core holds back later batches of its partition. This keeps
+   the order even without idempotence.
+3. Errors have the meaning that librdkafka gives them: `Verdict`.
 Concurrency: with the attachment's lock held.
 """
 
@@ -40,7 +41,7 @@ _FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED
 
 
 class Verdict(enum.Enum):
-    """What a broker's error means for a batch."""
+    """The consequence of a broker's error for a batch."""
 
     RETRY = enum.auto()
     RENEW = enum.auto()  # again under a new identity
@@ -49,9 +50,7 @@ class Verdict(enum.Enum):
 
 
 def judge(error: int, idempotent: bool, transactional: bool, renewing: bool) -> Verdict:
-    """`renewing`: a new identity has been asked for, so what comes under the old one proves
-    nothing.
-    """
+    """`renewing`: a new identity has been requested, so answers under the old one prove nothing."""
     if transactional:
         if error in _FENCED:
             return Verdict.FATAL
@@ -72,7 +71,7 @@ class Fates:
         config = producer.config
         self._producer = producer
         self.batches: dict[int, Batch] = {}
-        self._reported: collections.deque[NativeDelivery] = collections.deque()  # by the C core, and not dealt with yet
+        self._reported: collections.deque[NativeDelivery] = collections.deque()  # by the C core, and not processed yet
         self.records_written = 0
         self.records_failed = 0
         self.batches_retried = 0
@@ -89,19 +88,19 @@ class Fates:
         self._only_errors = config["delivery.report.only.error"]
         self._watched: dict[Any, collections.deque[tuple[float, int]]] = {}
 
-    # -- coming ------------------------------------------------------------------------------------
+    # -- arriving batches --------------------------------------------------------------------------
 
     def before_append(self, rows: Any) -> None:
-        """From the first record on that a caller waits for, the place of every record in its batch
-        is known: older batches take no more.
+        """From the first record with a waiting caller on, the place of every record in its batch is
+        known: older batches accept no more.
         """
         if rows is not None and not self._tracking:
             self._tracking = True
             self._producer.close_open_batches()
 
     def parts(self, batch_of: np.ndarray, rows: Any, first_index: int) -> list[tuple[int, Part]]:
-        """Records that went to these batches, as (batch, part of it). rows None: no caller waits
-        for them.
+        """Adds records that went to these batches, as (batch, part of it). rows None: no caller
+        waits for them.
         """
         count = len(batch_of)
         if (batch_of == batch_of[0]).all():
@@ -125,8 +124,8 @@ class Fates:
         return found
 
     def appended(self, topic: int, parts: list[tuple[int, Part]]) -> None:
-        """They are in the C core. Again with the same parts, when Ctrl-C has ended that: what is
-        done already is not done twice.
+        """The records are in the C core. Called again with the same parts after Ctrl-C; completed
+        steps are not repeated.
         """
         for number, part in parts:
             batch = self.batches.get(number)
@@ -136,7 +135,7 @@ class Fates:
                 batch.parts.append(part)
 
     def appended_whole(self, topic: int, number: int, parts: list[Part], opened: float) -> None:
-        """A batch that was built elsewhere since `opened` (time.monotonic)."""
+        """Adds a batch that was built elsewhere since `opened` (time.monotonic)."""
         batch = self.batches[number] = Batch(opened, topic)
         batch.parts = parts
 
@@ -147,7 +146,7 @@ class Fates:
             outcome = self._reported.popleft()
             try:
                 self._settle(outcome, now)
-            except BaseException:  # Ctrl-C: the C core tells it once
+            except BaseException:  # Ctrl-C: the C core reports it only once
                 self._reported.appendleft(outcome)
                 self._producer.attachment.wake()
                 raise
@@ -208,8 +207,8 @@ class Fates:
         )
 
     def give_up(self, number: int, partition: int, error: KafkaError) -> None:
-        """Reported as failed; partition -1 = not known here. An idempotent producer's sequences
-        have a hole then.
+        """Reports records as failed; partition -1 = not known here. The sequences of an idempotent
+        producer have a gap then.
         """
         batch = self.batches.pop(number, None)
         if batch is None:
@@ -224,10 +223,10 @@ class Fates:
         try:
             self._producer.native.drop(number)
         except NativeError:
-            pass  # its answer came first and is about to be told
+            pass  # its answer came first and is about to be reported
 
     def drop_all(self, error: KafkaError) -> None:
-        """Everything that the C core holds is given up."""
+        """Gives up everything that the C core holds."""
         self.take_deliveries(time.monotonic())
         for number in list(self.batches):
             self.give_up(number, -1, error)
@@ -235,7 +234,7 @@ class Fates:
         self._producer.attachment.changed.notify_all()
 
     def retry_parked(self) -> None:
-        """There is a new identity."""
+        """A new identity has arrived."""
         for number in self._parked:
             self._retry(number)
         self._parked.clear()
@@ -275,8 +274,8 @@ class Fates:
             self._expire_staged(stage, now, error)
 
     def _expire_staged(self, stage: Any, now: float, error: KafkaError) -> None:
-        """Marks of how far a stage went at which time: what was there at a mark that is old enough
-        has waited too long.
+        """Marks of a stage's length over time: records present at a mark that is old enough have
+        waited too long.
         """
         marks = self._watched.get(stage)
         if not stage.entries:

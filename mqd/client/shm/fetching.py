@@ -1,17 +1,17 @@
-"""How a consumer gets its records: where each partition begins, which one is read next, and how the
-consumer sleeps while there is nothing to read.
+"""A consumer's fetching: the start of each partition, the choice of the next one to read, and
+sleeping while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. When everything is
-read, the broker gets one Fetch for positions alone, with all partitions that are read to their end
-(parking.py), and answers it when one of them has grown. It has a connection of its own (`data`),
-since answers keep their order and it may wait for long.
+read, one Fetch for positions only goes to the broker, with all partitions that are read to their
+end (parking.py); the broker answers it when one of them has grown. It has its own connection
+(`data`), since answers keep their order and it may wait for a long time.
 
-    F1  at most one Fetch for positions is under way. `covered` says what it waits for; while
-        a caller waits for what it does not cover, the wait ends after UNCOVERED_WAIT_S
+    F1  at most one Fetch for positions is in flight. `covered` lists its partitions; while a caller
+        waits for others, the wait ends after UNCOVERED_WAIT_S
     F2  a partition's beginning is looked up in the background: the group's committed offset, else
         auto.offset.reset; an answer counts only if the partition still has the request's serial
     F3  an error of a partition is reported once until it changes, and retried
-    F4  a Fetch that was answered without anything to be read behind it is followed by a pause
+    F4  a Fetch whose answer leads to no readable record is followed by a pause
         (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
     F5  a partition without a usable replica on this host is read from its leader
         (remote_reading.py) until its replicas or its in-sync set change; then this host's replica
@@ -19,9 +19,9 @@ since answers keep their order and it may wait for long.
         wherever its leader is (KIP-392)
     F6  an offset belongs to a topic id. When a topic was deleted and created again under its name,
         the consumer continues at a seek() or an assigned offset from which nothing was read yet, else
-        at what the group has committed since, else by auto.offset.reset. Where the reader does not
+        at what the group has committed since, else by auto.offset.reset. Where the reader cannot
         notice the change (a paused partition, or one that is read by name from another host), the
-        metadata do: they are requested when an offset is out of range there
+        metadata show it: they are requested when an offset is out of range there
 Concurrency: the application's thread, except for the inbox, which answers enter from another one.
 """
 
@@ -115,7 +115,7 @@ class Fetcher:
     # -- beginning ---------------------------------------------------------------------------------
 
     def start(self, parts: Iterable[Part]) -> None:
-        """From `start` on: an offset, or OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED,
+        """Starts at `start`: an offset, or OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED,
         OFFSET_INVALID.
         """
         for part in parts:
@@ -125,7 +125,7 @@ class Fetcher:
         self.advance()
 
     def advance(self) -> None:
-        """Each starting partition that can goes one step further."""
+        """Moves each starting partition on by one step where possible."""
         if not self._starting:
             return
         now = time.monotonic()
@@ -149,7 +149,7 @@ class Fetcher:
 
     @property
     def due(self) -> float:
-        """When advance() has something to do that no answer brings."""
+        """The time of the next work for advance() that no answer triggers."""
         if not self._starting:
             return _INFINITY
         return min((part.retry_at for part in self._parts if part.phase is Phase.FAILED), default=_INFINITY)
@@ -223,7 +223,7 @@ class Fetcher:
         self._activate(part, part.fetched)
 
     def on_metadata(self) -> None:
-        """They are new: a partition that is read elsewhere may have a replica here by now."""
+        """New metadata: a partition that is read elsewhere may have a replica here now."""
         for part in self._parts:
             if part.phase is not Phase.ACTIVE or (part.remote_view is None and not part.paused):
                 continue
@@ -293,7 +293,8 @@ class Fetcher:
             self.reset(part, None)
 
     def reset(self, part: Part, why: KafkaError | None) -> None:
-        """auto.offset.reset: nothing is committed, or what is wanted is not there (`why`)."""
+        """Applies auto.offset.reset: nothing is committed, or the wanted offset is missing
+        (`why`)."""
         if self._config.reset == ERROR:
             reason = (
                 f"no committed offset and auto.offset.reset=error: {part.topic} [{part.index}]"
@@ -359,7 +360,7 @@ class Fetcher:
             except OSError as problem:
                 if problem.errno not in (errno.EPIPE, errno.ETIMEDOUT):
                     self._fail(part, local_error(KafkaError._FS, f"{part.topic} [{part.index}]: {problem}"))
-                continue  # the attachment is on its way back
+                continue  # the attachment is reconnecting
             part.fetched = reader.position
             if batch is not None:
                 part.reported_error, part.sought = 0, None
@@ -370,7 +371,7 @@ class Fetcher:
         return None
 
     def _on_nothing(self, part: Part, reader: Any) -> None:
-        """The reader returned nothing: it is at the end, or something must be done first."""
+        """Handles a reader that returned nothing: it is at the end, or has a problem."""
         problem = reader.take_problem()
         if problem is None:
             end = reader.lag_end()
@@ -394,7 +395,7 @@ class Fetcher:
             self._on_error(part, problem.code)
 
     def _on_error(self, part: Part, code: int) -> None:
-        """Kafka's error of a partition that was read."""
+        """Handles Kafka's error of a partition."""
         error = broker_error(code, f"{part.topic} [{part.index}]")
         if code == OUT_OF_RANGE:
             if part.reader.is_remote:
@@ -416,7 +417,7 @@ class Fetcher:
         self._again(part, error, quietly=code in UNKNOWN or code in _LATER, soon=code in _LATER)
 
     def _request_topic(self, part: Part) -> None:
-        """Out of range for a reader that asks by name: of another topic, maybe (F6)."""
+        """Out of range for a reader by name: the topic may have been recreated (F6)."""
         part.serial, part.start, self._starting = part.serial + 1, part.fetched, True
         self._request(requests.METADATA, 1 << 14, requests.metadata([part.topic], False), [part], self._on_topic)
 
@@ -444,8 +445,8 @@ class Fetcher:
             self.events.append(Message(part.topic, part.index, end, error=error))
 
     def _request_positions(self, part: Part) -> None:
-        """Which transactions were aborted from here to the last stable offset: known before the
-        next record is given out.
+        """The transactions aborted from here to the last stable offset: known before the next
+        record is returned.
         """
         part.phase, part.serial, self._starting = Phase.REQUESTING, part.serial + 1, True
         message = offsets.positions_request(
@@ -474,7 +475,7 @@ class Fetcher:
         self._again(part, broker_error(response.error_code or int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
 
     def _move(self) -> None:
-        """The data attachment is another one: the readers move to it."""
+        """The data attachment was replaced: the readers move to the new one."""
         self._generation = self._data.generation
         self._covered = None
         self._fetch_serial += 1
@@ -487,8 +488,8 @@ class Fetcher:
     # -- sleeping ----------------------------------------------------------------------------------
 
     def wait(self, until: float) -> None:
-        """Until a partition has records, the inbox something, or `until` (time.monotonic) has come.
-        May end early.
+        """Sleeps until a partition has records, the inbox has an entry, or `until`
+        (time.monotonic). May end early.
         """
         now = time.monotonic()
         until = min(until, self.due)
@@ -500,7 +501,7 @@ class Fetcher:
             self._data.wait_for(lambda: self._inbox.attention, until - now if until < _INFINITY else -1)
 
     def _park(self, now: float) -> float:
-        """The Fetch is under way. Returns until when it may be waited for."""
+        """Sends the Fetch if necessary. Returns until when to wait for it."""
         requested = {
             (part.topic_id or b"", part.index): part.fetched
             for part in self._parts
@@ -514,7 +515,7 @@ class Fetcher:
             )
         if not requested:
             return _INFINITY
-        requested = dict(islice(requested.items(), POSITIONS_MAX))  # of the others F1 takes care
+        requested = dict(islice(requested.items(), POSITIONS_MAX))  # F1 covers the others
         message = self._session.request(requested, int(PARK_S * 1000))
         self._covered = requested
         self._fetch_serial += 1

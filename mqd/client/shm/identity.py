@@ -1,13 +1,12 @@
 """An idempotent producer's identity (producer id and epoch): requested, and requested again when
 its sequences have a hole or the broker has forgotten it.
 
-A new identity is a new producer id: what is still under way under the old one cannot be mixed up
-with it. The C core takes it over when everything that was sent is answered and no batch may be in
-the log without a broker having said so, and numbers what is left from 0. Until then stages are
-held, and what is to be sent again goes under the old identity: under a new one it could be written
-twice (docs/decisions/clients/2026-11-26-an-identity-that-waits.md). A transactional producer's
-identity is its transactions' business (transactional.py). Source: KIP-98, KIP-360. Concurrency:
-with the attachment's lock held.
+A new identity is a new producer id: requests still in flight under the old one cannot be confused
+with it. The C core adopts it when everything that was sent is answered and no batch may be in the
+log without a broker's confirmation, and numbers the remaining batches from 0. Until then stages are
+held, and batches to be sent again use the old identity: under a new one it could be written twice
+(docs/decisions/clients/2026-11-26-an-identity-that-waits.md). transactional.py manages the identity
+of a transactional producer. Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ class Identity:
             self._producer.attachment.wake()
 
     def on_turn(self, now: float) -> float:
-        """Moves on; returns when it wants another turn."""
+        """Continues; returns the time of the next turn."""
         if not self.renewing or not self._mine or self._producer.fatal is not None:
             return _NEVER
         if self._found is not None:
-            # answers bring turns; the time is for those that never come
+            # answers cause turns; the time is for answers that never come
             return _NEVER if self._take_over() else now + _RETRY_S
         if self._requested or now < self._request_at:
             return self._request_at if not self._requested else _NEVER

@@ -1,9 +1,9 @@
-"""What other threads have for the application's thread: answers to its requests, and what its group
-wants of it.
+"""Work that other threads leave for the application's thread: answers to its requests, and changes
+from its group.
 
-Whoever puts something in sets the consumer's `attention`, which poll() looks at before it hands out
-a message, and wakes it where it sleeps. Concurrency: put() from any thread, also with an
-attachment's lock held; the rest by the application's thread.
+Each put() sets the consumer's `attention`, which poll() checks before it returns a message, and
+wakes the sleeping consumer. Concurrency: put() from any thread, also with an attachment's lock
+held; the rest by the application's thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Inbox:
         self._wake = wake
         # served wherever the application's thread waits
         self.answers: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self.operations: deque[Any] = deque()  # served by poll() and consume() alone: they call the user's functions
+        self.operations: deque[Any] = deque()  # served only by poll() and consume(): they call the user's functions
         self.attention = False
 
     def put(self, handler: Callable[..., None], *arguments: Any) -> None:
@@ -36,7 +36,7 @@ class Inbox:
         self._wake()
 
     def serve(self) -> None:
-        """Carries out what has been answered."""
+        """Processes the answers that have arrived."""
         while self.answers:
             handler, arguments = self.answers.popleft()
             handler(*arguments)

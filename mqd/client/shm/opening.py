@@ -1,4 +1,4 @@
-"""How a client attaches: the C attachment opened, its errors in a client's words."""
+"""Attaches a client: opens the C attachment and translates its errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def opener(
     request_bytes: int = 0,
 ) -> Callable[[], Any]:
     """opener() -> a new attachment of the broker that `choice` has found. A broker of another build
-    is a permanent error: this process's code is not its partner any more.
+    is a permanent error: this process's code no longer matches it.
     """
     servers, socket_path = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
 

@@ -1,5 +1,5 @@
-"""How a consumer sleeps: one Fetch for positions alone, which the broker answers when one of its
-partitions has grown, as an incremental session (KIP-227). Sans-I/O.
+"""A sleeping consumer's request: one Fetch for positions only, which the broker answers when one of
+its partitions has grown, as an incremental session (KIP-227). Sans-I/O.
 
     session = PositionSession(isolation_level, rack_id)
     request = session.request({(topic_id, partition): offset, ...}, max_wait_ms)     # only what differs from the last request goes over
@@ -40,7 +40,8 @@ _SESSION_ERRORS = frozenset(
 
 
 class PositionSession:
-    """See the module. `isolation_level` 1 = read_committed: answers tell the aborted transactions."""
+    """See the module. `isolation_level` 1 = read_committed: answers list the aborted
+    transactions."""
 
     def __init__(self, isolation_level: int = 0, rack_id: str = "") -> None:
         self._isolation_level, self._rack_id = isolation_level, rack_id
@@ -53,8 +54,8 @@ class PositionSession:
         self._sent = {}
 
     def request(self, positions: Mapping[Place, int], max_wait_ms: int, min_bytes: int = 1) -> FetchRequest:
-        """Version 13 or later. `positions`: all partitions that are waited for, each with the
-        offset behind which something is to be.
+        """Version 13 or later. `positions`: all awaited partitions, each with the offset behind
+        which a record is expected.
         """
         changed = [(place, offset) for place, offset in positions.items() if self._sent.get(place) != offset]
         gone = [place for place in self._sent if place not in positions]
@@ -72,7 +73,7 @@ class PositionSession:
         )
 
     def on_response(self, response: Any) -> Iterator[tuple[bytes, int, Any]]:
-        """(topic id, partition, its data) of the partitions that the broker tells of. Nothing when
+        """(topic id, partition, its data) of the partitions that the broker reports. Nothing when
         response.error_code is set.
         """
         if response.error_code or not response.session_id:
@@ -84,8 +85,8 @@ class PositionSession:
 
     @staticmethod
     def is_session_error(code: int) -> bool:
-        """The broker has forgotten the session (it was idle for long, or the worker is another
-        one): nothing is wrong, the next request makes a new one.
+        """The broker has dropped the session (it was idle for a long time, or the worker was
+        restarted): harmless, the next request creates a new one.
         """
         return code in _SESSION_ERRORS
 

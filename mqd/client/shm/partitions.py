@@ -1,7 +1,7 @@
-"""What a consumer is assigned, partition by partition: where each stands, and whose turn it is.
+"""A consumer's assigned partitions: their positions, and which one is read next.
 
-P1  `fetched` is the next offset to read, `position` the one behind what the application was
-    given (OFFSET_INVALID: nothing yet), `stored` what a commit would say
+P1  `fetched` is the next offset to read, `position` the one behind the last record that the
+    application received (OFFSET_INVALID: none yet), `stored` the offset of the next commit
 P2  a partition is read only when ACTIVE and not paused; turns go round, one chunk each, so that
     none waits for a busy one
 P3  an answer for a partition counts only when `serial` is still the one it was asked with:
@@ -83,9 +83,7 @@ class Part:
         return self.topic, self.index
 
     def restart(self) -> None:
-        """Its topic is another: nothing that was known of it counts, but where the application
-        wants to begin.
-        """
+        """Its topic was recreated: only the start that the application asked for stays valid."""
         self.serial += 1
         self.start = OFFSET_INVALID if self.sought is None else self.sought
         self.fetched = self.position = self.stored = self.committed = self.eof_reported = OFFSET_INVALID
@@ -139,8 +137,8 @@ class Parts:
         self.version += 1
 
     def turns(self) -> Iterator[Part]:
-        """Everybody that may be read, once, beginning with who has waited longest. Who is taken
-        goes to the end.
+        """All readable partitions, once each, starting with the one that has waited longest. A
+        taken partition goes to the end.
         """
         turns = self._turns
         for _ in range(len(turns)):

@@ -1,5 +1,5 @@
-"""What drives a producer over shared memory: its state, the way of a record from its stage to the C
-core, and the driver's turns.
+"""The driver of a producer over shared memory: its state, the path of a record from its stage to
+the C core, and the driver's turns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BATCH_BYTES_MIN = 128  # the C core's
 
 
 class ProducerDriver:
-    """Lock: the attachment's, for everything but what a caller stages."""
+    """The attachment's lock guards everything except staging."""
 
     def __init__(self, settings: Settings, choice: Choice) -> None:
         self.reason = choice.reason
@@ -58,7 +58,7 @@ class ProducerDriver:
         self.active: set[Stage] = set()
         self.topics: list[Stage] = []  # by number in the C core
         self.compress_due = NEVER
-        self._turn_due = NEVER  # when the driver's next turn is, for what lingers
+        self._turn_due = NEVER  # time of the driver's next turn, for lingering batches
         self._metadata_version = 0
         self._flushing = 0
         self._closed = False
@@ -115,7 +115,7 @@ class ProducerDriver:
     # -- from the stage to the C core --------------------------------------------------------------
 
     def hand_over(self, stage: Stage) -> None:
-        """As much of a stage as goes. Lock held."""
+        """Passes on as much of a stage as possible. Lock held."""
         while stage.entries and self.held is None and stage.number >= 0 and self.transactions.may_write(stage):
             count = min(len(stage.entries), STAGE_MAX)
             chunk, taken = chunk_of(stage, count), Taken()
@@ -136,7 +136,7 @@ class ProducerDriver:
         self._send(True)
 
     def restage(self, stage: Stage, delay: float) -> None:
-        """What kept the stage back may be gone by then. Lock held."""
+        """The reason for which the stage was held may have passed by then. Lock held."""
         self.active.add(stage)
         stage.armed = True
         stage.due = time.monotonic() + delay
@@ -147,9 +147,7 @@ class ProducerDriver:
         return time.monotonic()
 
     def fail_entries(self, stage: Stage, count: int, error: KafkaError) -> None:
-        """The first records of a stage end with an error; the transaction that they are of must be
-        aborted.
-        """
+        """Fails the first records of a stage; their transaction must be aborted."""
         rows = stage.entries[:count]
         for row in rows:
             if type(row) is Entry and row.on_delivery is not None:
@@ -159,11 +157,11 @@ class ProducerDriver:
             self.transactions.failed(error)
 
     def leave(self, event: Any) -> None:
-        """An event for poll(). Lock held."""
+        """Queues an event for poll(). Lock held."""
         self.events.leave(event)
 
     def resolve(self, stage: Stage) -> bool:
-        """Has the topic a number in the C core? Asks for its metadata where not."""
+        """Whether the topic has a number in the C core; requests its metadata if not."""
         metadata = self.attachment.metadata
         info = metadata.topics.get(stage.topic)
         if info is not None and not info.error and info.partition_count:
@@ -212,7 +210,7 @@ class ProducerDriver:
                 return NEVER
             stage.armed = True
             self.active.add(stage)
-            # full or held: what happens then brings a turn, this is for what does not
+            # full or held: the next event usually causes a turn, this covers the rest
             stage.due = now + max(self._linger_s, 0.001)
         return stage.due
 
@@ -233,8 +231,9 @@ class ProducerDriver:
         return now + 0.05
 
     def send_due(self) -> None:
-        """What has lingered; the driver, which may sleep for long, sees to what lingers yet. It is
-        told once: who waits for room calls this after each turn, and would bring the next.
+        """Passes on stages whose linger time is over; the driver, which may sleep for a long time,
+        handles the rest. It is woken once: callers that wait for room call this after each turn,
+        and would cause the next.
         """
         if self.held is None and not self._closed:
             self._send(self._flushing > 0 or self._linger_s == 0)
@@ -244,12 +243,12 @@ class ProducerDriver:
                 self.attachment.wake_by(due)
 
     def send_again(self) -> None:
-        """What is queued in the C core, although stages are held."""
+        """Sends the batches queued in the C core, although stages are held."""
         if self.attachment.attached and not self._closed:
             self._send(False)
 
     def _next_send(self) -> float:
-        """When a batch that is open will have lingered."""
+        """When the linger time of an open batch is over."""
         next_us = self.native.next_send_us()
         return min(next_us / 1e6 if next_us != INT64_MAX else NEVER, self.compress_due)
 
@@ -259,7 +258,7 @@ class ProducerDriver:
                 self.compress_due = self.compressor.on_turn(time.monotonic(), everything)
             self.native.send(time.monotonic_ns() // 1000, everything)
         except NativeError:
-            pass  # the attachment has ended: the driver's next turn deals with it
+            pass  # the attachment has ended: the driver's next turn handles it
 
     def on_lost(self, error: KafkaError) -> None:
         if error.fatal():
@@ -274,13 +273,13 @@ class ProducerDriver:
         self.attachment.changed.notify_all()
 
     def on_forked(self) -> None:
-        """In a child of fork: the next produce() looks, and says so."""
+        """In a child of fork: the next produce() detects and reports it."""
         for stage in self.stages.values():
             stage.limit = 0
 
     def set_fatal(self, error: KafkaError, of_batch: tuple[int, int, KafkaError] | None = None) -> None:
-        """The producer is finished: what is outstanding fails, nothing more is taken. `of_batch`:
-        (number, partition, its error) of the batch that it came with.
+        """The producer has failed: outstanding records fail, no more are accepted. `of_batch`:
+        (number, partition, its error) of the batch with the error.
         """
         if self.fatal is not None:
             return
@@ -301,7 +300,7 @@ class ProducerDriver:
             self.fail_entries(stage, len(stage.entries), purged)
 
     def hold(self, why: str | None) -> None:
-        """Stages stay (a reason) or go again (None)."""
+        """Holds stages (for a reason) or releases them (None)."""
         self.held = why
         for stage in self.stages.values():
             stage.limit = 0 if why is not None else len(stage.entries)
@@ -309,7 +308,7 @@ class ProducerDriver:
                 self._arm(stage)
 
     def outstanding(self) -> int:
-        """Records that are staged or in the C core, and callbacks to be made. Lock held."""
+        """The number of records staged or in the C core, and of pending callbacks. Lock held."""
         if self.fates.batches and not self.native.outstanding_records:
             self.fates.take_deliveries(time.monotonic())  # answered, but not reported yet
         return (

@@ -1,5 +1,5 @@
-"""statistics.interval.ms and stats_cb: librdkafka's JSON, as far as shared memory has the figures;
-what it lacks is not made up.
+"""statistics.interval.ms and stats_cb: librdkafka's JSON, with the figures that exist on shared
+memory; missing ones are not invented.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 _NEVER = float("inf")
-# What librdkafka counts of its sockets: present, so that who exports it finds the keys.
+# librdkafka's socket counters: present, so that exporters find the keys.
 NOT_COUNTED: dict[str, Any] = {
     "brokers": {},
     "simple_cnt": 0,

@@ -4,15 +4,15 @@ until there is nothing more to read.
     reader = PartitionReader(native, "topic", topic_id, partition, offset, isolation_level)
     batch = reader.read(records_max, bytes_max)      # RecordBatchView, or None: nothing now, or
                                                      take_problem() says what must be done first
-    reader.position                                  # the next offset that read() will give out
+    reader.position                                  # the next offset that read() will return
 
-Uncompressed batches are given out where they lie. Compressed ones are decompressed in Python
+Uncompressed batches are returned in place. Compressed ones are decompressed in Python
 (cramjam), several at a time, and walked in the same way. Control batches and, with read_committed,
-those of aborted transactions are left out; the reader's driver passes it which those are
-(set_aborted) when it says "aborted".
+those of aborted transactions are left out; the reader's driver passes the list (set_aborted) when
+the reader reports "aborted".
 
-    P1  `position` is behind what was given out, never behind what was only decompressed: what has
-        been decompressed and not given out waits in `_rest`
+    P1  `position` follows the records that were returned, not those that were only decompressed:
+        decompressed records that were not returned wait in `_rest`
     P2  a problem is reported by a read() without records; records before it come first
     P3  memory: columns are reused as soon as no array over them is held; BLOCK_COUNT_MAX
         blocks are kept for that
@@ -32,7 +32,7 @@ from mqd.protocol.errors import ProtocolError
 from mqd.protocol.records import RECORD_BYTES_MIN
 
 BLOCK_RECORDS = 16384
-LARGE_BLOCK_RECORDS = 65536  # for who wants so many, and is so far behind
+LARGE_BLOCK_RECORDS = 65536  # for a caller that wants so many, and is so far behind
 BLOCK_COUNT_MAX = 4
 DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # of one read(): more than that is not gathered from several compressed batches
 TURNS_MAX = 16  # without a record, of one read(): then the caller has his turn
@@ -41,7 +41,7 @@ CORRUPT_MESSAGE = 2
 
 
 class Problem(NamedTuple):
-    """What stands between the reader and the next record.
+    """The obstacle between the reader and the next record.
 
     kind: "aborted"   which transactions were aborted from `position` on is not known: ask for
                       positions there, set_aborted
@@ -64,9 +64,7 @@ _PROBLEMS = {
 
 
 class BlockPool:
-    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. One without a view on it is
-    given out again.
-    """
+    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. One without views on it is reused."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[Block]] = {BLOCK_RECORDS: [], LARGE_BLOCK_RECORDS: []}
@@ -145,7 +143,7 @@ class PartitionReader:
         self._reader.seek(offset)
 
     def move(self, native: Any) -> None:
-        """To another attachment, for the one it had has ended; the position stays."""
+        """Moves to another attachment after the previous one has ended; the position stays."""
         self._reader.move(native)
 
     def set_aborted(self, transactions: list[tuple[int, int]], until_offset: int) -> None:
@@ -161,12 +159,12 @@ class PartitionReader:
         self._reader.skip()
 
     def close(self) -> None:
-        """Batches that were given out stay good."""
+        """Batches that were returned stay valid."""
         self._rest = None
         self._reader.close()
 
     def take_problem(self) -> Problem | None:
-        """Why the last read() gave nothing; None: there is nothing (for now). Told once."""
+        """Why the last read() returned nothing; None: there is nothing (for now). Reported once."""
         problem, self._problem = self._problem, None
         return problem
 
@@ -174,7 +172,7 @@ class PartitionReader:
 
     def read(self, records_max: int = BLOCK_RECORDS, bytes_max: int = 1 << 20) -> RecordBatchView | None:
         """The next records, at most `records_max` (and LARGE_BLOCK_RECORDS); no further batch of
-        the log is begun when bytes_max of it were walked. Never blocks but for a disk.
+        the log is begun when bytes_max of it were walked. Blocks only for a disk.
         """
         self._problem = None
         if self._rest is not None:
@@ -246,7 +244,7 @@ class PartitionReader:
     def _read_compressed(
         self, block: Block, state: ReadState, bytes_max: int, records_max: int
     ) -> RecordBatchView | None:
-        """The compressed batch that `state` tells of, and those behind it that go with it. None: it
+        """Reads the compressed batch that `state` describes, and following ones that fit. None: it
         held nothing for us, or self._problem is set.
         """
         parts: list[bytes] = []
@@ -269,7 +267,7 @@ class PartitionReader:
                     f"a batch at offset {self._reader.position} says {record_count} records, in {len(data)} bytes",
                 )
                 break
-            if record_count > block.capacity:  # the first one, alone
+            if record_count > block.capacity:  # only the first one
                 block = self._pool.take(record_count)
             try:
                 taken = fill_from_records(block, count, header.data, data, self._reader.position)

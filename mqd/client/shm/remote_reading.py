@@ -6,18 +6,18 @@ leaders, through librdkafka, for a consumer that otherwise reads shared memory.
     reader = records.open(topic, partition, offset)      # as reading.PartitionReader, as far as fetching.py uses it
     records.close()
 
-One librdkafka consumer for all such partitions, without a group: it is given the offset to begin
-at, and what it reads is handed out by the readers. It lives in a thread of its own, which alone
-touches it; readers tell the thread what they want.
+One librdkafka consumer for all such partitions, without a group: it starts at the given offset, and
+the readers return its records. Only its own thread uses it; readers send their requests to the
+thread.
 
     V1  a message reaches a reader only when it was consumed after the thread had carried out the
         reader's last open or seek: its `serial` says so
     V2  a reader holds about AHEAD_RECORDS; then its partition is paused until half of them were
         read
-    V3  `position` is behind what was given out; at an end that librdkafka has told, it is that end
-        (behind transactions' markers)
-    V4  no caller waits for a thread that has failed: every reader has a problem then, those that
-        are opened or sought later too
+    V3  `position` follows the returned records; at an end that librdkafka has reported, it is that
+        end (behind transaction markers)
+    V4  no caller waits for a failed thread: every reader then has a problem, also those that are
+        opened or sought later
 Concurrency: readers by the consumer's thread; what both threads touch is guarded by `_lock`.
 """
 
@@ -39,7 +39,7 @@ from mqd.protocol.errors import ErrorCode
 
 AHEAD_RECORDS = 20_000
 CONSUMED_TOGETHER = 1000
-LOOK_S = 0.05  # what readers want is carried out within this time
+LOOK_S = 0.05  # requests of readers are carried out within this time
 # Of the application's configuration: what is about its group, its callbacks, or is decided here.
 _NOT_TAKEN = frozenset(
     {
@@ -84,7 +84,7 @@ class RemoteReader:
         self._records = records
         self.serial = 0
         self.messages: deque[Any] = deque()
-        self.end = -1  # as librdkafka told it last, when there is nothing before it any more
+        self.end = -1  # as last reported by librdkafka, when nothing before it is left
         self.problem: Problem | None = None
         self.is_paused = False
 
@@ -117,7 +117,7 @@ class RemoteReader:
         self.seek(self.position + 1)
 
     def move(self, _native: Any) -> None:
-        """It does not go by the attachment."""
+        """It does not use the attachment."""
 
     def close(self) -> None:
         self._records.end(self)
@@ -142,8 +142,8 @@ class RemoteRecords:
         self._closed = self._failed = False
 
     def attach(self, notify: Callable[[], None], metadata: Any) -> None:
-        """`notify()`: some reader has something; called by any thread. `metadata`: knows brokers
-        beside those that the application named.
+        """`notify()`: some reader has records or a problem; called by any thread. `metadata`: knows
+        brokers beside those that the application named.
         """
         self._notify, self._metadata = notify, metadata
 
@@ -211,7 +211,7 @@ class RemoteRecords:
                 if messages:
                     self._hand_over(messages)
                     self._pause(consumer)
-        # a fault of ours: these partitions would not be read, and the application would wait
+        # a bug of mqd: these partitions would not be read, and the application would wait
         except Exception:
             _log.exception("partitions of other hosts are not read any more")
             self._fail_all()
@@ -225,7 +225,7 @@ class RemoteRecords:
         return confluent_kafka.Consumer({**self._given, "bootstrap.servers": ",".join(one for one in servers if one)})
 
     def _carry_out(self, consumer: Any) -> bool:
-        """What readers want; waits while there is none. False: closed."""
+        """Carries out requests of readers; waits while there is none. False: closed."""
         while True:
             with self.lock:
                 while not self._closed and not self._orders and not self._readers:

@@ -1,9 +1,9 @@
 """Records between produce() and the C core: a list for each topic, handed over in bulk.
 
-Per record, Python can afford little: an append to a list. An entry is the value itself where a
-record is nothing but a value (all else as by default), a pair of value and key where that is all, a
-triple where the partition is given too, an Entry otherwise. Now and then the whole list becomes
-columns: one join, one pass for the sizes, one call into C.
+Per record, Python has time for little more than an append to a list. An entry is the value itself
+where a record is nothing but a value (all else as by default), a pair of value and key where that
+is all, a triple where the partition is given too, an Entry otherwise. From time to time the whole
+list becomes columns: one join, one pass for the sizes, one call into C.
 
 1. The list is never replaced: appends need no lock, and what is taken is sliced off its front, so
    that a concurrent append is neither lost nor duplicated.
@@ -26,11 +26,11 @@ from mqd.client.columns import Column
 from mqd.client.messages import KafkaError, failure
 from mqd.native.client import Columns
 
-STAGE_MAX = 1024  # records handed over at once: more would leave the caches
+STAGE_MAX = 1024  # records passed on at once: more would not fit the caches
 
 
 class Entry(NamedTuple):
-    """A record that is more than its value. `headers` encoded; `began` is time.monotonic() where
+    """A record with more than a value. `headers` encoded; `began` is time.monotonic() where
     a caller wants its outcome.
     """
 
@@ -45,8 +45,8 @@ class Entry(NamedTuple):
 
 
 class Refused(Exception):
-    """The C core will never take the first of these records, or this batch; `error` is what the
-    report says.
+    """The C core will never accept the first of these records, or this batch; `error` goes into the
+    report.
     """
 
     def __init__(self, error: KafkaError) -> None:
@@ -55,7 +55,7 @@ class Refused(Exception):
 
 
 class Taken:
-    """How many records of a call to append() are in the C core, or with the compressor. Owned by
+    """The number of records of an append() call that are in the C core or the compressor. Owned by
     the caller, which reads it also when append() raises.
     """
 
@@ -66,7 +66,7 @@ class Taken:
 
 
 class Stage:
-    """What was produced to one topic and not handed over. `number`: of the topic in the C core,
+    """Records produced to one topic and not passed on yet. `number`: of the topic in the C core,
     -1 = not known there yet.
     """
 
@@ -100,7 +100,7 @@ class Stage:
         self.requested_by = 0.0
 
     def mark(self, now_ms: int) -> None:
-        """The next entry is of another millisecond."""
+        """Starts another millisecond with the next entry."""
         self.now_ms = now_ms
         self.marks.append((self.taken + len(self.entries), now_ms))
 
@@ -160,7 +160,7 @@ class Chunk(NamedTuple):
 
 
 def checked(values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any, bytes_max: int) -> Chunk:
-    """What produce_batch was given, as columns. Raises TypeError, ValueError, KafkaException
+    """The arguments of produce_batch as columns. Raises TypeError, ValueError, KafkaException
     (MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION).
     """
     packed = columns.pack(values, "values")
@@ -233,7 +233,7 @@ def _optional(items: tuple[Any, ...]) -> Column | None:
 
 
 def _encoded_headers(items: tuple[bytes | None, ...]) -> Column:
-    """A record without headers has a count of zero, where another of the chunk has some."""
+    """A record without headers gets a count of zero when another of the chunk has some."""
     return _column(tuple(b"\0" if item is None else item for item in items))
 
 

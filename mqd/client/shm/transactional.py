@@ -9,10 +9,10 @@ broker's feature transaction.version says so.
    ended left nothing behind in a stage.
 2. Version 2: a partition joins by being written; the end gives the next epoch, under which
    everything is numbered from 0. Version 1: all partitions of a topic join before the first record
-   goes to it: an empty marker in each is the price of asking once.
-3. After an abort, also one that came too late, the sequences of what was given up are missing:
-   version 1 asks for the next epoch, version 2 has it anyway.
-4. Requests whose answer was lost are asked again: all of them may be.
+   goes to it: an empty marker in each is the price of a single request.
+3. After an abort, even one that came too late, the sequences of dropped records are missing:
+   version 1 requests the next epoch, version 2 gets it anyway.
+4. Requests whose answer was lost are repeated: all of them are idempotent.
 
 Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods block
 their caller; the driver continues.
@@ -90,7 +90,7 @@ class State(enum.Enum):
 
 
 class _Current:
-    """What is known of one transaction; each begins with another."""
+    """The state of one transaction; each begins with a new one."""
 
     def __init__(self) -> None:
         self.broken_by: KafkaError | None = None
@@ -105,7 +105,7 @@ class _Current:
         # an abort has begun: the C core may restart its sequences, records are missing; version 1
         # needs another epoch however the transaction ends
         self.renews = False
-        # the coordinator has ended it, by a commit (True) or an abort: it is not asked again
+        # the coordinator has ended it, by a commit (True) or an abort: no further request
         self.ended: bool | None = None
         # the identity after it; None = not known yet, or the old one stays
         self.next: tuple[int, int] | None = None
@@ -126,7 +126,7 @@ class Transactions:
         if self.enabled:
             producer.held = State.UNINITIALIZED.value
 
-    # -- asked by the producer ---------------------------------------------------------------------
+    # -- for the producer --------------------------------------------------------------------------
 
     def require_may_produce(self) -> None:
         if self.enabled and self.state is not State.OPEN:
@@ -167,7 +167,7 @@ class Transactions:
                 self._producer.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
 
     def on_close(self, alone_s: float) -> None:
-        """Aborts what is open. Without a broker it waits for one for `alone_s` at most."""
+        """Aborts the open transaction. Without a broker it waits at most `alone_s` for one."""
         if self.enabled and self.state in (State.OPEN, State.BROKEN, State.UNDECIDED, State.ENDING):
             timeout = self._producer.config["transaction.timeout.ms"] / 1000
             try:
@@ -181,7 +181,7 @@ class Transactions:
         for stage in self._producer.stages.values():
             stage.limit = 0
 
-    # -- the application's methods -----------------------------------------------------------------
+    # -- methods for the application ---------------------------------------------------------------
 
     def init(self, timeout: float) -> None:
         self._require_enabled()
@@ -262,7 +262,7 @@ class Transactions:
             self._ends.discard(this)
 
     def _begin_end(self, this: object) -> None:
-        """Both under the lock: an end without a thread that carries it out was left by Ctrl-C."""
+        """Both under the lock: an end without a thread for it was interrupted by Ctrl-C."""
         self._ends.add(this)
         self.state = State.ENDING
 
@@ -294,7 +294,7 @@ class Transactions:
             raise
 
     def _end_transaction(self, commit: bool, deadline: float) -> None:
-        """With the coordinator: what of it is not done yet."""
+        """Does the remaining steps with the coordinator."""
         if not (self._current.wrote or self._current.joined):
             return
         # before the C core learns of it: it forgets the sequences
@@ -388,7 +388,7 @@ class Transactions:
     def _request(
         self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0
     ) -> Any:
-        """The response, after as many tries as it takes; it has no error, or the one that is
+        """The response, after as many attempts as necessary; it has no error, or the one that is
         `expected`. Raises KafkaException with librdkafka's flags.
         """
         attachment = self._producer.attachment
@@ -442,7 +442,7 @@ class Transactions:
         return any(now - self._current.gone_since.get(topic.name, now) >= _GONE_S for topic in response.topics)
 
     def _error_of(self, code: int, api_key: int) -> KafkaError:
-        """What an error code makes of the transaction and the producer."""
+        """The effect of an error code on the transaction and the producer."""
         if code in _FENCED:
             error = local_error(KafkaError._FENCED, "Local: a newer producer uses this transactional.id", fatal=True)
             with self._producer.attachment.lock:
@@ -461,9 +461,9 @@ class Transactions:
     # -- version 1: a topic joins ------------------------------------------------------------------
 
     def _join(self, stage: Any) -> None:
-        """Asks without waiting; lock held. An answer that comes late is of the transaction for
-        which it was asked; once that is being ended, its end says what is wrong (the next epoch may
-        be there already, and the question refused for its own).
+        """Sends the request without waiting; lock held. A late answer belongs to its own
+        transaction; once that is being ended, its end reports any error (the next epoch may have
+        arrived, and the request is refused for its old one).
         """
         current, attachment = self._current, self._producer.attachment
         current.joining.add(stage.topic)
@@ -502,7 +502,7 @@ class Transactions:
         self._producer.require_usable()
 
     def _require_alive(self) -> None:
-        """Of a fatal error the methods here tell the cause; produce() says _FATAL. So does
+        """For a fatal error the methods here report the cause, produce() reports _FATAL, as in
         librdkafka.
         """
         if self._producer.fatal is not None:
@@ -534,7 +534,7 @@ def _deadline(timeout: float) -> float:
 
 
 def _left(deadline: float) -> float:
-    """Seconds, -1 = without end."""
+    """Seconds, -1 = no limit."""
     return -1 if deadline == _NEVER else max(deadline - time.monotonic(), 0)
 
 

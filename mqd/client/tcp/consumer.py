@@ -1,7 +1,7 @@
 """The consumer over TCP: confluent_kafka's (librdkafka), with consume_batch over it.
 
-Nothing between the application and librdkafka where both have a method: poll, consume and the rest
-are the bound methods of its Consumer.
+Where both have a method nothing stands in between: poll, consume and the rest are the bound methods
+of librdkafka's Consumer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mqd.client.messages import KafkaError, KafkaException, failure
 
 CHUNK_MAX = 10_000
 SLICE_S = 0.1  # of a wait that may be interrupted
-STORE_RECORDS, STORE_S = 100, 0.5  # what was handed out is stored at least as often
+STORE_RECORDS, STORE_S = 100, 0.5  # returned records are stored at least as often
 _METHODS = (
     "memberid",
     "consumer_group_metadata",
@@ -35,11 +35,11 @@ _TRUE = {"true", "t", "1"}
 
 
 class TcpConsumer:
-    """What mqd.Consumer uses when the broker is on another host. Raises KafkaException as
+    """Used by mqd.Consumer when the broker is on another host. Raises KafkaException as
     confluent_kafka.Consumer does. `owner`: whom callbacks are given.
 
     With enable.auto.offset.store (the default) this class stores offsets, not librdkafka: that
-    would count records which lie here, taken along with a batch, as handed out.
+    would count records held here, received along with a batch, as returned.
     """
 
     transport = "tcp"
@@ -94,8 +94,8 @@ class TcpConsumer:
         return found
 
     def take(self, count: int, timeout: float | None) -> list[Any]:
-        """What is there, up to `count`; waits for the first, or until interrupt(). Counted as
-        handed out by the next call that is not give_back().
+        """The available records, up to `count`; waits for the first, or until interrupt(). They
+        count as returned at the next call other than give_back().
         """
         self._count_taken()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
@@ -108,7 +108,7 @@ class TcpConsumer:
         return self._take_held(count)
 
     def gather(self, count: int) -> list[Any]:
-        """`count` records and events; fewer after interrupt(). Counted as those of take()."""
+        """`count` records and events; fewer after interrupt(). They count as those of take()."""
         self._count_taken()
         while (before := len(self._held)) < count:
             self._fill(count - before, 0 if self._interrupted else SLICE_S)
@@ -121,14 +121,14 @@ class TcpConsumer:
         self._interrupted = True
 
     def uninterrupt(self) -> None:
-        """Forgets an interrupt() that came when the take() or gather() which it was meant for had
-        ended. While there is none.
+        """Drops an interrupt() that arrived after its take() or gather() had ended. Only while none
+        runs.
         """
         self._interrupted = False
 
     def give_back(self, messages: list[Any]) -> None:
-        """They were taken, the latest ones, but not handed out: they are handed out next,
-        and what is committed ends before them.
+        """The latest records were taken but not returned: they are returned next, and commits end
+        before them.
         """
         self._taken = self._taken[: len(self._taken) - len(messages)]
         self._count_taken()
@@ -160,7 +160,7 @@ class TcpConsumer:
                 self._store()
                 if time.monotonic() >= deadline:
                     return None
-                continue  # a rebalance has taken what there was
+                continue  # a rebalance has taken the records away
             first = messages[0]
             if first.error() is not None:
                 self._held = messages[1:]
@@ -182,7 +182,7 @@ class TcpConsumer:
             return RecordBatchView.from_messages(*place, messages[:count])
 
     def _fill(self, count: int, timeout: float) -> None:
-        """The first that comes is waited for, and what is there with it is taken along."""
+        """Waits for the first message, and takes all that are available with it."""
         first = self._poll_one(max(timeout, 0) if timeout != -1 else -1)
         if first is None:
             return
@@ -191,10 +191,12 @@ class TcpConsumer:
             more = self._consumer.consume(min(count, CHUNK_MAX) - 1, 0)
             self._held += more
 
-    # -- what lies here goes when its partition does -----------------------------------------------
+    # -- records held here are dropped with their partition
+    # ------------------------------------------
 
     def _drop(self, partitions: list[Any] | None) -> dict[tuple[str, int], int]:
-        """Of these partitions, None = of all. Returns the first offset dropped of each."""
+        """Drops the records of these partitions, None = of all. Returns the first offset dropped of
+        each."""
         places = None if partitions is None else {(one.topic, one.partition) for one in partitions}
         first: dict[tuple[str, int], int] = {}
         kept = []
@@ -239,7 +241,7 @@ class TcpConsumer:
         self._consumer.incremental_unassign(partitions)
 
     def position(self, partitions: list[Any]) -> list[Any]:
-        """Behind what was handed out: librdkafka's counts what lies here, too."""
+        """The positions after the returned records: librdkafka's include records held here."""
         first: dict[tuple[str, int], int] = {}
         for message in self._held:
             if message.error() is None:
@@ -299,12 +301,12 @@ class TcpConsumer:
 
     def _with_owner(self, function: Any) -> Any:
         if not callable(function):
-            return function  # librdkafka's own words
+            return function  # librdkafka's own message
         return lambda _consumer, partitions: function(self._owner, partitions)
 
     def _on_revoke(self, function: Any) -> Any:
-        """What was handed out is stored before librdkafka commits for the last time, and what goes
-        is not handed out any more.
+        """Stores the returned records before librdkafka's last commit; records of revoked
+        partitions are not returned any more.
         """
         if function is not None and not callable(function):
             return function

@@ -1,8 +1,8 @@
 """The producer over TCP: confluent_kafka's (librdkafka), with produce_batch over it and a callable
 as partitioner.
 
-Nothing between the application and librdkafka where both have a method: `produce`, `poll` and the
-rest are the bound methods of its Producer.
+Where both have a method nothing stands in between: `produce`, `poll` and the rest are the bound
+methods of librdkafka's Producer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RETRY_METADATA_S = 5.0
 
 
 class TcpProducer:
-    """What mqd.Producer uses when the broker is on another host. Raises KafkaException as
+    """Used by mqd.Producer when the broker is on another host. Raises KafkaException as
     confluent_kafka.Producer does.
     """
 
@@ -58,8 +58,8 @@ class TcpProducer:
         return len(self._producer)
 
     def close(self) -> bool:
-        """Ends the producer; with confluent_kafka before 2.13, whose Producer has no close, what is
-        outstanding is flushed.
+        """Ends the producer; with confluent_kafka before 2.13, whose Producer has no close, flushes
+        outstanding records.
         """
         close = getattr(self._producer, "close", None)
         if close is not None:
@@ -68,7 +68,7 @@ class TcpProducer:
         return True
 
     def abandon(self) -> None:
-        """Its owner is gone: librdkafka's own destructor does the rest."""
+        """Its owner was dropped: librdkafka's destructor does the rest."""
 
     # -- a callable as partitioner -----------------------------------------------------------------
 
@@ -117,7 +117,8 @@ class TcpProducer:
             for index, record in enumerate(batch):
                 if not self._produce_one(topic, record, None if report is None else report.one(index), deadline):
                     return index
-        # also on Ctrl-C and on what a callback raises: the caller must not pass the taken records again
+        # also on Ctrl-C and exceptions of a callback: the caller must not pass accepted records
+        # again
         except BaseException as problem:
             problem.taken = index  # type: ignore[attr-defined]  # for the caller, on whatever was raised
             raise

@@ -1,5 +1,5 @@
-"""Forms, what a change would do, and the change itself: nothing is changed that was not shown, with
-the command that does the same, and confirmed. Each is in the audit log before it begins.
+"""Forms, previews and changes: only a change that was shown, with its equivalent command, and
+confirmed is made. Each is in the audit log before it begins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The brokers, the controllers, the disks, and the partitions that lack something."""
+"""The brokers, the controllers, the disks, and the partitions with problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumer and share groups: how far behind, who is in them, and who holds a rebalance up."""
+"""Consumer and share groups: lag, members, and the members that delay a rebalance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of a topic: a search that says how far it got, one record, and downloads."""
+"""The records of a topic: a search that shows its progress, one record, and downloads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OFFSET_MAX = (1 << 63) - 1
 
 
 def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
-    """What the URL says. Raises BadFilter: how it must be written."""
+    """The query in the URL. Raises BadFilter with the correct form."""
     start = request.text("from", "newest")
     if start not in STARTS:
         raise BadFilter(f"records are shown from {', '.join(STARTS)}")
@@ -65,7 +65,7 @@ def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
 
 
 def command_of(query: Query, bootstrap: str, at: str) -> str:
-    """Without the filters, which are the console's."""
+    """Without the filters, which only the console has."""
     place = {
         "newest": f"-{query.count}", "beginning": "beginning", "offset": str(query.at), "time": f"@{at or '-1h'}",
         "live": "end",
@@ -160,7 +160,8 @@ def _stream(events: AsyncIterator[bytes]) -> Response:
 
 
 def download(request: PageRequest) -> Response:
-    """What the search finds, as `mqd consume --format json` writes it: a line of JSON for each record."""
+    """The results of the search, as `mqd consume --format json` writes them: a line of JSON for
+    each record."""
     places, user = request.console.places, request.session.user
     try:
         query = query_of(request, DOWNLOAD_MAX)
@@ -209,7 +210,7 @@ def record_page(request: PageRequest) -> Response:
 
 
 def raw(request: PageRequest) -> Response:
-    """The bytes themselves, which no browser may take for a page."""
+    """The raw bytes, which no browser may interpret as a page."""
     message, part = _one(request), request.text("part", "value")
     data = message.key() if part == "key" else message.value()
     name = _file_name(

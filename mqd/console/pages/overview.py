@@ -1,4 +1,4 @@
-"""Whether the cluster is healthy, in one sentence, and how to fix what is not; then the numbers."""
+"""The health of the cluster in one sentence, and how to fix problems; then the numbers."""
 
 from __future__ import annotations
 

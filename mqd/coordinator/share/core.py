@@ -1,16 +1,16 @@
-"""One share-partition at the share coordinator (KIP-932): what its leader must find again after a
+"""One share-partition at the share coordinator (KIP-932): the state that its leader needs after a
 failover. Sans-I/O.
 
 The group coordinator initializes it and deletes it; the partition's leader reads it, with its
-leader epoch, and from then on writes differences. Every write is one record, an update of the last
+leader epoch, and from then on writes only changes. Every write is one record, an update of the last
 snapshot; each UPDATES_PER_SNAPSHOT updates, or after COLD_MS, the next record is a snapshot, so
 that what is before it can be pruned.
 
 Invariants (check())
     P1  nothing below the start offset is kept
     P2  neither the state epoch nor the leader epoch falls while the share-partition exists: a writer
-        with an older one is refused, and changes nothing. The start offset falls by an
-        initialization alone
+        with an older one is refused, and changes nothing. Only an initialization lowers the start
+        offset
     P3  a reply depends only on records persisted before it
     P4  the records from the last snapshot on give the state (`durable()`)
     P5  with updates since the last snapshot the timer of the next one is armed
@@ -98,7 +98,7 @@ class Delete(msgspec.Struct, frozen=True, gc=False):
 
 
 class Forget(msgspec.Struct, frozen=True, gc=False):
-    """The topic is gone. No reply."""
+    """The topic was deleted. No reply."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
@@ -321,7 +321,7 @@ class SharePartition:
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Applies one record; they come in the order of the log. Raises ValueError."""
         if records.key_type_of(key) == records.UPDATE:
-            if value is not None and self.exists:  # otherwise what it updates was deleted
+            if value is not None and self.exists:  # otherwise the state that it updates was deleted
                 self._replay_update(records.SHARE_UPDATE.decode_value(value))
             return
         if value is None:

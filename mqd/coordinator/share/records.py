@@ -73,7 +73,7 @@ def split_name(name: str) -> tuple[str, bytes, int]:
 
 
 def name_of_key(key: bytes) -> str | None:
-    """None: a record of a type that is not known. Raises ValueError."""
+    """None: a record of an unknown type. Raises ValueError."""
     kind = TYPES.get(key_type_of(key))
     if kind is None:
         return None

@@ -1,8 +1,7 @@
 """The states of a share-partition's offsets, as runs of equal state and delivery count.
 
 Of two runs that cover an offset, the one with the higher delivery count holds, of equal counts the
-one with the higher state, as in Kafka: the order in which writes arrive, and whether one arrives
-twice, makes no difference.
+one with the higher state, as in Kafka: the order of writes, and repeated ones, make no difference.
 
 Invariants (check())
     M1  runs ascend and do not overlap; neighbours that touch differ in state or count

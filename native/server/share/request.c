@@ -74,7 +74,7 @@ void mqd_shares_destroy(struct mqd_reactor *r)
     struct mqd_shares *shares = r->shares;
     if (!shares)
         return;
-    shares->is_moving = true; /* nothing moves any more */
+    shares->is_moving = true; /* no work runs any more */
     mqd_shares_owned_destroy(shares);
     for (uint32_t i = 0; i < shares->call_count; i++) {
         free(shares->calls[i]->payload);
@@ -151,7 +151,8 @@ void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last,
     mqd_put_bytes(ranges, types, type_count);
 }
 
-/* As KafkaApis judges them, before it looks for the partition. `before`: the last offset of the one before. */
+/* The checks of KafkaApis, before it looks up the partition. `before`: the last offset of the one
+ * before. */
 static bool is_valid(const struct mqd_share_fetch_acknowledgement *given, int64_t before, bool is_renewal)
 {
     if (given->first > given->last || given->first < before)
