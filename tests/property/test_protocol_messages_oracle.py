@@ -47,7 +47,12 @@ EVERY = [
 # kio begins where Kafka 4.0 does (KIP-896)
 KIO_FIRST = {0: 3}
 UNKNOWN_TO_KAFKA_PYTHON = {58, 64, 80, 81}
-KNOWN_TO_KIO = [param for param in EVERY if param.values[2] >= KIO_FIRST.get(param.values[0], 0)]
+OUR_KEYS_BEGIN = 20_000  # messages of mqd alone
+KNOWN_TO_KIO = [
+    param
+    for param in EVERY
+    if KIO_FIRST.get(param.values[0], 0) <= param.values[2] and param.values[0] < OUR_KEYS_BEGIN
+]
 FLEXIBLE = [param for param in EVERY if KNOWN[param.values[0]].is_flexible(param.values[2])]
 
 # -- messages made from the schema -----------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_offsets_that_are_gone(spark: Any, broker: Broker, tmp_path: Path, trans
     produce(broker, topic, numbered(10, 10))
     delete_records(broker, topic, 0, 15)
     reported = stream.failure()
-    assert f"{topic}-0" in reported and "offsets 10 to 14 are gone" in reported and "failOnDataLoss" in reported
+    assert f"{topic}-0" in reported and "offsets 10 to 14 were deleted" in reported and "failOnDataLoss" in reported
     stream.given = {**given, "failOnDataLoss": "false"}
     stream.seen.clear()
     assert [row[3] for row in stream.run()] == numbered(15, 5)

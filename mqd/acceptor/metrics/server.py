@@ -25,6 +25,7 @@ acceptor's loop its decisions by `_decided` and the eventfd.
 
 import contextlib
 import os
+import select
 import selectors
 import socket
 import ssl
@@ -216,6 +217,8 @@ class MetricsServer:
                 if oldest.moved_s + GRACE_S > now:
                     self._pause(oldest.moved_s + GRACE_S)
                     return
+                if not self._is_any_waiting():
+                    return
                 self._close(oldest)
             try:
                 connection, _ = self._listener.accept()
@@ -239,6 +242,12 @@ class MetricsServer:
             return
         self._clients.add(client)
         self._on_client(client)  # most requests are already complete
+
+    def _is_any_waiting(self) -> bool:
+        """Whether a connection is there to be accepted: none is closed for one that is not."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _pause(self, until_s: float) -> None:
         self._selector.unregister(self._listener)

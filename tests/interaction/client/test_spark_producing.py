@@ -156,7 +156,7 @@ def test_a_child_whose_transaction_is_over_is_told_so(shared_broker: Broker) -> 
     second.commit([child])
     assert first.enlist() is None and second.enlist() is None
     assert sorted(everything(shared_broker, topic)) == list(range(100, 110))
-    with pytest.raises(MqdWriteError, match=r"kafka.transaction.timeout.ms is 3600000; .*transaction.max.timeout.ms"):
+    with pytest.raises(MqdWriteError, match=r"kafka.transaction.timeout.ms is 3600000, .*transaction.max.timeout.ms"):
         Joint(cluster, name, 1, "run-2", 3_600_000).enlist()
 
 

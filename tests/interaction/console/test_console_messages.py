@@ -129,7 +129,7 @@ def test_downloads_are_bytes_and_no_page(records: None, browser: Browser) -> Non
     ("path", "query", "status", "reason"),
     [
         ("/messages", {"topic": "shop", "path": "nonsense"}, 400, "a JSON condition is"),
-        ("/messages", {"topic": "shop", "from": "time", "at": "soon"}, 400, "'soon' is no time"),
+        ("/messages", {"topic": "shop", "from": "time", "at": "soon"}, 400, "'soon' is not a time"),
         ("/messages", {"topic": "shop", "from": "offset", "at": "-3"}, 400, "is no offset"),
         ("/messages", {"topic": "shop", "partition": "x"}, 400, "is no partition"),
         ("/messages/stream", {"topic": "shop", "from": "nowhere"}, 400, "records are shown from"),

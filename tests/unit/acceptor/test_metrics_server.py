@@ -173,6 +173,18 @@ def test_connections_that_ask_for_nothing_are_bounded_and_a_scrape_is_answered(
         connection.close()
 
 
+def test_none_is_closed_unless_another_waits(serve, monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 60.0)
+    monkeypatch.setattr(metrics_server, "GRACE_S", 0.0)
+    served = serve(lambda: b"")
+    silent = [served.connect() for _ in range(CONNECTIONS_MAX)]
+    assert status(served.send_request(GET)) == 200  # instead of one of them
+    silent.append(served.connect())
+    eventually(lambda: served.server.connection_count == CONNECTIONS_MAX, "the server has taken fewer than it may")
+    for connection in silent:
+        connection.close()
+
+
 def test_a_silent_client_is_closed_in_time(serve, monkeypatch) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_S", 0.3)
     served = serve(lambda: b"")
