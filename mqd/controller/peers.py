@@ -81,10 +81,12 @@ async def _shake(
 
 
 class Connection:
-    """A connection after the handshake. `identity`: the peer's."""
+    """A connection after the handshake. `identity`: the peer's; `stated`: what this host has stated
+    of itself.
+    """
 
-    def __init__(self, identity: Identity, reader: Reader, writer: Writer) -> None:
-        self.identity = identity
+    def __init__(self, identity: Identity, stated: Identity, reader: Reader, writer: Writer) -> None:
+        self.identity, self.stated = identity, stated
         self.reader, self.writer = reader, writer
         set_options(writer.get_extra_info("socket"))
 
@@ -248,11 +250,12 @@ class Peers:
             async with asyncio.timeout(CONNECT_SECONDS_MAX):
                 reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
         try:
-            side = self._credentials.initiator(purpose, self._identity())
+            stated = self._identity()
+            side = self._credentials.initiator(purpose, stated)
             writer.write(side.opening())
             await _shake(side, reader, writer)
             assert side.peer is not None
-            return Connection(side.peer, *await continue_with(self._credentials.tls(side), reader, writer))
+            return Connection(side.peer, stated, *await continue_with(self._credentials.tls(side), reader, writer))
         except BaseException:
             writer.transport.abort()
             raise
@@ -289,7 +292,8 @@ class Peers:
                 return
             self._turned_away.let_in(side.peer.identity.node_id)
             if side.peer.purpose == "controller":
-                await self._receive(Connection(side.peer.identity, *ours))
+                assert side.stated is not None
+                await self._receive(Connection(side.peer.identity, side.stated, *ours))
             elif self._on_stream is not None:
                 await self._on_stream(side.peer, *ours)
         finally:
@@ -310,6 +314,10 @@ class Peers:
 
     async def _receive(self, connection: Connection) -> None:
         node_id = connection.identity.node_id
+        if connection.stated.cluster_id != self._identity().cluster_id:
+            # It has joined a cluster during the handshake: the peer would ignore all its messages.
+            connection.writer.transport.abort()
+            return
         self._joined(node_id, connection)
         try:
             while True:

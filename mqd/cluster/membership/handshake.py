@@ -307,6 +307,7 @@ class Responder(_Side):
         self._hello: Hello | None = None
         self._challenge = _encode(_Challenge(VERSION, nonce))
         self.refused: Refusal | None = None
+        self.stated: Identity | None = None  # what decide() returned
         self.proven: int | None = None  # the initiator's node id, once it has proven the key
 
     def _on_frame(self, body: bytes) -> bytes:
@@ -327,7 +328,7 @@ class Responder(_Side):
             self.refused, self._failed = decision, True
             answer = _encode(_Answer(None, decision))
         else:
-            self.peer, self.done = self._hello, True
+            self.peer, self.stated, self.done = self._hello, decision, True
             self.tls = min(self._hello.tls, self._tls) > TLS_OFF
             answer = _encode(_Answer(decision, None, self._tls))
         return _frame(

@@ -126,6 +126,30 @@ def test_an_address_that_is_no_name_is_passed_over():
     run(work)
 
 
+class JoinsMeanwhile(Host):
+    """Belongs to a cluster as soon as it has stated that it belongs to none."""
+
+    def decide(self, hello: Hello) -> Identity | Refusal:
+        stated, self.cluster_id = self.identity(), "cluster"
+        return stated
+
+
+def test_a_connection_from_before_this_host_joined_is_not_kept():
+    async def work():
+        async with Host(1) as one, JoinsMeanwhile(2, cluster_id="") as two:
+            seen: list[str] = []
+            one.peers._on_message = lambda connection, message: seen.append(connection.identity.cluster_id)
+            one.peers.know(2, "127.0.0.1", two.port)
+            async with asyncio.timeout(10):
+                while not seen:
+                    one.peers.send(2, heartbeat(7))
+                    two.peers.send(1, heartbeat(8))
+                    await asyncio.sleep(0.01)
+            assert set(seen) == {"cluster"}  # messages of a host of no cluster are ignored
+
+    run(work)
+
+
 class Joiner:
     """A connection from a host that is let in."""
 
