@@ -127,8 +127,10 @@ def picture(attempts: list[dict], title: str) -> str:
     places = 1 + max(one["place"] for one in attempts)
     width, height, scale = 1200, 90 + 46 * places, 1060 / max(last - first, 0.001)
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">',
-        f'<rect width="{width}" height="{height}" fill="white"/><text x="20" y="24" font-size="16">{escape(title)}</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+        ' font-family="sans-serif" font-size="13">',
+        f'<rect width="{width}" height="{height}" fill="white"/>'
+        f'<text x="20" y="24" font-size="16">{escape(title)}</text>',
     ]
     for number, (fate, colour) in enumerate(COLOURS.items()):
         out.append(f'<rect x="{20 + 240 * number}" y="36" width="14" height="14" fill="{colour}"/>')

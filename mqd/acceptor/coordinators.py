@@ -218,15 +218,15 @@ class Coordinators:
     def start(self) -> None:
         for coordinator in self._each():
             coordinator.start()
-        self.share_pruning.start()
-        self.queue_deletion.start()
+        self.share_pruning.repeated.start()
+        self.queue_deletion.repeated.start()
 
     def stop(self) -> None:
         for coordinator in self._each():
             coordinator.stop()
         self.share_states.stop()
-        self.share_pruning.stop()
-        self.queue_deletion.stop()
+        self.share_pruning.repeated.stop()
+        self.queue_deletion.repeated.stop()
         self.log.close()
 
     # -- external events --------------------------------------------------------------------------

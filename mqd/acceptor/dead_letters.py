@@ -270,7 +270,8 @@ class DeadLetters:
                     await self._load(mover, step)
                     return
                 outcome = await self._outcome(mover, step)
-                mover.problem = mover.problem if step.kind == FENCING else ""
+                if step.kind != FENCING:
+                    mover.problem = ""
         except (Failed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
             outcome = Outcome(step.token, is_done=False)  # TimeoutError is an OSError
             self._report(mover, step, str(error) or "time-out")
@@ -407,7 +408,7 @@ class DeadLetters:
         image = await self._target(target)
         effective = configuration.topic_effective(self._broker.effective(), image.config)
         if effective[ENABLED] != "true":
-            raise Failed(f"topic {target} takes no dead letters: {ENABLED} is false")
+            raise Failed(f"topic {target} takes no dead letters; set {ENABLED}=true for it")
         index = source.partition % len(image.partitions)
         await self._done(
             AddPartitionsToTxnRequest(

@@ -16,6 +16,7 @@ import asyncio
 
 from mqd.acceptor.broker_state import BrokerState
 from mqd.base import logging
+from mqd.base.periodic import Periodic
 from mqd.cluster.host import messages
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.place import Place
@@ -33,24 +34,19 @@ class SharePruning:
     def __init__(self, broker: BrokerState, coordinator: Coordinator) -> None:
         self._broker = broker
         self._coordinator = coordinator
-        self._task: asyncio.Task[None] | None = None
+        self.repeated = Periodic(
+            lambda: broker.broker_number("share.coordinator.state.topic.prune.interval.ms") / 1000,
+            self._prune_all,
+            log,
+            "states of share groups cannot be pruned",
+        )
 
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            interval_ms = self._broker.broker_number("share.coordinator.state.topic.prune.interval.ms")
-            await asyncio.sleep(interval_ms / 1000)
-            for place in self._coordinator.places:
-                try:
-                    await self.prune(place)
-                except Exception:
-                    log.exception("states of share groups cannot be pruned", partition=place.index)
+    async def _prune_all(self) -> None:
+        for place in self._coordinator.places:
+            try:
+                await self.prune(place)
+            except Exception:  # the others are pruned nevertheless
+                log.exception("states of share groups cannot be pruned", partition=place.index)
 
     async def prune(self, place: Place) -> int:
         """The offset below which everything was deleted; -1: nothing was."""

@@ -188,8 +188,8 @@ def _read_plan(file: Path) -> Plan:
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CliError(
-            f'{file} is not a plan ({error}); it must have the form {{"version": 1, "partitions": [{{"topic": "t", "partition":'
-            ' 0, "replicas": [1, 2, 3]}]}'
+            f'{file} is not a plan ({error}); it must have the form {{"version": 1, "partitions":'
+            ' [{"topic": "t", "partition": 0, "replicas": [1, 2, 3]}]}'
         ) from error
 
 
@@ -333,8 +333,8 @@ class _Stall:
 
 
 def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown: bool, planned: int = 0) -> None:
-    """A progress bar on a terminal, otherwise occasional lines. `planned`: the total, of which some
-    may already be done.
+    """A progress bar on a terminal, otherwise occasional lines. `planned`: the total; some of it
+    may be done already.
     """
     remaining = patiently(left)
     if not remaining:

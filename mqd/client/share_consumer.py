@@ -138,7 +138,8 @@ class ShareConsumer:
                     return
         if not isinstance(message, confluent_kafka.Message):
             raise TypeError(f"argument 1 must be confluent_kafka.cimpl.Message, not {type(message).__name__}")
-        self.acknowledge_offset(message.topic(), message.partition(), message.offset(), ack_type)  # type: ignore[arg-type]  # judged there
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        self.acknowledge_offset(topic, partition, offset, ack_type)  # type: ignore[arg-type]  # checked there
 
     def acknowledge_offset(
         self, topic: str, partition: int, offset: int, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT

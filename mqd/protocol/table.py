@@ -72,8 +72,8 @@ NOTES = """
   descriptions of groups. Its contents have that client's rights; with `is_host` it is a request of
   that host itself, for its dead letters, and has all rights.
 * **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the share
-  groups of each partition of the topics, and of which partitions of `__share_group_state` the host
-  has the states (`queue.delete.on.ack`).
+  groups of each partition of the topics, and the partitions of `__share_group_state` whose states
+  the host has (`queue.delete.on.ack`).
 * **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
   **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets** (KIP-932)
   need level 1 of `share.version` and level 4 of `mqd.version`, which a new cluster has. Below, none

@@ -159,7 +159,7 @@ def hang(kafka: KafkaConnection, topic: str, partition: int, producer_id: int) -
     record = Record(value=b"hanging", timestamp_ms=int(time.time() * 1000))
     encoded = encode_batch([record], producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True)
     request = produce_request(topic, {partition: encoded})
-    request.transactional_id = "nobody's"
+    request.transactional_id = "of-no-producer"
     assert one_outcome(kafka.call(PRODUCE, 9, request)).error_code == 0
 
 

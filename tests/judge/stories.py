@@ -49,7 +49,7 @@ LEFT_OUT = {
     "WriteTxnMarkers": "what brokers send to each other; mqd takes aborts only (above)",
 }
 
-# Versions of which generate() finds fewer than 200 cases, also with other seeds.
+# Versions for which generate() finds fewer than 200 cases, also with other seeds.
 NO_FIELDS = "a request without fields: its cases differ in their number, what came before, and damage to frames"
 FEWER = {
     "ApiVersions": ("0-4", NO_FIELDS + "; from 3 on two names of the client"),

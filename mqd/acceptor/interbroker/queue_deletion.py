@@ -16,6 +16,7 @@ from typing import Any
 from mqd.acceptor.broker_state import BrokerState
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.base import logging
+from mqd.base.periodic import Periodic
 from mqd.cluster.host import messages
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.place import Place
@@ -31,6 +32,7 @@ SHARE_STARTS, VERSION = 20_000, 0
 TIMEOUT_S, DELETE_MS = 5.0, 30_000
 AT_ONCE = 100
 PROPERTY = "queue.delete.on.ack"
+FAILURE = "records that every share group is done with cannot be deleted"
 
 log = logging.get("acceptor.share")
 
@@ -41,24 +43,11 @@ class QueueDeletion:
     def __init__(self, broker: BrokerState, share: Coordinator) -> None:
         self._broker = broker
         self._share = share
-        self.peers: Peers | None = None  # set before start() if there are other hosts
-        self._task: asyncio.Task[None] | None = None
+        self.peers: Peers | None = None  # set before the first request if there are other hosts
         self._room = asyncio.Semaphore(AT_ONCE)
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._broker.broker_number("queue.delete.on.ack.interval.ms") / 1000)
-            try:
-                await self.delete()
-            except Exception:
-                log.exception("records that every share group is done with cannot be deleted")
+        self.repeated = Periodic(
+            lambda: broker.broker_number("queue.delete.on.ack.interval.ms") / 1000, self.delete, log, FAILURE
+        )
 
     async def delete(self) -> None:
         """For all partitions that this host leads, once."""
@@ -88,13 +77,7 @@ class QueueDeletion:
             change = messages.DeleteRecords(topic, index, offset)
             answer = await self._broker.controller.request(change, DELETE_MS)
         if answer.error:
-            log.warning(
-                "records that every share group is done with cannot be deleted",
-                topic=topic,
-                partition=index,
-                offset=offset,
-                reason=answer.message,
-            )
+            log.warning(FAILURE, topic=topic, partition=index, offset=offset, reason=answer.message)
 
     # -- questions and answers ---------------------------------------------------------------------
 

@@ -127,8 +127,8 @@ def _in_words(advice: Advice, has_changed: bool, catch_up_s: float) -> list[str]
         return ["its members changed meanwhile: ask again when the rebalance is over"]
     if not advice.records_read_s and advice.lag:
         return [
-            f"nothing was committed within {advice.seconds:.0f} s, though {advice.lag:,} records wait: if members commit"
-            " less often, use a longer --seconds; else they hang (mqd group describe)"
+            f"nothing was committed within {advice.seconds:.0f} s, though {advice.lag:,} records wait: if"
+            " members commit less often, use a longer --seconds; else they hang (mqd group describe)"
         ]
     if advice.member_reads_s is None:
         return [

@@ -180,6 +180,5 @@ def delete(
     if settings.json:
         emit_json({"entity": entity, "removed": gone})
     else:
-        click.echo(
-            f"{access.shown_entity(entity)} is no longer limited: {', '.join(name for name, key in access.QUOTA_KEYS.items() if key in gone)}"
-        )
+        names = ", ".join(name for name, key in access.QUOTA_KEYS.items() if key in gone)
+        click.echo(f"{access.shown_entity(entity)} is no longer limited: {names}")

@@ -77,7 +77,7 @@ class Session:
     # -- requests ----------------------------------------------------------------------------------
 
     def fetch(self, wanted: frozenset[Key], limits: Limits) -> ShareFetchRequest:
-        """Of `wanted`, all of which the leader leads, with the answers that wait."""
+        """`wanted`: the partitions to fetch, which the leader leads. Takes along the answers that wait."""
         answers, self.answers = (self.answers, {}) if self.epoch else ({}, self.answers)
         gone = self.named - wanted
         self.under_way = UnderWay(SHARE_FETCH, answers, wanted)

@@ -1,4 +1,4 @@
-"""How many members and partitions a group needs: groups of which the rates are known."""
+"""How many members and partitions a group needs: for groups whose rates are known."""
 
 from __future__ import annotations
 
