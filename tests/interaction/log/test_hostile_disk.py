@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mqd.log.checkpoints import RECOVERY_POINT
 from mqd.protocol.records import check_crc, iterate_batches
 from tests.broker import Broker
 from tests.interaction.traffic import Watch, create_topic, fetch, log_end, must_produce, read_batches
@@ -44,6 +45,14 @@ def _flip(segment: Path, batch_number: int, within: int) -> int:
         file.seek(position + within)
         file.write(bytes([data[position + within] ^ 0x10]))
     return position
+
+
+def _forget_checkpoints(broker: Broker) -> None:
+    """As if the broker had been killed before its first checkpoint, which comes at any time within
+    CHECKPOINT_S of a start.
+    """
+    for path in (broker.data_dir / "log").glob(f"{RECOVERY_POINT}.*"):
+        path.unlink()
 
 
 def _size_of(segment: Path, position: int) -> int:
@@ -138,6 +147,7 @@ def test_damage_that_recovery_meets_is_cut_off_and_named(start_broker, within):
     watch = Watch(broker)
     position = _flip(_fill(watch), DAMAGED, within)
     broker.kill_all()
+    _forget_checkpoints(broker)
     broker.start()
     watch = Watch(broker)
     watch.wait_logged("partition=t-0", str(position), logs="mqd-worker-*.log")
