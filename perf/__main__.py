@@ -15,6 +15,8 @@ python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd 
 python -m perf --page            fills docs/performance.md from the last line of
                                  perf/history.jsonl
 python -m perf picture           draws the README's picture of a broker at work
+python -m perf beside REVISION CASE...
+                                 this tree and an older one, in turns
 python -m perf peers ...         mqd beside its peers; `python -m perf peers --help`
 """
 
@@ -102,6 +104,10 @@ def main(words: list[str] | None = None) -> int:
 
         picture.draw()
         return 0
+    if words[:1] == ["beside"]:
+        from perf import beside  # here: it runs the bench, it is none itself
+
+        return beside.main(words[1:])
     if words[:1] == ["scale"]:
         from perf import scale  # here: it is simulation, and measures no broker
 
