@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from perf.beside import Row, compare, table
 
 
