@@ -12,10 +12,10 @@ import urllib.request
 from collections.abc import Callable
 
 from perf import cases_coordinators, cases_local, loading
-from perf import compaction as compaction_bench
 from perf.accounting import CpuTime, cpu_time, pss_bytes
 from perf.bench import Bench
 from perf.brokers import Measured
+from perf.micro import compaction as compaction_bench
 from perf.security import connections, tls
 
 BACKENDS = ("uring", "epoll")
