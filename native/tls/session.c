@@ -20,7 +20,7 @@
 #define BIO_FLAGS_RETRY (BIO_FLAGS_READ | BIO_FLAGS_WRITE | BIO_FLAGS_SHOULD_RETRY)
 #define X509_V_OK 0
 
-uint32_t mqd_tls_key_records_max = 1u << 23;
+_Atomic uint32_t mqd_tls_key_records_max = 1u << 23;
 
 struct mqd_tls {
     struct mqd_tls_link link;

@@ -11,7 +11,7 @@
 
 #define THREAD_COUNT 2
 
-uint32_t mqd_secure_handshake_ms = 10000;
+_Atomic uint32_t mqd_secure_handshake_ms = 10000;
 
 /* ---- the listeners ---- */
 

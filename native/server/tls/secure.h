@@ -30,7 +30,7 @@ struct mqd_tls_context;
 
 /* ---- handshake.c ---- */
 
-extern uint32_t mqd_secure_handshake_ms; /* tests make it short */
+extern _Atomic uint32_t mqd_secure_handshake_ms; /* tests make it short while a reactor runs */
 
 /* MQD_COMMAND_LISTENER_TLS */
 void mqd_secure_command(struct mqd_reactor *r, struct mqd_command *command);

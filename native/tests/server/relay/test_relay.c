@@ -420,10 +420,10 @@ BOTH(written_over_tls)
     CHECK_EQUAL(outcome((submit(&local, 3, -1, one_record(1, 3, 64)), &local)).error[0], NOT_LEADER);
     CHECK_EQUAL(relay_event(b, MQD_EVENT_RELAY_ENDED).error, ETIMEDOUT);
     client_close(&silent);
-    mqd_secure_handshake_ms = 10000;
-    mqd_tls_key_records_max = 1u << 23;
     local_close(&local);
     local_wait_none(b);
     local_bench_stop(b);
+    mqd_secure_handshake_ms = 10000;
+    mqd_tls_key_records_max = 1u << 23;
     tls_identity_free(&ca), tls_identity_free(&leader), tls_identity_free(&other);
 }
