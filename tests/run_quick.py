@@ -1,9 +1,9 @@
 """`make test`: the core's own tests and pytest's quick tier, and what they cost.
 
-Eight lanes beside each other, since tests with brokers wait more than they compute. None is longer
+Nine lanes beside each other, since tests with brokers wait more than they compute. None is longer
 than nine minutes on a quiet machine, and the ones that compute fill the time that the others leave.
-Three have our own processes under attack: all that no other lane has, security and limits, clusters
-and the keeper. At a lower priority the patient ones: other people's clients and kills, Spark, and
+Four have our own processes under attack: all that no other lane has, security and limits, clusters
+and the keeper, clients and the log. At a lower priority the patient ones: other people's clients and kills, Spark, and
 `make native-test` before the properties, which compute longest; at the lowest the simulators and
 the unit tests. The output of the other lanes is shown when the first is done. What fails fails the
 run: there is no second try. With arguments there is one run of pytest, with them.
@@ -51,6 +51,7 @@ class Lane(NamedTuple):
 BESIDE = (
     Lane(("tests/interaction/cluster", "tests/interaction/keeper"), nice=0, has_core=False),
     Lane(("tests/interaction/security", "tests/interaction/server"), nice=0, has_core=False),
+    Lane(("tests/interaction/client", "tests/interaction/coordinator", "tests/interaction/log"), nice=0, has_core=False),
     Lane(("tests/crash", "tests/compat"), nice=5, has_core=False),
     Lane(("tests/spark",), nice=5, has_core=False),
     Lane(("tests/property",), nice=5, has_core=True),
