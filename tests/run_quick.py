@@ -51,7 +51,9 @@ class Lane(NamedTuple):
 BESIDE = (
     Lane(("tests/interaction/cluster", "tests/interaction/keeper"), nice=0, has_core=False),
     Lane(("tests/interaction/security", "tests/interaction/server"), nice=0, has_core=False),
-    Lane(("tests/interaction/client", "tests/interaction/coordinator", "tests/interaction/log"), nice=0, has_core=False),
+    Lane(
+        ("tests/interaction/client", "tests/interaction/coordinator", "tests/interaction/log"), nice=0, has_core=False
+    ),
     Lane(("tests/crash", "tests/compat"), nice=5, has_core=False),
     Lane(("tests/spark",), nice=5, has_core=False),
     Lane(("tests/property",), nice=5, has_core=True),
