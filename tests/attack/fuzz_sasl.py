@@ -69,6 +69,9 @@ class World:
     def token(self, _token_id: str) -> DelegationToken | None:
         return None
 
+    def decoy_secret(self) -> str:
+        return "a secret of the cluster"
+
     # -- the model ---------------------------------------------------------------------------------
 
     def final(self, mechanism: str, first: str, nonce: str, extensions: str = "") -> tuple[str, bytes]:
@@ -218,11 +221,11 @@ def _silent(*_words: object, **_fields: object) -> None:
     pass
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=120)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     authentication.log = SimpleNamespace(info=_silent, warning=_silent)  # type: ignore[assignment]
     rng, world, coverage = random.Random(arguments.seed), World(), Coverage()
     scram.secrets.token_urlsafe = lambda _bytes=None: NONCE  # type: ignore[assignment]
