@@ -156,8 +156,9 @@ static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool che
 
 /* For a transactional batch that would begin a transaction: whether the coordinator has verified it
  * (KIP-890). */
-static int16_t check_verified(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t guard,
-                              int64_t now_ms, struct mqd_stage_result *result)
+static int16_t check_verified(struct mqd_partition *partition, const struct mqd_batch *batch,
+                              struct mqd_producer_batch_kind kind, int64_t guard, int64_t now_ms,
+                              struct mqd_stage_result *result)
 {
     if (guard == 0) {
         result->guard = mqd_verifications_begin(&partition->verifications, batch, now_ms);
@@ -166,6 +167,8 @@ static int16_t check_verified(struct mqd_partition *partition, const struct mqd_
     const struct mqd_verification *verification = mqd_verifications_find(&partition->verifications, batch, guard);
     if (!verification)
         return MQD_KAFKA_NOT_ENOUGH_REPLICAS;
+    if (kind.from_zero && batch->base_sequence != 0 && !mqd_producers_sequenced(&partition->producers, batch))
+        return MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
     return batch->base_sequence > verification->lowest_sequence ? MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER : 0;
 }
 
@@ -180,7 +183,7 @@ static int16_t check_producer(struct mqd_partition *partition, const struct mqd_
     if (error || result->duplicate || kind.coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) ||
         !partition->options.transaction_verification || mqd_producers_ongoing(&partition->producers, batch))
         return error;
-    return check_verified(partition, batch, guard, now_ms, result);
+    return check_verified(partition, batch, kind, guard, now_ms, result);
 }
 
 int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_staged *staged,
@@ -221,11 +224,11 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
         error = mqd_marker_parse(bytes, batch, &marker) < 0 ? MQD_KAFKA_INVALID_RECORD : 0;
     }
     if (error == 0 && batch->producer_id >= 0)
-        error = check_producer(partition, batch,
-                               (struct mqd_producer_batch_kind){is_marker, coordinator,
-                                                                (flags & MQD_STAGE_MARKER_BUMPED) != 0,
-                                                                (flags & MQD_STAGE_KNOWN) != 0},
-                               guard, now_ms, result);
+        error = check_producer(
+            partition, batch,
+            (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0,
+                                             (flags & MQD_STAGE_KNOWN) != 0, (flags & MQD_STAGE_FROM_ZERO) != 0},
+            guard, now_ms, result);
     if (error || result->duplicate)
         return error;
     struct mqd_staged *staged = mqd_partition_stage_next(partition);

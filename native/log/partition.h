@@ -46,7 +46,10 @@ enum mqd_stage_flags {
     MQD_STAGE_REDIRECTED = 4, /* batch->producer_id differs from that in the bytes and replaces it in the log */
     /* an idempotent producer's batch is staged only if sequences of the producer, in its epoch, are
      * known here */
-    MQD_STAGE_KNOWN = 8
+    MQD_STAGE_KNOWN = 8,
+    /* of transactions v2, each of which has an epoch of its own: where no sequence of the producer
+     * is known, the batch that begins it has sequence 0 */
+    MQD_STAGE_FROM_ZERO = 16
 };
 
 struct mqd_stage_result {

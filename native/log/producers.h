@@ -121,6 +121,7 @@ struct mqd_producer_batch_kind {     /* facts that the header of a batch does no
     bool coordinator;                /* from a coordinator, not a client: without a sequence */
     bool bumped;                     /* the marker bumps the producer's epoch */
     bool known;                      /* MQD_STAGE_KNOWN; not used by mqd_producers_check */
+    bool from_zero;                  /* MQD_STAGE_FROM_ZERO; not used by mqd_producers_check */
 };
 /* 0, 45, 46, 47, 48, 52; *duplicate is set for a duplicate (then 0), with the original base offset.
  * Must not be called for batches without a producer id. */

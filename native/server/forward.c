@@ -128,7 +128,8 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
     entry->append = append;
     mqd_list_append(&r->forwarded_to[owner], &append->node);
     struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE,
-                                     .flags = append->acks_all ? MQD_PRODUCE_ACKS_ALL : 0,
+                                     .flags = (append->acks_all ? MQD_PRODUCE_ACKS_ALL : 0) |
+                                              (append->control & MQD_STAGE_FROM_ZERO ? MQD_PRODUCE_FROM_ZERO : 0),
                                      .slot = append->slot,
                                      .token = (r->generation & 0xffff) << 48 | (uint64_t)entry->sequence << 24 |
                                               append->forward_index,
@@ -206,7 +207,8 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     append->control =
         descriptor->flags & MQD_PRODUCE_CONTROL
             ? MQD_STAGE_COORDINATOR | (descriptor->flags & MQD_PRODUCE_MARKER_BUMPED ? MQD_STAGE_MARKER_BUMPED : 0)
-            : 0;
+        : descriptor->flags & MQD_PRODUCE_FROM_ZERO ? MQD_STAGE_FROM_ZERO
+                                                    : 0;
     append->guard = descriptor->b;
     append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
     const struct mqd_owned *owned = append->slot < MQD_PARTITION_SLOT_COUNT ? r->owned[append->slot] : NULL;

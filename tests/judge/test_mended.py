@@ -402,6 +402,28 @@ def test_only_a_consumers_look_up_waits_for_transactions(shared_broker: Broker, 
     assert debugging == consumer + 1
 
 
+@pytest.mark.parametrize("version", [11, 12])
+def test_a_transaction_of_version_2_begins_with_sequence_0(shared_broker: Broker, topic: str, version: int) -> None:
+    side, world = Side("mqd", shared_broker.port), World(f"judge-sequence-{version}-")
+    side.until(world, Step(10, 3, m.FindCoordinatorRequest("¤t", 1)), lambda body: body.error_code == 0)
+    made = side.until(world, Step(22, 4, m.InitProducerIdRequest("¤t", 60_000)), lambda body: body.error_code == 0)
+    ids = made.body.producer_id, made.body.producer_epoch
+    added = [m.AddPartitionsToTxnRequest.Topic(topic, [0])]
+    side.call(Step(24, 3, m.AddPartitionsToTxnRequest([], "¤t", *ids, added)), world)
+    found = []
+    for sequence in (5, 0):
+        batch = Batch((b"first",), None, "none", *ids, sequence, is_transactional=True)
+        data = m.ProduceRequest.TopicData(
+            name=topic, partition_data=[m.ProduceRequest.PartitionData(index=0, records=batch)]
+        )
+        outcome = side.call(Step(0, version, m.ProduceRequest("¤t", -1, 10_000, [data])), world)
+        found.append(outcome.body.responses[0].partition_responses[0].error_code)
+    side.call(Step(26, 3, m.EndTxnRequest("¤t", *ids, False)), world)
+    side.close()
+    out_of_order = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert found == ([0, out_of_order] if version < 12 else [out_of_order, 0])
+
+
 def test_missing_partitions_are_named_before_the_transaction_is_looked_at(shared_broker: Broker, topic: str) -> None:
     partition = m.TxnOffsetCommitRequest.Partition(0, 5)
     topics = [m.TxnOffsetCommitRequest.Topic(name, [partition]) for name in (topic, "judge-missing")]

@@ -36,6 +36,8 @@
 #include "server/check/check.h"
 #include "server/redirect.h"
 
+#define TRANSACTIONS_V2_SINCE_VERSION 12 /* of Produce */
+
 /* ---- parking ---- */
 
 uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *append)
@@ -241,6 +243,7 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
         return;
     }
     append->guard = guard;
+    append->control |= request->version >= TRANSACTIONS_V2_SINCE_VERSION ? MQD_STAGE_FROM_ZERO : 0;
     append->awaits_verification = 1;
     request->awaiting++;
     maybe_submit(r, request);

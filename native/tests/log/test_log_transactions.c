@@ -71,6 +71,27 @@ TEST(a_transaction_begins_with_the_guard_that_was_verified)
     mqd_partition_close(partition, 0);
 }
 
+TEST(a_transaction_of_version_2_begins_with_sequence_0_where_no_sequence_is_known)
+{
+    log_fresh();
+    struct mqd_log_options options = options_verified();
+    struct mqd_partition *partition = log_open(&options, NULL);
+    struct mqd_stage_result result, again;
+    CHECK_EQUAL(stage(partition, data(7, 0, 5), 0, 0, &result), MQD_STAGE_VERIFY);
+    CHECK_EQUAL(stage(partition, data(7, 0, 5), MQD_STAGE_FROM_ZERO, result.guard, &again), 45);
+    CHECK_EQUAL(stage(partition, data(7, 0, 0), MQD_STAGE_FROM_ZERO, 0, &result), MQD_STAGE_VERIFY);
+    CHECK_EQUAL(stage(partition, data(7, 0, 0), MQD_STAGE_FROM_ZERO, result.guard, &again), 0);
+    CHECK_EQUAL(stage(partition, data(7, 0, 1), MQD_STAGE_FROM_ZERO, result.guard, &again), 0);
+    /* known from a transaction of version 1; and of version 1 any sequence begins */
+    CHECK_EQUAL(stage(partition, marker(7, 0, true, 0), MQD_STAGE_COORDINATOR, 0, &again), 0);
+    CHECK_EQUAL(stage(partition, data(7, 0, 2), 0, 0, &result), MQD_STAGE_VERIFY);
+    CHECK_EQUAL(stage(partition, data(7, 0, 2), MQD_STAGE_FROM_ZERO, result.guard, &again), 0);
+    CHECK_EQUAL(stage(partition, data(8, 0, 5), 0, 0, &result), MQD_STAGE_VERIFY);
+    CHECK_EQUAL(stage(partition, data(8, 0, 5), 0, result.guard, &again), 0);
+    write_staged(partition);
+    mqd_partition_close(partition, 0);
+}
+
 TEST(a_guard_from_before_the_end_begins_no_new_transaction)
 {
     log_fresh();

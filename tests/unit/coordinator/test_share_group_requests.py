@@ -234,6 +234,9 @@ def test_lag_of_partitions_that_another_host_leads(run: Callable[..., None]) -> 
 def test_the_coordinator_of_a_share_partition(run: Callable[..., None]) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         key = f"g:{'A' * 22}:0"
+        wrong = m.FindCoordinatorRequest(key_type=2, coordinator_keys=["g", "g:topic:0"])
+        assert [one.error_code for one in (await broker.send_request(wrong, 6)).coordinators] == [E.INVALID_REQUEST] * 2
+        assert "__share_group_state" not in broker.metadata.topics
         request = m.FindCoordinatorRequest(key_type=2, coordinator_keys=[key, "g", "g:topic:0"])
         found, *invalid = (await broker.send_request(request, 6)).coordinators
         assert (found.key, found.node_id, found.error_code) == (key, broker.broker.node_id, 0)
@@ -241,5 +244,6 @@ def test_the_coordinator_of_a_share_partition(run: Callable[..., None]) -> None:
         assert [one.error_code for one in (await broker.send_request(request, 5)).coordinators] == [
             E.INVALID_REQUEST
         ] * 3
+        assert "__share_group_state" in broker.metadata.topics
 
     run(scenario)

@@ -22,7 +22,7 @@ NOT_AVAILABLE = "The coordinator is not available."
 
 async def handle(context: Context, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
-    error, message = await _error(context, header, request.key_type)
+    error, message = await _error(context, header, request.key_type, keys)
     found = [_coordinator(context, key, request.key_type, error, message) for key in keys]
     if header.api_version >= 4:
         return FindCoordinatorResponse(coordinators=found)
@@ -41,7 +41,7 @@ def _of_type(context: Context, key_type: int) -> Coordinator | None:
     )
 
 
-async def _error(context: Context, header: RequestHeader, key_type: int) -> tuple[int, str | None]:
+async def _error(context: Context, header: RequestHeader, key_type: int, keys: list[str]) -> tuple[int, str | None]:
     if key_type == SHARE and header.api_version < SHARE_SINCE:
         return int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
     coordinator = _of_type(context, key_type)
@@ -51,6 +51,9 @@ async def _error(context: Context, header: RequestHeader, key_type: int) -> tupl
         return 0, None
     if coordinator is None:
         return int(ErrorCode.INVALID_REQUEST), f"There are no coordinators of type {key_type} here."
+    # Keys that no share-partition can have do not create the topic.
+    if key_type == SHARE and not any(map(_is_share_partition, keys)):
+        return 0, None
     if not await coordinator.ensure_topic():
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE), NOT_AVAILABLE
     return 0, None
@@ -73,7 +76,7 @@ def _node(context: Context, key: str, key_type: int) -> int:
 def _coordinator(
     context: Context, key: str, key_type: int, error: int, message: str | None
 ) -> FindCoordinatorResponse.Coordinator:
-    if not error and key_type == SHARE and not _is_share_partition(key):
+    if key_type == SHARE and not _is_share_partition(key):
         error, message = int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
     if not error:
         node = _node(context, key, key_type)
