@@ -132,7 +132,6 @@ REFUSED: dict[str, str] = {
     "remote.": _TIERED,
     "local.retention.": _TIERED,
     "log.local.retention.": _TIERED,
-    "errors.deadletterqueue.": "share groups have no dead letters yet (KIP-1191)",
 }
 
 # A refused property with this value is harmless: it is what Kafka does by default.

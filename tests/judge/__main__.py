@@ -69,7 +69,7 @@ def main() -> int:
         print("allowed, but never met:", *rotten, sep="\n  ")
     scarce = [] if arguments.api else judge.report.scarce(min(arguments.cases, WHOLE))
     if scarce:
-        print("too few cases; judge another seed too (--seed):", *scarce, sep="\n  ")
+        print("too few cases:", *scarce, sep="\n  ")
     return 1 if judge.report.found or rotten or scarce else 0
 
 

@@ -7,6 +7,8 @@ from tests.judge.compare import Allowed
 HASHED = "Kafka answers in the order of its hash tables, or errors first; mqd in the request's, or by name"
 CRASHED = "Kafka fails with an internal exception on such a request; mqd reports what is wrong with it"
 
+TEXTS = "texts are mqd's own; the code says what is wrong"
+
 BESIDE_ERRORS = (
     "beside an error such as OFFSET_OUT_OF_RANGE mqd gives the log's ends too; Kafka -1, and other empty lists"
 )
@@ -18,6 +20,15 @@ NO_TIERS = "there is no tiered storage"
 BETWEEN_BROKERS = "the states of share groups go between brokers alone, over a listener that clients cannot use"
 NO_STREAMS = "streams groups are not there yet"
 OWN_PROPERTY = "mqd has properties of its own"
+OWN_PROPERTIES = {
+    "flush.on.ack": OWN_PROPERTY,
+    "record.validation": OWN_PROPERTY,
+    "replica.lag.max.messages": OWN_PROPERTY,
+    "schedule.to": OWN_PROPERTY,
+    "schedule.delay.ms": OWN_PROPERTY,
+    "queue.delete.on.ack": OWN_PROPERTY,
+    "errors.deadletterqueue.group.enable": "dead letters of share groups (KIP-1191) are Apache Kafka 4.4's",
+}
 HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"
 ANY_NAME = "because of its plugins Kafka accepts unknown properties of brokers; mqd refuses them by name"
 LAST_FETCHED = (
@@ -37,6 +48,7 @@ BESIDE_FENCED = (
 )
 EMPTY_ADD = "a transaction to which an empty list of partitions was added is not begun"
 FENCED_FIRST = "a producer with another epoch is fenced; Kafka first aborts the transaction that is open"
+WRITTEN = "mqd says when the producer's last batch was written, Kafka what the batch gives as its timestamp"
 OWN_LOG = "of each one's own metadata log"
 SHARE_START = "Kafka writes down a share partition's start before it moves it, and first with an acknowledgement"
 NO_GROUP = "without a group id Kafka looks for, and opens, the sessions of a group without a name"
@@ -50,7 +62,8 @@ TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a la
 
 ALLOWED = (
     Allowed("*", "0+", "*.throttle_time_ms", "how long a client is throttled is measured, not agreed"),
-    Allowed("*", "0+", "*.error_message", "texts are mqd's own; the code says what is wrong"),
+    Allowed("*", "0+", "*.error_message", TEXTS),
+    Allowed("ShareFetch", "1-2", "responses[].partitions[].acknowledge_error_message", TEXTS),
     Allowed("*", "0+", "*.error_code", CRASHED, kafka=-1),
     Allowed("Metadata", "0-13", "topics", HASHED, order=True),
     Allowed("Metadata", "0-13", "topics[].partitions", HASHED, order=True),
@@ -129,6 +142,7 @@ ALLOWED = (
     ),
     Allowed("DescribeTransactions", "0", "transaction_states[].transaction_start_time_ms", EMPTY_ADD, "<now>", -1),
     Allowed("DescribeTransactions", "0", "transaction_states[].topics", HASHED, order=True),
+    Allowed("DescribeProducers", "0", "topics[].partitions[].active_producers[].last_timestamp", WRITTEN, mqd="<now>"),
     Allowed("DescribeTransactions", "0", "transaction_states[].topics[].partitions", HASHED, order=True),
     Allowed("AddPartitionsToTxn", "0-3", "results_by_topic_v3_and_below[] only mqd", NO_PARTITIONS),
     Allowed("AddPartitionsToTxn", "4-5", "results_by_transaction[].topic_results[] only mqd", NO_PARTITIONS),
@@ -194,7 +208,14 @@ ALLOWED = (
     Allowed("DescribeLogDirs", "4", "results[].total_bytes", "of each broker's own disk"),
     Allowed("DescribeLogDirs", "4", "results[].usable_bytes", "measured a moment apart"),
     Allowed("CreateTopics", "5-7", "topics[].configs[] only Kafka", NO_TIERS),
-    Allowed("CreateTopics", "5-7", "topics[].configs[] only mqd", OWN_PROPERTY),
+    *(
+        Allowed(api, versions, f"{path} only mqd", reason, mqd=repr(name))
+        for api, versions, path in (
+            ("CreateTopics", "5-7", "topics[].configs[]"),
+            ("DescribeConfigs", "1-4", "results[].configs[]"),
+        )
+        for name, reason in OWN_PROPERTIES.items()
+    ),
     Allowed("CreateTopics", "5-7", "topics[].configs[].config_source", ELR, kafka=3, mqd=5),
     Allowed("DescribeConfigs", "1-4", "results[].configs[].config_source", ELR, kafka=3, mqd=5),
     Allowed("DescribeConfigs", "1-4", "results[].configs[].config_source", HOURS, kafka=5, mqd=4),
@@ -215,9 +236,6 @@ ALLOWED = (
         NO_TIERS,
         kafka="'log.local.retention.bytes'",
     ),
-    Allowed("DescribeConfigs", "1-4", "results[].configs[] only mqd", OWN_PROPERTY, mqd="'flush.on.ack'"),
-    Allowed("DescribeConfigs", "1-4", "results[].configs[] only mqd", OWN_PROPERTY, mqd="'record.validation'"),
-    Allowed("DescribeConfigs", "1-4", "results[].configs[] only mqd", OWN_PROPERTY, mqd="'replica.lag.max.messages'"),
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
     Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
     Allowed(

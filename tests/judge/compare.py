@@ -158,14 +158,14 @@ class _Walk:
             self.compare(one, other, f"{path}[]")
 
     def _paired(self, kafka: list, mqd: list, names: tuple[list[str], list[str]], path: str) -> tuple[list, list]:
-        """Elements with the same name side by side, of a name that is there twice those with the same
-        error; what only one side has is a difference.
+        """Elements with the same name side by side, of a name that is there twice those that are equal,
+        then those with the same error; what only one side has is a difference.
         """
         pairs, left = ([], []), list(zip(names[1], mqd, strict=True))
         alone = list(zip(names[0], kafka, strict=True))
-        for with_code in (True, False):
+        for key in (_whole, _with_code, _name):
             for item in list(alone):
-                match = next((other for other in left if _key(other, with_code) == _key(item, with_code)), None)
+                match = next((other for other in left if key(other) == key(item)), None)
                 if match is not None:
                     alone.remove(item)
                     left.remove(match)
@@ -190,9 +190,17 @@ def _by_entity(entries: list[dict]) -> list[dict]:
     return sorted(entries, key=lambda entry: sorted(map(repr, entry["entity"])))
 
 
-def _key(named: tuple[str, object], with_code: bool) -> tuple[str, object]:
+def _whole(named: tuple[str, object]) -> object:
+    return named
+
+
+def _with_code(named: tuple[str, object]) -> object:
     name, item = named
-    return name, item.get("error_code") if with_code and isinstance(item, dict) else None
+    return name, item.get("error_code") if isinstance(item, dict) else None
+
+
+def _name(named: tuple[str, object]) -> object:
+    return named[0]
 
 
 def _are_named(items: list) -> bool:
@@ -208,7 +216,8 @@ def _identity(item: object) -> str:
 
 # when it was done
 CLOCKS = frozenset({
-    "transaction_start_time_ms", "issue_timestamp_ms", "issue_timestamp", "last_fetch_timestamp", "last_caught_up_timestamp",
+    "timestamp", "transaction_start_time_ms", "issue_timestamp_ms", "issue_timestamp", "last_fetch_timestamp",
+    "last_caught_up_timestamp", "last_timestamp",
 })  # fmt: skip
 UUID_TAIL = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

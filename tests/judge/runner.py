@@ -46,7 +46,7 @@ class Report:
 
     @property
     def cases(self) -> dict[tuple[str, int], int]:
-        """How many distinct cases each API version has had."""
+        """How many cases each API version has had."""
         return dict(collections.Counter((api, version) for api, version, _, _ in self.journal.found))
 
     @property
@@ -55,10 +55,15 @@ class Report:
         return _by_difference(self.journal.found)
 
     def scarce(self, count: int) -> list[str]:
-        """Versions with fewer cases than that, without a reason why there are no more."""
+        """Versions with fewer cases than that of any one seed, whose cases are distinct, without a reason
+        why there are no more.
+        """
+        most: dict[tuple[str, int], int] = {}
+        for (api, version, _), found in collections.Counter(case[:3] for case in self.journal.found).items():
+            most[api, version] = max(found, most.get((api, version), 0))
         return [
             f"{api} {version}: {found} cases"
-            for (api, version), found in self.cases.items()
+            for (api, version), found in most.items()
             if found < count and not (api in FEWER and version in Versions.parse(FEWER[api][0]))
         ]
 

@@ -70,7 +70,8 @@ def test_a_version_with_too_few_cases_needs_a_reason() -> None:
     for number in range(2):
         for case in (("Fetch", 12, 1, number), ("ApiVersions", 0, 1, number), ("DescribeCluster", 1, 1, number)):
             journal.add({case: ([], [])}, Table(()))
-    journal.add({("Fetch", 12, 2, 0): ([], [])}, Table(()))  # another seed's count too
+    journal.add({("Fetch", 12, 2, number): ([], []) for number in range(3)}, Table(()))  # another seed's cases
+    journal.add({("DescribeCluster", 1, 2, 0): ([], [])}, Table(()))  # may repeat the first one's
     assert Report(journal).scarce(3) == ["DescribeCluster 1: 2 cases"]
     assert Report(journal).scarce(2) == []
 
@@ -112,6 +113,25 @@ def test_of_a_name_that_is_there_twice_the_same_errors_are_compared() -> None:
     assert found(outcome(42, 0), outcome(0, 42), unordered) == []
     assert found(outcome(42, 0), outcome(0, 3), unordered) == [(field, 42, 3)]
     assert found(outcome(42, 0), outcome(0, 42), ()) == [(field, 42, 0), (field, 0, 42)]
+
+
+def test_of_members_that_have_the_same_symbol_the_equal_ones_are_compared() -> None:
+    def outcome(*assignments: bytes) -> Outcome:
+        members = [
+            m.DescribeGroupsResponse.Member(f"one-{number:08x}-1111-1111-1111-111111111111", member_assignment=assigned)
+            for number, assigned in enumerate(assignments)
+        ]
+        return Outcome("answered", m.DescribeGroupsResponse(groups=[m.DescribeGroupsResponse.Group(members=members)]))
+
+    def found(kafka: Outcome, mqd: Outcome) -> list[tuple[str, object, object]]:
+        table = Table((Allowed("DescribeGroups", "0-6", "groups[].members", "hash tables", order=True),))
+        compared = differences(KEYS["DescribeGroups"], 5, (kafka, mqd), (World("a"), World("a")), table)
+        return [(one.field, one.kafka, one.mqd) for one in compared]
+
+    assert found(outcome(b"", b"whole"), outcome(b"whole", b"")) == []
+    assert found(outcome(b"", b"whole"), outcome(b"whole", b"x")) == [
+        ("groups[].members[].member_assignment", b"", b"x")
+    ]
 
 
 def test_a_run_continues_with_what_is_missing_and_what_differed(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_brokers(kafka_tools: KafkaTools) -> None:
     ] == []
     unused = [prefix for prefix in kafka_names.REFUSED if not any(name.startswith(prefix) for name in kafkas)]
     # a listener's, a topic's, and of an older Kafka
-    assert unused == ["zookeeper.", "local.retention.", "errors.deadletterqueue."]
+    assert unused == ["zookeeper.", "local.retention."]
 
 
 def test_topics(kafka_tools: KafkaTools) -> None:

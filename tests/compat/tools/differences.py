@@ -45,7 +45,10 @@ SHARE_START = (
     "the start of a share-partition moves past finished records with the write that finishes them, and is known from"
     " the first fetch on; Kafka writes it later"
 )
-TIERED = "not in mqd: tiered storage, and so its settings. `flush.on.ack`, `record.validation` and `replica.lag.max.messages` are mqd's own"
+TIERED = (
+    "not in mqd: tiered storage, and so its settings. `flush.on.ack`, `record.validation`, `replica.lag.max.messages`,"
+    " `schedule.*` and `queue.delete.on.ack` are mqd's own, `errors.deadletterqueue.group.enable` is Kafka 4.4's"
+)
 INTERNAL = "internal topics keep mqd's own settings, written out"
 FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `previousProducerId` is always written"
 INDEX = "an offset index names the first offset of a batch, Kafka's the last one. Both brokers read both; the tool calls it a mismatch"
@@ -81,7 +84,8 @@ ALLOWED = (
     Allowed(
         TIERED,
         "configs: of a topic: all.*",
-        lines=r"out ((local|remote)\.[\w.]+|flush\.on\.ack|record\.validation|replica\.lag\.max\.messages)=.*",
+        lines=r"out ((local|remote|schedule)\.[\w.]+|flush\.on\.ack|record\.validation|replica\.lag\.max\.messages"
+        r"|queue\.delete\.on\.ack|errors\.deadletterqueue\.group\.enable)=.*",
     ),
     Allowed(TEXTS, "topics: names (and|that).*", lines=r"out Error while executing topic command : Topic .*"),
     Allowed(INTERNAL, "topics: internal.*", lines=r"out Topic: __consumer_offsets TopicId: ID PartitionCount: 4 .*"),
