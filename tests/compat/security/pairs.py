@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import signal
 import ssl
 import subprocess
+import sys
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -356,7 +359,11 @@ class _ThreadPair(Pair):
     def _end(self) -> None:
         self._ended.set()
         self._thread.join(END_SECONDS)
-        assert not self._thread.is_alive(), "the consumer does not end"
+        assert not self._thread.is_alive(), f"the consumer does not end\n{self._waits_for()}"
+
+    def _waits_for(self) -> str:
+        """Where the thread is."""
+        return "".join(traceback.format_stack(sys._current_frames()[self._thread.ident or 0]))
 
 
 class LibrdkafkaPair(_ThreadPair):
@@ -488,6 +495,18 @@ class AiokafkaPair(_ThreadPair):
             self.acknowledged.add(line)
         except Exception as error:
             self.failures.append(f"{line}: {error!r}")
+
+    def _waits_for(self) -> str:
+        """Where each task is, down to what it awaits."""
+        found = io.StringIO()
+        for task in asyncio.all_tasks(self._loop):
+            task.print_stack(file=found)
+            awaited = task.get_coro()
+            while (inner := getattr(awaited, "cr_await", None)) is not None:
+                frame = getattr(inner, "cr_frame", None)
+                print("  awaits", frame or inner, file=found)
+                awaited = inner
+        return found.getvalue()
 
     def write(self, line: str) -> None:
         def begin() -> None:
