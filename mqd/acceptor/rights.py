@@ -41,22 +41,28 @@ class Each(NamedTuple):
     field: str  # of the request
     answer: str  # of the response
     check: Check
+    parts: str = ""  # field of an element: what it lists does not appear in the answer to a denied one
+    is_group_first: bool = False  # the handler looks at the group even if no element is left; see Judged
 
 
 class Judged(NamedTuple):
     """`request`: the part for the handler; None: nothing is left. `denied`: the answer to the rest,
-    to be joined with the handler's.
+    to be joined with the handler's, unless that is an error of the whole request and
+    `is_group_first`.
     """
 
     request: object | None
     denied: object | None = None
     joined: str = ""  # field of both answers
+    is_group_first: bool = False
 
-    def answer(self, answered: object | None) -> object | None:
+    def answer(self, answered: Any) -> object | None:
         if self.denied is None:
             return answered
         if answered is None:
             return self.denied
+        if self.is_group_first and answered.error_code:
+            return answered
         getattr(answered, self.joined).extend(getattr(self.denied, self.joined))
         return answered
 
@@ -75,8 +81,8 @@ def judge(context: Context, header: RequestHeader, request: object) -> Judged:
 
 
 def _judge_each(context: Context, header: RequestHeader, request: Any, rule: Each) -> Judged:
-    allowed: list[object] = []
-    denied: dict[int, list[object]] = {}
+    allowed: list[Any] = []
+    denied: dict[int, list[Any]] = {}
     for element in getattr(request, rule.field):
         error = rule.check(context, header, request, element)
         (denied.setdefault(error, []) if error else allowed).append(element)
@@ -84,11 +90,14 @@ def _judge_each(context: Context, header: RequestHeader, request: Any, rule: Eac
         return Judged(request)
     elements: list[object] = []
     for error, some in denied.items():
+        if rule.parts:
+            some = [msgspec.structs.replace(element, **{rule.parts: []}) for element in some]
         part = msgspec.structs.replace(request, **{rule.field: some})
         elements += getattr(_failed(header, part, error), rule.answer)
     answer = message_class(header.api_key, "Response")(**{rule.answer: elements})
-    rest = msgspec.structs.replace(request, **{rule.field: allowed}) if allowed else None
-    return Judged(rest, answer, rule.answer)
+    is_asked = allowed or rule.is_group_first
+    rest = msgspec.structs.replace(request, **{rule.field: allowed}) if is_asked else None
+    return Judged(rest, answer, rule.answer, rule.is_group_first)
 
 
 def _is_refused_alone(header: RequestHeader) -> bool:
@@ -236,6 +245,8 @@ READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = (
     Operation.DESCRIBE,
 )
 
+SHARE_TOPICS = topics(READ, answer="responses", attribute="topic_name")._replace(is_group_first=True)
+
 RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     0: (topics(WRITE, "topic_data", "responses"),),
     1: OPEN,  # only refused here
@@ -302,7 +313,7 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     79: OPEN,
     80: (cluster(ALTER),),
     81: (cluster(ALTER),),
-    90: (Each("groups", "groups", on(ResourceType.GROUP, DESCRIBE, "group_id")),),
-    91: (group(READ), topics(READ, answer="responses", attribute="topic_name")),
-    92: (group(DELETE), topics(READ, answer="responses", attribute="topic_name")),
+    90: (Each("groups", "groups", on(ResourceType.GROUP, DESCRIBE, "group_id"), parts="topics"),),
+    91: (group(READ), SHARE_TOPICS),
+    92: (group(DELETE), SHARE_TOPICS),
 }

@@ -513,7 +513,7 @@ CASES: dict[int, list[Case]] = {
             ),
             (group(Operation.DELETE), topic(Operation.READ)),
             E.GROUP_AUTHORIZATION_FAILED,
-            code_of={TOPIC: E.TOPIC_AUTHORIZATION_FAILED},
+            code_of={TOPIC: E.GROUP_ID_NOT_FOUND},  # the group is looked at first, and there is none
         )
     ],
 }
