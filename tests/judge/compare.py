@@ -98,8 +98,15 @@ class Table:
 
 def differences(
     api_key: int, version: int, outcomes: tuple[Outcome, Outcome], worlds: tuple[World, World], table: Table
-):
+) -> list[Difference]:
     """What is different and not allowed. The first outcome is Kafka's."""
+    return judged(api_key, version, outcomes, worlds, table)[0]
+
+
+def judged(
+    api_key: int, version: int, outcomes: tuple[Outcome, Outcome], worlds: tuple[World, World], table: Table
+) -> tuple[list[Difference], list[Difference]]:
+    """The differences that are not allowed, and those that are."""
     api = KNOWN[api_key].name
     kafka, mqd = outcomes
     if kafka.kind != mqd.kind or kafka.kind == "undecodable":
@@ -110,7 +117,8 @@ def differences(
         found = walk.found
     else:
         found = []
-    return [difference for difference in found if not table.allows(difference)]
+    verdicts = [(difference, table.allows(difference)) for difference in found]
+    return [one for one, is_allowed in verdicts if not is_allowed], [one for one, is_allowed in verdicts if is_allowed]
 
 
 def _kind(outcome: Outcome) -> str:

@@ -17,13 +17,14 @@ from mqd.protocol import KNOWN, SUPPORTED
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.schema.language import Versions
-from tests.judge.compare import Difference, Table, differences, learn
+from tests.judge.compare import Difference, Table, judged, learn
 from tests.judge.journal import Case as Number
 from tests.judge.journal import Journal
 from tests.judge.model import NO_UUID, PREFIX, Batch, Case, Ref, Step, World
 from tests.judge.sides import Outcome, Side
 from tests.judge.stories import FEWER, KEYS, LEFT_OUT, generate
 from tests.judge.values import LIBRARY
+from tests.judge.witnesses import FIRST_NUMBER, directed
 
 ROUND = 25
 MADE = ("¤c", "¤d", "x" * 249)  # topics that cases of CreateTopics make
@@ -59,7 +60,8 @@ class Report:
         why there are no more.
         """
         most: dict[tuple[str, int], int] = {}
-        for (api, version, _), found in collections.Counter(case[:3] for case in self.journal.found).items():
+        generated = [case[:3] for case in self.journal.found if case[3] < FIRST_NUMBER]
+        for (api, version, _), found in collections.Counter(generated).items():
             most[api, version] = max(found, most.get((api, version), 0))
         return [
             f"{api} {version}: {found} cases"
@@ -187,14 +189,20 @@ class Judge:
         return pairs
 
     def run(self, api_key: int, version: int, seed: int, count: int, only: int | None = None) -> None:
-        api, journal = KNOWN[api_key].name, self.report.journal
-        if only is None and all(journal.is_done((api, version, seed, number)) for number in range(count)):
-            return  # without the cost of making them again
+        """The cases of a seed, and then the directed ones."""
+        api, journal, made = KNOWN[api_key].name, self.report.journal, directed(api_key, version)
+        # without the cost of making them again
+        if only is not None or not all(journal.is_done((api, version, seed, number)) for number in range(count)):
+            made = [*enumerate(generate(api_key, version, seed, count)), *made]
         numbered = [
             (number, case)
-            for number, case in enumerate(generate(api_key, version, seed, count))
+            for number, case in made
             if (not journal.is_done((api, version, seed, number)) if only is None else only == number)
         ]
+        self._judge(api, version, seed, numbered)
+
+    def _judge(self, api: str, version: int, seed: int, numbered: list[tuple[int, Case]]) -> None:
+        journal = self.report.journal
         for start in range(0, len(numbered), ROUND):
             batch = numbered[start : start + ROUND]
             found = self._round(batch, "")
@@ -246,7 +254,7 @@ class Judge:
             deadline = time.monotonic() + SETTLE_S
             while True:
                 outcomes = self._both(step, worlds)
-                seen = differences(step.api_key, step.version, outcomes, worlds, self.table)
+                seen, allowed = judged(step.api_key, step.version, outcomes, worlds, self.table)
                 seen = [_hashable(difference) for difference in seen]
                 if not step.settles or time.monotonic() > deadline or self._known.issuperset(seen):
                     break
@@ -254,8 +262,8 @@ class Judge:
             found.update(seen)
             # What Kafka had done before its exception is no measure for the steps that follow; nor is
             # what only one of them has done, where that is allowed.
-            codes = [getattr(outcome.body, "error_code", 0) for outcome in outcomes]
-            if codes[0] == ErrorCode.UNKNOWN_SERVER_ERROR or (0 in codes and any(codes) and not seen):
+            code = getattr(outcomes[0].body, "error_code", 0)
+            if code == ErrorCode.UNKNOWN_SERVER_ERROR or any(map(divides, allowed)):
                 break
         for side in self.sides:
             side.close_extra()
@@ -298,6 +306,12 @@ def is_missing(body: object, path: str) -> bool:
     for name in path.split("."):
         body = getattr(body[0] if isinstance(body, list) and body else body, name, None)
     return not body
+
+
+def divides(difference: Difference) -> bool:
+    """Whether one of them has failed, or done nothing, where the other has done what was requested."""
+    codes = (difference.kafka, difference.mqd)
+    return difference.field.endswith("error_code") and (codes[0] == ErrorCode.UNKNOWN_SERVER_ERROR or 0 in codes)
 
 
 def _hashable(difference: Difference) -> Difference:

@@ -9,6 +9,7 @@ import pytest
 
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
+from mqd.protocol.schema.language import Versions
 from perf.peers import apache_kafka, maven
 from perf.peers.peer import Unavailable
 from tests.judge.allowed import ALLOWED, OPEN
@@ -16,9 +17,10 @@ from tests.judge.brokers import both
 from tests.judge.compare import Allowed, Difference, Table, differences
 from tests.judge.journal import Journal
 from tests.judge.model import World
-from tests.judge.runner import Judge, Report, is_missing
+from tests.judge.runner import Judge, Report, divides, is_missing
 from tests.judge.sides import Outcome
 from tests.judge.stories import KEYS, generate
+from tests.judge.witnesses import FIRST_NUMBER, WITNESSES, directed
 
 QUICK = (
     ("Fetch", 12),
@@ -54,7 +56,11 @@ def test_a_share_of_the_hot_apis(tmp_path: Path) -> None:
     with both(tmp_path, _table()) as judge:
         for name, version in QUICK:
             judge.run(KEYS[name], version, SEED, 5)
+        for name, version in sorted({(one.api, version) for one in WITNESSES for version in one.versions}):
+            judge.run(KEYS[name], version, SEED, 0)
         _assert_alike(judge)
+        met = judge.table.used_entries()
+    assert [one for one in WITNESSES if not any(map(one.is_for, met))] == [], "lines that their witness does not meet"
 
 
 def test_cases_are_those_of_their_seed() -> None:
@@ -63,6 +69,29 @@ def test_cases_are_those_of_their_seed() -> None:
     assert repr(generate(KEYS["OffsetCommit"], 8, 1, 20)) == repr(first)
     assert repr(generate(KEYS["OffsetCommit"], 8, 1, 40)[:20]) == repr(first)
     assert repr(generate(KEYS["OffsetCommit"], 8, 2, 20)) != repr(first)
+
+
+def test_a_witness_is_for_one_line_of_the_table_in_versions_of_it() -> None:
+    for one in WITNESSES:
+        (line,) = filter(one.is_for, ALLOWED)
+        if not one.of:
+            assert all(version in Versions.parse(line.versions) for version in one.versions), one
+
+
+def test_directed_cases_are_judged_beside_those_of_every_seed_and_do_not_count_as_theirs() -> None:
+    numbers = [number for number, _ in directed(KEYS["Produce"], 11)]
+    assert numbers == [FIRST_NUMBER, FIRST_NUMBER + 1]
+    journal = Journal()
+    journal.add({("Produce", 11, 1, number): ([], []) for number in (0, *numbers)}, Table(()))
+    assert Report(journal).scarce(3) == ["Produce 11: 1 cases"]
+
+
+def test_what_follows_where_one_alone_has_failed_is_not_judged() -> None:
+    field = "responses[].partition_responses[].error_code"
+    assert divides(Difference("Produce", 9, field, -1, 76))
+    assert divides(Difference("Produce", 9, field, 49, 0))
+    assert not divides(Difference("Produce", 9, field, 48, 87))
+    assert not divides(Difference("Produce", 9, "responses[].partition_responses[].base_offset", 0, 1))
 
 
 def test_a_version_with_too_few_cases_needs_a_reason() -> None:

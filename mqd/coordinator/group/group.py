@@ -497,8 +497,7 @@ class Group:
         )
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
-        if self.share is not None:
-            return int(ErrorCode.GROUP_ID_NOT_FOUND)
+        """A share group has no committed offsets, and none are found, as in a group that is not there."""
         return self.consumer.fetch_error(member_id, member_epoch) if self.consumer is not None else 0
 
     def delete_error(self) -> int:

@@ -157,6 +157,18 @@ def test_a_member_joins_is_described_and_leaves(run: Callable[..., None]) -> Non
     run(scenario)
 
 
+def test_a_share_group_has_no_committed_offsets(run: Callable[..., None]) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert (await beat(broker)).error_code == 0
+        Fetch = m.OffsetFetchRequest
+        found = await broker.send_request(Fetch("g", [Fetch.Topic("t", [0])]), 5)
+        assert (found.error_code, found.topics[0].partitions[0].committed_offset) == (0, -1)
+        (group,) = (await broker.send_request(Fetch(groups=[Fetch.Group("g", None, -1, None)]), 8)).groups
+        assert (group.error_code, group.topics) == (0, [])
+
+    run(scenario)
+
+
 def test_offsets_are_altered_described_with_lag_and_deleted(run: Callable[..., None]) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         broker.place("t", 0, log_end_offset=100, high_watermark=90)
