@@ -168,6 +168,8 @@ __attribute__((unused)) static struct mqd_tls_context *tls_context(const struct 
 
 /* ---- clients ---- */
 
+#define TLS_CONNECT_MS 30000
+
 struct tls_client {
     SSL_CTX *context;
     SSL *ssl;
@@ -188,9 +190,16 @@ __attribute__((unused)) static struct tls_client tls_client(int fd, int version)
     return client;
 }
 
+/* On a blocking socket. A recv with a time-out is interrupted when a ring of io_uring that this thread
+ * created has news, and OpenSSL then says that it wants to read. */
 __attribute__((unused)) static bool tls_client_connect(struct tls_client *client)
 {
-    int n = TLS_CALL(int, SSL_connect, (SSL *), client->ssl);
+    int64_t end_ns = test_now_ns() + TLS_CONNECT_MS * 1000000ll;
+    int n, error;
+    do {
+        n = TLS_CALL(int, SSL_connect, (SSL *), client->ssl);
+        error = openssl.SSL_get_error(client->ssl, n);
+    } while ((error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) && test_now_ns() < end_ns);
     if (n != 1 && getenv("MQD_TEST_LOG")) {
         char reason[128];
         mqd_tls_error_take(reason, sizeof reason);

@@ -355,7 +355,7 @@ BOTH(limits)
     CHECK_EQUAL(refused.welcome.error, MQD_E_FULL);
     CHECK(strstr(refused.welcome.reason, "local.memory.max.bytes"));
     uint8_t byte;
-    CHECK_EQUAL(recv(refused.client.fd, &byte, 1, 0), 0);
+    CHECK_EQUAL(client_recv(&refused.client, &byte, 1), 0);
     local_close(&refused);
     local_close(&big);
     local_wait_none(b);

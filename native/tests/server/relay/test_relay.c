@@ -385,7 +385,7 @@ BOTH(written_over_tls)
     enum { COUNT = 200, UNDER_WAY = 14 };
     if (!tls_works())
         return;
-    mqd_secure_handshake_ms = 10000;
+    mqd_secure_handshake_ms = TLS_CONNECT_MS;
     mqd_tls_key_records_max = 10;
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, WISH);
@@ -423,7 +423,7 @@ BOTH(written_over_tls)
     local_close(&local);
     local_wait_none(b);
     local_bench_stop(b);
-    mqd_secure_handshake_ms = 10000;
+    mqd_secure_handshake_ms = TLS_CONNECT_MS;
     mqd_tls_key_records_max = 1u << 23;
     tls_identity_free(&ca), tls_identity_free(&leader), tls_identity_free(&other);
 }

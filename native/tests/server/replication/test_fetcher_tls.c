@@ -21,7 +21,7 @@ static void use_certificate(struct two *two, uint32_t worker, const struct tls_i
 
 static struct two *hosts_start(int backend)
 {
-    mqd_secure_handshake_ms = 10000;
+    mqd_secure_handshake_ms = TLS_CONNECT_MS;
     struct two *two = two_start(backend, NULL);
     authority = tls_identity("ca");
     nodes[1] = tls_node(&authority, "URI:mqd://node/1", 2);
@@ -319,7 +319,7 @@ BOTH(a_leader_that_does_not_shake_hands)
     CHECK_CONTAINS(two->observed.text, "did not end in time");
     CHECK(mqd_counter_read(two->b->control, 1, MQD_COUNT_LOOPS) - turns < 1000); /* it sleeps meanwhile */
     close(pair[0]);
-    mqd_secure_handshake_ms = 10000;
+    mqd_secure_handshake_ms = TLS_CONNECT_MS;
     CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, abort());
     fetcher_put(two, pair[1], secure_options(MQD_LANE_IN_SYNC));
     CHECK(write(pair[0], "\0\0\0\x10plain text it is", 20) == 20);

@@ -234,7 +234,7 @@ BOTH(records_are_sealed)
     static const uint32_t bodies[] = {100, 9000, 300000}; /* copied; file ranges of one and of several TLS records */
     if (!tls_works())
         return;
-    mqd_secure_handshake_ms = 10000;
+    mqd_secure_handshake_ms = TLS_CONNECT_MS;
     struct coordinator *k = start_with(backend, with_tls);
     broker = tls_identity("localhost");
     struct mqd_tls_context *context = tls_context(&broker);
