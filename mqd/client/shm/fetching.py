@@ -320,7 +320,11 @@ class Fetcher:
             part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, -1)
         )
         if code:
-            self._again(part, broker_error(code, "list offsets"), quietly=code in _LATER, soon=code in _LATER)
+            if code in UNKNOWN:  # as in _on_error: the metadata says whether it is gone
+                self._control.metadata.refresh([part.topic])
+            self._again(
+                part, broker_error(code, "list offsets"), quietly=code in UNKNOWN or code in _LATER, soon=code in _LATER
+            )
         else:
             self._activate(part, max(offset, 0))
 

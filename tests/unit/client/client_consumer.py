@@ -79,7 +79,8 @@ class LogReader:
 class ConsumerWorld:
     """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it
     has committed, one dictionary of partitions for each request; `refused`: what it was refused, as
-    the topic of that id is gone; `committed`: what it is told when it asks.
+    the topic of that id is gone; `committed`: what it is told when it asks; `list_errors`: of
+    the next ListOffsets.
     """
 
     def __init__(self, *ends: int, **config: object) -> None:
@@ -88,6 +89,7 @@ class ConsumerWorld:
         self.commits: list[dict[int, int]] = []
         self.refused: list[dict[int, int]] = []
         self.committed: dict[int, int] = {}
+        self.list_errors: list[int] = []
         self.readers: dict[int, LogReader] = {}  # the latest of each partition
         self.at_end: Callable[[], None] = lambda: None
         coordinator = FindCoordinatorResponse.Coordinator(key="g", node_id=1, host="h", port=1)
@@ -166,6 +168,7 @@ class ConsumerWorld:
 
     def _list(self, request: Any) -> ListOffsetsResponse:
         Topic, One = ListOffsetsResponse.TopicResponse, ListOffsetsResponse.PartitionResponse
+        error = self.list_errors.pop(0) if self.list_errors else 0
         return ListOffsetsResponse(
             topics=[
                 Topic(
@@ -173,6 +176,7 @@ class ConsumerWorld:
                     partitions=[
                         One(
                             partition_index=one.partition_index,
+                            error_code=error,
                             offset=0 if one.timestamp == EARLIEST_TIMESTAMP else self.ends[one.partition_index],
                         )
                         for one in topic.partitions

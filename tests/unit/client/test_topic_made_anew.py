@@ -15,6 +15,7 @@ from mqd.client.messages import OFFSET_INVALID
 from mqd.client.shm.partitions import Phase
 from mqd.client.shm.reading import Problem
 from mqd.protocol.errors import ErrorCode
+from tests.polling import PATIENCE_S
 from tests.unit.client.client_consumer import (  # noqa: F401 (fixtures)
     NEW,
     TOPIC,
@@ -33,6 +34,15 @@ from tests.unit.client.client_consumer import (  # noqa: F401 (fixtures)
 def position(world: ConsumerWorld) -> int:
     (one,) = world.consumer.position([TopicPartition(TOPIC, 0)])
     return one.offset
+
+
+def test_a_worker_that_does_not_know_its_partitions_yet_is_asked_again_for_an_offset(world: ConsumerWorld) -> None:
+    """The metadata still has the topic: the application gets no error."""
+    world.list_errors = [int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)] * 3
+    world.consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
+    message = world.consumer.poll(PATIENCE_S)
+    assert message.error() is None and message.offset() == 0
+    assert not world.list_errors
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
