@@ -14,11 +14,11 @@ from typing import IO
 
 from mqd.cli.verbs import status
 from tests import preloaded
+from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_port
 
 is_forked = False  # by tests/preloaded.py; set for the quick tier
-START_SECONDS = 30.0
-STOP_SECONDS = 30.0
+START_SECONDS = STOP_SECONDS = PATIENCE_S
 
 
 # tests read descriptors and memory of its processes in /proc, which only root may otherwise
@@ -121,16 +121,13 @@ class Broker:
         return next((process["pid"] for process in self.running() if process["name"] == name), None)
 
     def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
-        deadline = time.monotonic() + seconds
-        while not self.status()["ready"]:
-            if time.monotonic() > deadline:
-                raise BrokerFailed(f"not ready again within {seconds:.0f} s\n{self.logs()}")
-            time.sleep(0.05)  # polls another process; nothing here can be waited for
+        eventually(lambda: self.status()["ready"], lambda: f"the broker is ready again\n{self.logs()}", seconds)
 
     def stop(self) -> int | None:
         """SIGTERM, as supervisord's user would. Returns the exit code."""
         if self.process is None:
             return None
+        children = self._children()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -139,6 +136,7 @@ class Broker:
                 logs = self.logs()
                 self.kill_all()
                 raise BrokerFailed(f"did not stop within {STOP_SECONDS:.0f} s\n{logs}") from None
+        _wait_for_end(children)
         return self._forget()
 
     def kill_all(self) -> None:
@@ -147,16 +145,17 @@ class Broker:
         """
         if self.process is None:
             return
+        # stopped first: supervisord starts no other process meanwhile, and none has the time to see
+        # another's end, and to end well because of it
+        with contextlib.suppress(OSError):
+            pause(self.process.pid)
         pids = [self.process.pid, *self._children()]
-        # stopped first: none has the time to see another's end, and to end well because of it
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         self.process.wait(STOP_SECONDS)
-        deadline = time.monotonic() + STOP_SECONDS
-        while any(is_alive(pid) for pid in pids[1:]) and time.monotonic() < deadline:
-            time.sleep(0.005)  # they are not our children any more: init reaps them
+        _wait_for_end(pids[1:])  # they are not our children any more: init reaps them
         self._forget()
 
     def _children(self) -> list[int]:
@@ -198,6 +197,10 @@ def is_alive(pid: int) -> bool:
         return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
+
+
+def _wait_for_end(pids: list[int]) -> None:
+    eventually(lambda: not any(map(is_alive, pids)), "all processes of the broker have ended", STOP_SECONDS)
 
 
 def pause(pid: int) -> None:

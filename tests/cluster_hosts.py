@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 
 from mqd.cli.kafka_request import Broker as Client
 from mqd.protocol.messages import DescribeQuorumRequest, MetadataRequest
-from tests.broker import Broker, BrokerFailed
+from tests.broker import Broker
+from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 QUICK = {
@@ -139,17 +139,13 @@ class Cluster:
                     pass
                 host.kill_all()
 
-    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-        """What `condition` gives, once it is true. Raises BrokerFailed with the logs."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            if time.monotonic() > deadline:
-                raise BrokerFailed(
-                    f"not within {seconds:.0f} s: {what}\n"
-                    + "\n".join(f"===== node {host.node_id}\n{host.logs(15)}" for host in self.hosts)
-                )
-            time.sleep(0.02)  # polls other processes; nothing here can be waited for
-        return found
+    def wait(self, what: str, condition: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
+        """What `condition` gives, once it is true. Raises AssertionError with the logs."""
+
+        def logs() -> str:
+            return "\n".join(f"===== node {host.node_id}\n{host.logs(15)}" for host in self.hosts)
+
+        return eventually(condition, lambda: f"{what}\n{logs()}", seconds)
 
     def leader(self) -> Host:
         """Of the quorum, as a host that is it says itself."""

@@ -20,6 +20,7 @@ import struct
 
 from mqd.protocol import decode_response, encode_request, with_length
 from mqd.protocol.messages import message_class
+from tests.polling import PATIENCE_S
 
 API_VERSIONS = 18
 FRAME_BYTES_MAX = 512 << 20
@@ -50,7 +51,7 @@ class KafkaConnection:
         port: int = 9092,
         *,
         client_id: str | None = "test",
-        timeout_s: float = 10.0,
+        timeout_s: float = PATIENCE_S,
         from_address: str = "",
     ) -> None:
         self.client_id = client_id

@@ -188,7 +188,7 @@ def test_serializers_on_shared_memory(broker: Broker) -> None:
     assert producer.cluster_id(10) == AdminClient(settings).list_topics(timeout=10).cluster_id
     reports = []
     producer.produce("serialized", 7, {"name": "Ann"}, on_delivery=lambda error, message: reports.append(error))
-    assert producer.flush(20) == 0 and reports == [None]
+    assert producer.flush(60) == 0 and reports == [None]
     consumer = DeserializingConsumer(
         {
             **settings,

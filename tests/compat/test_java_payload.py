@@ -81,13 +81,13 @@ def test_a_consumer(java: list[str], shared_broker: Broker, tmp_path: Path) -> N
     with Producer({**sealing, "transport": "shm"}) as producer:
         producer.produce(topic, value, key=b"k")
         producer.produce(topic, None, key=b"k")
-        producer.flush(20)
+        producer.flush(60)
     with Producer({**sealing, "transport": "tcp"}) as producer:
         producer.produce(topic, b"short")
-        producer.flush(20)
+        producer.flush(60)
     with Producer(settings) as producer:
         producer.produce(topic, b"plain")
-        producer.flush(20)
+        producer.flush(60)
     reported = f"encryption.key.provider={provider}"
     found = _run(java, "consume", shared_broker.bootstrap, topic, "4", reported)
     assert found[:3] == [f"value {value.encode().hex()}", "value null", f"value {b'short'.hex()}"]

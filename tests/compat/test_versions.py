@@ -123,7 +123,7 @@ def _create_topics(setting: Setting, version: int) -> CreateTopicsRequest:
                 name=topics.fresh_name("versions-created"), num_partitions=3, replication_factor=1, configs=configs
             )
         ],
-        timeout_ms=10_000,
+        timeout_ms=60_000,
     )
 
 
@@ -138,7 +138,7 @@ def _created_topics(setting: Setting, version: int, response: object) -> bool:
 def _delete_topics(setting: Setting, version: int) -> DeleteTopicsRequest:
     name = setting.fresh()
     return DeleteTopicsRequest(
-        topics=[DeleteTopicsRequest.TopicState(name=name)], topic_names=[name], timeout_ms=10_000
+        topics=[DeleteTopicsRequest.TopicState(name=name)], topic_names=[name], timeout_ms=60_000
     )
 
 
@@ -147,7 +147,7 @@ def _delete_records(setting: Setting, version: int) -> DeleteRecordsRequest:
     topics.must_produce(setting.kafka, name, b"a", b"b")
     requested = DeleteRecordsRequest.Partition(partition_index=0, offset=1)
     return DeleteRecordsRequest(
-        topics=[DeleteRecordsRequest.Topic(name=name, partitions=[requested])], timeout_ms=10_000
+        topics=[DeleteRecordsRequest.Topic(name=name, partitions=[requested])], timeout_ms=60_000
     )
 
 
@@ -194,7 +194,7 @@ def _described_configs(setting: Setting, version: int, response: object) -> bool
 
 def _create_partitions(setting: Setting, version: int) -> CreatePartitionsRequest:
     return CreatePartitionsRequest(
-        topics=[CreatePartitionsRequest.Topic(name=setting.fresh(), count=2, assignments=None)], timeout_ms=10_000
+        topics=[CreatePartitionsRequest.Topic(name=setting.fresh(), count=2, assignments=None)], timeout_ms=60_000
     )
 
 

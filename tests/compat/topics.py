@@ -18,6 +18,7 @@ from mqd.protocol.messages import (
 from mqd.protocol.records import BatchHeader, Record, encode_batch, iterate_batches
 from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
+from tests.polling import PATIENCE_S
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID = (
     0,
@@ -30,7 +31,7 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPI
     22,
 )
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
-READY_SECONDS = 10.0
+READY_SECONDS = PATIENCE_S
 
 _numbers = itertools.count(1)
 
@@ -55,14 +56,14 @@ def create_named(broker: Broker, name: str, partitions: int = 1, **configs: str)
     rows = [CreateTopicsRequest.Config(name=key.replace("_", "."), value=value) for key, value in configs.items()]
     topic = CreateTopicsRequest.Topic(name=name, num_partitions=partitions, replication_factor=1, configs=rows)
     with connect(broker) as kafka:
-        (result,) = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=10_000)).topics
+        (result,) = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)).topics
         assert result.error_code == 0, (result.error_code, result.error_message)
         wait_served(kafka, name)
 
 
 def delete_topic(broker: Broker, name: str) -> None:
     with connect(broker) as kafka:
-        request = DeleteTopicsRequest(topics=[DeleteTopicsRequest.TopicState(name=name)], timeout_ms=10_000)
+        request = DeleteTopicsRequest(topics=[DeleteTopicsRequest.TopicState(name=name)], timeout_ms=60_000)
         assert kafka.call(DELETE_TOPICS, 6, request).responses[0].error_code == 0
 
 
@@ -99,7 +100,7 @@ def produce_request(name: str, records: bytes | None, partition: int = 0, acks: 
     topic = ProduceRequest.TopicData(
         name=name, partition_data=[ProduceRequest.PartitionData(index=partition, records=records)], **options
     )
-    return ProduceRequest(acks=acks, timeout_ms=10_000, topic_data=[topic])
+    return ProduceRequest(acks=acks, timeout_ms=60_000, topic_data=[topic])
 
 
 def produce(

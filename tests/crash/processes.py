@@ -11,8 +11,9 @@ from mqd.shm.keeper_messages import Status
 from mqd.shm.tools import KeeperTool
 from tests.broker import Broker
 from tests.crash.workload import wait_until
+from tests.polling import PATIENCE_S
 
-READY_SECONDS = 20.0
+READY_SECONDS = PATIENCE_S
 
 
 def status(broker: Broker) -> Status:

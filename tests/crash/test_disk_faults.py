@@ -183,21 +183,21 @@ def test_a_full_disk_refuses_produce_and_nothing_else(start_faulty):
         assert error in RETRIABLE_WHEN_FULL, error
         assert len(read_log(kafka, "t", 0).records) == 40  # Fetch
         lows = admin.delete_records([Place("t", 0, 20)])
-        assert next(iter(lows.values())).result(10).low_watermark == 20
+        assert next(iter(lows.values())).result(60).low_watermark == 20
         assert read_log(kafka, "t", 0).log_start_offset == 20
-        admin.delete_topics(["other"])["other"].result(10)
+        admin.delete_topics(["other"])["other"].result(60)
         entry = ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ConfigResource.Type.TOPIC, "t", incremental_configs=[entry])
-        next(iter(admin.incremental_alter_configs([resource]).values())).result(10)
+        next(iter(admin.incremental_alter_configs([resource]).values())).result(60)
         described = next(
             iter(admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, "t")]).values())
-        ).result(10)
+        ).result(60)
         assert described["retention.ms"].value == "3600000"
         assert produce(kafka, "t", 1, b"too much")[0] in RETRIABLE_WHEN_FULL
         faulty.set()
         wait_until(lambda: produce(kafka, "t", 0, b"space again")[0] == 0, 30, broker.logs)
         assert read_log(kafka, "t", 0).records[-1][1] == b"space again"
-    admin.create_topics([NewTopic("new", 1, 1)])["new"].result(10)
+    admin.create_topics([NewTopic("new", 1, 1)])["new"].result(60)
 
 
 @pytest.mark.slow
@@ -241,9 +241,9 @@ def test_a_topic_cannot_be_created_on_a_disk_that_refuses_the_metadata_log(start
     create_topics(faulty.broker.bootstrap, {"first": 1})
     faulty.set("write:EIO:__cluster_metadata", "write:EIO:metadata")
     with pytest.raises(KafkaException) as refused:
-        admin.create_topics([NewTopic("refused", 1, 1)])["refused"].result(10)
+        admin.create_topics([NewTopic("refused", 1, 1)])["refused"].result(60)
     assert refused.value.args[0].code() != KafkaError.UNKNOWN, refused.value
     assert "refused" not in admin.list_topics(timeout=10).topics
     faulty.set()
-    admin.create_topics([NewTopic("refused", 1, 1)])["refused"].result(10)
+    admin.create_topics([NewTopic("refused", 1, 1)])["refused"].result(60)
     assert "refused" in admin.list_topics(timeout=10).topics

@@ -158,7 +158,7 @@ class _TopicChanges(threading.Thread):
 
     def _confirmed(self, future) -> bool:
         try:
-            future.result(10)
+            future.result(60)
             return True
         except Exception as error:  # noqa: BLE001 - librdkafka's KafkaException, or a time-out: unknown either way
             self.refused.append(str(error))

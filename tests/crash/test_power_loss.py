@@ -172,12 +172,12 @@ def record(directory: Path, seed: int, config: dict[str, str], kills: bool, stop
 
 def _change_topics(admin: AdminClient, changes: dict[str, TopicChange], turn: int) -> None:
     change = changes[f"extra-{turn}"] = TopicChange()
-    admin.create_topics([NewTopic(f"extra-{turn}", 2, 1)])[f"extra-{turn}"].result(10)
+    admin.create_topics([NewTopic(f"extra-{turn}", 2, 1)])[f"extra-{turn}"].result(60)
     change.created_ns = time.monotonic_ns()
     if turn % 2:
         change = changes[f"extra-{turn - 1}"]
         change.delete_begun_ns = time.monotonic_ns()
-        admin.delete_topics([f"extra-{turn - 1}"])[f"extra-{turn - 1}"].result(10)
+        admin.delete_topics([f"extra-{turn - 1}"])[f"extra-{turn - 1}"].result(60)
         change.deleted_ns = time.monotonic_ns()
 
 

@@ -33,6 +33,7 @@ from mqd.protocol.records import Record, decode_records, encode_batch
 from tests.broker import Broker
 from tests.crash.checker import Acknowledged, FinalLog, History, Seen, make_value
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 
 PROGRESS_SECONDS = 30.0
 FINISH_SECONDS = 60.0
@@ -56,11 +57,7 @@ def local_consumer(settings: dict[str, Any]) -> Any:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:.0f} s: {what()}")
-        time.sleep(0.01)  # other processes, and threads of librdkafka: nothing to wait on
+    eventually(condition, what, seconds)
 
 
 class ConnectionCount:

@@ -7,23 +7,20 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
-import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.cluster import Cluster, Member
+from tests.polling import PATIENCE_S, eventually
 from tests.preloaded import PRELOADED
 
-PATIENCE_S = 30.0
+T = TypeVar("T")
 
 
-def until(what: str, holds: Callable[[], object], cluster: Cluster, seconds: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds:.0f} s: {what}\n{cluster.logs()}")
-        time.sleep(0.05)  # other processes' doing: nothing here can be waited for
+def until(what: str, holds: Callable[[], T], cluster: Cluster, seconds: float = PATIENCE_S) -> T:
+    return eventually(holds, lambda: f"{what}\n{cluster.logs()}", seconds)
 
 
 def create(

@@ -1,8 +1,6 @@
-"""What the hostile and trap tests share: requests in one line, a broker's counters and memory,
-waiting for another process.
+"""What the hostile and trap tests share: requests in one line, a broker's counters and memory.
 
-Connections are blocking and hide nothing (tests/kafka_connection.py). Nothing here sleeps but
-`eventually`, which polls what nobody can wait for.
+Connections are blocking and hide nothing (tests/kafka_connection.py).
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ import contextlib
 import re
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from mqd.protocol.messages import (
     CreateTopicsRequest,
@@ -29,6 +26,7 @@ from mqd.protocol.records import Record, encode_batch, iterate_batches
 from mqd.shm.tools import KeeperTool
 from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
+from tests.polling import PATIENCE_S, eventually
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = (
     0,
@@ -53,18 +51,7 @@ PRODUCE_VERSION, FETCH_VERSION = 9, 12  # the newest that name topics by name
     INVALID_RECORD,
     UNKNOWN_TOPIC_ID,
 ) = (2, 3, 6, 7, 10, 43, 56, 87, 100)
-PATIENCE_S = 20.0
 _OF_A_WORKER = re.compile(r'^(mqd_\w+)\{worker="(\d+)"\} (\S+)$', re.MULTILINE)
-T = TypeVar("T")
-
-
-def eventually(look: Callable[[], T], what: str | Callable[[], str], seconds: float = PATIENCE_S) -> T:
-    """Polls `look` until it is true; what it gave."""
-    deadline = time.monotonic() + seconds
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what() if callable(what) else what}"
-        time.sleep(0.02)
-    return seen
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -339,7 +326,7 @@ class Watch:
                         return line
             return ""
 
-        return eventually(look, lambda: f"a log line with {parts}\n{self.broker.logs()}", 10.0)
+        return eventually(look, lambda: f"a log line with {parts}\n{self.broker.logs()}")
 
 
 def rss_bytes(pid: int) -> int:

@@ -15,6 +15,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from tests.broker import Broker
+from tests.polling import eventually
 
 _numbers = itertools.count(1)
 Row = tuple[int, int, Any, Any]
@@ -68,10 +69,12 @@ def retire_partitions(broker: Broker, name: str, to: int) -> None:
 
 def wait_for_partitions(broker: Broker, name: str, count: int, seconds: float = 60.0) -> None:
     """Until clients are shown so many."""
-    client, deadline = admin(broker), time.monotonic() + seconds
-    while len(client.list_topics(name, timeout=30).topics[name].partitions) != count:
-        assert time.monotonic() < deadline, f"{name} has not come to {count} partitions"
-        time.sleep(0.1)  # nothing tells a client
+    client = admin(broker)
+    eventually(
+        lambda: len(client.list_topics(name, timeout=30).topics[name].partitions) == count,
+        f"{name} has {count} partitions",
+        seconds,
+    )
 
 
 def produce(broker: Broker, topic: str, records: Iterable[Any], partition: int = 0, **config: Any) -> None:

@@ -67,7 +67,7 @@ def test_what_cannot_be_opened(spark: Any, broker: Broker, provider: str, tmp_pa
     topic = new_topic(broker)
     with Producer({"bootstrap.servers": broker.bootstrap, "encryption.key.provider": provider}) as producer:
         producer.produce(topic, b"value")
-        producer.flush(20)
+        producer.flush(60)
     foreign = tmp_path / "foreign"
     foreign.write_text(text_of({"key-2": new_key()}))
     reported = {"encryption.key.provider": f"file:{foreign}"}
@@ -84,7 +84,7 @@ def test_an_archive_without_keys_is_replayed(spark: Any, broker: Broker, provide
     with Producer({"bootstrap.servers": broker.bootstrap, "encryption.key.provider": provider}) as producer:
         for key, value in ROWS:
             producer.produce(topic, value, key=key)
-        producer.flush(20)
+        producer.flush(60)
     run(spark, archive_of(broker, topic, tmp_path))
     run(spark, Replay(name="replaying", bootstrap=broker.bootstrap, path=str(tmp_path / "archive"), to={topic: copy}))
     assert [message.value() for message in read_all(broker, copy, len(ROWS))] == [

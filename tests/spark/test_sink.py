@@ -5,7 +5,6 @@ what is refused and how, what is dropped when it comes again.
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from mqd.client.partitioner import number_of
 from tests.broker import Broker
 from tests.interaction.transactional import connect, fetch_committed, read_committed, read_committed_records, topic_of
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 
 PARTITIONS = 3
 
@@ -132,13 +132,12 @@ def test_what_fails_is_over(spark: Any, broker: Broker, kafka: KafkaConnection, 
     """
     with pytest.raises(Exception, match="no such luck"):
         save(failing(spark), broker, topic=topic)
-    deadline = time.monotonic() + 30
-    while any(
-        (found := fetch_committed(kafka, topic, index)).last_stable_offset != found.high_watermark
-        for index in range(PARTITIONS)
-    ):
-        assert time.monotonic() < deadline, "the transaction has ended"
-        time.sleep(0.05)
+
+    def is_over(index: int) -> bool:
+        found = fetch_committed(kafka, topic, index)
+        return found.last_stable_offset == found.high_watermark
+
+    eventually(lambda: all(map(is_over, range(PARTITIONS))), "the transaction has ended")
 
 
 def test_a_write_of_an_application_and_version_happens_once(

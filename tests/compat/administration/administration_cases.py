@@ -51,7 +51,7 @@ def _move(setting, version: int) -> AlterReplicaLogDirsRequest:
 def _elect(setting, version: int) -> ElectLeadersRequest:
     return ElectLeadersRequest(
         topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=setting.topic, partitions=[0, 1])],
-        timeout_ms=10_000,
+        timeout_ms=60_000,
     )
 
 
@@ -59,7 +59,7 @@ def _reassign(setting, version: int) -> AlterPartitionReassignmentsRequest:
     partitions = [AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=0, replicas=[1])]
     return AlterPartitionReassignmentsRequest(
         topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name=setting.topic, partitions=partitions)],
-        timeout_ms=10_000,
+        timeout_ms=60_000,
     )
 
 
@@ -121,7 +121,7 @@ def _features(setting, version: int) -> UpdateFeaturesRequest:
     update = UpdateFeaturesRequest.FeatureUpdateKey(
         feature="transaction.version", max_version_level=2, allow_downgrade=False, upgrade_type=UPGRADE
     )
-    return UpdateFeaturesRequest(feature_updates=[update], timeout_ms=10_000)
+    return UpdateFeaturesRequest(feature_updates=[update], timeout_ms=60_000)
 
 
 def _resources(setting, version: int, response) -> bool:

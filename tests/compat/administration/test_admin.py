@@ -33,6 +33,7 @@ from mqd.protocol import ErrorCode
 from tests.broker import Broker
 from tests.compat import topics
 from tests.compat.kcat import Kcat
+from tests.polling import eventually
 
 DEADLINE_SECONDS = 20
 
@@ -44,13 +45,6 @@ def topic(shared_broker: Broker) -> str:
         for number in range(5):
             topics.must_produce(connection, name, b"%d" % number, partition=1)
     return name
-
-
-def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # polls another process
 
 
 # -- confluent-kafka -------------------------------------------------------------------------------

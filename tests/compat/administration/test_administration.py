@@ -27,6 +27,7 @@ from mqd.protocol.messages import AlterClientQuotasRequest, DescribeAclsRequest
 from tests.broker import Broker
 from tests.compat import topics
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 
 DEADLINE_SECONDS = 20
 DESCRIBE_ACLS = 29
@@ -128,10 +129,7 @@ def test_kafka_python_moves_features_down_and_up(python_admin: kafka.KafkaAdminC
 
 def eventually_finalized(admin: kafka.KafkaAdminClient, level: int) -> None:
     """Workers answer from what the acceptor publishes a moment after the change."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while admin.describe_features()["metadata.version"]["finalized"] != (level, level):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # polls another process
+    eventually(lambda: admin.describe_features()["metadata.version"]["finalized"] == (level, level))
 
 
 def test_kafka_python_moves_a_replica(start_broker, tmp_path) -> None:
@@ -148,9 +146,7 @@ def test_kafka_python_moves_a_replica(start_broker, tmp_path) -> None:
             (error,) = answer
             assert error in (NotLeaderForPartitionError, LeaderNotAvailableError), answer
             assert time.monotonic() < deadline, answer
-        while _directories_of(admin, topic) != [str(disk)]:
-            assert time.monotonic() < deadline, broker.logs()
-            time.sleep(0.02)  # polls another process
+        eventually(lambda disk=disk: _directories_of(admin, topic) == [str(disk)], broker.logs)
     admin.close()
 
 

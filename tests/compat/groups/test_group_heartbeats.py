@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from mqd.protocol.messages import ConsumerGroupDescribeRequest
 from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -82,10 +83,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def until(what: str, holds: Callable[[], bool], seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.05)  # polls members; nothing here can be waited for
+    eventually(holds, what, seconds)
 
 
 def epochs(broker: Broker, group: str) -> dict[str, int]:

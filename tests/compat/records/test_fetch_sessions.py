@@ -110,14 +110,14 @@ def test_a_parked_session_is_woken_by_any_of_its_partitions(
     with topics.connect(shared_broker) as writer:
         for partition in (3, 0, 1):
             request = topics.fetch_request(
-                [], topic_ids=session.topic_ids, session_id=session.id, session_epoch=session.epoch, max_wait_ms=8000
+                [], topic_ids=session.topic_ids, session_id=session.id, session_epoch=session.epoch, max_wait_ms=30_000
             )
             session.kafka.send(FETCH, session.version, request)
             time.sleep(0.05)  # that it is parked when the record comes is what is tried
             began = time.monotonic()
             topics.must_produce(writer, topic, b"wake", partition=partition)
             response = session.kafka.receive().body
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 15
             session.epoch += 1
             assert set(session.parts(response)) == {(topic, partition)}
             assert session.parts(session.fetch((topic, partition, 1))) == {}
@@ -202,7 +202,7 @@ def test_a_session_that_is_ended_is_gone(topic: str, open_session: Callable[...,
 def test_errors_are_told_in_every_answer(topic: str, open_session: Callable[..., Session]) -> None:
     session = open_session((topic, 0, 0), (topic, 99, 0))
     for _ in range(3):
-        parts = session.parts(session.fetch(max_wait_ms=8000))
+        parts = session.parts(session.fetch(max_wait_ms=30_000))
         assert {key: part.error_code for key, part in parts.items()} == {
             (topic, 99): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         }

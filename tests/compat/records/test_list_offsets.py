@@ -91,7 +91,7 @@ def test_after_records_were_deleted(shared_broker: Broker) -> None:
             name=name, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=2)]
         )
         assert (
-            kafka.call(21, 2, DeleteRecordsRequest(topics=[requested], timeout_ms=10_000))
+            kafka.call(21, 2, DeleteRecordsRequest(topics=[requested], timeout_ms=60_000))
             .topics[0]
             .partitions[0]
             .low_watermark

@@ -52,7 +52,7 @@ def _send_ours(broker: Broker, topic: str, partitioner: str, transport: str, bat
         else:
             for key in keys:
                 producer.produce(topic, name, key)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
 
 
 @pytest.mark.parametrize("partitioner", [name for name in NAMES if name != "random"])
@@ -62,7 +62,7 @@ def test_librdkafkas_partitioners(broker: Broker, partitioner: str) -> None:
     own = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "partitioner": partitioner})
     for key in keys:
         own.produce(topic, b"librdkafka", key)
-    assert own.flush(20) == 0
+    assert own.flush(60) == 0
     senders = [("shm", False), ("shm", True), ("tcp", True)]
     for transport, batched in senders:
         _send_ours(broker, topic, partitioner, transport, batched, keys)
@@ -82,7 +82,7 @@ def test_records_without_key_where_that_is_a_place(broker: Broker, partitioner: 
         for _ in range(20):
             own.produce(topic, b"librdkafka")
             ours.produce(topic, b"mqd")
-        assert own.flush(20) == 0
+        assert own.flush(60) == 0
     found = _by_key(read_all(broker, topic, 40))
     assert found[b"mqd"] == found[b"librdkafka"] and len(found[b"mqd"][None]) == 1
 

@@ -175,7 +175,7 @@ def test_a_topic_is_not_made_where_that_is_switched_off(start_broker) -> None:
         {"bootstrap.servers": broker.bootstrap, "message.timeout.ms": 3000, "topic.metadata.propagation.max.ms": 100}
     )
     producer.produce("nowhere", b"x", on_delivery=lambda error, _message: failed.append(error))
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert failed[0].code() in (
         confluent_kafka.KafkaError._UNKNOWN_TOPIC,
         confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART,

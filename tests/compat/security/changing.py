@@ -29,6 +29,7 @@ from tests.cluster import Cluster, Member
 from tests.compat.security.pairs import Way
 from tests.interaction.security.secured import set_password
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 from tests.unit.security.host_files import NOW, authority, config_of, write
 
 PATIENCE_S = 240
@@ -293,7 +294,4 @@ class Changing(Cluster):
             member.wait_until_ready(PATIENCE_S)
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < end, f"not in time: {what}\n{self.logs()[-6000:]}"
-            time.sleep(0.05)  # polls other processes; nothing here can be waited for
+        eventually(condition, lambda: f"{what}\n{self.logs()[-6000:]}", PATIENCE_S)

@@ -20,11 +20,11 @@ from tests.broker import Broker
 from tests.compat.kafka_tools import KafkaCluster, KafkaTools
 from tests.interaction.security.secured import PASSWORDS, Secured
 from tests.kafka_connection import KafkaConnection
+from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PATIENCE_S = 20.0
 CREATE, RENEW, EXPIRE, DESCRIBE = 38, 39, 40, 41
 BOTH = {
     "delegation.token.secret.key": "secret",
@@ -108,13 +108,12 @@ class Side:
 
     def settle(self, told: Callable[[dict[str, Any]], bool]) -> None:
         """Kafka answers a change before its broker and its controller go by it."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+
+        def is_seen() -> bool:
             found = self.by("alice").call(DESCRIBE, 3, m.DescribeDelegationTokenRequest(owners=None))
-            if told({one.token_id: one for one in found.tokens}):
-                break
-            assert time.monotonic() < deadline, "the change is not seen"
-            time.sleep(0.05)
+            return told({one.token_id: one for one in found.tokens})
+
+        eventually(is_seen, "the change is seen")
         # Apache Kafka's controller has a cache of its own, and no request shows when it is up to date
         time.sleep(0.5)
 

@@ -24,6 +24,7 @@ from tests.certificates import Authority, Identity
 from tests.compat import clients, topics
 from tests.compat.messages import PARTITION_COUNT, Message, messages_of
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.polling import eventually
 from tests.ports import free_port
 from tests.tiers import quick
 
@@ -67,17 +68,11 @@ class Secured:
         return self.broker.logs()
 
     def wait_for_log(self, part: str) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while part not in self.log():
-            assert time.monotonic() < deadline, f"not in the log: {part}\n{self.log()[-3000:]}"
-            time.sleep(0.05)
+        eventually(lambda: part in self.log(), lambda: f"in the log: {part}\n{self.log()[-3000:]}")
 
     def wait_for_refusals(self, count: int) -> None:
         """Until workers have refused a changed certificate so often."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while self.log().count(NOT_USED) < count:
-            assert time.monotonic() < deadline, self.log()[-3000:]
-            time.sleep(0.05)
+        eventually(lambda: self.log().count(NOT_USED) >= count, lambda: self.log()[-3000:])
 
     def context(self, identity: Identity | None = None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.ca_file)
@@ -291,12 +286,8 @@ def serial_of(secured: Secured) -> int:
 
 
 def wait_for_serial(secured: Secured, serial: int) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    seen = [serial_of(secured) for _ in range(4)]  # both workers
-    while set(seen) != {serial}:
-        assert time.monotonic() < deadline, (seen, serial)
-        time.sleep(0.1)
-        seen = [serial_of(secured) for _ in range(4)]
+    both_workers = range(4)
+    eventually(lambda: {serial_of(secured) for _ in both_workers} == {serial}, f"the certificate {serial}")
 
 
 @pytest.mark.timeout(120)
@@ -330,10 +321,9 @@ def test_killed_workers_lose_nothing_acknowledged(secured: Secured) -> None:
                 os.kill(pid, signal.SIGKILL)
             secured.broker.wait_until_ready()
             before = len(traffic.acknowledged)
-            deadline = time.monotonic() + WAIT_SECONDS
-            while len(traffic.acknowledged) < before + 50:
-                assert time.monotonic() < deadline, traffic.failures[:3]
-                time.sleep(0.05)
+            eventually(
+                lambda before=before: len(traffic.acknowledged) >= before + 50, lambda: str(traffic.failures[:3])
+            )
     wanted = set(traffic.acknowledged)
     consumer = confluent_kafka.Consumer(
         {

@@ -43,7 +43,7 @@ def topic(broker: Broker) -> str:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for number in range(30):
         producer.produce(name, b"value", partition=number % 3, timestamp=1000 * (number // 3 + 1))
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     return name
 
 

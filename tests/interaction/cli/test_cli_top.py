@@ -38,7 +38,7 @@ def produce(broker: Broker, count: int) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for number in range(count):
         producer.produce(TOPIC, b"value", partition=number % 2)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from mqd import Consumer
 from tests.broker import Broker
+from tests.polling import PATIENCE_S
 
-SECONDS = 30.0
+SECONDS = PATIENCE_S
 PARTITIONS = 3
 QUICK = 12
 

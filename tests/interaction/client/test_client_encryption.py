@@ -95,7 +95,7 @@ def test_what_is_stored_is_unreadable_and_read_back(
         producer.produce(topic, None, key=b"a")
         assert producer.produce_batch(topic, rows, keys=[b"c", None, b""], headers={"kind": b"clear"}) == 3
         assert producer.produce_batch(topic, [None, SECRET], keys=[b"c", b"d"]) == 2
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
     assert reports[:3] == [(None, SECRET), (None, SECRET * 9), (None, None)]
 
     stored = read_all(shared_broker, topic, 8)
@@ -131,12 +131,12 @@ def test_a_value_that_cannot_be_opened(
     """
     with _producer(shared_broker, keys, transport, linger_ms=1) as sealing:
         sealing.produce(topic, b"first")
-        sealing.flush(20)
+        sealing.flush(60)
         with _producer(shared_broker, None, transport, linger_ms=1) as plain:
             plain.produce(topic, b"plain")
-            plain.flush(20)
+            plain.flush(60)
         sealing.produce(topic, b"last")
-        sealing.flush(20)
+        sealing.flush(60)
 
     consumer = _consumer(shared_broker, keys, transport, topic)
     first, wrong = _take(consumer, 2)
@@ -294,11 +294,11 @@ def test_a_compacted_topic(start_broker: Callable[..., Broker], keys: Path, tran
             for key in (b"kept", b"gone"):
                 producer.produce(name, b"%d" % turn * 50, key=key)
         producer.produce(name, None, key=b"gone")
-        producer.flush(20)
+        producer.flush(60)
         deadline, turn = time.monotonic() + 60, 0
         while True:
             producer.produce(name, b"%d" % turn * 500, key=b"rolls")  # the active segment is not compacted
-            producer.flush(20)
+            producer.flush(60)
             assert not refused
             consumer = _consumer(broker, keys, transport, name, enable_auto_commit=False)
             consumer.assign([TopicPartition(name, 0, 0)])

@@ -71,7 +71,7 @@ def test_records_come_as_they_were_sent(make, shared_broker: Broker, topic: str)
     producer.produce(topic, "text", "key", 0, on_delivery=note, headers={"a": b"1", "b": None}, timestamp=1234567890123)
     producer.produce(topic, None, b"tombstone", 0, callback=note)
     producer.produce(topic, b"", partition=0, headers=[("x", "y")], on_delivery=note)
-    assert producer.flush(20) == 0 and len(producer) == 0
+    assert producer.flush(60) == 0 and len(producer) == 0
     found = read_all(shared_broker, topic, 4)
     assert [(m.key(), m.value()) for m in found] == [
         (None, b"plain"),
@@ -95,7 +95,7 @@ def test_a_topic_is_made_by_being_produced_to(make, shared_broker: Broker) -> No
     producer = make()
     name = f"made-{next(_names)}"
     producer.produce(name, b"x")
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert len(read_all(shared_broker, name, 1)) == 1
 
 
@@ -114,7 +114,7 @@ def test_what_is_wrong_is_raised_by_produce(make, topic: str) -> None:
     with pytest.raises(KafkaException) as raised:
         producer.begin_transaction()
     assert raised.value.args[0].code() == KafkaError._NOT_CONFIGURED
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
 
 def test_a_partition_that_is_not_there(make, topic: str) -> None:
@@ -122,12 +122,12 @@ def test_a_partition_that_is_not_there(make, topic: str) -> None:
     producer.list_topics(topic, 10)
     errors: list[KafkaError] = []
     producer.produce(topic, b"known", partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     try:
         producer.produce(topic, b"v", partition=99, on_delivery=lambda error, _message: errors.append(error))
     except KafkaException as error:
         errors.append(error.args[0])
-    producer.flush(20)
+    producer.flush(60)
     assert [error.code() for error in errors] == [KafkaError._UNKNOWN_PARTITION]
 
 
@@ -162,9 +162,9 @@ def test_full_is_a_buffer_error(make, shared_broker: Broker, topic: str) -> None
             producer.produce(topic, b"x", partition=0)
             taken += 1
     assert taken == 10 and len(producer) == 10
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     producer.produce(topic, b"x", partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert len(read_all(shared_broker, topic, 11)) == 11
 
 
@@ -226,7 +226,7 @@ def test_acks(make, shared_broker: Broker, topic: str, acks) -> None:
         producer.produce(
             topic, b"x", partition=1, on_delivery=lambda error, message: reports.append((error, message.offset()))
         )
-    assert producer.flush(20) == 0 and len(reports) == 100
+    assert producer.flush(60) == 0 and len(reports) == 100
     assert all(error is None for error, _ in reports)
     assert len(read_all(shared_broker, topic, 100)) == 100
 
@@ -258,7 +258,7 @@ def test_batches_of_every_kind(make, shared_broker: Broker) -> None:
         timestamps=np.array(["2020-01-01", "2020-01-02"], "datetime64[s]"),
         partition=np.array([0, -1]),
     )
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     found = read_all(shared_broker, topic, len(expected))
     assert [(m.value(), m.key()) for m in found] == expected
     assert [m.headers() for m in found[-3:]] == [[("h", b"1")], [("h", b"2")], None]
@@ -284,7 +284,7 @@ def test_arrow_arrays(make, shared_broker: Broker) -> None:
         plain = [value.encode() if isinstance(value, str) else value for value in array.to_pylist()]
         assert producer.produce_batch(topic, array, keys=array) == len(plain)
         expected += plain
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert [(m.value(), m.key()) for m in read_all(shared_broker, topic, len(expected))] == [
         (value, value) for value in expected
     ]
@@ -303,7 +303,7 @@ def test_reports_of_a_batch(make, shared_broker: Broker, topic: str) -> None:
         )
         == 5000
     )
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     places = {}
     for error, delivery in reports:
         assert error is None and delivery.topic == topic and delivery.count == len(delivery.indices)
@@ -332,12 +332,12 @@ def test_a_batch_without_waiting_says_what_it_took(make, shared_broker: Broker) 
     producer = make(queue_buffering_max_messages=100, linger_ms=50)
     producer.list_topics(topic, 10)
     producer.produce(topic, b"first")
-    producer.flush(10)
+    producer.flush(60)
     values = [b"%d" % number for number in range(1000)]
     taken = producer.produce_batch(topic, values, timeout=0)
     assert 0 < taken < 1000
     assert taken + producer.produce_batch(topic, values[taken:]) == 1000
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert [m.value() for m in read_all(shared_broker, topic, 1001)][1:] == values
 
 
@@ -358,7 +358,7 @@ def test_wrong_batches_take_nothing(make, shared_broker: Broker, topic: str) -> 
     with pytest.raises((TypeError, ValueError)):
         producer.produce_batch(topic, [b"a"], partition=[0, 1])
     assert producer.produce_batch(topic, [b"a"]) == 1
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert len(read_all(shared_broker, topic, 1)) == 1
 
 
@@ -373,7 +373,7 @@ def test_confluents_own_batches(make, shared_broker: Broker, topic: str) -> None
     with pytest.raises(TypeError):
         producer.produce_batch(topic, messages)
     assert producer.produce_batch(topic, messages[:2], on_delivery=lambda error, message: seen.append("all")) == 2
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert sorted(map(str, seen))[:1] == ["2"] and "all" in seen
     assert len(read_all(shared_broker, topic, 4)) == 4
 
@@ -386,7 +386,7 @@ def test_a_callable_partitions(make, shared_broker: Broker, topic: str) -> None:
     producer.produce(topic, b"a", key=b"1")
     producer.produce(topic, b"b", key=b"12")
     producer.produce_batch(topic, [b"c", b"d"], keys=[b"123", b"1234"])
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert {m.value(): m.partition() for m in read_all(shared_broker, topic, 4)} == {b"a": 1, b"b": 2, b"c": 0, b"d": 1}
     with pytest.raises(KafkaException):
         make(partitioner=lambda key, count: count).produce(topic, b"x")
@@ -401,10 +401,10 @@ def test_purge(make, shared_broker: Broker, topic: str) -> None:
     for _ in range(10):
         producer.produce(topic, b"x", on_delivery=lambda error, message: errors.append(error.code()))
     producer.purge()
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     assert len(errors) == 10 and set(errors) <= {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
     producer.produce(topic, b"after")
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert [m.value() for m in read_all(shared_broker, topic, 1)] == [b"after"]
 
 
@@ -423,8 +423,8 @@ def test_callbacks_that_raise_lose_no_others(make, topic: str) -> None:
     for number in range(6):
         producer.produce(topic, b"x", partition=0, on_delivery=report(number))
     with pytest.raises(RuntimeError, match="in a callback"):
-        producer.flush(20)
-    assert producer.flush(20) == 0
+        producer.flush(60)
+    assert producer.flush(60) == 0
     assert seen == list(range(6))
 
 
@@ -444,7 +444,7 @@ def test_a_child_of_fork_is_told(shared_broker: Broker, topic: str) -> None:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     producer.produce(topic, b"after")
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     producer.close()
     assert sorted(m.value() for m in read_all(shared_broker, topic, 2)) == [b"after", b"before"]
 
@@ -488,7 +488,7 @@ def test_what_cannot_be_attached_to_goes_over_tcp(
     with Producer({"bootstrap.servers": shared_broker.bootstrap, "mqd.socket.path": path}) as producer:
         assert producer.transport == "tcp" and "refused" in producer.transport_reason.lower()
         producer.produce(topic, b"x")
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
     assert producer.transport_reason in caplog.text
     with pytest.raises((KafkaException, OSError)):
         Producer({"bootstrap.servers": shared_broker.bootstrap, "mqd.socket.path": path, "transport": "shm"})
@@ -531,7 +531,7 @@ def test_metadata_is_as_librdkafka_gives_it(shared_broker: Broker, topic: str) -
 def test_an_idle_producer_costs_nothing(shared_broker: Broker, topic: str) -> None:
     with Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": "shm"}) as producer:
         producer.produce(topic, b"x")
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         began = time.process_time()
         assert producer.poll(1.0) == 0
         assert time.process_time() - began < 0.05

@@ -56,7 +56,7 @@ def kafka(broker: Broker) -> Iterator[KafkaConnection]:
 
 
 def attach(broker: Broker) -> Client:
-    return Client(broker.data_dir / "run" / "client.sock", "reading", timeout_ms=10_000)
+    return Client(broker.data_dir / "run" / "client.sock", "reading", timeout_ms=60_000)
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from mqd import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from tests.broker import Broker
+from tests.polling import PATIENCE_S
 
-SECONDS = 20.0
+SECONDS = PATIENCE_S
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,9 @@ from mqd import (
 )
 from tests.broker import Broker
 from tests.interaction.share_members import begin_at_first_record, configure_group
+from tests.polling import PATIENCE_S
 
-SECONDS = 30.0
+SECONDS = PATIENCE_S
 LOCK_S = 1.0
 
 

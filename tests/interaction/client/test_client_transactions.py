@@ -88,7 +88,7 @@ def test_an_older_producer_is_fenced(shared_broker: Broker) -> None:
     older.init_transactions(20)
     older.begin_transaction()
     older.produce(topic, b"older", partition=0)
-    older.flush(20)
+    older.flush(60)
     newer = _producer(shared_broker, f"tx-{topic}")
     newer.init_transactions(20)
     errors: list[KafkaError] = []
@@ -143,7 +143,7 @@ def test_abort_gives_up_what_is_outstanding(shared_broker: Broker) -> None:
                 topic, b"%d" % number, on_delivery=lambda error, message: errors.append(error.code() if error else 0)
             )
         producer.abort_transaction(20)
-        producer.flush(10)
+        producer.flush(60)
         assert len(errors) == 500 and set(errors) <= {0, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
         producer.begin_transaction()
         producer.produce_batch(topic, [b"%d" % number for number in range(5000)])
@@ -209,5 +209,5 @@ def _downgrade(broker: Broker) -> None:
         update = UpdateFeaturesRequest.FeatureUpdateKey(
             feature="transaction.version", max_version_level=1, upgrade_type=2
         )
-        answer = kafka.call(57, 1, UpdateFeaturesRequest(timeout_ms=10000, feature_updates=[update]))
+        answer = kafka.call(57, 1, UpdateFeaturesRequest(timeout_ms=60_000, feature_updates=[update]))
     assert answer.error_code == 0 and all(result.error_code == 0 for result in answer.results), answer

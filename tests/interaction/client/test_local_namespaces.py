@@ -27,7 +27,7 @@ import sys
 from mqd import Producer
 with Producer({"bootstrap.servers": sys.argv[1], "message.timeout.ms": 10000}) as producer:
     producer.produce("t", sys.argv[2].encode())
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     print(producer.transport, producer.transport_reason)
 """
 

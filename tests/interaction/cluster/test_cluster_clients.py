@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import AcknowledgeType, Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -38,11 +38,12 @@ from mqd.protocol.messages import (
     WriteTxnMarkersRequest,
 )
 from tests.cluster import Cluster, Member
+from tests.interaction.cluster_clients import until
 from tests.interaction.coordinator.test_share_groups import Shared, take
 from tests.interaction.traffic import batch
 from tests.kafka_connection import KafkaConnection
+from tests.polling import PATIENCE_S
 
-PATIENCE_S = 30.0
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, HEARTBEAT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = (
     0,
     1,
@@ -76,15 +77,6 @@ def send_request(broker: Member, api: int, version: int, request: object):
         return kafka.call(api, version, request)
 
 
-def until(what: str, holds: Callable[[], object], cluster: Cluster) -> object:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := holds()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}\n{cluster.logs()}")
-        time.sleep(0.05)  # other processes' doing: nothing here can be waited for
-    return found
-
-
 def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> bytes:
     """The topic's id, when every host knows it and its leaders."""
     topic = CreateTopicsRequest.Topic(
@@ -97,7 +89,7 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> bytes:
         ],
     )
     answer = send_request(
-        cluster.brokers[1], CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=20_000)
+        cluster.brokers[1], CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)
     ).topics[0]
     assert answer.error_code == 0, answer.error_message
     until(
@@ -126,7 +118,7 @@ def produce(broker: Member, version: int, name: str, topic_id: bytes, partition:
         topic_id=topic_id,
         partition_data=[ProduceRequest.PartitionData(index=partition, records=batch(b"value"))],
     )
-    return send_request(broker, PRODUCE, version, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data]))
+    return send_request(broker, PRODUCE, version, ProduceRequest(acks=-1, timeout_ms=60_000, topic_data=[data]))
 
 
 def fetch(broker: Member, version: int, name: str, topic_id: bytes, epoch: int = -1):
@@ -375,7 +367,7 @@ def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cl
         assert produce(cluster.brokers[1], 12, "moved", topic_id).responses[0].partition_responses[0].error_code == 0
     Target = AlterPartitionReassignmentsRequest.ReassignablePartition
     request = AlterPartitionReassignmentsRequest(
-        timeout_ms=20_000,
+        timeout_ms=60_000,
         topics=[
             AlterPartitionReassignmentsRequest.ReassignableTopic(
                 name="moved",
@@ -415,7 +407,7 @@ def test_the_preferred_leader_is_elected_on_demand(cluster: Cluster) -> None:
         cluster.brokers[3],
         ELECT_LEADERS,
         2,
-        ElectLeadersRequest(election_type=0, topic_partitions=requests, timeout_ms=10_000),
+        ElectLeadersRequest(election_type=0, topic_partitions=requests, timeout_ms=60_000),
     )
     found = {one.partition_id: one.error_code for one in answer.replica_election_results[0].partition_result}
     assert answer.error_code == 0 and found == {
@@ -463,7 +455,7 @@ def lead_elsewhere(cluster: Cluster, name: str, partition: int) -> None:
         cluster.brokers[1],
         ALTER_REASSIGNMENTS,
         0,
-        AlterPartitionReassignmentsRequest(timeout_ms=20_000, topics=[topic]),
+        AlterPartitionReassignmentsRequest(timeout_ms=60_000, topics=[topic]),
     )
     assert answer.error_code == 0 and answer.responses[0].partitions[0].error_code == 0, answer
     until(

@@ -31,7 +31,7 @@ CREATE_TOPICS = 19
 
 def create(host: Host, name: str, partitions: int = 3, replicas: int = -1) -> int:
     topic = CreateTopicsRequest.Topic(name=name, num_partitions=partitions, replication_factor=replicas)
-    return host.request(CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=10_000)).topics[0].error_code
+    return host.request(CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)).topics[0].error_code
 
 
 def create_somehow(cluster: Cluster, host: Host, name: str) -> None:

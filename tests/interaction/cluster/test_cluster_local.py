@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,11 @@ from mqd import Consumer, Producer
 from mqd.client.messages import TopicPartition
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, CreateTopicsRequest, ElectLeadersRequest
 from tests.cluster import Cluster, Member
+from tests.interaction.cluster_clients import until
 from tests.kafka_connection import KafkaConnection
+from tests.polling import PATIENCE_S
 from tests.tiers import quick
 
-PATIENCE_S = 60.0
 CREATE_TOPICS, ELECT_LEADERS, ALTER_REASSIGNMENTS = 19, 43, 45
 PARTITIONS = 6
 
@@ -43,15 +44,6 @@ def at(broker: Member, **more: object) -> dict[str, object]:
     }
 
 
-def until(what: str, holds: Callable[[], object], cluster: Cluster) -> object:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := holds()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}\n{cluster.logs()}")
-        time.sleep(0.05)  # other processes' doing: nothing here can be waited for
-    return found
-
-
 def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> None:
     topic = CreateTopicsRequest.Topic(
         name=name,
@@ -63,7 +55,7 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> None:
         ],
     )
     with KafkaConnection(cluster.brokers[1].address, cluster.brokers[1].port, timeout_s=PATIENCE_S) as kafka:
-        answer = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=20_000)).topics[0]
+        answer = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)).topics[0]
     assert answer.error_code == 0, answer.error_message
     until(f"{name} is led", lambda: leaders(cluster, name) == [nodes[0] for nodes in assignments], cluster)
 
@@ -314,7 +306,7 @@ def test_a_leader_that_moves_away_and_back_under_load(cluster: Cluster) -> None:
             )
             assert (
                 kafka.call(
-                    ALTER_REASSIGNMENTS, 0, AlterPartitionReassignmentsRequest(timeout_ms=10_000, topics=[topic])
+                    ALTER_REASSIGNMENTS, 0, AlterPartitionReassignmentsRequest(timeout_ms=60_000, topics=[topic])
                 ).error_code
                 == 0
             )
@@ -325,7 +317,7 @@ def test_a_leader_that_moves_away_and_back_under_load(cluster: Cluster) -> None:
                     kafka.call(
                         ELECT_LEADERS,
                         2,
-                        ElectLeadersRequest(election_type=0, topic_partitions=requests, timeout_ms=10_000),
+                        ElectLeadersRequest(election_type=0, topic_partitions=requests, timeout_ms=60_000),
                     )
                     and leaders(cluster, "moving") == order[:1]
                 ),

@@ -125,7 +125,7 @@ def elected(broker: Member, topic: str, way: int) -> int:
         request = ElectLeadersRequest(
             election_type=way,
             topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])],
-            timeout_ms=10_000,
+            timeout_ms=60_000,
         )
         answer = requested.request(ELECT_LEADERS, request)
     assert answer.error_code == 0

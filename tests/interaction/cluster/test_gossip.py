@@ -22,6 +22,7 @@ from mqd.base import paths
 from mqd.cluster.membership import death_notice
 from tests.broker import is_alive, pause
 from tests.cluster import Cluster
+from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_ports
 from tests.tiers import quick
 
@@ -54,7 +55,7 @@ class Process:
         for line in self.process.stdout:
             self._queue.put(json.loads(line))
 
-    def wait(self, expected: Callable[[dict], bool], seconds: float = 20.0) -> dict:
+    def wait(self, expected: Callable[[dict], bool], seconds: float = PATIENCE_S) -> dict:
         """The first line of which that is true, also one that came before."""
         for line in self.lines:
             if expected(line):
@@ -196,10 +197,8 @@ def test_strangers(start: Callable[..., Process]) -> None:
     with socket.create_connection(("127.0.0.1", ports[0])) as stream:
         stream.sendall(os.urandom(4096))
     sender.close()
-    deadline = time.monotonic() + 10
-    while (counts := one.counts())["counts"].get("refused", 0) < REFUSED and time.monotonic() < deadline:
-        pass
-    assert counts["counts"]["refused"] >= REFUSED and counts["living"] == [2]
+    eventually(lambda: one.counts()["counts"].get("refused", 0) >= REFUSED)
+    assert one.counts()["living"] == [2]
     assert two.counts()["living"] == [1]
 
 
@@ -222,12 +221,12 @@ def test_brokers_of_a_cluster_gossip(tmp_path: Path) -> None:
     """
     with Cluster(tmp_path) as cluster:
 
-        def log_has(node_id: int, text: str, seconds: float = 20.0) -> None:
+        def log_has(node_id: int, text: str) -> None:
             path = cluster.brokers[node_id].data_dir / "logs"
-            until = time.monotonic() + seconds
-            while not any(text in file.read_text(errors="replace") for file in path.glob("*controller*")):
-                assert time.monotonic() < until, f"broker {node_id} does not say {text!r}\n{cluster.logs()}"
-                time.sleep(0.05)  # another process writes it
+            eventually(
+                lambda: any(text in file.read_text(errors="replace") for file in path.glob("*controller*")),
+                lambda: f"broker {node_id} says {text!r}\n{cluster.logs()}",
+            )
 
         for node_id in (1, 2, 3):
             for other in {1, 2, 3} - {node_id}:
@@ -259,11 +258,8 @@ def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: b
                 file.read_text(errors="replace") for file in (cluster.brokers[node_id].data_dir / "logs").glob("*.log")
             )
 
-        def wait(condition: Callable[[], bool], what: str, seconds: float = 25.0) -> None:
-            until = time.monotonic() + seconds
-            while not condition():
-                assert time.monotonic() < until, f"{what}\n{cluster.logs()}"
-                time.sleep(0.02)  # other processes
+        def wait(condition: Callable[[], bool], what: str) -> None:
+            eventually(condition, lambda: f"{what}\n{cluster.logs()}")
 
         active_here = "this host is the active controller  "
         wait(lambda: any(active_here in logs(node_id) for node_id in (1, 2, 3)), "no active controller")

@@ -31,11 +31,11 @@ from tests.cluster import Cluster
 from tests.interaction.cluster_clients import run
 from tests.interaction.traffic import eventually
 from tests.interaction.transactional import RawProducer, connect, fetch_committed, fresh, read_committed
+from tests.polling import PATIENCE_S
 
 GRACE_S = 2
 CONFIG = {"partition.retire.grace.ms": str(1000 * GRACE_S), "log.retention.check.interval.ms": "300"}
 KEYS = 12
-PATIENCE_S = 60.0
 RENEWED_MS = 400  # clients look for the number of partitions this often
 RUN_S_MAX = 120
 
@@ -291,7 +291,7 @@ def step_of(bootstrap: str, topic: str) -> int:
     with Requests(bootstrap) as requests:
         request = CreatePartitionsRequest(
             topics=[CreatePartitionsRequest.Topic(name=topic, count=0, assignments=None, retire=STATUS)],
-            timeout_ms=10_000,
+            timeout_ms=60_000,
         )
         return requests.request(CREATE_PARTITIONS, request).results[0].retirement.step
 

@@ -197,7 +197,7 @@ def test_a_live_search_shows_what_is_written_from_then_on(secured: Secured, reco
         seen += step.found
         if not seen:
             producer.produce("void", b"now")
-            producer.flush(10)
+            producer.flush(60)
         if seen or time.monotonic() > deadline:
             stop.set()
     assert seen and set(seen) == {b"now"} and step.ended == "stopped"

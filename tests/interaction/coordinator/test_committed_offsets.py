@@ -28,6 +28,7 @@ from mqd.protocol.messages import (
 from mqd.protocol.records import Record, decode_records, encode_batch
 from tests.broker import Broker
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.polling import PATIENCE_S
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = (
     0,
@@ -40,7 +41,7 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDI
     19,
 )
 RETRIABLE = {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
-SECONDS = 30.0
+SECONDS = PATIENCE_S
 OFFSETS = "__consumer_offsets"
 PARTITIONS = 20
 

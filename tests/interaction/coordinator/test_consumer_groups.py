@@ -34,8 +34,9 @@ from mqd.protocol.messages import (
 )
 from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
+from tests.polling import PATIENCE_S
 
-SECONDS = 30.0
+SECONDS = PATIENCE_S
 HEARTBEAT, DESCRIBE = 68, 69
 
 
@@ -85,7 +86,7 @@ def name(kind: str) -> str:
 
 
 def create(admin: AdminClient, topic: str, partitions: int) -> str:
-    admin.create_topics([NewTopic(topic, partitions)])[topic].result(10)
+    admin.create_topics([NewTopic(topic, partitions)])[topic].result(60)
     return topic
 
 
@@ -139,7 +140,7 @@ def test_members_join_share_and_leave(admin: AdminClient, consumers: Callable[..
     assert held(first) | held(second) | held(third) == before
     second.close()
     wait(lambda: shares(first, third) == [3, 3], first, third)
-    described = admin.describe_consumer_groups([group])[group].result(10)
+    described = admin.describe_consumer_groups([group])[group].result(60)
     assert (
         str(described.type).endswith("CONSUMER")
         and str(described.state).endswith("STABLE")
@@ -201,7 +202,7 @@ def test_static_members_come_back(admin: AdminClient, consumers: Callable[..., C
 
 
 def _describe(admin: AdminClient, group: str):
-    return admin.describe_consumer_groups([group])[group].result(10)
+    return admin.describe_consumer_groups([group])[group].result(60)
 
 
 def is_loaded(admin: AdminClient, group: str) -> bool:
@@ -221,9 +222,9 @@ def test_expressions_and_new_topics(admin: AdminClient, consumers: Callable[...,
     wait(lambda: shares(member) == [2], member)
     create(admin, f"{prefix}-2", 3)
     wait(lambda: shares(member) == [5], member)
-    admin.create_partitions([NewPartitions(f"{prefix}-1", 4)])[f"{prefix}-1"].result(10)
+    admin.create_partitions([NewPartitions(f"{prefix}-1", 4)])[f"{prefix}-1"].result(60)
     wait(lambda: shares(member) == [7], member)
-    admin.delete_topics([f"{prefix}-2"])[f"{prefix}-2"].result(10)
+    admin.delete_topics([f"{prefix}-2"])[f"{prefix}-2"].result(60)
     wait(lambda: held(member) == {(f"{prefix}-1", index) for index in range(4)}, member)
 
 
@@ -277,16 +278,16 @@ def test_the_group_outlives_the_acceptor(
 def test_configuration_of_one_group(admin: AdminClient, broker: Broker) -> None:
     group = name("g")
     resource = ConfigResource(ResourceType.GROUP, group)
-    assert int(admin.describe_configs([resource])[resource].result(10)["consumer.session.timeout.ms"].value) == 45_000
+    assert int(admin.describe_configs([resource])[resource].result(60)["consumer.session.timeout.ms"].value) == 45_000
 
     def alter(option: str, value: str) -> None:
         change = ConfigResource(ResourceType.GROUP, group)
         change.add_incremental_config(ConfigEntry(option, value, incremental_operation=AlterConfigOpType.SET))
-        admin.incremental_alter_configs([change])[change].result(10)
+        admin.incremental_alter_configs([change])[change].result(60)
 
     alter("consumer.heartbeat.interval.ms", "200")
     alter("consumer.session.timeout.ms", "1000")
-    found = admin.describe_configs([resource])[resource].result(10)
+    found = admin.describe_configs([resource])[resource].result(60)
     assert (found["consumer.session.timeout.ms"].value, found["consumer.heartbeat.interval.ms"].value) == (
         "1000",
         "200",

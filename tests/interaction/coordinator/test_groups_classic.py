@@ -28,6 +28,7 @@ from mqd.protocol.messages import (
 )
 from tests.broker import Broker
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.polling import eventually
 
 FIND, JOIN, HEARTBEAT, LEAVE, SYNC, DESCRIBE, LIST, DELETE = 10, 11, 12, 13, 14, 15, 16, 42
 WAIT_S = 20.0
@@ -42,21 +43,13 @@ def kafka(shared_broker: Broker) -> Iterator[KafkaConnection]:
 
 def ready(kafka: KafkaConnection) -> None:
     """The coordinator's topic is there and loaded."""
-    until(
+    eventually(
         lambda: (
             kafka.call(FIND, 4, FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])).coordinators[0].error_code
             == 0
         )
     )
-    until(lambda: kafka.call(LIST, 5).error_code == 0)
-
-
-def until(done: Callable[[], object], seconds: float = WAIT_S) -> object:
-    deadline = time.monotonic() + seconds
-    while not (result := done()):
-        assert time.monotonic() < deadline, "this takes too long"
-        time.sleep(0.02)  # asks another process; there is nothing to wait for here
-    return result
+    eventually(lambda: kafka.call(LIST, 5).error_code == 0)
 
 
 @pytest.fixture
@@ -204,7 +197,7 @@ def test_two_members_over_two_connections(shared_broker: Broker, kafka: KafkaCon
     sync(kafka, group, first)
     with KafkaConnection("127.0.0.1", shared_broker.port, timeout_s=WAIT_S) as other:
         other.send(JOIN, 3, join_request(group))
-        until(lambda: beat(kafka, group, first) == E.REBALANCE_IN_PROGRESS)
+        eventually(lambda: beat(kafka, group, first) == E.REBALANCE_IN_PROGRESS)
         again = kafka.call(JOIN, 9, join_request(group, first.member_id))
         second = other.receive().body
         assert again.generation_id == second.generation_id == first.generation_id + 1
@@ -250,7 +243,7 @@ def test_a_killed_coordinator_knows_its_groups_again(start_broker: Callable[...,
         except (ConnectionEnded, OSError):
             return False
 
-    until(is_known_again)
+    eventually(is_known_again)
 
 
 # -- clients ---------------------------------------------------------------------------------------
@@ -305,9 +298,9 @@ def test_librdkafka_shares_out_reads_and_gives_back(
             consumers
         )
 
-    until(shared_out, 60)
+    eventually(shared_out)
     consumers.pop().close()
-    until(shared_out, 60)
+    eventually(shared_out)
     for one in consumers:
         one.close()
 

@@ -12,8 +12,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker import Broker
 from tests.interaction.share_members import begin_at_first_record, configure_group
+from tests.polling import PATIENCE_S
 
-SECONDS = 30.0
+SECONDS = PATIENCE_S
 PARTITIONS = 2
 
 

@@ -425,7 +425,7 @@ def test_the_library_commits_and_aborts(shared_broker: Broker) -> None:
     for number in range(6):
         producer.begin_transaction()
         producer.produce(topic, f"{number}".encode(), partition=0)
-        producer.flush(10)
+        producer.flush(60)
         producer.commit_transaction(10) if number % 2 == 0 else producer.abort_transaction(10)
     assert consume(shared_broker, topic, 3) == [b"0", b"2", b"4"]
     assert len(consume(shared_broker, topic, 6, "read_uncommitted")) == 6
@@ -438,7 +438,7 @@ def test_the_library_is_fenced_by_its_successor(shared_broker: Broker) -> None:
     first = library_producer(shared_broker, name)
     first.begin_transaction()
     first.produce(topic, b"first", partition=0)
-    first.flush(10)
+    first.flush(60)
     second = library_producer(shared_broker, name)
     with pytest.raises(KafkaException) as refused:
         first.commit_transaction(10)
@@ -456,7 +456,7 @@ def test_consume_transform_produce(shared_broker: Broker) -> None:
     plain = Producer({"bootstrap.servers": shared_broker.bootstrap})
     for number in range(10):
         plain.produce(source, f"{number}".encode(), partition=0)
-    assert plain.flush(10) == 0
+    assert plain.flush(60) == 0
     settings = {
         "bootstrap.servers": shared_broker.bootstrap,
         "group.id": fresh("copy"),

@@ -185,7 +185,7 @@ def test_deletion_goes_past_an_open_transaction(shared_broker: Broker) -> None:
             assert client.produce(topic, 0, f"{number}".encode() + b"x" * 1000) == 0
         partitions = [DeleteRecordsRequest.Partition(partition_index=0, offset=9)]
         request = DeleteRecordsRequest(
-            topics=[DeleteRecordsRequest.Topic(name=topic, partitions=partitions)], timeout_ms=10_000
+            topics=[DeleteRecordsRequest.Topic(name=topic, partitions=partitions)], timeout_ms=60_000
         )
         assert kafka.call(DELETE_RECORDS, 2, request).topics[0].partitions[0].error_code == 0
         found = fetch_committed(kafka, topic, 0, 9)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,9 +16,10 @@ from mqd.base import paths
 from mqd.shm import locks
 from mqd.shm.attach import KeeperError
 from mqd.shm.tools import KeeperTool
+from tests.broker import is_alive
+from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_port
 
-PATIENCE_S = 30.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MQD_", "SUPERVISOR_"))}
 CONFIGURATION = """
 [supervisord]
@@ -52,16 +52,14 @@ def mqd(*arguments: object) -> subprocess.CompletedProcess:
 
 
 def wait_ready(data_dir: Path, history: Callable[[], str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+    def is_ready() -> bool:
         try:
             with KeeperTool(data_dir) as tool:
-                if tool.status().ready:
-                    return
+                return tool.status().ready
         except KeeperError:
-            pass
-        assert time.monotonic() < deadline, history()
-        time.sleep(0.02)
+            return False
+
+    eventually(is_ready, history)
 
 
 def value_of(port: int, name: str) -> str:
@@ -114,10 +112,10 @@ class Supervisord:
         return self.pids()
 
     def ended(self, pids: dict[str, int]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while alive := [name for name, pid in pids.items() if Path(f"/proc/{pid}").exists()]:
-            assert time.monotonic() < deadline, f"{alive}\n{self.history()}"
-            time.sleep(0.02)
+        def alive() -> list[str]:
+            return [name for name, pid in pids.items() if is_alive(pid)]
+
+        eventually(lambda: not alive(), lambda: f"the end of {alive()}\n{self.history()}")
 
     def history(self) -> str:
         logs = sorted([*self.places.logs_dir.glob("*.log"), self.here / "supervisord.log"])

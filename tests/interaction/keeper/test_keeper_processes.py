@@ -21,10 +21,10 @@ from mqd.shm.attach import KeeperError, connect_keeper, send_message
 from mqd.shm.keeper_messages import Hello, SetLogLevel
 from mqd.shm.tools import KeeperTool
 from tests.broker import pause
+from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_port
 
 WORKERS = 2
-PATIENCE_S = 20.0
 
 # A process of the broker that attaches, says what it sees as JSON lines, and ends when its parents
 # do. "r" on its stdin: Ready. "x": exit 0.
@@ -163,11 +163,8 @@ class Host:
         return children
 
     def wait(self, condition) -> None:
-        deadline = time.monotonic() + PATIENCE_S
         with self.tool() as tool:
-            while not condition(tool.status()):
-                assert time.monotonic() < deadline, self.log.read_text()
-                time.sleep(0.005)
+            eventually(lambda: condition(tool.status()), self.log.read_text)
 
     def end(self) -> None:
         self.keeper.kill()

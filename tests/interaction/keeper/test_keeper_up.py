@@ -18,11 +18,11 @@ from mqd.base import paths
 from mqd.shm import locks, segments
 from mqd.shm.tools import KeeperTool
 from tests import broker
+from tests.polling import PATIENCE_S, eventually
 from tests.ports import free_port
 from tests.preloaded import COMMAND, PRELOADED
 from tests.tiers import quick
 
-PATIENCE_S = 30.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MQD_", "SUPERVISOR_"))}
 FAST = ("--workers", "2")
 
@@ -114,10 +114,7 @@ def _ended(pids) -> bool:
 
 
 def _wait_ended(pids) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not _ended(pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: _ended(pids))
 
 
 def _nothing_left(up: Up) -> None:

@@ -25,7 +25,7 @@ def test_a_timeout_of_zero_is_no_reason_to_time_out(shared_broker: Broker) -> No
             == 0
         )
         assert (
-            kafka.call(PRODUCE, 9, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data]))
+            kafka.call(PRODUCE, 9, ProduceRequest(acks=-1, timeout_ms=60_000, topic_data=[data]))
             .responses[0]
             .partition_responses[0]
             .error_code

@@ -67,7 +67,7 @@ def create(broker: Broker, config: dict[str, str]) -> str:
 def produce(broker: Broker, topic: str, batch: bytes) -> ProduceRequest:
     data = [ProduceRequest.PartitionData(index=0, records=batch)]
     request = ProduceRequest(
-        acks=-1, timeout_ms=10_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)]
+        acks=-1, timeout_ms=60_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)]
     )
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         return kafka.call(PRODUCE, 9, request).responses[0].partition_responses[0]

@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.broker import Broker
 from tests.compat import topics
 from tests.crash import processes
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.polling import eventually
 from tests.tiers import quick
 
 DEADLINE_S = 60
@@ -66,13 +66,6 @@ def where(broker: Broker, topic: str, partition: int) -> dict[str, bool]:
         for one in described.partitions
         if one.partition_index == partition
     }
-
-
-def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # polls other processes
 
 
 def copies(disks: list[Path], topic: str) -> list[str]:
@@ -358,7 +351,7 @@ def test_deleted_records_do_not_come_back_when_a_move_is_cut_short(two_disks) ->
             21,
             2,
             DeleteRecordsRequest(
-                topics=[DeleteRecordsRequest.Topic(name=topic, partitions=[partition])], timeout_ms=10_000
+                topics=[DeleteRecordsRequest.Topic(name=topic, partitions=[partition])], timeout_ms=60_000
             ),
         ).topics
         assert answer.partitions[0].error_code == 0

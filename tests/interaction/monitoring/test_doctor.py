@@ -35,7 +35,7 @@ def test_a_record_that_a_member_does_not_get_past(broker: Broker) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for _ in range(3):
         producer.produce("jobs", b"poison", timestamp=1)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": "workers", "enable.auto.commit": False}
     with contextlib.closing(Consumer(settings)) as consumer:
         consumer.subscribe(["jobs"])

@@ -51,7 +51,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         for number in range(10):
             producer.produce(TOPIC, str(number))
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": GROUP, "auto.offset.reset": "earliest"})
         consumer.subscribe([TOPIC])
         message = eventually(lambda: consumer.poll(1), "a message")
@@ -165,7 +165,7 @@ def test_traffic_of_topics(broker: Broker) -> None:
     producer = TcpProducer({"bootstrap.servers": broker.bootstrap})
     for _ in range(50):
         producer.produce(MOVED, b"x" * 1000)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     before = counts()
     assert before["mqd_topic_records_in_total"] == 50 and 50_000 < before["mqd_topic_bytes_in_total"] < 60_000
     assert before["mqd_topic_bytes_out_total"] == 0
@@ -210,7 +210,7 @@ def test_the_doctor_finds_nothing_and_then_what_was_done(broker: Broker) -> None
     assert examined() == []
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce("aged", b"value", timestamp=1)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     client = {"bootstrap.servers": broker.bootstrap, "group.id": "stale"}
     with contextlib.closing(Consumer(client)) as consumer:
         consumer.commit(offsets=[TopicPartition("aged", 0, 0)], asynchronous=False)

@@ -97,7 +97,7 @@ def test_a_slow_job_keeps_its_lock(broker: Broker, run: Callable[[str], str]) ->
     type_in(broker, *commands("Slow jobs"))
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce("jobs", "slow")
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert run("slow_job.py") == "done, its lock was held\n"
 
 

@@ -19,8 +19,7 @@ from confluent_kafka.admin import (
 
 from tests.broker import Broker
 from tests.certificates import Authority
-
-PATIENCE_S = 20
+from tests.polling import PATIENCE_S
 
 
 @pytest.mark.timeout(120)

@@ -13,8 +13,8 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.interaction.security.secured import PASSWORDS, set_password
+from tests.polling import PATIENCE_S
 
-PATIENCE_S = 60
 SASL_PORT_STEP = 5
 
 

@@ -16,9 +16,8 @@ import confluent_kafka
 import pytest
 
 from mqd.cli import secure
+from tests.polling import PATIENCE_S
 from tests.ports import free_ports
-
-PATIENCE_S = 60
 
 
 @contextlib.contextmanager

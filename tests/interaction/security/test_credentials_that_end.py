@@ -16,7 +16,8 @@ from tests.interaction.security.secured import Secured
 from tests.interaction.security.test_delegation_tokens import METADATA, RIGHTS, connect, create
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
-BOUND_S = 2.0  # connections.max.reauth.ms
+BOUND_S = 4.0  # connections.max.reauth.ms
+CLOCKS_S = 0.1  # between the broker's clock and ours
 EXPIRE, ALTER = 40, 51
 
 
@@ -75,6 +76,7 @@ def test_an_open_connection_is_served_until_it_must_authenticate_again(secured: 
     secured.set_password("dan", "first")
     began = time.monotonic()
     with connect(secured, "dan", "first") as kafka, connect(secured, "dan", "first") as other:
+        over = time.monotonic() + BOUND_S
         ENDS[how](secured)
         with pytest.raises(client.NotAuthenticated):
             connect(secured, "dan", "first")
@@ -82,12 +84,11 @@ def test_an_open_connection_is_served_until_it_must_authenticate_again(secured: 
         with pytest.raises(client.NotAuthenticated):
             prove(secured, other, "dan", "first")
         assert not is_served(other), "what no longer proves itself is not served until its time"
-        while time.monotonic() < began + BOUND_S - 0.3:
-            assert is_served(kafka)
-            time.sleep(0.02)  # the broker's clock
-        while is_served(kafka):  # a request may be on its way just then
-            assert time.monotonic() < began + BOUND_S + 0.3
-            time.sleep(0.02)
+        sent = time.monotonic()
+        while is_served(kafka):  # of what is sent before the end some may be served after it
+            assert sent < over + CLOCKS_S, "a request was served after the bound"
+            sent = time.monotonic()
+        assert time.monotonic() > began + BOUND_S - CLOCKS_S, "it ended before the bound"
 
 
 def test_the_new_password_goes_on_with_an_open_connection(secured: Secured) -> None:
@@ -125,7 +126,7 @@ def test_rights_that_go_end_it_at_once(secured: Secured) -> None:
     denied = m.CreateAclsRequest.AclCreation(2, "*", 3, "User:finn", "*", 2, 2)  # ALL
     topic = m.CreateTopicsRequest.Topic(name="seen", num_partitions=1, replication_factor=1)
     with connect(secured) as admin, connect(secured, "finn", "first") as kafka:
-        admin.call(19, 7, m.CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+        admin.call(19, 7, m.CreateTopicsRequest(topics=[topic], timeout_ms=60_000))
         admin.call(30, 3, m.CreateAclsRequest([allowed]))
         assert [one.name for one in kafka.call(METADATA, 12, m.MetadataRequest(topics=None)).topics] == ["seen"]
         admin.call(30, 3, m.CreateAclsRequest([denied]))

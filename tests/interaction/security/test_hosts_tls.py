@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,10 +18,10 @@ from mqd import Producer
 from mqd.base import cluster_key
 from mqd.security import pki
 from tests.cluster import Cluster
+from tests.polling import PATIENCE_S, eventually
 from tests.recorder import Recorder
 from tests.unit.security.host_files import LONG_AGO, NOW, authority, config_of, write
 
-PATIENCE_S = 60
 MARKER = b"a secret that no wire may show"
 LOADED = "host certificate reloaded"
 
@@ -106,10 +105,7 @@ class Load:
 
 
 def wait(condition: Callable[[], bool], cluster: Cluster, what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, f"{what}\n{cluster.logs()}"
-        time.sleep(0.05)
+    eventually(condition, lambda: f"{what}\n{cluster.logs()}")
 
 
 def transact(cluster: Cluster) -> None:

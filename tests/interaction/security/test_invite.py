@@ -15,9 +15,8 @@ import pytest
 from mqd.cli import secure
 from tests.broker import Broker
 from tests.interaction.security.secured import SecureBroker
+from tests.polling import PATIENCE_S
 from tests.ports import free_ports
-
-PATIENCE_S = 60
 
 
 class Joining(Broker):

@@ -34,8 +34,7 @@ from tests.broker import Broker
 from tests.interaction.security.secured import Secured
 from tests.interaction.traffic import eventually
 from tests.kafka_connection import KafkaConnection
-
-PATIENCE_S = 20
+from tests.polling import PATIENCE_S
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,10 @@ from mqd.cli import secure
 from tests.broker import Broker
 from tests.interaction.security.secured import PASSWORDS, Secured
 from tests.interaction.share_members import configure_group
+from tests.polling import PATIENCE_S
 from tests.preloaded import PRELOADED
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-PATIENCE_S = 20
 
 
 @pytest.fixture(scope="module", params=["SASL_PLAINTEXT", "SASL_SSL"])

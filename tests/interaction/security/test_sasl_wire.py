@@ -19,6 +19,7 @@ from tests.broker import Broker
 from tests.interaction.security.secured import PASSWORDS, Secured
 from tests.interaction.traffic import eventually
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.polling import PATIENCE_S
 
 HANDSHAKE, AUTHENTICATE, METADATA, API_VERSIONS = 17, 36, 3, 18
 
@@ -193,20 +194,20 @@ def test_a_client_proves_itself_again_as_the_same_user_only(secured: Secured) ->
 
 def test_a_session_ends(start_broker: Callable[..., Broker]) -> None:
     """KIP-368: a client that ignores the lifetime that it was told is closed."""
-    port = Secured(start_broker, **{"connections.max.reauth.ms": "1000"})
+    port = Secured(start_broker, **{"connections.max.reauth.ms": "3000"})
     with port.connect() as kafka:
         kafka.call(HANDSHAKE, 1, SaslHandshakeRequest(mechanism="PLAIN"))
         found = kafka.call(AUTHENTICATE, 2, SaslAuthenticateRequest(auth_bytes=plain()))
         began = time.monotonic()
-        assert found.session_lifetime_ms == 1000
+        assert found.session_lifetime_ms == 3000
         assert kafka.call(METADATA, 12, MetadataRequest()).brokers
         with pytest.raises(ConnectionEnded):
-            while time.monotonic() < began + 20:
+            while time.monotonic() < began + PATIENCE_S:
                 kafka.call(METADATA, 12, MetadataRequest())
-        assert time.monotonic() - began >= 0.9
+        assert time.monotonic() - began >= 2.9
     with port.connect() as kafka:
         authenticate(kafka)
-        end = time.monotonic() + 2.5
+        end = time.monotonic() + 4.5
         while time.monotonic() < end:
             authenticate(kafka)
             assert kafka.call(METADATA, 12, MetadataRequest()).brokers

@@ -16,6 +16,7 @@ import pytest
 from tests.broker import Broker
 from tests.certificates import Authority
 from tests.kafka_connection import KafkaConnection
+from tests.polling import PATIENCE_S
 from tests.ports import free_port
 
 tlslite = pytest.importorskip("tlslite", reason="tlslite-ng is not installed (pip install tlslite-ng)")
@@ -26,7 +27,6 @@ from tlslite.errors import TLSAbruptCloseError, TLSClosedConnectionError, TLSRem
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-PATIENCE_S = 20
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)  # a request of version 0
 CHANGE_CIPHER_SPEC, ALERT, HANDSHAKE, APPLICATION_DATA, HEARTBEAT = 20, 21, 22, 23, 24
 ALERTS = {

@@ -19,9 +19,9 @@ from mqd.cli import secure
 from mqd.security import client
 from tests.broker import Broker
 from tests.interaction.security.secured import SecureBroker, done, mqd
+from tests.polling import PATIENCE_S
 from tests.ports import free_port
 
-PATIENCE_S = 30
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -47,12 +47,12 @@ def test_settings_of_the_engine_arrive(start_broker) -> None:
 
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # must outlive its futures
     for created in admin.create_topics([NewTopic("t", 1, 1)]).values():
-        created.result(10)
+        created.result(60)
     outcomes: list[object] = []
     producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all"})
     for number in range(100):
         producer.produce("t", b"%d" % number, on_delivery=lambda error, _: outcomes.append(error))
-    assert producer.flush(20) == 0 and outcomes == [None] * 100
+    assert producer.flush(60) == 0 and outcomes == [None] * 100
 
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "unused", "enable.auto.commit": False})
     consumer.assign([TopicPartition("t", 0, 0)])

@@ -40,7 +40,7 @@ def _produce(broker: Broker, name: str, *batches: bytes) -> list[tuple[int, int]
     with KafkaConnection(port=broker.port) as kafka:
         for batch in batches:
             data = Data(name=name, partition_data=[Partition(index=0, records=batch)])
-            kafka.send(0, 9, m.ProduceRequest(None, acks=-1, timeout_ms=20_000, topic_data=[data]))
+            kafka.send(0, 9, m.ProduceRequest(None, acks=-1, timeout_ms=60_000, topic_data=[data]))
         found = [kafka.receive().body.responses[0].partition_responses[0] for _ in batches]
     return [(one.error_code, one.base_offset) for one in found]
 

@@ -92,7 +92,7 @@ def test_schedules(start_broker: Callable[..., Broker]) -> None:
         producer.produce("later", value.encode(), b"k", headers=[*named, ("own", b"1")], on_delivery=keep)
 
     send("at once")
-    producer.flush(20)
+    producer.flush(60)
     target = Target(broker, "orders")
     assert target.take(1) == ["at once"]
     begin = int(time.time() * 1000)
@@ -102,11 +102,11 @@ def test_schedules(start_broker: Callable[..., Broker]) -> None:
     send("cancelled", mqd_delay_ms=3_000)
     send("replaced", mqd_delay_ms=3_000)
     send("hours", mqd_delay_ms=7_200_000)
-    producer.flush(20)
+    producer.flush(60)
     send("cancellation", mqd_cancel=offsets["cancelled"])
     send("instead", mqd_replace=offsets["replaced"], mqd_delay_ms=2_800)
     send("last", mqd_delay_ms=4_000)  # due after all others: what would come twice comes before it
-    producer.flush(20)
+    producer.flush(60)
     for count in (10, 40):
         target.take(1 + count)
         os.kill(timer_pid(broker), signal.SIGKILL)
@@ -138,7 +138,7 @@ def _refused(broker: Broker) -> None:
             headers=[("mqd-delay-ms", value)],
             on_delivery=lambda error, message: failed.append((error.code() if error else 0, message.value())),
         )
-    producer.flush(20)
+    producer.flush(60)
     # as KIP-467 wants it: the refused records by their index, and the other one with them
     other = KafkaError._INVALID_DIFFERENT_RECORD
     assert sorted(failed) == [(other, b"1"), *((KafkaError.INVALID_RECORD, v) for v in (b"31622400000000000", b"soon"))]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -17,8 +16,7 @@ from mqd.client.messages import KafkaError
 from mqd.client.shm import remote_reading
 from mqd.client.shm.remote_reading import RemoteRecords
 from mqd.protocol.errors import ErrorCode
-
-PATIENCE_S = 10.0
+from tests.polling import PATIENCE_S, eventually
 
 
 class Error:
@@ -127,16 +125,8 @@ def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteRecords]:
     assert all(one.closed.is_set() for one in FakeConsumer.made)
 
 
-def until(holds: Callable[[], object]) -> object:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := holds()):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return found
-
-
 def consumer() -> FakeConsumer:
-    return until(lambda: FakeConsumer.made)[0]
+    return eventually(lambda: FakeConsumer.made)[0]
 
 
 def offsets(reader: remote_reading.RemoteReader, count: int) -> list[int]:
@@ -147,7 +137,7 @@ def offsets(reader: remote_reading.RemoteReader, count: int) -> list[int]:
         found.extend(batch.offsets.tolist() if batch is not None else ())
         return len(found) >= count
 
-    until(read)
+    eventually(read)
     return found
 
 
@@ -169,7 +159,7 @@ def test_its_configuration_is_the_applications_without_group_and_callbacks(recor
 
 def test_records_in_order_and_the_end(records: RemoteRecords) -> None:
     one, other = records.open("t", 0, 5), records.open("t", 1, 0)
-    until(lambda: len(consumer().calls) == 2)
+    eventually(lambda: len(consumer().calls) == 2)
     assert consumer().calls == [("assign", (0, 5)), ("assign", (1, 0))]
     assert one.lag_end() == -1
     consumer().coming.put([Message(0, 5), Message(1, 0), Message(0, 6), Message(0, 9, KafkaError._PARTITION_EOF)])
@@ -183,12 +173,12 @@ def test_records_in_order_and_the_end(records: RemoteRecords) -> None:
 def test_what_was_consumed_before_a_seek_is_dropped(records: RemoteRecords) -> None:
     """V1: the messages are in the thread's hands when the application seeks."""
     reader = records.open("t", 0, 100)
-    until(lambda: consumer().calls)
+    eventually(lambda: consumer().calls)
     consumer().coming.put([Message(0, 100)])
     assert offsets(reader, 1) == [100]
     consumer().before_return = lambda: reader.seek(7)
     consumer().coming.put([Message(0, 101), Message(0, 102)])
-    until(lambda: consumer().calls[-1:] == [("assign", (0, 7))])
+    eventually(lambda: consumer().calls[-1:] == [("assign", (0, 7))])
     assert consumer().calls[-2] == ("unassign", (0,))
     consumer().before_return = None
     consumer().coming.put([Message(0, 7)])
@@ -198,11 +188,11 @@ def test_what_was_consumed_before_a_seek_is_dropped(records: RemoteRecords) -> N
 def test_who_reads_slowly_is_paused(records: RemoteRecords, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_reading, "AHEAD_RECORDS", 10)
     reader = records.open("t", 0, 0)
-    until(lambda: consumer().calls)
+    eventually(lambda: consumer().calls)
     consumer().coming.put([Message(0, offset) for offset in range(12)])
-    until(lambda: consumer().calls[-1] == ("pause", (0,)))
+    eventually(lambda: consumer().calls[-1] == ("pause", (0,)))
     assert offsets(reader, 12) == list(range(12))
-    until(lambda: consumer().calls[-1] == ("resume", (0,)))
+    eventually(lambda: consumer().calls[-1] == ("resume", (0,)))
 
 
 @pytest.mark.parametrize(
@@ -211,22 +201,22 @@ def test_who_reads_slowly_is_paused(records: RemoteRecords, monkeypatch: pytest.
 )
 def test_errors_of_a_partition(records: RemoteRecords, code: int, kind: str, reported: int) -> None:
     reader = records.open("t", 0, 0)
-    until(lambda: consumer().calls)
+    eventually(lambda: consumer().calls)
     consumer().coming.put([Message(0, -1001, code)])
-    problem = until(reader.take_problem)
+    problem = eventually(reader.take_problem)
     assert (problem.kind, problem.code) == (kind, reported) and reader.take_problem() is None
 
 
 def test_closed_and_opened_again(records: RemoteRecords) -> None:
     first = records.open("t", 0, 0)
-    until(lambda: consumer().calls)
+    eventually(lambda: consumer().calls)
     second = records.open("t", 0, 50)
     first.close()  # late: it takes nothing from the second
-    until(lambda: ("assign", (0, 50)) in consumer().calls)
+    eventually(lambda: ("assign", (0, 50)) in consumer().calls)
     consumer().coming.put([Message(0, 50)])
     assert offsets(second, 1) == [50] and first.read(10, 1) is None
     second.close()
-    until(lambda: consumer().calls[-1] == ("unassign", (0,)))
+    eventually(lambda: consumer().calls[-1] == ("unassign", (0,)))
 
 
 FAILED = ("gone", int(ErrorCode.UNKNOWN_SERVER_ERROR))
@@ -252,7 +242,7 @@ def test_a_librdkafka_that_cannot_be_made_is_every_readers_problem(
     closed = records.open("t", 2, 0)
     closed.close()
     opened.set()
-    until(lambda: reported)
+    eventually(lambda: reported)
     assert [failed(reader) for reader in readers] == [True, True] and closed.take_problem() is None
     reported.clear()
     later = records.open("t", 3, 0)
@@ -263,7 +253,7 @@ def test_a_librdkafka_that_cannot_be_made_is_every_readers_problem(
 
 def test_a_partition_that_cannot_be_placed_is_every_readers_problem(records: RemoteRecords) -> None:
     first = records.open("t", 0, 0)
-    until(lambda: consumer().calls)
+    eventually(lambda: consumer().calls)
     both = threading.Event()
     assign = consumer().incremental_assign
 
@@ -276,6 +266,6 @@ def test_a_partition_that_cannot_be_placed_is_every_readers_problem(records: Rem
     consumer().incremental_assign = refuse  # type: ignore[method-assign]
     refused, behind = records.open("t", 1, 0), records.open("t", 2, 0)
     both.set()
-    until(lambda: failed(behind))  # it is waiting, or was taken with the one that is refused
+    eventually(lambda: failed(behind))  # it is waiting, or was taken with the one that is refused
     assert failed(first) and failed(refused)
-    until(consumer().closed.is_set)
+    eventually(consumer().closed.is_set)

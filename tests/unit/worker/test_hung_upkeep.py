@@ -20,8 +20,8 @@ from mqd.worker.background import Background
 from mqd.worker.catalog import Owned
 from mqd.worker.maintenance import Upkeep
 from mqd.worker.open_partitions import OpenPartition
+from tests.polling import PATIENCE_S
 
-PATIENCE_S = 20.0
 HUNG, SOUND = 0, 1
 
 

@@ -31,6 +31,7 @@ from mqd.shm import credits, segments
 from mqd.shm.attach import KeeperClient
 from tests.broker_files import bytes_of
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 from tests.preloaded import PRELOADED, Forked
 from tests.unit.log.log_files import encode_batch
 
@@ -39,11 +40,7 @@ STORAGE_ERROR = 56
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Polls other processes: nothing here can be waited for."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:.0f} s: {what}"
-        time.sleep(0.01)
+    eventually(condition, what)
 
 
 class Host:

@@ -24,11 +24,11 @@ from mqd.worker import replication
 from mqd.worker.assignments import Assignment, Cluster, Member, assignment_of, settings_of
 from mqd.worker.host_connections import Dialled
 from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Link, Replication, Target, spare_links, target_links
+from tests.polling import PATIENCE_S
 from tests.unit.security.host_files import host
 
 SECRET = b"a secret of sixteen bytes and more"
 TOPIC = b"t" * 16
-PATIENCE_S = 10.0
 
 
 def broker(node_id: int, port: int = 9093, epoch: int = 5, host: str = "127.0.0.1") -> BrokerImage:
