@@ -216,4 +216,7 @@ def pause(pid: int) -> None:
 
 def _is_paused(pid: int) -> bool:
     tasks = [Path(f"/proc/{pid}/task/{thread}/stat") for thread in os.listdir(f"/proc/{pid}/task")]
-    return all(task.read_text().rpartition(")")[2].split()[0] in "TZ" for task in tasks)
+    try:
+        return all(task.read_text().rpartition(")")[2].split()[0] in "TZ" for task in tasks)
+    except (FileNotFoundError, ProcessLookupError):  # one of them has ended meanwhile
+        return False

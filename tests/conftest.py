@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from mqd.shm import tools
 from tests import broker as brokers_of_tests
 from tests import tiers
 from tests.broker import Broker
+from tests.polling import PATIENCE_S
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    tools.ANSWER_TIMEOUT_S = PATIENCE_S
     brokers_of_tests.is_forked = tiers.is_quick = config.getoption("--tier") == "quick"
     if sys.dont_write_bytecode:
         keep_bytecode_apart(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")

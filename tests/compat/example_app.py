@@ -102,7 +102,7 @@ def bill_orders():
         )
         producer.commit_transaction(30)
         billed += len(messages)
-    committed = {one.partition: one.offset for one in consumer.committed(consumer.assignment(), timeout=10)}
+    committed = {one.partition: one.offset for one in consumer.committed(consumer.assignment(), timeout=60)}
     consumer.close()
     assert assigned and billed == COUNT, f"{billed} of {COUNT} billed"
     return sum(offset for offset in committed.values() if offset > 0)
@@ -118,9 +118,9 @@ def read_bills():
             "enable.partition.eof": True,
         }
     )
-    metadata = consumer.list_topics(BILLS, timeout=10)
+    metadata = consumer.list_topics(BILLS, timeout=60)
     partitions = [TopicPartition(BILLS, partition) for partition in metadata.topics[BILLS].partitions]
-    ends = {one.partition: consumer.get_watermark_offsets(one, timeout=10)[1] for one in partitions}
+    ends = {one.partition: consumer.get_watermark_offsets(one, timeout=60)[1] for one in partitions}
     consumer.assign([TopicPartition(BILLS, one.partition, 0) for one in partitions])
     seen, ended, deadline = [], set(), time.time() + 60
     while len(ended) < len(partitions) and time.time() < deadline:

@@ -243,7 +243,7 @@ def test_a_topic_cannot_be_created_on_a_disk_that_refuses_the_metadata_log(start
     with pytest.raises(KafkaException) as refused:
         admin.create_topics([NewTopic("refused", 1, 1)])["refused"].result(60)
     assert refused.value.args[0].code() != KafkaError.UNKNOWN, refused.value
-    assert "refused" not in admin.list_topics(timeout=10).topics
+    assert "refused" not in admin.list_topics(timeout=60).topics
     faulty.set()
     admin.create_topics([NewTopic("refused", 1, 1)])["refused"].result(60)
-    assert "refused" in admin.list_topics(timeout=10).topics
+    assert "refused" in admin.list_topics(timeout=60).topics

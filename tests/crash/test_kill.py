@@ -202,7 +202,7 @@ def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):
             kill_and_wait(broker, victim)
     changes.end()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
-    found = {name for name in admin.list_topics(timeout=10).topics if name.startswith("made-")}
+    found = {name for name in admin.list_topics(timeout=60).topics if name.startswith("made-")}
     assert changes.existing <= found <= changes.existing | changes.unknown, (
         f"{changes.existing - found} {found & changes.deleted}\n{broker.logs()}"
     )

@@ -215,7 +215,7 @@ def restart_and_check(
 
 
 def _check_topics(broker: Broker, changes: dict[str, TopicChange], at_ns: int) -> list[Violation]:
-    found = set(AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0}).list_topics(timeout=10).topics)
+    found = set(AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0}).list_topics(timeout=60).topics)
     violations = []
     for name, change in changes.items():
         if 0 < change.created_ns < at_ns and not 0 < change.delete_begun_ns < at_ns and name not in found:

@@ -71,7 +71,7 @@ def wait_for_partitions(broker: Broker, name: str, count: int, seconds: float = 
     """Until clients are shown so many."""
     client = admin(broker)
     eventually(
-        lambda: len(client.list_topics(name, timeout=30).topics[name].partitions) == count,
+        lambda: len(client.list_topics(name, timeout=60).topics[name].partitions) == count,
         f"{name} has {count} partitions",
         seconds,
     )

@@ -70,19 +70,19 @@ def test_confluent_topics(confluent: AdminClient) -> None:
     name = topics.fresh_name("confluent")
     new = NewTopic(name, 4, 1, config={"retention.ms": "123456"})
     assert result_of(confluent.create_topics([new], validate_only=True)) is None
-    assert name not in confluent.list_topics(timeout=10).topics, "only validated"
+    assert name not in confluent.list_topics(timeout=60).topics, "only validated"
     result_of(confluent.create_topics([new]))
-    eventually(lambda: name in confluent.list_topics(timeout=10).topics)
-    found = confluent.list_topics(name, timeout=10).topics[name]
+    eventually(lambda: name in confluent.list_topics(timeout=60).topics)
+    found = confluent.list_topics(name, timeout=60).topics[name]
     assert sorted(found.partitions) == [0, 1, 2, 3]
     assert all(
         (partition.leader, partition.replicas, partition.isrs) == (1, [1], [1])
         for partition in found.partitions.values()
     )
     result_of(confluent.create_partitions([NewPartitions(name, 6)]))
-    eventually(lambda: len(confluent.list_topics(name, timeout=10).topics[name].partitions) == 6)
+    eventually(lambda: len(confluent.list_topics(name, timeout=60).topics[name].partitions) == 6)
     result_of(confluent.delete_topics([name]))
-    eventually(lambda: name not in confluent.list_topics(timeout=10).topics)
+    eventually(lambda: name not in confluent.list_topics(timeout=60).topics)
 
 
 def test_confluent_is_told_why_not(confluent: AdminClient, topic: str) -> None:
@@ -162,7 +162,7 @@ def test_confluent_records_and_offsets(confluent: AdminClient, topic: str) -> No
 def test_confluent_describes(confluent: AdminClient, shared_broker: Broker, topic: str) -> None:
     cluster = confluent.describe_cluster(request_timeout=10).result(DEADLINE_SECONDS)
     assert [(node.id, node.port) for node in cluster.nodes] == [(1, shared_broker.port)] and cluster.controller.id == 1
-    assert cluster.cluster_id == confluent.list_topics(timeout=10).cluster_id
+    assert cluster.cluster_id == confluent.list_topics(timeout=60).cluster_id
     described = confluent.describe_topics(confluent_kafka.TopicCollection([topic]))[topic].result(DEADLINE_SECONDS)
     assert [(partition.id, partition.leader.id) for partition in described.partitions] == [(0, 1), (1, 1), (2, 1)]
 

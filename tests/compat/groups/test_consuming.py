@@ -128,7 +128,7 @@ def test_seek_confluent(shared_broker: Broker, numbered: str, offset: int) -> No
         assert [(message.offset(), message.value()) for message in found] == [
             (n, b"%d" % n) for n in range(offset, COUNT)
         ]
-        assert consumer.get_watermark_offsets(TopicPartition(numbered, 0), timeout=10) == (0, COUNT)
+        assert consumer.get_watermark_offsets(TopicPartition(numbered, 0), timeout=60) == (0, COUNT)
 
 
 def test_seek_kafka_python(shared_broker: Broker, numbered: str) -> None:
@@ -186,11 +186,11 @@ PAST_THE_LAST_MS = FIRST_MS + 50 * STEP_MS
 def test_times_confluent(shared_broker: Broker, numbered: str) -> None:
     with confluent_consumer(shared_broker) as consumer:
         for timestamp, offset in TIMES:
-            (found,) = consumer.offsets_for_times([TopicPartition(numbered, 0, timestamp)], timeout=10)
+            (found,) = consumer.offsets_for_times([TopicPartition(numbered, 0, timestamp)], timeout=60)
             assert found.error is None and found.offset == offset
             consumer.assign([found])
             assert poll_confluent(consumer, 1)[0].offset() == offset
-        (found,) = consumer.offsets_for_times([TopicPartition(numbered, 0, PAST_THE_LAST_MS)], timeout=10)
+        (found,) = consumer.offsets_for_times([TopicPartition(numbered, 0, PAST_THE_LAST_MS)], timeout=60)
         assert found.offset == confluent_kafka.OFFSET_END
 
 
@@ -430,9 +430,9 @@ def test_a_topic_deleted_while_it_is_consumed_confluent(strict_broker: Broker) -
         deadline = time.monotonic() + DEADLINE_SECONDS
         # librdkafka hears it from Fetch (unknown topic id) and from Metadata, drops the partition,
         # and tells the application only when asked.
-        while consumer.list_topics(doomed, timeout=10).topics[doomed].error is None:
+        while consumer.list_topics(doomed, timeout=60).topics[doomed].error is None:
             assert time.monotonic() < deadline
-        assert consumer.list_topics(doomed, timeout=10).topics[doomed].error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+        assert consumer.list_topics(doomed, timeout=60).topics[doomed].error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
         topics.must_produce(connection, lasting, b"goes on", partition=1)
         while (message := consumer.poll(1)) is None or message.error() is not None:
             assert time.monotonic() < deadline
@@ -490,7 +490,7 @@ def test_added_partitions_are_seen_and_served(shared_broker: Broker) -> None:
         topics.wait_served(connection, topic)
         assert sorted(
             AdminClient({"bootstrap.servers": shared_broker.bootstrap})
-            .list_topics(topic, timeout=10)
+            .list_topics(topic, timeout=60)
             .topics[topic]
             .partitions
         ) == [0, 1, 2, 3, 4]

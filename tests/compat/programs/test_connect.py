@@ -88,7 +88,7 @@ class Worker(Program):
             {"Content-Type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     def tasks(self, connector: str) -> list[str]:

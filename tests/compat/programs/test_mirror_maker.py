@@ -205,7 +205,7 @@ def test_a_migration_from_kafka(start_broker, kafka: KafkaCluster, tmp_path: Pat
 
         place(kafka.bootstrap, range(STAGE))
         place_aborted(kafka.bootstrap)
-        wait_for("the topic is at mqd", lambda: "orders" in at_mqd.list_topics(timeout=30).topics)
+        wait_for("the topic is at mqd", lambda: "orders" in at_mqd.list_topics(timeout=60).topics)
         reader = CommittedReader(broker.bootstrap, {"orders": PARTITIONS})
         for stage, victim in enumerate(KILLS, 1):
             reader.read_until(PARTITIONS * (stage - 1) * STAGE + 1, PATIENCE_S, [mirror])

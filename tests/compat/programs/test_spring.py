@@ -60,6 +60,6 @@ def test_each_record_succeeds_or_is_dead_lettered(start_broker, tmp_path: Path) 
     reader.close()
     wrong = seen() - expected
     assert not wrong, f"{len(wrong)} in the wrong place: {sorted(wrong)[:5]}\n{program.tail()}"
-    topics = admin.list_topics(timeout=30).topics
+    topics = admin.list_topics(timeout=60).topics
     delays = [200 * 2**attempt for attempt in range(ATTEMPTS - 1)]
     assert {f"jobs-retry-{delay}" for delay in delays} | {"jobs-dlt"} <= set(topics), sorted(topics)

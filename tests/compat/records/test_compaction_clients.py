@@ -38,7 +38,7 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # kept until it has answered
         admin.create_topics([NewTopic("kept", PARTITIONS, 1, config=CONFIG)])["kept"].result(20)
         final = _fill(broker)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while _runs(broker) < PARTITIONS or not _emptied(broker):
             assert time.monotonic() < deadline, broker.logs()
             time.sleep(0.05)  # another process
@@ -113,7 +113,7 @@ def test_confluent_kafka(compacted):
         }
     )
     consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    rows, ended, deadline = [], set(), time.monotonic() + 30
+    rows, ended, deadline = [], set(), time.monotonic() + 60
     while len(ended) < PARTITIONS:
         assert time.monotonic() < deadline
         message = consumer.poll(1)
@@ -138,7 +138,7 @@ def test_kafka_python(compacted):
     )
     expected = [kafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)]
     consumer.assign(expected)
-    ends, rows, deadline = consumer.end_offsets(expected), [], time.monotonic() + 30
+    ends, rows, deadline = consumer.end_offsets(expected), [], time.monotonic() + 60
     while any(consumer.position(one) < ends[one] for one in expected):
         assert time.monotonic() < deadline, {one: consumer.position(one) for one in expected}
         for messages in consumer.poll(500).values():
@@ -161,7 +161,7 @@ def test_aiokafka(compacted):
         try:
             expected = [aiokafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)]
             consumer.assign(expected)
-            ends, rows, deadline = await consumer.end_offsets(expected), [], time.monotonic() + 30
+            ends, rows, deadline = await consumer.end_offsets(expected), [], time.monotonic() + 60
             for one in expected:
                 consumer.seek(one, 0)
             while any([await consumer.position(one) < ends[one] for one in expected]):

@@ -46,7 +46,7 @@ def test_librdkafka_sees_what_it_wrote(slow_disk: tuple[Broker, Path]) -> None:
     for turn in range(ROUNDS):
         producer.produce(name, b"value", partition=turn % 3)
         assert producer.flush(60) == 0
-        _low, high = consumer.get_watermark_offsets(TopicPartition(name, turn % 3), timeout=10)
+        _low, high = consumer.get_watermark_offsets(TopicPartition(name, turn % 3), timeout=60)
         missed += high != turn // 3 + 1
     consumer.close()
     assert missed == 0

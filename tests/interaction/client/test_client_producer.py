@@ -504,7 +504,7 @@ def test_auto_is_shared_memory_here(shared_broker: Broker, monkeypatch: pytest.M
 
 def test_an_administrator_with_a_clients_configuration(shared_broker: Broker, topic: str) -> None:
     admin = mqd.AdminClient({"bootstrap.servers": shared_broker.bootstrap, "transport": "shm", "mqd.spin.us": 5})
-    assert topic in admin.list_topics(timeout=10).topics
+    assert topic in admin.list_topics(timeout=60).topics
     with pytest.raises(KafkaException):
         mqd.AdminClient({"bootstrap.servers": shared_broker.bootstrap, "no.such.key": 1})
 
@@ -515,8 +515,8 @@ def test_metadata_is_as_librdkafka_gives_it(shared_broker: Broker, topic: str) -
         theirs = confluent_kafka.Producer(config)
         for name in (None, topic):
             mine, other = (
-                ours.list_topics(name, 10) if name else ours.list_topics(timeout=10),
-                (theirs.list_topics(name, 10) if name else theirs.list_topics(timeout=10)),
+                ours.list_topics(name, 10) if name else ours.list_topics(timeout=60),
+                (theirs.list_topics(name, 10) if name else theirs.list_topics(timeout=60)),
             )
             assert (
                 set(mine.topics) == set(other.topics)

@@ -82,7 +82,7 @@ def positions(client: Client, reader: PartitionReader, topic_id: bytes, max_wait
     request = positions_request([(topic_id, 0, reader.position)], 1, max_wait_ms, "")
     assert client.submit(encode_request(request, 13, 5, "reading"))
     client.flush()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (frame := client.response()) is None:
         assert time.monotonic() < deadline and client.wait(1_000_000) >= 0
         client.poll()

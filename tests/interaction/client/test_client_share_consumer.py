@@ -222,7 +222,7 @@ def test_states_that_calls_are_refused_in(jobs: Jobs) -> None:
     with pytest.raises(IllegalStateException, match="not held"):
         consumer.acknowledge(message)
     raised: list[BaseException] = []
-    waiting = threading.Thread(target=lambda: consumer.poll(1.0))
+    waiting = threading.Thread(target=lambda: consumer.poll(5.0))
     waiting.start()
     while consumer._user is None and waiting.is_alive():
         time.sleep(0.001)

@@ -160,7 +160,7 @@ def test_a_worker_that_dies_loses_and_doubles_nothing(
     topic = _topic(broker, 3)
     reports: list[KafkaError | None] = []
     with _producer(broker, enable_idempotence=True, compression_type=compression) as producer:
-        sent, deadline = 0, time.monotonic() + 30
+        sent, deadline = 0, time.monotonic() + 60
         killed = False
         while sent < 30_000:
             try:

@@ -39,7 +39,7 @@ def test_a_burst_changes_no_in_sync_set(tmp_path: Path, count: int) -> None:
         assert changes == 0, f"{changes} changes\n{cluster.logs()}"
         assert all_in_sync(cluster, "burst")
         consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "none"})
-        assert consumer.get_watermark_offsets(TopicPartition("burst", 0), timeout=30) == (0, count), (
+        assert consumer.get_watermark_offsets(TopicPartition("burst", 0), timeout=60) == (0, count), (
             "duplicates by retries"
         )
         consumer.close()

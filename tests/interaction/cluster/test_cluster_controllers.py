@@ -232,7 +232,7 @@ def test_a_minority_decides_nothing(tmp_path: Path) -> None:
 
 
 def requests_cached(host: Host) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{host.status()['metrics_port']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{host.status()['metrics_port']}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("mqd_requests_cached_total"))
 

@@ -80,7 +80,7 @@ def leaders(cluster: Cluster, name: str) -> list[int]:
 
 
 def metric(broker: Member, name: str) -> int:
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return int(
         sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}_total", f"{name}{{", f"{name} ")))

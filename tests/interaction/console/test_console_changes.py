@@ -36,7 +36,7 @@ def browser(secured: Secured, audit: Path) -> Browser:
 
 
 def topics(secured: Secured) -> dict[str, int]:
-    found = AdminClient({"bootstrap.servers": secured.broker.bootstrap}).list_topics(timeout=30).topics
+    found = AdminClient({"bootstrap.servers": secured.broker.bootstrap}).list_topics(timeout=60).topics
     return {name: len(topic.partitions) for name, topic in found.items()}
 
 
@@ -135,9 +135,9 @@ def test_a_seek_is_shown_before_it_is_done(secured: Secured, browser: Browser) -
     answer = shown(browser, "/group/seek", name="seeker", to="-3", topics="sought:0")
     assert "sought-0 4 2 -2" in answer.words and "1 of 1 offset would move" in answer.words
     assert command(answer).startswith("mqd group seek seeker sought:0 --to -3 --execute")
-    assert client.committed([TopicPartition("sought", 0)], timeout=30)[0].offset == 4
+    assert client.committed([TopicPartition("sought", 0)], timeout=60)[0].offset == 4
     assert confirmed(browser, "/group/seek", answer).status == 303
-    assert client.committed([TopicPartition("sought", 0)], timeout=30)[0].offset == 2
+    assert client.committed([TopicPartition("sought", 0)], timeout=60)[0].offset == 2
 
     client.subscribe(["sought"])
     while not client.assignment():

@@ -56,7 +56,7 @@ def test_pages_searches_and_changes_against_apache_kafka(tmp_path: Path) -> None
         answer = shown(browser, "/group/seek", name="billing", to="latest")
         assert "orders-0 1 3 +2" in answer.words
         assert confirmed(browser, "/group/seek", answer).status == 303
-        assert client.committed([TopicPartition("orders", 0)], timeout=30)[0].offset == 3
+        assert client.committed([TopicPartition("orders", 0)], timeout=60)[0].offset == 3
         client.close()
 
         cluster = browser.get("/cluster")

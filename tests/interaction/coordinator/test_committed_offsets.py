@@ -253,7 +253,7 @@ def test_a_consumer_without_a_group_protocol_keeps_its_offsets(shared_broker) ->
     consumer.close()
     again = Consumer(settings)
     assert [
-        place.offset for place in again.committed([TopicPartition("assigned", index) for index in range(3)], timeout=20)
+        place.offset for place in again.committed([TopicPartition("assigned", index) for index in range(3)], timeout=60)
     ] == [10, 11, 12]
     again.close()
 

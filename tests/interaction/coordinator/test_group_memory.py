@@ -41,7 +41,7 @@ def commit_request(group: str, offset: int = 1, count: int = 1) -> OffsetCommitR
 
 
 def metric(port: int, name: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
         lines = page.read().decode().splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 

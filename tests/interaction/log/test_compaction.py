@@ -287,7 +287,7 @@ def test_a_damaged_log_is_left_as_it_is_and_named(start_broker) -> None:
         good.write(200)
         eventually(lambda: ("bad", 0) in uncleanable(broker), lambda: broker.logs())
         with urllib.request.urlopen(
-            f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=20
+            f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60
         ) as answer:
             assert 'mqd_compaction_uncleanable{partition="0",topic="bad"} 1.0' in answer.read().decode()
         assert "CRC" in uncleanable(broker)["bad", 0] and segment.name in uncleanable(broker)["bad", 0]

@@ -32,8 +32,11 @@ def open_to_others(directory: Path) -> list[str]:
     """
     found = []
     for path in (directory, *directory.rglob("*")):
-        about = path.lstat()
         if path.name == "up.stderr":  # tests/broker.py made it
+            continue
+        try:
+            about = path.lstat()
+        except FileNotFoundError:  # such as the temporary file of a checkpoint
             continue
         if not stat.S_ISLNK(about.st_mode) and stat.S_IMODE(about.st_mode) & 0o077:
             found.append(f"{stat.filemode(about.st_mode)} {path.relative_to(directory)}")

@@ -76,7 +76,7 @@ def produce(broker: Broker, topic: str, batch: bytes) -> ProduceRequest:
 def read(broker: Broker, topic: str, count: int) -> list[bytes | None]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": topic, "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, 0, 0)])
-    messages = consumer.consume(count, timeout=20)
+    messages = consumer.consume(count, timeout=60)
     consumer.close()
     return [message.value() for message in messages]
 

@@ -60,7 +60,7 @@ class Prometheus:
         )
 
     def get(self, path: str) -> object:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=60) as answer:
             return json.load(answer)["data"]
 
     def firing(self) -> set[str]:
@@ -193,7 +193,7 @@ def test_more_connections_than_are_allowed(cluster: Cluster, prometheus: Prometh
     try:
         while "MqdConnectionsRefused" not in prometheus.firing():
             assert time.monotonic() < deadline
-            held.append(socket.create_connection((broker.address, broker.port), timeout=10))
+            held.append(socket.create_connection((broker.address, broker.port), timeout=60))
     finally:
         for connection in held:
             connection.close()

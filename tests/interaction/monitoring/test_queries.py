@@ -62,7 +62,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 def get(broker: Broker, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

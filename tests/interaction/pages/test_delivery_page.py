@@ -109,7 +109,7 @@ def end_membership(broker: Broker, group: str) -> None:
 def committed(broker: Broker, group: str) -> int:
     """How many of the records the group is past."""
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
-    found = consumer.committed([TopicPartition("payments", index) for index in range(4)], timeout=20)
+    found = consumer.committed([TopicPartition("payments", index) for index in range(4)], timeout=60)
     consumer.close()
     return sum(max(0, one.offset) for one in found)
 

@@ -33,7 +33,7 @@ def test_the_protocol_page_says_what_a_broker_advertises(shared_broker: Broker) 
 
 def test_operations_names_every_metric_of_a_broker(shared_broker: Broker) -> None:
     with urllib.request.urlopen(
-        f"http://127.0.0.1:{shared_broker.status()['metrics_port']}/metrics", timeout=10
+        f"http://127.0.0.1:{shared_broker.status()['metrics_port']}/metrics", timeout=60
     ) as answer:
         text = answer.read().decode()
     measured = {

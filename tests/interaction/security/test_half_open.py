@@ -86,7 +86,7 @@ def test_ten_thousand_half_open_handshakes(secured, many_descriptors) -> None:
         ends_s: list[float] = []
         open_max = 0
         for number in range(COUNT):
-            connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+            connection = socket.create_connection(("127.0.0.1", port), timeout=60)
             connection.sendall(begun[number % len(begun)])
             connection.setblocking(False)
             selector.register(connection, selectors.EVENT_READ, time.monotonic())
@@ -94,7 +94,7 @@ def test_ten_thousand_half_open_handshakes(secured, many_descriptors) -> None:
                 open_max = max(open_max, connection_count(broker))
                 during += latencies(bystander)
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+            socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as newcomer,
         ):
             assert newcomer.version() == "TLSv1.3"

@@ -4,8 +4,8 @@ arrived.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from mqd.protocol.messages import MetadataRequest
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 
 METADATA = 3
 STRIPE_BYTES = 1 << 20
@@ -21,8 +22,9 @@ STRIPE_BYTES = 1 << 20
 def _cpus_of_threads(pid: int) -> set[str]:
     found = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
-        lines = (task / "status").read_text().splitlines()
-        found |= {line.split(":")[1].strip() for line in lines if line.startswith("Cpus_allowed_list:")}
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            lines = (task / "status").read_text().splitlines()
+            found |= {line.split(":")[1].strip() for line in lines if line.startswith("Cpus_allowed_list:")}
     return found
 
 
@@ -56,16 +58,19 @@ def test_settings_of_the_engine_arrive(start_broker) -> None:
 
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "unused", "enable.auto.commit": False})
     consumer.assign([TopicPartition("t", 0, 0)])
-    values = [message.value() for message in consumer.consume(100, timeout=20)]
+    values = [message.value() for message in consumer.consume(100, timeout=60)]
     consumer.close()
     assert values == [b"%d" % number for number in range(100)]
 
     (segment,) = (broker.data_dir / "log" / "t-0").glob("*.log")
-    # a helper thread of another process preallocates; an idle partition gives back after 10 s
-    deadline = time.monotonic() + 8
-    while (reserved := segment.stat().st_blocks * 512) < STRIPE_BYTES and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert reserved and reserved % STRIPE_BYTES == 0, (
-        f"{reserved} bytes are reserved, which is no multiple of log.stripe.bytes"
-    )
+
+    def reserved_bytes() -> int:
+        """After one more record: an idle partition gives back what it has reserved."""
+        producer.produce("t", b"x")
+        assert producer.flush(60) == 0
+        found = segment.stat().st_blocks * 512
+        return found if found >= STRIPE_BYTES else 0
+
+    reserved = eventually(reserved_bytes, "a helper thread reserves space")
+    assert reserved % STRIPE_BYTES == 0, f"{reserved} bytes are reserved, which is no multiple of log.stripe.bytes"
     assert segment.stat().st_size < 65536, "preallocation must not change the size of the file"

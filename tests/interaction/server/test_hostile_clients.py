@@ -195,7 +195,7 @@ def test_thousands_of_idle_connections(watch):
             pids = watch.worker_pids()
             before = sum(map(rss_bytes, pids))
             for _ in range(IDLE):
-                idle.append(socket.create_connection(("127.0.0.1", watch.broker.port), timeout=20))
+                idle.append(socket.create_connection(("127.0.0.1", watch.broker.port), timeout=60))
             eventually(lambda: watch.total("connections") >= IDLE, lambda: f"{watch.counters()['connections']}", 30)
             assert watch.total("connections_refused") == 0
             eventually(

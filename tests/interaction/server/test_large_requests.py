@@ -27,6 +27,7 @@ from mqd.protocol.messages import MetadataRequest
 from mqd.spark.options import source_options
 from mqd.spark.planning import Range
 from mqd.spark.reading import read_range
+from tests.broker_files import bytes_of
 from tests.compat.topics import create_topic
 from tests.interaction.traffic import (
     METADATA,
@@ -227,7 +228,7 @@ def test_large_records_are_compacted(start_broker) -> None:
 
     def stored() -> int:
         one_write(producer, topic, b"turn", 0, key=b"turn")  # segments roll when something is written
-        return sum(file.stat().st_size for file in directory.glob("*.log")) < 50 * MIB
+        return bytes_of(directory.glob("*.log")) < 50 * MIB
 
     eventually(stored, lambda: f"only the last of each key is left\n{broker.logs()}", seconds=120)
     consumer = Consumer(

@@ -188,7 +188,7 @@ def _metrics(broker: Broker) -> str:
     import urllib.request
 
     port = broker.status()["metrics_port"] if "metrics_port" in broker.status() else broker.port + 552
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return answer.read().decode()
 
 
