@@ -82,7 +82,7 @@ def busy_share(seconds: float) -> float:
 
 
 def wait_quiet(limit_seconds: float, busy_max: float = 0.08) -> float:
-    """Waits until nobody else uses the CPUs, at most so long. Returns the last share seen."""
+    """Waits until no other program uses the CPUs, at most so long. Returns the last share seen."""
     deadline = time.monotonic() + limit_seconds
     while (busy := busy_share(0.2)) > busy_max and time.monotonic() < deadline:
         pass

@@ -193,7 +193,7 @@ def parked(bench: Bench) -> None:
 
 
 def _idle_microseconds(broker: Measured, seconds: float) -> float:
-    """CPU-µs that the workers spend in a second while nobody wants anything."""
+    """CPU-µs that the workers spend in a second while there are no requests."""
     before, began = cpu_time(broker.worker_pids), time.monotonic()
     time.sleep(seconds)
     return (cpu_time(broker.worker_pids) - before).run_us / (time.monotonic() - began)
@@ -256,7 +256,7 @@ def latency(bench: Bench) -> None:
 
 
 def idle(bench: Bench) -> None:
-    """Memory and CPU of all processes of a 2-worker broker that nobody uses."""
+    """Memory and CPU of all processes of an idle 2-worker broker."""
     broker = bench.brokers.get("idle")
     pids = broker.pids()
     time.sleep(3)  # start-up work is over

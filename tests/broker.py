@@ -75,7 +75,7 @@ class Broker:
     def start(self) -> Broker:
         began = time.monotonic()
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        # Errors go to a file: a pipe that nobody reads would stop the broker when it is full.
+        # Errors go to a file: a pipe without a reader would stop the broker when it is full.
         with open(self.data_dir / "up.stderr", "w") as errors:
             self.process = self.run(self.command(), errors)
         assert self.process.stdout is not None

@@ -59,7 +59,7 @@ class Host(Broker):
         return f"{self.address}:{self.port}"
 
     def quorum(self) -> Any:
-        """The answer to DescribeQuorum; None while nobody answers it."""
+        """The answer to DescribeQuorum; None while no host responds."""
         return self._request(
             55,
             DescribeQuorumRequest(
@@ -73,7 +73,7 @@ class Host(Broker):
         )
 
     def metadata(self, topics: Iterable[str] | None = ()) -> Any:
-        """The answer to Metadata; None while nobody answers."""
+        """The answer to Metadata; None while no host responds."""
         requested = None if topics is None else [MetadataRequest.Topic(name=name) for name in topics]
         return self._request(3, MetadataRequest(topics=requested, allow_auto_topic_creation=False))
 

@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Whoever started us with nohup or in a shell's background had these ignored, and the brokers
+    """With nohup or in a shell's background these were ignored, and the brokers
     under test would inherit that: ctrl-C would not end them.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)

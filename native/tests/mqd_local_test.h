@@ -57,7 +57,7 @@ static uint64_t local_counter(struct bench *b, uint32_t worker, enum mqd_counter
     return mqd_counter_read(b->control, worker, counter);
 }
 
-/* Until nobody is attached and nothing is counted for them. */
+/* Until no client is attached and nothing is counted for them. */
 __attribute__((unused)) static void local_wait_none(struct bench *b)
 {
     int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
@@ -65,7 +65,7 @@ __attribute__((unused)) static void local_wait_none(struct bench *b)
         while (local_counter(b, worker, MQD_GAUGE_LOCAL_ATTACHMENTS) ||
                local_counter(b, worker, MQD_GAUGE_LOCAL_BYTES)) {
             CHECK_OR(test_now_ns() < end_ns, abort());
-            poll(NULL, 0, 1); /* the worker tells nobody */
+            poll(NULL, 0, 1); /* the worker sends no event */
         }
 }
 

@@ -6,7 +6,7 @@
  *   slot 4       topic "quick", partition 4, owned by worker 2, which is the test: what is
  *                forwarded to it waits for the test's answer
  *
- *   slot 5       nobody's yet; worker 1 would own it
+ *   slot 5       not assigned yet; worker 1 would own it
  *
  * Every wait ends after LIMIT_MS with a failure, so that what is lost shows. */
 #ifndef MQD_REACTOR_TEST_H
@@ -167,7 +167,7 @@ static void bench_options(struct bench *b, uint32_t worker, int backend)
     }
 }
 
-/* The fake worker serves its slot: it is online, empty, and nobody writes it. */
+/* The fake worker serves its slot: it is online, empty, and has no producer. */
 static void bench_fake_slot(struct bench *b)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(b->control, 4);

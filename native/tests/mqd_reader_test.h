@@ -55,7 +55,7 @@ static void put_word(uint8_t *at, uint64_t value, int bytes)
         at[i] = (uint8_t)value;
 }
 
-/* A batch of size_bytes with a valid header and CRC; its records are noise, which nobody here looks
+/* A batch of size_bytes with a valid header and CRC; its records are noise, which no test here looks
  * into. */
 static void make_batch(uint8_t *bytes, int64_t base_offset, int32_t last_delta, uint32_t size_bytes)
 {

@@ -132,7 +132,7 @@ class ApacheKafka(KafkaProtocolPeer):
         return self._run_class("kafka.Kafka", [*heap, *JVM], str(self.directory / "server.properties"))
 
     def topic_config(self, load: Load) -> dict[str, str]:
-        """Deleted topics go after a second instead of a minute, so that nobody waits while the
+        """Deleted topics go after a second instead of a minute, so that no measurement waits while the
         kernel writes back what is deleted anyway (mqd's go at once).
         """
         return {"file.delete.delay.ms": "1000"} | ({"flush.messages": "1"} if load.durable else {})

@@ -185,7 +185,7 @@ class Laboratory:
 
     def _start(self, peer: Peer) -> dict[str, float]:
         """Of a second instance on an empty directory beside the one that is measured, so that the
-        warm one stays warm. Its memory is of a broker that nobody has used.
+        warm one stays warm. Its memory is of a broker without any client so far.
         """
         settle()
         self._serial += 1

@@ -119,7 +119,7 @@ def _everyone_can(load: Load) -> bool:
 
 
 def order(names: Sequence[str], round_number: int) -> list[str]:
-    """A-B-C, then C-B-A: whoever comes first has no advantage over the rounds."""
+    """A-B-C, then C-B-A: the first has no advantage over the rounds."""
     return list(names) if round_number % 2 == 0 else list(reversed(names))
 
 

@@ -25,7 +25,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Figure(NamedTuple):
-    """`cpu_s`: of whoever reads, user and system; `broker_cpu_s` beside."""
+    """`cpu_s`: of the reading processes, user and system; `broker_cpu_s` beside."""
 
     name: str
     rows: int

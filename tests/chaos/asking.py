@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 
 
 class Report(NamedTuple):
-    """As one host says. -1: nobody that it knows of."""
+    """As one host says. -1: it knows of none."""
 
     controller: int
     leader: int

@@ -23,7 +23,7 @@ clients' histories and the final logs in, anomalies out. Pure.
     offset-regression   a group's committed offset went back: a commit was taken that began after a
                         higher one had been acknowledged
     passed-over         a group has committed beyond a record that none of its members was given
-    unsent, corrupt     somebody saw what nobody sent, or bytes that no producer made
+    unsent, corrupt     a record was read that no producer sent, or bytes that no producer made
     gap                 the final reader did not come to the end of a log
 
 Cycles of reads and writes between transactions are no anomaly: Kafka's transactions do not isolate
@@ -74,7 +74,7 @@ class _Checker:
             return {"ok": "written", "fail": "never"}.get(send.status, "maybe")
         end = self.ends.get((send.client, send.txn))
         if end is None:
-            return "never"  # nobody has asked to commit it
+            return "never"  # no commit was requested
         if end.status != "ok":
             return "maybe" if end.wish == "commit" else "never"
         if end.wish == "abort":

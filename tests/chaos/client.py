@@ -250,7 +250,7 @@ class Transactor(_Sender):
 
     def recover(self, error: KafkaException) -> None:
         """A commit that was refused and must be aborted was not committed; anything else is a new
-        life, in which nobody knows.
+        life, in which it is unknown.
         """
         if error.args[0].txn_requires_abort():
             try:

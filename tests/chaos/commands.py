@@ -1,8 +1,8 @@
 """Commands of an operator, run where the clients are while the cluster is under faults: what they
 did, or that they were refused.
 
-A refusal belongs to faults: nobody reached, no controller, not enough brokers, a move under way
-already. A command that is no command, a property that nobody knows or an error that the program
+A refusal belongs to faults: no host reached, no controller, not enough brokers, a move under way
+already. A command that is no command, an unknown property or an error that the program
 itself did not expect says nothing about the cluster; counted as a refusal it would hide that a kind
 of fault does nothing at all. It ends the run (HarnessFailed).
 """

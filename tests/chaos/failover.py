@@ -192,7 +192,7 @@ class Measure:
             found[:] = [one for one in found if one >= moment]
             return bool(found)
 
-        self._until("nobody becomes the active controller", seen)
+        self._until("no host becomes the active controller", seen)
         return min(found)
 
     def stop(self) -> None:

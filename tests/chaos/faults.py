@@ -56,7 +56,7 @@ class _Cut(Fault):
 
 
 class Isolated(_Cut):
-    """One host hears nobody and nobody hears it; clients still reach it (or not)."""
+    """One host hears no other and no other hears it; clients still reach it (or not)."""
 
     def begin(self) -> None:
         one = self.rng.choice(self.names)
@@ -79,7 +79,7 @@ class OneWay(_Cut):
 
 
 class Pair(_Cut):
-    """Two hosts do not reach each other; both reach the third: nobody has lost the majority."""
+    """Two hosts do not reach each other; both reach the third: each still has a majority."""
 
     def begin(self) -> None:
         one, other = self.rng.sample(self.names, 2)
@@ -92,7 +92,7 @@ class Pair(_Cut):
 
 
 class AllApart(_Cut):
-    """No host reaches another: nobody has a majority."""
+    """No host reaches another: none has a majority."""
 
     lasts = (3.0, 12.0)
 

@@ -6,9 +6,9 @@ change them). A value names its producer and its number there, with a checksum:
 tests/crash/checker.py, make_value. Records outside transactions have `txn` None.
 
     send     a record was handed to the client; the line is written when its outcome is known: "ok"
-             with its offset, "fail" (certainly not written), "info" (nobody knows)
+             with its offset, "fail" (certainly not written), "info" (unknown)
     ask      a transaction is asked to end: `wish` "commit" or "abort", at `begin_ns`
-    end      what became of that: "ok", or "info" (nobody knows), which also holds when this line is
+    end      what became of that: "ok", or "info" (unknown), which also holds when this line is
              missing
     assign   a consumer's partitions from here on; `epoch` counts them up, positions do not carry
              over

@@ -70,7 +70,7 @@ class ChaosHost(Broker):
             "listeners": f"PLAINTEXT://{address}:{PORT}",
             "inter.broker.listener": f"{address}:{PORT + 1}",
             "controller.listener": f"{address}:{PORT + 2}",
-            # the namespaces are nobody else's
+            # the namespaces are this run's own
             "node.id": str(node_id),
             "cluster.seeds": seeds,
             "listeners.insecure.allow": "true",
@@ -189,7 +189,7 @@ class ChaosHost(Broker):
         """kill -9 of everything, and of what was not flushed a part is gone, chosen by chance;
         `harshest`: all of it. The next start is another boot.
         """
-        assert self.extras.journal, "nobody has watched what was flushed"
+        assert self.extras.journal, "the journal of flushes was not kept"
         self.kill_all()
         disk = self.disk()
         tree = disk.harshest() if harshest else disk.power_cut(chance)

@@ -50,7 +50,7 @@ def leave(cluster: ChaosCluster, empty: bool) -> str:
         if time.monotonic() > until:
             host.start()
             return f"{host.name} is started again: {output.text}"
-        time.sleep(0.5)  # its session has to end where nobody heard it say goodbye
+        time.sleep(0.5)  # its session has to expire where no host heard it leave
     cluster.remove(cluster.spare)
     if empty:
         host.empty()

@@ -78,7 +78,7 @@ def reassign(admin: AdminClient, chance: random.Random, cancel: bool = False) ->
 
 
 def send_request(admin: AdminClient, chance: random.Random, api_key: int, version: int, request: object) -> Any:
-    """Of any host: whoever it is, the active controller decides."""
+    """Of any host: the active controller decides, wherever it runs."""
     broker = chance.choice(list(admin.list_topics(timeout=TIMEOUT_S).brokers.values()))
     with KafkaConnection(broker.host, broker.port, timeout_s=TIMEOUT_S) as kafka:
         return kafka.call(api_key, version, request)

@@ -8,7 +8,7 @@ acknowledged). A line for everything else that happened: the same, "#", what.
 
 Each host has a thread that writes while that host leads, and one that asks it who leads, every
 ASK_S, while nothing is acknowledged. So a host that takes connections and does not answer (its
-kernel lives, its processes do not) holds nobody up: what waits there is given up when another host
+kernel lives, its processes do not) holds up no other host: what waits there is given up when another host
 says that it leads, as clients do.
 """
 

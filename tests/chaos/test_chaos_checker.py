@@ -228,7 +228,7 @@ def poll_skip(history: History, final: dict[Place, FinalLog]) -> None:
 
 
 def nonmonotonic_send(history: History, final: dict[Place, FinalLog]) -> None:
-    """The second is told the first's place; nobody has seen either."""
+    """The second gets the first's offset; neither was read."""
     first = _acknowledged(history)
     index = next(
         index

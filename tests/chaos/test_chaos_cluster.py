@@ -121,7 +121,7 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
 @pytest.mark.slow
 def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> None:
     """The disk of a leader fills up: the others take its partition over at once and wait for it no
-    more; when there is space, it is in sync again. Nobody does anything.
+    more; when there is space, it is in sync again. No operator acts.
     """
     with (
         network.Network(("n1", "n2", "n3", "client")) as net,

@@ -22,7 +22,7 @@ UNREACHABLE = "127.0.0.1:1"
 
 
 class Hosts:
-    """Three that nobody reaches, and a fourth that may join; commands run here, in no namespace."""
+    """Three that no client reaches, and a fourth that may join; commands run here, in no namespace."""
 
     bootstrap, spare = UNREACHABLE, 4
     network = SimpleNamespace(run=lambda _name, words: list(words))
@@ -87,7 +87,7 @@ def planted(words: Sequence[str]) -> type[faults.Operator]:
 
 
 def test_every_command_of_an_operator_is_one() -> None:
-    """All that chance can choose: nobody is reached, and nothing is wrong with the command."""
+    """All that chance can choose: no host is reached, and nothing is wrong with the command."""
     known = {faults.Operator(Hosts(), random.Random(seed)).words() for seed in range(200)}
     kinds = {
         tuple(
@@ -149,7 +149,7 @@ def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> No
             False,
         ),
     ],
-    ids=["leaves", "votes", "nobody knows who votes", "not empty", "not forgotten", "forgotten before"],
+    ids=["leaves", "votes", "voters unknown", "not empty", "not forgotten", "forgotten before"],
 )
 def test_the_fourth_host_leaves_only_when_nothing_needs_it(
     answers: dict[str, commands.Report], done: list[str], member: bool, monkeypatch: pytest.MonkeyPatch

@@ -295,7 +295,7 @@ def advertised(kafka: KafkaConnection, version: int = 4) -> dict[int, tuple[int,
 
 
 def test_every_advertised_api_is_tried_here(setting: Setting) -> None:
-    """Whoever adds an API adds its case: nothing is advertised that was never sent."""
+    """A new API needs a new case: nothing is advertised that was never sent."""
     assert advertised(setting.kafka) == {key: (spec.min_version, spec.max_version) for key, spec in SUPPORTED.items()}
     assert set(SUPPORTED) == set(CASES)
 

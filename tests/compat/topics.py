@@ -37,7 +37,7 @@ _numbers = itertools.count(1)
 
 
 def fresh_name(what: str) -> str:
-    """A topic name of nobody else's: brokers are shared."""
+    """A topic name of this test alone: brokers are shared."""
     return f"{what}-{os.getpid()}-{next(_numbers)}"
 
 

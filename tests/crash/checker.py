@@ -9,7 +9,7 @@ Promises
     C6  corrupt     each value is one that a producer made, byte for byte
     C7  gap         a log without compaction has each offset from log start to log end exactly once, in order
     C8  disordered  one consumer sees each partition's offsets ascending without a hole
-    C9  unsent      nobody sees a record that was never sent
+    C9  unsent      no record is read that was never sent
 
 A topic in `volatile_topics` (flush.on.ack=false after a power cut) may lose its end: C1, C4 and C5
 are not asked of it.

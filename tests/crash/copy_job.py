@@ -6,7 +6,7 @@ offsets too. By librdkafka ("transport": "tcp") or mqd's own client ("shm").
     "target": "b", "name": "copy-0", "seed": 1, "consumer": {}, "transport": "tcp"}'
 
 SIGUSR1 makes it tell where it stands. Ends with code 0 after SIGTERM, with 1 when its producer is
-fenced or its state unknown: whoever runs it starts it again, as a user would.
+fenced or its state unknown: its supervisor restarts it, as a user's would.
 
 What an application must take care of, and this one does: the group's metadata is taken before the
 records are, so that a member that has lost a partition meanwhile is refused; records that a

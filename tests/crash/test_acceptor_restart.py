@@ -157,6 +157,6 @@ def test_twenty_restarts_of_the_acceptor_end_no_connection(start_broker, io_back
     assert raw[-1].reset_when_new <= count // 4 + 1, (
         f"{raw[-1].reset_when_new} new connections were reset in {count} restarts: the hand-over takes too long"
     )
-    assert not lost, f"connections lost by librdkafka: {lost}, opened anew {more}\n{broker.logs()}"
+    assert not lost, f"connections lost by librdkafka: {lost}, reopened {more}\n{broker.logs()}"
     violations = check(load.history(), final)
     assert not violations and not load.errors(), f"{summary(violations)} {load.errors()}"

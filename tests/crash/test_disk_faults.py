@@ -83,7 +83,7 @@ def test_a_failed_flush_fences_its_directory_only(start_faulty):
                 assert produce(kafka, "t", partition, b"still fenced")[0] == ErrorCode.KAFKA_STORAGE_ERROR
         for partition in good:
             assert len(read_log(kafka, "t", partition).records) == 4
-        for partition in bad:  # what was not flushed is shown to nobody, what was is still there to read
+        for partition in bad:  # what was not flushed is not readable, what was is still there to read
             found, high_watermark = fetch_records(kafka, "t", partition, 0)
             assert ([value for _, value in found], high_watermark) == ([b"before"], 1)
     logs = [broker.data_dir / "logs" / f"mqd-worker-{worker}.log" for worker in (0, 1)]

@@ -1,5 +1,5 @@
 """kill -9 under load: of one process, of all of them, and while topics come and go. Nothing
-acknowledged is lost, nobody repairs anything.
+acknowledged is lost, no repair is needed.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):
         conclude(load, f"topics with kills of {victim}, seed {seed}")
 
     def left_over() -> set[str]:
-        """Whoever died between making a directory and naming its topic leaves an empty one, which
+        """A process that died between making a directory and naming its topic leaves an empty one, which
         the next topic of that name takes over.
         """
         paths = [path for path in broker.data_dir.glob("**/made-*-*") if path.name.rpartition("-")[0] not in found]

@@ -102,7 +102,7 @@ class Retries(threading.Thread):
         )
 
     def check_after_restart(self, port: int, at_ns: int) -> list[Violation]:
-        """Nobody can tell a lost answer from a lost record: the last acknowledged batch and the one
+        """A lost response cannot be told from a lost record: the last acknowledged batch and the one
         that was under way are sent again.
         """
         acknowledged = [ack for ack in self.acknowledged if ack.at_ns < at_ns]
@@ -155,7 +155,7 @@ def record(directory: Path, seed: int, config: dict[str, str], kills: bool, stop
                 client.end()
             for producer in load.producers:
                 while producer.is_alive():
-                    # nobody will answer any more; it may still send what is left of its burst
+                    # no response will come any more; it may still send what is left of its burst
                     producer._producer.purge()
                     producer.join(0.1)
         assert not [error for one in load.producers for error in one.errors if "fatal" in error]

@@ -62,7 +62,7 @@ class Driver:
 
 
 def output(broker: Broker, topic: str) -> list[int] | None:
-    """None: nobody serves it just now."""
+    """None: no broker serves it just now."""
     try:
         with connect(broker) as kafka:
             return [int(value) for index in range(PARTITIONS) for value in read_committed(kafka, topic, index)]
@@ -107,7 +107,7 @@ def every_number_once(start_broker: Callable[..., Broker], tmp_path: Path, kill_
         eventually(goes_on, "a batch after all of that", 90)
     finally:
         driver.kill(tasks_too=True)
-    with connect(broker) as kafka:  # whoever was killed, and the last of all, has left a transaction to its time-out
+    with connect(broker) as kafka:  # each killed task, and the last, has left a transaction to its time-out
         eventually(
             lambda: all(
                 (one := fetch_committed(kafka, topic, index)).last_stable_offset == one.high_watermark

@@ -37,7 +37,7 @@ class Writer(threading.Thread):
         self.chance = random.Random(f"{seed} {name}")
         self.stopping = threading.Event()
         self.kafka: KafkaConnection | None = None
-        self.outcomes: dict[bytes, bool | None] = {}  # None: nobody was told
+        self.outcomes: dict[bytes, bool | None] = {}  # None: the outcome is unknown
         self.failure: BaseException | None = None
 
     def run(self) -> None:

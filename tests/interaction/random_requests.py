@@ -4,7 +4,7 @@ from the protocol's schema.
 Values come from small pools, so that requests meet each other: the same groups, members,
 transactional ids, producers and topics come again and again, and what a broker answers (member ids,
 generations, producer ids, epochs) goes back into the pools. Whatever is in no pool is a number at a
-bound, a string nobody knows, or nothing.
+bound, an unknown string, or nothing.
 
 What is left alone, because the bystanders of the test live by it: their topics and groups, the
 broker's own configuration, the features' levels, and the quotas of others.

@@ -1,4 +1,4 @@
-"""The traps of this architecture, each with a test that would catch whoever falls into it again.
+"""The traps of this architecture, each with a test that fails when one is fallen into again.
 
 TRAPS maps each to the tests that guard it; a test below checks that they exist. What concerns
 several hosts comes with replication and is named in LATER.
@@ -441,7 +441,7 @@ def test_quiet_partitions_take_little_disk(start_broker):
 
 @pytest.mark.both_backends
 def test_a_long_poll_wakes_through_any_worker(watch, name):
-    """Reader on either worker, writer on either worker, partitions of either: nobody waits for the
+    """Reader on either worker, writer on either worker, partitions of either: no request waits for the
     time-out.
     """
     with watch.connection_to_each_worker() as readers, watch.connection_to_each_worker() as writers:

@@ -127,7 +127,7 @@ class History:
         assert (state == State.PREPARING_REBALANCE) == ("classic.join" in timers), f"G5: {state} with {timers}"
         assert bool(self.core.pending_sync) == ("classic.sync" in timers), f"G5: {self.core.pending_sync} with {timers}"
         assert "classic.session" in timers or self.core.members.deadlines.next_ms is None, (
-            "G4: nobody watches the sessions"
+            "G4: the sessions are not watched"
         )
 
     def write(self) -> None:

@@ -7,7 +7,7 @@ What is held against every step
     V1  what a client works on, and knows to be a member's, is its in the coordinator's books too:
         so no two clients work on one partition
     V2  a partition that is assigned and is in the target, before and after, was not taken away in
-        between: nobody who keeps a partition is stopped
+        between: no member that keeps a partition is stopped
     V3  each request is answered once
     V4  a commit passes exactly with the member's epoch
     V6  who comes with an epoch that is not its own, or with the last one and partitions that it has

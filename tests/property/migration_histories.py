@@ -6,8 +6,8 @@ again; while the group is a classic one its leader assigns, withholding what som
 owns. Some members are static: those are stopped without a word, and come back at once, speaking the
 other protocol, or the same. Held against every step: the core's invariants, every request answered
 once (late ones too), no two members, in the coordinator's eyes, working on one partition, and
-nobody waits for the session of the classic member whose instance id it carries. At the end the
-group is Stable, whatever its kind, and everything is worked on.
+the group does not wait for the session of the classic member whose instance id it carries. At the
+end the group is Stable, whatever its kind, and everything is worked on.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class MigrationHistory:
 
     def replace(self, client: Client | ClassicClient) -> None:
         """A static member is stopped, and started again at once by either protocol. What it asked
-        last may still be answered; nobody hears it.
+        last may still be answered; no member hears it.
         """
         if client.instance_id is not None:
             self.clients.remove(client)

@@ -351,7 +351,7 @@ def test_random_bodies_raise_nothing_but_protocol_errors(key: int, version: int,
 
 
 def add_unknown_tags(data: bytes) -> bytes:
-    """In place of a message's last byte, its empty tagged fields: two fields nobody knows, one with
+    """In place of a message's last byte, its empty tagged fields: two unknown fields, one with
     a tag of two bytes.
     """
     assert data[-1] == 0

@@ -206,7 +206,7 @@ def expected_tokens(api: int, version: int, v: dict) -> list[str]:
 
 
 class Encoder:
-    """The schema written down a second time, with room for tagged fields that nobody knows."""
+    """The schema written down a second time, with room for unknown tagged fields."""
 
     def __init__(self, flexible: bool, unknown_tags: Callable[[], list[tuple[int, bytes]]] = list) -> None:
         self.flexible, self.unknown_tags, self.out = flexible, unknown_tags, bytearray()

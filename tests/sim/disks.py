@@ -5,7 +5,7 @@ record; records of one batch (`left` more follow in it) come, go and are read to
 the platter are the durable prefix, plus whatever a power cut happens to have kept of the rest; a
 truncation that was not flushed may come undone (the old tail is back). A flush that fails leaves
 pages that the kernel calls clean and no disk has: from `dropped` on, what is read may be gone at
-any start, whatever later flushes say. A flipped bit makes a batch unreadable: whoever computes its
+any start, whatever later flushes say. A flipped bit makes a batch unreadable: a reader that computes its
 checksum notices.
 
 Invariants

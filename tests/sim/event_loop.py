@@ -5,7 +5,7 @@ Invariants
     E1  what is ready runs within the event that made it ready, in order; a loop has no time of its
         own
     E2  with the process everything ends that was under way in it, silently, as with kill -9
-    E3  an exception that nobody expects ends the run: it is no log line here
+    E3  an unexpected exception ends the run: it is no log line here
 """
 
 from __future__ import annotations
@@ -125,6 +125,6 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise error
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Called for what was under way when the process died, and for expected errors that nobody
+        """Called for what was under way when the process died, and for expected errors that no task
         waits for any more.
         """

@@ -185,7 +185,7 @@ class History:
         self.lost_logs.setdefault(partition, []).append(entries)
 
     def served(self, partition: Any, offset: int, entries: list[Entry]) -> None:
-        """C3: whoever reads, reads what was committed."""
+        """C3: every reader reads what was committed."""
         self.counts["reads"] += len(entries)
         committed = self.committed.get(partition, [])
         known = (committed, *self.before.get(partition, ()))

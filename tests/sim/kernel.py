@@ -175,7 +175,7 @@ class Clock:
         self.rate = 1 + drift
 
     def stand_still(self, duration: int) -> None:
-        """A virtual machine that is paused with its clock: nobody in it may run meanwhile. It does
+        """A virtual machine that is paused with its clock: no process in it may run meanwhile. It does
         not catch up.
         """
         rate = self.rate
@@ -207,7 +207,7 @@ class Network:
         self.links = [[Link() for _ in range(count)] for _ in range(count)]
 
     def send(self, source: int, target: int, process: Process | None, do: Callable[..., None], *arguments: Any) -> None:
-        """process: who receives it, None = nobody is there (the connection is refused)."""
+        """process: who receives it, None = no process listens (the connection is refused)."""
         kernel = self._kernel
         if process is None:
             return

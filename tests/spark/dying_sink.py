@@ -25,7 +25,7 @@ class Script:
         self.folder = Path(folder)
 
     def takes(self, batch: int, what: str) -> bool:
-        """Whether it is to happen now: whoever asks first."""
+        """Whether it is to happen now: true for the first caller."""
         try:
             (self.folder / f"{batch}.{what}").unlink()
         except FileNotFoundError:

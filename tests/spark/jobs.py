@@ -93,7 +93,7 @@ class Job:
         self.starts += 1
 
     def ensure(self) -> None:
-        """It runs: started again when it has ended, as whoever watches over a job would."""
+        """It runs: restarted when it has ended, as a supervisor would."""
         if self._process is None or self._process.poll() is not None:
             self.start()
 
@@ -248,7 +248,7 @@ class Input:
 
 
 def progress(broker: Broker, topic: str) -> int:
-    """Rises with every transaction that ends. -1: nobody serves it just now."""
+    """Rises with every transaction that ends. -1: no broker serves it just now."""
     try:
         with connect(broker) as kafka:
             found = [fetch_committed(kafka, topic, index, bytes_max=1) for index in range(PARTITIONS)]

@@ -194,7 +194,7 @@ def test_nobody_is_reached(spark: Any, broker: Broker, tmp_path: Path) -> None:
 
 
 class Gate:
-    """Between the source and whoever takes its rows: the first of them wait, and then the source
+    """Between the source and the reader of its rows: the first of them wait, and then the source
     does, whose buffers are full.
     """
 

@@ -57,7 +57,7 @@ def test_latest_is_pinned_when_the_first_batch_fails(spark: Any, broker: Broker,
     stream = Stream(spark, tmp_path, options(broker, topic))
     assert "not to be committed" in stream.failure(available_now=False, fail_on=0)
     assert stream.offsets(0)[topic] == {"0": 5}
-    produce(broker, topic, numbered(5, 5))  # nobody reads meanwhile; a source that asks for the end again loses these
+    produce(broker, topic, numbered(5, 5))  # no reader meanwhile; a source that asks for the end again loses these
     stream.start(available_now=False)
     stream.wait(lambda: len(stream.seen) >= 5)
     produce(broker, topic, numbered(10, 5))

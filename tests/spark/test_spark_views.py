@@ -68,7 +68,7 @@ def test_ranges_begin_and_end_anywhere(broker: Broker, hundred: str, transport: 
 
 @pytest.fixture
 def no_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever continues over TCP fails."""
+    """A reader that continues over TCP fails."""
 
     def refuse(self: Any) -> None:
         raise AssertionError(f"{self.name} is fetched from offset {self.position} on")

@@ -28,7 +28,7 @@ def _relative(path: Path) -> str:
 
 
 def _owned() -> list[Path]:
-    """Generated and built files are nobody's prose."""
+    """Generated and built files are not written by hand."""
     return [path for path in CODE if path.name != "_native.c" and ".venv" not in path.parts]
 
 

@@ -203,7 +203,7 @@ class Commits:
             self._inbox.notice()
 
     def give_up(self, error: KafkaError) -> None:
-        """Nobody will send them any more."""
+        """No request will send them any more."""
         while self._under_way is not None or self._waiting:
             commit, self._under_way = self._under_way or self._waiting.popleft(), None
             self._waiting, waiting = deque(), self._waiting

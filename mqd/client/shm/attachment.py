@@ -11,7 +11,7 @@ Shared by producers and consumers; each has its own.
                                                                                predicate() is true;
                                                                                drives meanwhile
 
-The C attachment takes one thread at a time. Whoever holds the role of the *driver* waits in C (GIL
+The C attachment takes one thread at a time. The thread with the role of the *driver* waits in C (GIL
 released) for something to come, then takes `lock`, takes in what came and gives every listener a
 turn. The driver is the background thread; but a thread of the application that waits for an outcome
 takes the role over, so that an answer needs no switch of threads. The background thread takes the
@@ -196,7 +196,7 @@ class Attachment:
         return response
 
     def cancel(self, correlation_id: int) -> None:
-        """Nobody waits for this response any more; on_response will not be called."""
+        """No caller waits for this response any more; on_response will not be called."""
         with self.lock:
             self._pending.pop(correlation_id, None)
 

@@ -219,7 +219,7 @@ TEST(impossible_answers_end_the_attachment)
     }
 }
 
-/* A producer that was closed: late answers are nobody's, and its successor does not write over what
+/* A producer that was closed: late outcomes are dropped, and its successor does not write over what
  * is still being read. */
 TEST(a_successor_on_the_same_attachment)
 {
@@ -246,7 +246,7 @@ TEST(a_successor_on_the_same_attachment)
     end(&s);
 }
 
-/* An append that takes in answers on its way leaves outcomes: whoever waits in another thread has
+/* An append that takes in answers on its way leaves outcomes: a waiter in another thread has
  * to look at them. */
 TEST(an_append_that_reads_answers_wakes_the_waiter)
 {

@@ -179,7 +179,7 @@ TEST(aborted_transactions)
     log_append_marker(&log, 3, false);
     log_expose(&log);
     CHECK_EQUAL(drain(reader, 100, &state), 0);
-    CHECK_EQUAL(state.stop, MQD_READ_ABORTED); /* nobody has told what became of 3 */
+    CHECK_EQUAL(state.stop, MQD_READ_ABORTED); /* the outcome of 3 is not known */
     producers[0] = 3, firsts[0] = 11;
     CHECK_EQUAL(mqd_segment_reader_set_aborted(reader, producers, firsts, 1, 14), 0);
     CHECK_EQUAL(drain(reader, 100, &state), 0);

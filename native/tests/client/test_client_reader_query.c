@@ -52,7 +52,7 @@ static void answer_one(struct worker *worker, const struct mqd_local_query *quer
                                        .size_bytes = segment->size_bytes,
                                        .map_bytes = active ? 1u << 31 : segment->size_bytes};
     switch (worker->mood) {
-    case LATE_FIRST: /* of a question that nobody waits for any more, and of a kind that nobody knows */
+    case LATE_FIRST: /* of a query that no caller waits for any more, and of an unknown kind */
         answer.number--;
         send_answer(worker->fake.socket, &answer, segment->fd);
         answer.number++;

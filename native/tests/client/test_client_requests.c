@@ -180,7 +180,7 @@ TEST(answers_that_are_cut_off_or_foreign)
     struct mqd_client *client = fake_attach(&fake, &options);
     metadata(&reply, 7, 0, 1);
     uint32_t size = reply.size_bytes;
-    for (uint32_t cut = 2; cut + 9 <= size; cut++) { /* the last byte is the response's own tags, which nobody reads */
+    for (uint32_t cut = 2; cut + 9 <= size; cut++) { /* the last byte is the response's own tags, which are not read */
         metadata(&reply, 7, 0, 1);
         struct answering a = {&fake, &reply, cut};
         pthread_create(&thread, NULL, answer, &a);

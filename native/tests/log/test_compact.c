@@ -276,7 +276,7 @@ TEST(a_full_disk_is_an_error_and_changes_nothing)
     mqd_partition_close(partition, 0);
 }
 
-/* Whoever lists the directory in between must not find records of aborted transactions without
+/* A listing of the directory in between must not find records of aborted transactions without
  * being told that they are. */
 TEST(a_segment_that_goes_is_never_there_without_its_aborted_transactions)
 {

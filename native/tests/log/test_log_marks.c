@@ -56,7 +56,7 @@ TEST(places_are_exact)
         if (test_random(&random) % 64 == 0)
             CHECK_EQUAL(log_sync(partition), 0);
         places[i] = log_positions(partition);
-        bool near = i / 500 % 2; /* for 500 writes nobody keeps up: more places than are kept */
+        bool near = i / 500 % 2; /* for 500 writes no reader keeps up: more places than are kept */
         if (test_random(&random) % (near ? 3 : 400))
             continue;
         int64_t end = places[i].log_end_offset, requested = near ? end - (int64_t)(test_random(&random) % 20)

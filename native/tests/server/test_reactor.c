@@ -245,7 +245,7 @@ BOTH(replies_keep_their_order)
 }
 
 /* A JoinGroup whose client leaves while it waits takes no place from the others, and the acceptor
- * hears that nobody waits. */
+ * hears that no request waits. */
 BOTH(a_client_that_leaves_cancels_its_waiting_request)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -254,7 +254,8 @@ BOTH(a_client_that_leaves_cancels_its_waiting_request)
         struct client client = client_open(b, 0);
         struct frame frame = {0};
         uint32_t from;
-        int16_t api_key = i % 4 == 3 ? 19 : 11; /* CreateTopics: the acceptor carries it out, whoever has gone */
+        int16_t api_key =
+            i % 4 == 3 ? 19 : 11; /* CreateTopics: the acceptor carries it out, although the client has gone */
         frame_end(&frame, frame_begin(&frame, api_key, 3, i));
         CHECK(client_send(&client, &frame));
         struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);

@@ -55,7 +55,7 @@ BOTH(one_check_for_all_partitions_of_a_request)
         CHECK_EQUAL(out.of[i].error, 0);
         CHECK_EQUAL(out.of[i].base_offset, i == 2 ? 99 : 0);
     }
-    /* the transaction is ongoing: nobody is asked */
+    /* the transaction is ongoing: no check is requested */
     struct partition_batch next[2] = {{0, raw_transactional(5, 1, 1, 0)}, {1, raw_transactional(5, 1, 1, 0)}};
     CHECK(client_produce_batches(&client, 2, "my-id", -1, LIMIT_MS, next, 2));
     out = client_take(&client);
@@ -229,7 +229,7 @@ BOTH(the_acceptor_restarts_and_checks_are_sent_again)
     check_answer_all(b, 0, &again, 0);
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
     CHECK_EQUAL(client_take(&late).of[0].error, 0);
-    while (bench_take(b, ACCEPTOR, &none, &from, 20)) /* what nobody waits for is not asked again */
+    while (bench_take(b, ACCEPTOR, &none, &from, 20)) /* what no request waits for is not requested again */
         CHECK_EQUAL(none.kind, MQD_LINK_RELEASE);
     client_close(&client);
     client_close(&late);

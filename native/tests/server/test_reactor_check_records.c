@@ -26,7 +26,8 @@ BOTH(records_without_key)
 {
     struct bench *b = bench_start(backend, compacted);
     struct client client = client_open(b, 0);
-    for (int32_t partition = 0; partition < 2; partition++) { /* looked at by who receives it, whoever owns it */
+    for (int32_t partition = 0; partition < 2;
+         partition++) { /* checked by the worker that receives it, whichever owns it */
         CHECK(client_produce_one(&client, 1, NULL, -1, LIMIT_MS, partition, raw_records(100, 0, 10)));
         CHECK_EQUAL(client_take(&client).of[0].error, 0);
         CHECK(client_produce_one(&client, 2, NULL, -1, LIMIT_MS, partition, raw_records(10, 1 << 3 | 1 << 7, 10)));

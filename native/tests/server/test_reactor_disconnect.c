@@ -41,7 +41,7 @@ BOTH(a_closed_client_is_freed_though_the_acceptor_is_silent)
     fill(b, &resets, false);
     reset(&resets);
     fill(b, &closes, true);
-    client_close(&closes); /* its fetch is answered then, and that meets nobody */
+    client_close(&closes); /* the response to its fetch finds no connection */
     fill(b, &stays, false);
     CHECK_EQUAL(shutdown(stays.fd, SHUT_WR), 0); /* sends no more, and takes its answers */
     CHECK(connections_left(b, 1));

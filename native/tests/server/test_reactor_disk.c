@@ -37,7 +37,7 @@ BOTH(a_slow_flush_is_awaited_until_the_request_times_out)
     send_produce(&other, 0, 4, -1, 30);
     CHECK_EQUAL(error_of(&other), 7);
     CHECK_EQUAL(error_of(&through), 7);
-    send_produce(&other, 2, 5, 1, LIMIT_MS); /* nobody else waits for that disk */
+    send_produce(&other, 2, 5, 1, LIMIT_MS); /* no other request waits for that disk */
     began_ns = test_now_ns();
     CHECK_EQUAL(error_of(&other), 0);
     CHECK(test_now_ns() - began_ns < 200000000);

@@ -41,7 +41,7 @@ BOTH(command_answers_always_have_room)
         }
     }
     CHECK(left[MQD_EVENT_LOG] >= 1000);
-    CHECK_EQUAL(left[MQD_EVENT_FETCHER_ENDED], 100); /* nobody tells it again: all else gives way */
+    CHECK_EQUAL(left[MQD_EVENT_FETCHER_ENDED], 100); /* it is not repeated: all else gives way */
     CHECK_EQUAL(left[MQD_EVENT_RELAY_REQUESTED], 100);
     bench_stop(b);
 }
@@ -70,7 +70,7 @@ BOTH(no_more_commands_are_taken_than_answers_have_room)
     bench_stop(b);
 }
 
-/* It is told once; and nobody writes there until it has been answered. */
+/* It is reported once; and nothing is written there until it has been answered. */
 BOTH(a_full_disk_is_reported_behind_thousands_of_events)
 {
     struct bench *b = bench_start(backend, NULL);

@@ -201,7 +201,7 @@ BOTH(a_stalled_client_is_closed_and_a_waiting_one_served)
     CHECK_EQUAL(client_receive(&third), 1);
     CHECK_EQUAL(take_produced(&third).error[0], 0);
     CHECK(!open_still(&slow[0]) || !open_still(&slow[1]));
-    for (int i = 0; i < 2; i++) { /* the deadline is for those too that nobody waits behind */
+    for (int i = 0; i < 2; i++) { /* the deadline also holds for those with no other request behind them */
         CHECK_EQUAL(client_receive(&slow[i]), 0);
         client_close(&slow[i]);
     }

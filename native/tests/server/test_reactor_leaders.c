@@ -129,10 +129,10 @@ BOTH(whoever_leads_elsewhere_is_named_with_its_address)
         place(b, MQD_SLOT_NONE, 7, 5, 0);
         led = produce_flexible(clients[i]);
         CHECK(led.leader == 7 && strcmp(led.host, "seven.example") == 0 && led.rack[0] == 0);
-        place(b, MQD_SLOT_NONE, -1, 6, 0); /* nobody leads */
+        place(b, MQD_SLOT_NONE, -1, 6, 0); /* no leader */
         led = produce_flexible(clients[i]);
         CHECK(led.error == 6 && led.leader == -9 && led.node_count == 0);
-        brokers(b, 2); /* node 7 is fenced: nobody is sent there */
+        brokers(b, 2); /* node 7 is fenced: no client is sent there */
         place(b, MQD_SLOT_NONE, 7, 7, 0);
         led = produce_flexible(clients[i]);
         CHECK(led.error == 6 && led.leader == -9 && led.node_count == 0);

@@ -89,7 +89,7 @@ BOTH(flushes_of_many_partitions_are_waited_for_together)
     for (int32_t i = 0; i < 4; i++)
         produce(&writer, i, (uint64_t)i + 1);
     send_look_up(&looker, LATEST, all, 4);
-    CHECK_EQUAL(look_up(&other, EARLIEST, 0), 0); /* nobody else waits */
+    CHECK_EQUAL(look_up(&other, EARLIEST, 0), 0); /* no other request waits */
     CHECK(elapsed_ms(began_ns) < 250);
     CHECK_EQUAL(found(&looker), 1);
     CHECK(elapsed_ms(began_ns) >= 250);

@@ -4,7 +4,7 @@
 
 #define PASSED_NS 1 /* CLOCK_BOOTTIME is beyond */
 
-/* Metadata v1 of all topics. `b`: it is forwarded to the acceptor; NULL: nobody is asked. */
+/* Metadata v1 of all topics. `b`: it is forwarded to the acceptor; NULL: it is not forwarded. */
 static struct mqd_descriptor request_metadata(struct bench *b, struct client *client)
 {
     struct frame frame = {0};
@@ -49,7 +49,7 @@ BOTH(metadata_that_are_known_without_the_lease)
     bench_respond(b, 0, &request, "it leads", MQD_RESPONSE_CACHEABLE, true, 0);
     expect_metadata(&client, "it leads");
     request_metadata(NULL, &client);
-    expect_metadata(&client, "it leads"); /* nobody was asked */
+    expect_metadata(&client, "it leads"); /* it was not forwarded */
     set_lease(b, &client, PASSED_NS);
     for (int i = 0; i < 2; i++) {
         request = request_metadata(b, &client);

@@ -1,6 +1,6 @@
 /* tsan: long */
 /* Quotas on the reactor: answers come at once and say how long; what is sent meanwhile waits in the
- * socket; nobody else waits; nothing is lost.
+ * socket; no other client waits; nothing is lost.
  *
  * Delays are bounded from below alone (a slow machine makes everything later), but where waiting is
  * what is tested: then the other side is LIMIT_MS. */

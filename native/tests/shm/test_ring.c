@@ -179,7 +179,7 @@ static uint64_t wakeups(struct host *host, uint32_t endpoint)
     return read(host->eventfd[endpoint], &value, sizeof value) == sizeof value ? value : 0;
 }
 
-/* Whoever opens wakes all others: that is forgotten. */
+/* A process that opens wakes all others: that wake-up is consumed. */
 static void three_open(struct host *host, struct mqd_endpoint **a, struct mqd_endpoint **b, struct mqd_endpoint **c)
 {
     host_make(host, 3);
@@ -391,7 +391,7 @@ TEST(a_successor_wakes_whose_flag_its_predecessor_took)
     mqd_endpoint_flush(a);
     free(a);
     mqd_endpoint_send(c, 1, &(struct mqd_descriptor){.token = 2});
-    mqd_endpoint_flush(c); /* finds nobody asleep */
+    mqd_endpoint_flush(c); /* finds no endpoint asleep */
     CHECK_EQUAL(wakeups(&host, 1), 0);
     a = host_open(&host, 0);
     CHECK_EQUAL(wakeups(&host, 1), 1);

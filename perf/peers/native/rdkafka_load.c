@@ -136,7 +136,7 @@ static int64_t records_in_topic(rd_kafka_t *rk)
     return sum;
 }
 
-/* With acks=0 nobody answers: the time runs until the broker has them all, which its offsets say. */
+/* With acks=0 there is no response: the time runs until the broker's offsets show that it has them all. */
 static void wait_stored(rd_kafka_t *rk, int64_t wanted)
 {
     int64_t deadline = now_ns() + STALL_NS;

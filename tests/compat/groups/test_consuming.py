@@ -419,7 +419,7 @@ def strict_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def test_a_topic_deleted_while_it_is_consumed_confluent(strict_broker: Broker) -> None:
-    """Whoever asks is told, and the consumer's other topic continues."""
+    """The caller gets the error, and the consumer's other topic continues."""
     doomed, lasting = topics.create_topic(strict_broker, "doomed"), topics.create_topic(strict_broker, "lasting", 2)
     patience = {"topic_metadata_refresh_interval_ms": 200, "topic_metadata_propagation_max_ms": 500}
     with topics.connect(strict_broker) as connection, confluent_consumer(strict_broker, **patience) as consumer:

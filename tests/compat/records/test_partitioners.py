@@ -1,4 +1,4 @@
-"""The same key goes to the same partition, whoever sends it: mqd's client through shared memory and
+"""The same key goes to the same partition, whichever client sends it: mqd's client through shared memory and
 TCP, librdkafka, and (murmur2) the Java client.
 """
 

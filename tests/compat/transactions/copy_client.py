@@ -1,5 +1,5 @@
 """One client's exactly-once copy, as a process of its own that continues until it is ended; with
-another code than 0 when the client gives up: whoever runs it starts it again.
+another code than 0 when the client gives up: its supervisor restarts it.
 
     python -m tests.compat.transactions.copy_client '{"bootstrap": "127.0.0.1:9092",
     "client": "aiokafka", "name": "copy-0", "group": "g", "source": "a", "target": "b"}'

@@ -243,7 +243,7 @@ class Theatre:
         return sum(worker["local_clients"] for worker in self.broker.status()["workers"])
 
     def wait_for_attachments(self, seconds: float = 15.0) -> None:
-        """Until nobody is attached but the bystanders."""
+        """Until only the bystanders are attached."""
         wait_until(
             lambda: self.attachments() == BYSTANDER_ATTACHMENTS,
             seconds,
@@ -327,7 +327,7 @@ _lengths: list[int] = []
 
 
 def lengths_of_windows(theatre: Theatre, killer: Killer) -> list[int]:
-    """In instructions, of a client that nobody kills. Measured once."""
+    """In instructions, of a client that is not killed. Measured once."""
     if _lengths:
         return _lengths
     found = [OPEN_INSTRUCTIONS]
@@ -377,7 +377,7 @@ def test_a_producer_is_killed_at_any_instruction(start_broker, local_killer, rou
                 chance.randrange(lengths[window]),
                 "pause" if chance.random() < 0.125 else "kill",
             )
-            # who stops in the middle of anything holds nobody up
+            # a client that stops in the middle of anything holds up no other
             how, _, acknowledged = killer.play(one, theatre.load.wait_for_progress)
             theatre.note(one, acknowledged)
             if how == "ended":

@@ -84,7 +84,7 @@ def test_a_process_dies_while_a_group_reads(start_broker: Callable[..., Broker],
         os.kill(pid, signal.SIGKILL)
     produce(broker, topic, range(1000, 2000))
     read(members, found, 2000)
-    # Whoever had to begin again after the other's partitions moved may have read some twice; values
+    # A consumer that began again after the other's partitions moved may have read some twice; values
     # tell what is there, and order within a partition holds
     assert {value for _, _, value in found} == {b"%d" % number for number in range(2000)}
     for partition in range(4):

@@ -480,7 +480,7 @@ def test_asyncio(shared_broker: Broker, topic: str, transport: str) -> None:
 def test_what_cannot_be_attached_to_goes_over_tcp(
     shared_broker: Broker, topic: str, tmp_path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A socket that nobody serves any more, as a killed broker leaves it."""
+    """A socket without a server, as a killed broker leaves it."""
     path = str(tmp_path / "client.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
         left.bind(path)
@@ -538,7 +538,7 @@ def test_an_idle_producer_costs_nothing(shared_broker: Broker, topic: str) -> No
 
 
 def test_threads_that_wait_and_threads_that_do_not(make, topic: str) -> None:
-    """Whoever waits drives; records of the others are delivered all the same."""
+    """The waiting thread drives; records of the others are delivered all the same."""
     producer = make()
     done = threading.Event()
     waiter = threading.Thread(target=lambda: [producer.poll(0.05) for _ in iter(done.is_set, True)])

@@ -185,7 +185,7 @@ def test_what_is_shared_cannot_be_taken_away(shared_broker):
 
 
 def test_quotas_hold_through_shared_memory(shared_broker, request):
-    """A megabyte is the burst (ten windows of a second); whoever is beyond is answered, then not
+    """A megabyte is the burst (ten windows of a second); a client beyond it is answered, then not
     read from until it is paid.
     """
     topic, client_id = topic_name(request.node.name), request.node.name

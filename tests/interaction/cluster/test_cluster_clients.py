@@ -554,7 +554,7 @@ def test_strangers_cannot_use_the_listener_between_hosts(cluster: Cluster) -> No
 
 
 def test_a_host_s_acceptor_is_asked_for_transactions_alone(cluster: Cluster) -> None:
-    """Whoever holds the key is a host; and still it gets no further than hosts do."""
+    """A holder of the key counts as a host, and still gets no further than hosts do."""
     broker = cluster.brokers[1]
     cluster_id = send_request(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
     with between(broker) as connection:

@@ -75,7 +75,7 @@ def read(cluster: Cluster, topic: str) -> Read:
             if message.error() is None:
                 found.append((message.offset(), message.key(), message.value()))
             else:
-                ended = True  # the end: nobody writes
+                ended = True  # the end: no producer writes
     consumer.close()
     return found
 

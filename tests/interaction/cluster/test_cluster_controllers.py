@@ -97,7 +97,7 @@ def test_three_hosts_form_one_cluster_and_hold_the_same_metadata(tmp_path: Path)
         for host in cluster.hosts:
             assert create(host, f"from-{host.node_id}") == 0
             assert create(host, f"from-{host.node_id}") == 36
-            assert knows(host, f"from-{host.node_id}"), "whoever was told that it is there finds it there"
+            assert knows(host, f"from-{host.node_id}"), "a host that learned of it finds it there"
         every_host_knows(cluster, "from-1", "from-2", "from-3")
         assert {cluster.leader().node_id for _ in range(3)} == {leader.node_id}
 
@@ -336,7 +336,7 @@ def test_a_wiped_seed_is_another_host(tmp_path: Path) -> None:
             lambda: observers(cluster.leader()) if wiped.node_id in observers(cluster.leader()) else None,
         )
         assert seen[wiped.node_id] != before[wiped.node_id]
-        assert voters(cluster.leader()) == before, "the lost voter is replaced by whoever decides, not by itself"
+        assert voters(cluster.leader()) == before, "the lost voter is replaced by an operator, not by itself"
         create_somehow(cluster, wiped, "after")
 
 
@@ -460,7 +460,7 @@ def test_a_single_host_grows_to_three(tmp_path: Path, prepared_by: str) -> None:
 
 @pytest.mark.slow
 def test_a_host_that_listens_for_no_others_grows_to_three_with_one_restart(tmp_path: Path) -> None:
-    """Whoever waits for it is told once what to look at, and joins without being started again."""
+    """The log names once what to look at, and the host joins without a restart."""
     cluster = Cluster(tmp_path, 3, seeds=1)
     first, second, third = cluster.hosts
     grown = dict(first.config)

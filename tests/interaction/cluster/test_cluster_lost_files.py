@@ -1,4 +1,4 @@
-"""One of three replicas loses files while its host is down: what was acknowledged stays, whoever
+"""One of three replicas loses files while its host is down: what was acknowledged stays, whichever
 leads then, and the replica does not lead or count before it has everything.
 """
 

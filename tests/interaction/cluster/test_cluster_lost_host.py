@@ -139,7 +139,7 @@ def leader(cluster: Cluster, topic: str) -> int | None:
 
 
 def only_one_has_all(cluster: Cluster, name: str, both: list[bytes], one: list[bytes]) -> None:
-    """A partition of brokers 1 and 2, of which 1 alone has `one` and is dead. Nobody leads it."""
+    """A partition of brokers 1 and 2, of which 1 alone has `one` and is dead. It has no leader."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     topic = NewTopic(name, num_partitions=1, replica_assignment=[[1, 2]], config={"min.insync.replicas": "1"})
     admin.create_topics([topic])[name].result(PATIENCE_S)
@@ -150,7 +150,7 @@ def only_one_has_all(cluster: Cluster, name: str, both: list[bytes], one: list[b
     produce(cluster, name, one)
     cluster.brokers[1].kill_all()
     cluster.brokers[2].start()
-    until("nobody leads: the second is not known to have all", lambda: leader(cluster, name) == -1, cluster)
+    until("no leader: the second is not known to have all records", lambda: leader(cluster, name) == -1, cluster)
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def test_a_pause_is_survived_and_the_seed_that_forgot_everything_is_found_again(
     for each in (one, three):
         each.sees(2, "alive")
     accused = [line for line in two.lines if line.get("state") == "dead"]
-    assert accused == [], "who stood still accuses nobody"
+    assert accused == [], "a host that was stopped suspects no other"
 
     for each in (two, three):
         each.forget()
@@ -174,7 +174,7 @@ def test_a_pause_is_survived_and_the_seed_that_forgot_everything_is_found_again(
         each.sees(1, "dead")
         each.forget()
     one.process.wait()
-    again = start(1, ports[0], [])  # the first seed comes back, knowing nobody
+    again = start(1, ports[0], [])  # the first seed comes back, knowing no other host
     for each in (two, three):
         each.sees(1, "alive")
         again.sees(each.node_id, "alive")
@@ -293,5 +293,5 @@ def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: b
                 "a host was not told",
             )
         if victim_leads:
-            wait(lambda: any(active_here in logs(node_id) for node_id in others), "nobody is elected")
+            wait(lambda: any(active_here in logs(node_id) for node_id in others), "no host is elected")
         cluster.brokers[victim].wait_until_ready(60)

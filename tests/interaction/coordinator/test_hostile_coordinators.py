@@ -311,7 +311,7 @@ def test_internal_topics_are_in_no_clients_transaction(watch, bystander, topic):
 
 
 def test_forged_markers(watch, bystander):
-    """Nobody is locked out of a partition by a marker, and none stands in the transaction
+    """No producer is locked out of a partition by a marker, and none stands in the transaction
     coordinator's own log.
     """
 

@@ -103,7 +103,7 @@ def test_an_aborted_batch_comes_again_in_another_run_alone(kafka: KafkaConnectio
     assert driver.end(0, committed=False) == (0, -1)
     assert driver.end(0, committed=False) == (0, -1)
     assert driver.end(0, child)[0] == FENCED, "what it wrote is aborted"
-    assert driver.enlist(0).error_code == FENCED, "a task that outlived the abort: nobody would end its transaction"
+    assert driver.enlist(0).error_code == FENCED, "a task that outlived the abort: nothing would end its transaction"
     found = fetch_committed(kafka, topic, 0)
     assert found.last_stable_offset == found.high_watermark
     later = Driver(kafka, driver.name, "run-2")
@@ -187,7 +187,7 @@ def test_an_administrator_sees_it_and_aborts_it(mqd: CommandLine, kafka: KafkaCo
     assert driver.name in mqd("txn", "list")[1]
     assert mqd("txn", "abort", driver.name, "--execute")[0] == 0
     assert fetch_committed(kafka, topic, 0).last_stable_offset == fetch_committed(kafka, topic, 0).high_watermark
-    assert driver.end(0, *children)[0] == FENCED, "whoever aborted it does not want its run to go on"
+    assert driver.end(0, *children)[0] == FENCED, "it was aborted, so its run must not go on"
 
     again = Driver(kafka, driver.name, "run-2")
     child = again.child(0)

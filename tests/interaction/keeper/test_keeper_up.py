@@ -275,7 +275,7 @@ def test_the_keepers_death_ends_the_broker_with_a_reason(start):
     assert "keeper ended (killed by a signal)" in up.errors.read_text()
     _wait_ended(pids.values())
     again = start()
-    again.ready()  # what the dead one left is in nobody's way
+    again.ready()  # what the dead broker left does not hinder it
 
 
 def test_a_dead_worker_is_back_at_once(start):

@@ -117,7 +117,7 @@ def _read_before_the_damage(watch: Watch) -> None:
 
 @pytest.mark.parametrize("within", quick([8, 10, 3], [10]), ids=["length-large", "length", "base-offset"])
 def test_a_flipped_bit_in_a_header_stops_readers_there_alone(broker, within):
-    """A length or offset that lies: whatever lies before it is read as ever, and nobody hangs,
+    """A length or offset that lies: what lies before it is still read, and no reader hangs,
     crashes or reads something else as a batch.
     """
     watch = Watch(broker)

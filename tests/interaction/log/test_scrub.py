@@ -84,7 +84,7 @@ def test_a_flipped_bit_is_named_and_nothing_else_suffers(start_broker) -> None:
         flip_a_bit(segment, bad.position + 100)
         eventually(lambda: corrupt_segments(broker)["t", "1"] == 1, "damaged again")
         assert delete_records(kafka, "t", 1, after.base_offset) == after.base_offset
-        eventually(lambda: corrupt_segments(broker)["t", "1"] == 0, "nobody can read the bad batch any more")
+        eventually(lambda: corrupt_segments(broker)["t", "1"] == 0, "the bad batch cannot be read any more")
         flip_a_bit(segment, after.position + 100)
         eventually(
             lambda: corrupt_segments(broker)["t", "1"] == 1, "what lies behind the given-up batch is still looked at"
@@ -113,4 +113,4 @@ def test_damage_is_remembered_across_a_restart_and_can_be_switched_off(start_bro
     assert broker.stop() == 0
     broker.config["log.scrub.interval.ms"] = "-1"
     broker.start()
-    eventually(lambda: corrupt_segments(broker) == {("t", "0"): 0}, "nobody looks, nobody tells")
+    eventually(lambda: corrupt_segments(broker) == {("t", "0"): 0}, "without a scrub the count is 0")

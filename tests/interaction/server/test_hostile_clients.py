@@ -144,7 +144,7 @@ def test_frames_that_trickle_do_not_take_the_arena(watch):
         heap = watch.counters()["heap_bytes"]
         assert max(heap.values()) <= 64 * MIB, heap
         served = 0
-        for index, kafka in enumerate(slow[:8]):  # whoever was slow and not too many is served in the end
+        for index, kafka in enumerate(slow[:8]):  # slow clients within the limit are served in the end
             try:
                 kafka.send_raw(frame[at[index] :])
                 served += len(kafka.receive_frame()) > 0

@@ -1,5 +1,5 @@
 """Frames that lie: each ends its own connection at most, with a line that says which and why;
-nobody else notices.
+no other client notices.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def test_an_unknown_version_ends_the_connection(watch, bystanders):
 @pytest.mark.parametrize("version", [-1, 5, 99, 32767])
 def test_an_unknown_version_of_api_versions_is_told_what_there_is(watch, version):
     with watch.connect() as kafka:
-        tags = b"\0" if version >= 3 else b""  # of the header; what the body will be like nobody knows
+        tags = b"\0" if version >= 3 else b""  # of the header; the body's layout is not known
         kafka.send_raw(_frame(API_VERSIONS, version, tags + b"\x04new\x041.0\0"))
         correlation_id, body = decode_response(kafka.receive_frame(), API_VERSIONS, 0)
         assert (correlation_id, body.error_code) == (77, 35)

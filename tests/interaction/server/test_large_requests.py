@@ -1,4 +1,4 @@
-"""Records of tens of megabytes: every client writes and reads them, whoever owns the partition; what
+"""Records of tens of megabytes: every client writes and reads them, whichever worker owns the partition; what
 is too large is refused on an open connection; clients that stall hold neither the memory nor others.
 """
 

@@ -1,5 +1,5 @@
 """What is bounded when disks or clients are slow: waiting requests, remembered producers, fetch
-sessions; and that nobody else waits with them.
+sessions; and that no other client waits with them.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _session(
 
 
 def test_fetch_sessions_are_bounded(start_broker, io_backend):
-    """With all places taken by the living, whoever comes later reads without a session; an ended
+    """With all places taken by live sessions, a later client reads without a session; an ended
     one makes room.
     """
     watch = Watch(

@@ -52,7 +52,7 @@ class ClusterHost:
         self.controller: ControllerProcess | None = None
         self.leaving = False
         self._ended_well = False  # each worker has left its marker
-        self.excused = False  # its keeper has proven that nobody leads anything here
+        self.excused = False  # its keeper has proven that this host leads nothing
         self.full = False  # its disk
         self.failing = 0.0  # share of its flushes that fail
         self._new_control()
@@ -228,7 +228,7 @@ class ClusterHost:
     def _start_controller(self) -> None:
         if self.controller is not None:
             return
-        self.leaving = False  # nobody has asked this process to end
+        self.leaving = False  # this process was not asked to end
         self.controller = self.world.controller_class(self)
         self.controller.start()
 

@@ -6,7 +6,7 @@ seed again and tells it.
 Checked at each step, beside what each core asserts of itself (names as in the design page)
     I1 one leader in an epoch; I2 the committed records are the same everywhere; I4 a vote never
     regresses (quorum_disk); I5 nothing before it is committed; I6 epochs only rise L1 one valid
-    lease at a time; L2 whoever is fenced has no lease any more; L4 nothing is taken without a lease
+    lease at a time; L2 a fenced host has no lease any more; L4 nothing is taken without a lease
     P1..P10, C1..C4, R11, R12: history.py W2 a worker never leads in an epoch that its predecessor
     led
 and at the end, when everything has been put right: every partition is led, complete and moving,
@@ -473,7 +473,7 @@ class ClusterWorld:
         return len(versions) == 1 and all(map(self.whole, self.partitions()))
 
     def stuck(self, partition: Partition) -> bool:
-        """Nobody may lead: an operator has to choose."""
+        """No replica may lead: an operator has to choose."""
         view = self.view(partition)
         return view.leader < 0 and not view.in_sync and not view.eligible or self.shortened(view, partition)
 
@@ -505,7 +505,7 @@ class ClusterWorld:
             if not host.complete:
                 raise Violation(
                     "H2",
-                    f"node {host.node} has processes that nobody has started again: acceptor {host.acceptor},"
+                    f"node {host.node} has processes that were not restarted: acceptor {host.acceptor},"
                     f" controller {host.controller}, workers {host.workers}",
                 )
             broker = self.state.brokers.get(host.node)
@@ -516,7 +516,8 @@ class ClusterWorld:
             if self.stuck(partition):
                 if self.flush_on_ack(partition) and not self.faults.wiped and not self.shortened(view, partition):
                     raise Violation(
-                        "STUCK", f"{self.name(partition)}: nobody may lead although nothing durable was lost; {view}"
+                        "STUCK",
+                        f"{self.name(partition)}: no replica may lead although nothing durable was lost; {view}",
                     )
                 self.stuck_count += 1
                 continue

@@ -16,11 +16,11 @@ Checked at each step
     V3  the records of a key are committed in the order in which they were sent, in whatever
         partition, each once
     V4  no partition is hidden, or goes, that has records which retention has not reached; none goes
-        to which nobody has left off writing for the grace (its leader's word for that is believed
+        without a write for the grace period (its leader's word for that is believed
         for UNUSED_MS: what comes in this time is redirected, and changes nothing; seed 701426)
     V5  partitions that are gone stay so
 and when everything has been put right
-    LIVE  no partition is on its way out any more, no producer waits; nobody has a file of what is
+    LIVE  no partition is on its way out any more, no producer waits; no host has a file of what is
           gone; what was acknowledged was committed (V3)
 Names of rules that can be off: `seal` (its owner does not look whether it is sealed), `emptied` (a
 partition is said to be empty that is not), `used` (it is not told that a hidden partition is

@@ -104,7 +104,7 @@ def test_a_flipped_bit_in_what_the_last_replica_has_counted(off: frozenset[str])
 
 @pytest.mark.parametrize("off", quick([NOTHING, frozenset(["DOUBT"])], [frozenset(["DOUBT"])]), ids=["kept", "off"])
 def test_a_restart_in_the_same_boot_after_a_failed_flush(off: frozenset[str]) -> None:
-    """The machine was not restarted, and still pages are gone: the kernel had dropped them. Whoever
+    """The machine was not restarted, and still pages are gone: the kernel had dropped them. A host that
     says "the same boot, nothing is lost" leads with less than was acknowledged.
     """
 

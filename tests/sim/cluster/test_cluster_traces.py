@@ -228,14 +228,14 @@ def test_r2_a_log_that_diverged_twice_is_cut_step_by_step() -> None:
     assert entries.entries == leader.entries.entries[:2] and ends[-1] == 2
 
 
-@pytest.mark.parametrize("anew", [(), (6, 6)], ids=["empty", "written"])
+@pytest.mark.parametrize("written", [(), (6, 6)], ids=["empty", "written"])
 def test_r2_files_of_a_partition_that_is_gone_are_not_those_of_the_one_that_was_added_in_its_place(
-    anew: tuple[int, ...],
+    written: tuple[int, ...],
 ) -> None:
     """Its host was down while the old one was retired, and the new one, of the same topic id and
     index, was assigned to it. It begins in a leader epoch above all of the old one's.
     """
-    leader = replica(0, log(*anew), NOTHING, 0, 6)
+    leader = replica(0, log(*written), NOTHING, 0, 6)
     entries = log(0, 0, 2, 5)
     follower = replica(1, entries, NOTHING, 0, 6)
     requested = follower.next_fetch()
@@ -309,7 +309,7 @@ def test_a_proof_that_an_earlier_life_has_ended(off: frozenset[str]) -> None:
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["proof of any epoch"])], ids=["kept", "off"])
 def test_a_proof_that_was_meant_for_another_controller(off: frozenset[str]) -> None:
     """That one may have granted a lease since, on a heartbeat that this one has not seen; unless it
-    was among the dead, and nobody was active between the two.
+    was among the dead, and no controller was active between the two.
     """
     plant(off)
     state = cluster(in_sync=(0, 1, 2))

@@ -2,7 +2,7 @@
 of __consumer_offsets, and around them what mqd/coordinator/runtime.py does: load, write, unload.
 
 A coordinator lives in its host's acceptor. It is one as long as its host leads the partition;
-whoever leads it next loads what the log says. Clients are groups of one: they commit rising
+its next leader loads what the log says. Clients are groups of one: they commit rising
 offsets, each over one connection at a time, and ask what is committed. Groups with members are in
 group_members.py.
 
@@ -236,7 +236,7 @@ class Coordinator:
         entry = place.requests.pop(number, None)
         if entry is not None:
             # when it was asked: an answer that waits for what it shows to be replicated is true of
-            # that moment, whoever leads by now
+            # that moment, whichever leads by now
             caller, epoch, could_lead = entry
             if isinstance(response, OffsetsFetched) and not could_lead:
                 raise Violation(
@@ -278,7 +278,7 @@ class Coordinator:
         self.kernel.after(WRITE_TIMEOUT, self.process, self._late, place, number)
 
     def _late(self, place: Place, number: int) -> None:
-        """The worker is gone, or does not answer: whether it was written nobody knows."""
+        """The worker is gone, or does not answer: whether it was written is unknown."""
         if place.write == number and place.shard is not None:
             self._unload(place)
 

@@ -5,7 +5,7 @@ Whatever coordinator wrote a record, and whatever became of it: the order of the
 commit names in its metadata who made it ("MEMBER GENERATION").
 
 Checked at each record, or at the end of its batch
-    C5  a committed offset never moves back; whoever committed it is a member at that place of the
+    C5  a committed offset never moves back; its committer is a member at that place of the
         log, at that member epoch or in that generation (classic: or one that is not written yet)
     C6  no two members of a group hold a partition, assigned or not yet release; a group's epoch,
         generation and each member's epoch never fall
@@ -39,7 +39,7 @@ class Ledger:
         self.name, self.kind = name, kind
         self.epoch = 0  # of the group
         self.members: dict[str, Current] = {}
-        self._highest: dict[str, int] = {}  # member epochs, of whoever was a member
+        self._highest: dict[str, int] = {}  # member epochs, of each former member
         self.classic: GroupRecord | None = None
         self.generation = 0
         self.offsets: dict[tuple[str, int], int] = {}

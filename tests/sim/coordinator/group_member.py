@@ -320,7 +320,7 @@ class Member(Consumer):
                 self.positions[place] = max(0, offset)
 
     def _nothing_came(self, what: Any) -> None:
-        """A commit or a question was refused, or nobody knows."""
+        """A commit or a query was refused, or its outcome is unknown."""
         self._again_ms = self.group.now_ms + AGAIN_MS
         if isinstance(what, dict):
             self._again = what if "again" in self.group.cluster_world.off else None

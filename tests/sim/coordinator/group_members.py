@@ -7,13 +7,13 @@ Checked at each step, beside what both kinds of cores assert of themselves
     C5, C6  in the log of __consumer_offsets: group_ledger.py
     C5      what a member is told of a committed offset is at least what anybody was told before it
             asked
-    C6      whoever the log says is a member works on nothing that the log does not say is its
+    C6      a member by the log works only on what the log assigns to it
             (KIP-848); no two members of the generation in force work on one partition (classic)
-    C6      nobody is told an epoch or a generation that is not in the log
+    C6      no member gets an epoch or a generation that is not in the log
 and when everything has been put right
     LIVE    every group is as its living members want it: every partition of theirs is worked on by
             exactly one
-Names of rules that can be off: `commit` (whoever commits is not asked for its epoch), `unreleased`
+Names of rules that can be off: `commit` (the epoch of a commit is not checked), `unreleased`
 (partitions are given on before their owner has release them); those of coordinators.py; `again`
 (group_member.py).
 """

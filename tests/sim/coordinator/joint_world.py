@@ -7,7 +7,7 @@ Nothing runs by itself: `step()` takes one thing that can happen, by chance. Sam
 
 What is checked (beside the core's own check() after every event)
     W1  of a batch that was committed every record is visible once, of any other none: whatever
-        died, whoever wrote it twice
+        died, whichever task wrote it twice
     W2  a commit that was confirmed is in force; a driver that is told so may forget the batch
     W3  when all is quiet no partition has an open transaction
     W4  a request is answered at most once, and once when the coordinator has not crashed since
@@ -16,7 +16,7 @@ What is checked (beside the core's own check() after every event)
         all partitions
     W7  a producer id and epoch is given to one attempt
     W8  a driver alone, without deaths and pauses, is never refused anything (`peaceful`)
-    W9  once a run's abort is answered none of its tasks that live on begins a transaction: nobody
+    W9  once a run's abort is answered none of its tasks that live on begins a transaction: nothing
         would end it but its time-out
 """
 
@@ -459,7 +459,7 @@ class JointWorld:
         self.settle()
 
     def settle(self) -> None:
-        """Nobody asks any more; what is under way arrives, time passes."""
+        """There are no new requests; those under way arrive, time passes."""
         self.actors = []
         self.stalled_until = 0
         for _ in range(200_000):

@@ -69,7 +69,7 @@ def test_nothing_goes_wrong_by_itself(seed: int) -> None:
 
 
 def test_the_high_watermark_that_a_parked_fetch_moves_is_told() -> None:
-    """The simulator's own fault: whoever waited for it waited for ever."""
+    """The simulator's own fault: its waiters waited for ever."""
     world_of(623445)
 
 

@@ -171,7 +171,7 @@ class ReplayForgetsNext(Transaction):
 
 
 class LoadedAndDone(Transaction):
-    """After a restart nobody writes the markers of what was decided."""
+    """After a restart the markers of what was decided are not written."""
 
     def on_loaded(self, now_ms):
         return [action for action in super().on_loaded(now_ms) if not isinstance(action, WriteMarkers)]

@@ -10,7 +10,7 @@ partition table and the lease say, the link to the workers, connections between 
 Invariants
     A1  a connection between two acceptors delivers in order, late perhaps; what was sent is
         delivered though its sender has died, until its successor's connection is there
-    A2  whoever asks another host waits for PEER_TIMEOUT_S at most; nothing is known then
+    A2  a request to another host waits for PEER_TIMEOUT_S at most; then its outcome is unknown
 Names of rules that can be off: `early` (a coordinator answers, and sends markers, before what that
 rests on is replicated), `end epoch` (EndTxn ends what is under way, whatever epoch it names),
 `one marker` (markers are written to the first of a transaction's partitions alone),

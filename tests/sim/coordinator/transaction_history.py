@@ -5,7 +5,7 @@ committed log.
 Checked
     T1  all parts of a transaction, records in partitions and offsets of its group, share one
         outcome; what its producer was told is the outcome, and has all that was acknowledged
-    T2  nobody who reads committed records is given one of a transaction that was not committed
+    T2  no reader of committed records gets one of a transaction that was not committed
         before in that partition
     T3  when everything has been put right every transaction ends, none later than its time-out and
         LATE after that: the last stable offset of each partition is its high watermark
@@ -221,7 +221,7 @@ class TransactionHistory:
     # -- the end -----------------------------------------------------------------------------------
 
     def check_end(self, excused: Callable[[Any], bool]) -> None:
-        """excused: partitions that nobody can lead any more."""
+        """excused: partitions that no host can lead any more."""
         for partition, log in self.logs.items():
             self.look(partition)
             left = [number for held in log.open.values() for number, _, _, _ in held]

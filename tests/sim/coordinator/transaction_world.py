@@ -39,7 +39,7 @@ TIMEOUT_MS = 5_000
 PARTITIONS = tuple(("t", index) for index in range(8))
 SETTINGS = Settings(expiration_ms=10_000_000)
 PRODUCER_FENCED_HERE = 47
-LOST = object()  # what a client sees of a request that nobody answered in time
+LOST = object()  # what a client sees of a request without a response in time
 
 
 class Broken(AssertionError):

@@ -43,7 +43,7 @@ Script = Generator[Step, Any, Any]
 
 
 class Fenced(Exception):
-    """It is not this producer's transaction any more, or nobody knows: a new life."""
+    """It is not this producer's transaction any more, or that is unknown: it starts over."""
 
 
 class TransactionalProducer(Client):

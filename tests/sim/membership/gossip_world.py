@@ -5,7 +5,7 @@ One seed, one run: virtual milliseconds, one queue. `World.run(until_ms)` contin
 `calm()` ends every fault, after which everybody must come to the truth.
 
 What is checked (beside the cores' own check() after every event)
-    S1  nobody is declared dead without a cause: some host was down, paused or cut off within
+    S1  no host is declared dead without a cause: some host was down, paused or cut off within
         `bound_ms` before (a tenth of all datagrams lost, or delays, are no cause)
     S2  after calm, all agree on who lives, under the newest incarnations, within SETTLE_MS; and on
         the active controller of the highest epoch

@@ -233,7 +233,7 @@ def stand_still(seed: int, make: Callable[..., GossipCore] = GossipCore) -> Worl
 
 
 def test_who_paused_accuses_nobody() -> None:
-    """A process that stood still finds its timers overdue and the answers unread: it judges nobody
+    """A process that was stopped finds its timers overdue and the responses unread: it suspects no host
     by that.
     """
     for seed in range(10):
@@ -246,7 +246,7 @@ def test_who_paused_accuses_nobody() -> None:
 
 
 def split(seed: int, make: Callable[..., GossipCore] = GossipCore) -> World:
-    """Nobody has seeds any more; two halves do not hear each other for half a minute."""
+    """No host has seeds any more; two halves do not hear each other for half a minute."""
     world = calm_world(seed, 6, make=make)
     for host in world.hosts:
         world.give(host, events.SeedsChanged(()))

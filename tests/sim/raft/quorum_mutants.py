@@ -46,7 +46,7 @@ class Deaf(Leadership):
 
 
 class NoCheckQuorum(QuorumCore):
-    """A leader stays one though nobody fetches."""
+    """A leader stays one though no voter fetches."""
 
     leadership_class = Deaf
 
@@ -135,7 +135,7 @@ class TransferWithLease(QuorumCore):
 
 
 class ProofOfAnyEpoch(QuorumCore):
-    """That the leader of an epoch has died is taken for the death of whoever leads now."""
+    """That the leader of an epoch has died is taken for the death of the present leader."""
 
     def handle(self, event, now_ns):
         if isinstance(event, LeaderDied) and self.leader not in (-1, self.key.node_id):
@@ -213,7 +213,7 @@ class BeforeOwnEpoch(VoterChanges):
         return self._core.log.voters_offset < self._core.high_watermark
 
     def _would_work(self, voters, now_ns) -> bool:
-        return True  # before that nobody can have caught up with it
+        return True  # before that no voter can have caught up with it
 
 
 class ChangesBeforeOwnEpoch(Leadership):

@@ -40,7 +40,7 @@ def led(seed: int, core_class: type[QuorumCore], **changes) -> tuple[World, Host
     """A quorum at work: the world, its leader, the other voters."""
     world = quiet(seed, core_class, **changes)
     if not world.until(lambda: world.active is not None and world.active.core.has_lease(world.active.clock.now()), 10):
-        raise Violation("H1", "nobody is elected")
+        raise Violation("H1", "no leader is elected")
     world.seconds(0.5)
     leader = world.active
     votes = [voter.node_id for voter in leader.core.voters]
@@ -83,11 +83,11 @@ def deaf_predecessor(seed: int, core_class: type[QuorumCore]) -> None:
     leader.handle(events.TransferLeadership())
     world.seconds(1)
     if not any(host.is_active for host in others):
-        raise Violation("H1", "nobody takes over at once")
+        raise Violation("H1", "no voter takes over at once")
 
 
 def returning_voter(seed: int, core_class: type[QuorumCore]) -> None:
-    """A voter that was cut off for long comes back: nobody loses the leadership over it (KIP-996)."""
+    """A voter that was cut off for long comes back: the leader stays (KIP-996)."""
     world, leader, (second, _) = led(seed, core_class)
     epoch = leader.core.epoch
     world.cut_off(second.node_id)
@@ -99,7 +99,7 @@ def returning_voter(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def lonely_leader(seed: int, core_class: type[QuorumCore]) -> None:
-    """A leader that nobody hears gives up, also when only the way to it is cut."""
+    """A leader that no voter hears gives up, also when only the way to it is cut."""
     for both in (True, False):
         world, leader, others = led(seed, core_class)
         for host in others:
@@ -153,7 +153,7 @@ def proven(seed: int, core_class: type[QuorumCore], restarted: bool = False) -> 
 
 def old_proof(seed: int, core_class: type[QuorumCore]) -> None:
     """Three voters of five hear late, when somebody else leads whom they do not hear at the moment,
-    that a leader has died: that concerns nobody any more.
+    that a leader has died: that is out of date.
     """
     world, leader, others = led(seed, core_class, hosts=5, voters=5)
     epoch = leader.core.epoch
@@ -177,7 +177,7 @@ def formation(seed: int, core_class: type[QuorumCore]) -> float:
     """Seconds until three hosts that were never anything else have a controller."""
     world = quiet(seed, core_class)
     if not world.until(lambda: world.active is not None, 3):
-        raise Violation("H1", "nobody is elected")
+        raise Violation("H1", "no leader is elected")
     return world.kernel.now / 1e6
 
 
@@ -189,12 +189,12 @@ def handover(seed: int, core_class: type[QuorumCore]) -> float:
     leader.stop(1)
     before = world.kernel.now
     if not world.until(lambda: any(host.is_active for host in others), 3):
-        raise Violation("H1", "nobody takes over")
+        raise Violation("H1", "no voter takes over")
     return (world.kernel.now - before) / 1e6
 
 
 def all_restarted(seed: int, core_class: type[QuorumCore]) -> float:
-    """Seconds until there is a controller after all three lost their power: nobody knows any more
+    """Seconds until there is a controller after all three lost their power: no voter knows any more
     what it has promised, so all wait as if it were just now.
     """
     world, _, _ = led(seed, core_class)
@@ -204,7 +204,7 @@ def all_restarted(seed: int, core_class: type[QuorumCore]) -> float:
         host.start()
     before = world.kernel.now
     if not world.until(lambda: world.active is not None, 5):
-        raise Violation("H1", "nobody is elected")
+        raise Violation("H1", "no leader is elected")
     return (world.kernel.now - before) / 1e6
 
 
@@ -229,7 +229,7 @@ def forced(seed: int, core_class: type[QuorumCore]) -> None:
     if not survivor.is_active or len(survivor.core.voters) != 1:
         raise Violation("generation", "the survivor was disturbed")
     if not leader.outdated:
-        raise Violation("generation", "nobody heard that it is outdated")
+        raise Violation("generation", "the outdated host was not told so")
 
 
 def late_grant(seed: int, host_class: type[Host]) -> None:
@@ -246,7 +246,7 @@ def late_grant(seed: int, host_class: type[Host]) -> None:
     world.cut(host.node_id, leader.node_id, both=False)
     world.seconds(10)
     if not world.counts.get("fenced"):
-        raise Violation("H1", "nobody is fenced")
+        raise Violation("H1", "no host is fenced")
 
 
 # -- logs that were prepared -----------------------------------------------------------------------
@@ -303,7 +303,7 @@ def figure_eight(seed: int, core_class: type[QuorumCore]) -> None:
     world.hosts[3].start()
     world.seconds(10)
     if world.active is None:
-        raise Violation("H1", "two of three voters elect nobody")
+        raise Violation("H1", "two of three voters elect no leader")
 
 
 def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
@@ -325,7 +325,7 @@ def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
         if not world.until(
             lambda: world.hosts[2].core.is_leader and len(world.hosts[2].core.leading.replicas) == count, 10
         ):
-            raise Violation("H1", "three of four voters elect nobody")
+            raise Violation("H1", "three of four voters elect no leader")
         for requested in sorted(world.hosts[2].core.leading.replicas):
             world.cut(2, requested.node_id)
     world.network.links[1][2].cut = world.network.links[2][1].cut = False
@@ -335,7 +335,7 @@ def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
     world.cut_off(2, 3)
     world.seconds(10)
     if world.active is None or world.active.node_id not in (1, 5):
-        raise Violation("H1", "three of five voters elect nobody")
+        raise Violation("H1", "three of five voters elect no leader")
 
 
 # -- bugs that were found --------------------------------------------------------------------------

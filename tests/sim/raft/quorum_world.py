@@ -4,9 +4,9 @@ not flushed, clocks that drift, hosts that stop, die, come back or lose everythi
 Checked over all replicas after every event (beside each core's own check())
     I1  one leader in an epoch
     I2  what one replica hands out at an offset is what every other one does, snapshots included;
-        nobody truncates it
+        no voter truncates it
     I3  who is elected has every record that was committed in an older epoch
-    I4  nobody says an epoch below one it has said, or votes twice in one, restarts included
+    I4  no voter states an epoch below one it has stated, or votes twice in one, restarts included
     I5  what a leader calls committed is durable on a majority of the voters of its log
     I6  an epoch never falls while a process lives
     L1  one valid lease at a time, paused and cut-off leaders included (while clocks are within the
@@ -319,7 +319,7 @@ class World:
     # -- what happens ------------------------------------------------------------------------------
 
     def _client(self) -> None:
-        """Whoever believes to be active gets changes to make."""
+        """Each host that takes itself for the active one gets changes to make."""
         random = self.kernel.random
         for host in self.hosts.values():
             if self.clients_work and host.is_active and host.process is not None and not host.process.stopped:
@@ -440,7 +440,7 @@ class World:
             host.handle(events.TransferLeadership(self.kernel.random.choice((None, *sorted(self.hosts)))))
 
     def _change(self, host: Host) -> None:
-        """An administrator asks whoever is active; gone hosts are taken out by their old key."""
+        """An administrator asks the active controller; hosts that are gone are removed by their old key."""
         random = self.kernel.random
         for active in self.hosts.values():
             if active.core is not None and active.core.is_leader and not active.process.stopped:

@@ -13,7 +13,7 @@ Invariants
         (Control.led): what that one knew is gone
     W3  answers to a request that is not the one under way are dropped
     W4  batches are appended, sent, read and cut as a whole; one whose checksum is wrong is appended
-        by nobody
+        by no host
     W5  after a flush that failed nothing of the directory is served or counts until the host is
         started again; a disk without space refuses records and nothing else
 """
@@ -326,7 +326,7 @@ class ModelWorker:
             place.flush_pending = False
             self._flush(place)
         for fetcher in list(self._fetchers.values()):
-            self._fetch(fetcher.leader)  # whoever waited for this flush, whomever it follows by now
+            self._fetch(fetcher.leader)  # the fetcher that waited for this flush, whichever leader it follows by now
         if self._parked:
             self._answer_parked()
 
@@ -345,7 +345,7 @@ class ModelWorker:
         self.on_failed()
 
     def on_failed(self) -> None:
-        """Whoever has to know is told."""
+        """Sends each part that has to know its event."""
 
     def flush_in_background(self) -> None:
         for place in self.places.values():

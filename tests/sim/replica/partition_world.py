@@ -326,7 +326,7 @@ class PartitionWorld:
         return self.stuck(partition) or (part.leader >= 0 and set(part.in_sync) == set(part.replicas))
 
     def stuck(self, partition: Any) -> bool:
-        """Nobody may lead: an operator has to choose."""
+        """No replica may lead: an operator has to choose."""
         part = self.controller.metadata.parts[partition]
         return part.leader < 0 and not part.in_sync and not part.eligible
 

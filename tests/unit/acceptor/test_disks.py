@@ -1,4 +1,4 @@
-"""Reads of log directories by the acceptor: one that hangs holds up nobody who asks for another
+"""Reads of log directories by the acceptor: one that hangs delays no request for another
 one, and is answered for.
 """
 

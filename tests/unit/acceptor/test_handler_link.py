@@ -41,7 +41,7 @@ class Wire:
             None,
         ]
         self.ends = [native.Endpoint(self.control, links, endpoint, ENDPOINTS, self.eventfds) for endpoint in range(3)]
-        os.eventfd_read(self.eventfds[ACCEPTOR])  # whoever opens wakes all others
+        os.eventfd_read(self.eventfds[ACCEPTOR])  # a process that opens wakes all others
         self.link = Link(
             broker.broker,
             self.control,
@@ -262,7 +262,9 @@ def test_whose_worker_died_waits_no_longer_and_its_successor_may_use_the_same_to
         await wire.until(lambda: JOIN_GROUP + b"again" in ended)
         others.set()
         await wire.until(lambda: wire.link.request_count == 0)
-        assert sorted(answered) == sorted([everything(), JOIN_GROUP]), "a change is carried out, whoever has gone"
+        assert sorted(answered) == sorted([everything(), JOIN_GROUP]), (
+            "a change is carried out, even if its client has gone"
+        )
 
     run(tmp_path, scenario)
 
@@ -422,7 +424,7 @@ def test_death_of_a_worker_before_the_link_begins_and_after_it_has_ended(tmp_pat
 
 
 def test_death_of_a_worker_that_was_about_to_wake_it_leaves_the_acceptor_awake(tmp_path: Path) -> None:
-    """Killed after it had taken the flag that says who sleeps, before it wrote the eventfd: nobody
+    """Killed after it had cleared the flag of the sleeper, before it wrote the eventfd: nothing
     else would ever write it.
     """
 

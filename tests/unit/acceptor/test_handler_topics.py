@@ -502,7 +502,7 @@ def test_describe_log_dirs(tmp_path: Path) -> None:
             (tmp_path / "b" / "meta.properties").unlink()
             results = (await broker.send_request(DescribeLogDirsRequest(topics=None), 4)).results
             assert [result.error_code for result in results] == [0, ErrorCode.KAFKA_STORAGE_ERROR], (
-                "an empty mount point is nobody's, and not used"
+                "an empty mount point belongs to no topic, and is not used"
             )
 
     asyncio.run(run())

@@ -325,7 +325,7 @@ def test_who_writes_to_a_host_that_does_not_read_hears_at_once_that_it_has_come_
 
 
 def test_a_connection_that_ended_at_once_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor where nobody has used it: whoever wanted it has given up."""
+    """Nor where it was not used: its caller has given up."""
 
     async def scenario() -> None:
         async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:

@@ -88,7 +88,7 @@ def test_the_worker_is_told_or_the_client_is_refused(principal: str | None) -> N
 
 
 def test_a_login_that_is_named_like_a_super_user_is_refused():
-    """Whoever may name accounts of this machine must not make administrators of the broker."""
+    """The right to name accounts of this machine must not make administrators of the broker."""
     config = {"authorizer.class.name": "standard", "super.users": "User:admin"}
     found = LocalPrincipals(config, own_uid=3, login={1: "admin", 2: "alice"}.__getitem__)
     assert found.of(1) is None and found.of(2) == "User:alice"

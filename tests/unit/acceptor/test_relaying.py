@@ -1,5 +1,5 @@
 """Requests that one host's acceptor has another one answer in a client's name: which go where, what
-comes back, what nobody gains by it.
+comes back, what no client gains by it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FakeBroker:
     metadata = SimpleNamespace(brokers={1: SimpleNamespace(inter_broker_host="10.1.2.3")})
 
     def partition_of(self, topic: str, index: int) -> object:
-        """Led by the host of the partition's number; 8: by nobody; 9: it is not there."""
+        """Led by the host of the partition's number; 8: by no host; 9: it is not there."""
         return None if index == 9 else SimpleNamespace(leader=-1 if index == 8 else index)
 
 
@@ -127,7 +127,7 @@ def test_what_another_host_coordinates_goes_there_with_its_client(request_: obje
     ("request_", "version", "address"),
     [
         (HeartbeatRequest(group_id="1group"), 4, LOCAL),  # coordinated here
-        (HeartbeatRequest(group_id="8group"), 4, LOCAL),  # by nobody
+        (HeartbeatRequest(group_id="8group"), 4, LOCAL),  # by no host
         (HeartbeatRequest(group_id="none"), 4, LOCAL),  # there are no groups yet
         (HeartbeatRequest(group_id="2group"), 4, Address(0)),  # a TCP client goes there itself
         (HeartbeatRequest(group_id="2group"), 4, Address(peer_node=3)),  # nothing goes further than one host

@@ -1,4 +1,4 @@
-"""Questions to what may hang: nobody waits for long, and one that hangs takes one thread."""
+"""Questions to what may hang: no caller waits for long, and one that hangs takes one thread."""
 
 import asyncio
 import signal

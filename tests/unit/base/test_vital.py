@@ -1,4 +1,4 @@
-"""What ends the process when it fails: it would be deaf from then on, and nobody would see it."""
+"""What ends the process when it fails: it would handle nothing from then on, unnoticed."""
 
 import asyncio
 import socket
@@ -34,7 +34,7 @@ def failing(*_: object) -> None:
 
 
 def test_the_acceptor_that_cannot_take_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of what it had taken from the ring was lost, and nobody woke it any more."""
+    """The rest of what it had taken from the ring was lost, and nothing woke it any more."""
 
     async def scenario() -> None:
         async with HandlerBroker(tmp_path) as broker:
@@ -52,7 +52,7 @@ def test_the_acceptor_that_cannot_take_a_request(tmp_path: Path, monkeypatch: py
 
 
 def test_the_worker_that_cannot_take_its_reactor_s_events() -> None:
-    """Those behind it were never heard: whoever waited for his command waited for ever."""
+    """Those behind it were never handled: their callers waited for ever."""
     event = SimpleNamespace(kind=EventKind.DONE, token=5)
     commands = ReactorCommands(SimpleNamespace(next_events=lambda _count: [event]), None, failing)  # type: ignore[arg-type]
     with pytest.raises(Ended, match="1"):

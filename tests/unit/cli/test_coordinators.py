@@ -99,7 +99,7 @@ class World:
             return CreatePartitionsResponse(
                 results=[CreatePartitionsResponse.TopicResult(name="t", retirement=under_way)]
             )
-        raise AssertionError(f"nobody expects {request}")
+        raise AssertionError(f"unexpected {request}")
 
     def _topic(self, name: str) -> Any:
         leaders = [1] if name == "t" else self.leaders[name]

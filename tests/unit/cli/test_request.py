@@ -93,7 +93,7 @@ def test_a_connection_that_has_ended_is_made_again(server: Server) -> None:
 
 
 def test_a_late_answer_is_never_that_to_the_next_request(server: Server) -> None:
-    """The first answer is to a request that nobody has made: as when one that was given up is
+    """The first response is to a request that was not made: as when one that was given up is
     answered late.
     """
 

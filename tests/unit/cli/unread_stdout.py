@@ -12,7 +12,7 @@ import pytest
 
 @contextlib.contextmanager
 def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody reads stdout any more."""
+    """No process reads stdout any more."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(os.devnull, "w") as nowhere, open(writer, "w") as out, monkeypatch.context() as patch:

@@ -37,7 +37,7 @@ class FullProducer:
 
 
 class FailingProducer:
-    """Whoever serves its callbacks meets `problem` first, then the reports; flush() fails."""
+    """The thread that serves its callbacks meets `problem` first, then the reports; flush() fails."""
 
     def __init__(self, config: dict[str, Any], **_more: object) -> None:
         self.problems = [config["problem"]]
@@ -97,7 +97,7 @@ def test_an_async_producer_that_cannot_flush_ends(monkeypatch: pytest.MonkeyPatc
 
 
 class AloneProducer(FailingProducer):
-    """Without a broker, of which error_cb is told by whoever flushes; the broker is back then, and
+    """Without a broker, which error_cb reports in the thread that flushes; then the broker is back, and
     everything is written. close() gives up what is left.
     """
 

@@ -104,7 +104,7 @@ def test_the_background_thread_drives(attachment: Attachment) -> None:
 
 
 def test_the_background_thread_takes_over_again(attachment: Attachment, broker: FakeBroker) -> None:
-    """Whoever waited and left must not leave it parked: another thread's waiting is over without
+    """A thread that waited and left must not leave it parked: another thread's waiting is over without
     its having driven.
     """
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=1, producer_epoch=0)
@@ -118,7 +118,7 @@ def test_the_background_thread_takes_over_again(attachment: Attachment, broker: 
         attachment.send(
             requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), lambda response, error: answered.set()
         )
-        assert answered.wait(5), "nobody drives"
+        assert answered.wait(5), "no thread drives"
         attachment.wait_for(lambda: True)
         attachment.wait_for(lambda: False, 0.002)
 
@@ -213,7 +213,7 @@ def test_what_is_being_woken_is_not_closed(
     wake, close, waking = old.wake, old.close, attachment._waking
 
     class Waking:
-        """Whoever comes second waits: that is the driver."""
+        """The second one waits: that is the driver."""
 
         def __enter__(self) -> None:
             if not waking.acquire(blocking=False):
@@ -263,7 +263,7 @@ def _refused_for_good(attachment: Attachment, broker: FakeBroker) -> None:
 
 
 def test_nobody_has_a_turn_after_a_refusal_for_good(attachment: Attachment, broker: FakeBroker) -> None:
-    """Whoever asks for something in each turn, as a member of a group does, would be refused there:
+    """A caller with a request in each turn, as a member of a group has, would be refused there:
     a fault in the client, and another error for it than the cause.
     """
 

@@ -221,8 +221,8 @@ def test_the_transport_is_chosen_with_a_reason(tmp_path, monkeypatch: pytest.Mon
     monkeypatch.setenv("MQD_RUN_RENDEZVOUS", str(tmp_path))
     monkeypatch.delenv("MQD_SOCKET", raising=False)
     assert config.choose_transport(_settings(transport="tcp"))[:3] == ("tcp", None, "transport=tcp")
-    nobody = config.choose_transport(_settings())
-    assert nobody.transport == "tcp" and "9092" in nobody.reason
+    unserved = config.choose_transport(_settings())
+    assert unserved.transport == "tcp" and "9092" in unserved.reason
     secured = config.choose_transport(
         config.read({"bootstrap.servers": "127.0.0.1:9092", "security.protocol": "SASL_SSL"})
     )

@@ -413,7 +413,7 @@ def test_over_tcp_consume_batch_waits_on_when_a_rebalance_takes_what_it_had() ->
 
 
 def test_over_tcp_a_position_is_behind_what_was_handed_out_not_behind_what_came_along() -> None:
-    """Committed with a transaction, it passed over records that nobody had been given."""
+    """Committed with a transaction, it passed over records that were never handed out."""
     fake = Librdkafka((0, 0), (1, 5), (0, 1), (1, 6))
     consumer = over_tcp(fake)
     positions_requested = [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1), TopicPartition(TOPIC, 2)]

@@ -241,7 +241,7 @@ def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, bro
     with pytest.raises(KafkaException) as refused:
         producer.abort_transaction(10)
     assert refused.value.args[0].code() == KafkaError._STATE and native.identities[-1] == (7, 0), (
-        "the sequences begin anew"
+        "the sequences start over"
     )
     producer.commit_transaction(10)
     assert native.identities[-1] == (7, 1)

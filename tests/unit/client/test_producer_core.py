@@ -512,7 +512,7 @@ def test_records_that_the_core_took_when_ctrl_c_came_are_followed_to_their_end_a
     deadline = time.monotonic() + 10
     while not reports.errors and time.monotonic() < deadline:
         producer.poll(0.05)
-    assert native.written[0] == [b"0"] and reports.errors == [0], "the second lingers: nobody flushes any more"
+    assert native.written[0] == [b"0"] and reports.errors == [0], "the second lingers: no flush is under way any more"
     assert producer.flush(10) == 0 and native.written[0] == [b"0", b"1"]
 
 

@@ -126,7 +126,7 @@ def test_close_in_a_signals_handler_does_not_wait_for_the_commit_that_the_handle
     assert raised.value.args[0].code() == KafkaError._TIMED_OUT and _ends(broker) == [True]
     broker.answers[requests.END_TXN] = usual
     producer.transactions.on_close(1.0)
-    assert _ends(broker) == [True, False], "nobody is ending it any more"
+    assert _ends(broker) == [True, False], "it is no longer being ended"
 
 
 def _commit_interrupted_before_anything(producer: ShmProducer, meanwhile: Callable[[], None]) -> None:

@@ -242,7 +242,7 @@ def test_nothing_is_produced_into_a_transaction_that_fails_as_room_is_made(make,
 def test_a_record_whose_transaction_fails_while_it_is_looked_at_ends(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, topic: str
 ) -> None:
-    """By a partitioner that takes its time, here. Nobody took it from its stage any more, and
+    """By a partitioner that takes its time, here. It was not taken from its stage any more, and
     flush() waited until its time was over.
     """
 

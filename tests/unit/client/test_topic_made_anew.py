@@ -359,7 +359,7 @@ def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 def test_what_is_paused_hears_of_it_from_the_metadata_and_stays_paused(world: ConsumerWorld) -> None:
-    """Nobody asks its reader; a commit of what the application says would name the old one."""
+    """Its reader is not asked; a commit of what the application says would name the old one."""
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     consumer.pause([TopicPartition(TOPIC, 0)])

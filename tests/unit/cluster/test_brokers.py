@@ -85,7 +85,7 @@ def test_a_broker_that_is_cut_off_ends_before_it_is_fenced(world: World) -> None
 def test_a_tick_when_a_session_ends_fences_and_one_before_does_not(world: World) -> None:
     active = world.hosts[world.active]
     assert world.hosts[2].core.next_expiry_ms is None or world.active == 2, "only who is active has sessions to end"
-    world.cut.update((a, b) for a in world.hosts for b in world.hosts if a != b)  # nobody is heard from here on
+    world.cut.update((a, b) for a in world.hosts for b in world.hosts if a != b)  # no host is heard from here on
     expiry_ms = active.core.next_expiry_ms
     assert world.now_ms < expiry_ms <= world.now_ms + OPTIONS.session_ms
     world.metadata(active, metadata_core.LeaseChanged(expiry_ms + 1_000))
@@ -134,7 +134,7 @@ def test_proof_of_death_fences_at_once(world: World) -> None:
     assert world.unlogged.brokers[2].fenced and world.now_ms - began < 500
     assert led and all(partitions(world)[index].leader not in (2, -1) for index in led)
     run(world, 3_000)
-    assert world.unlogged.brokers[2].fenced, "nobody there acts"
+    assert world.unlogged.brokers[2].fenced, "no host there acts"
     world.on_broker(world.hosts[2], broker_core.HostDied(False))
     run(world, 3_000)
     assert not world.unlogged.brokers[2].fenced
@@ -264,7 +264,7 @@ def test_lost_replicas_get_a_home_after_the_delay_and_keep_theirs_when_the_host_
     world.crash(3)
     run(world, OPTIONS.replication_delay_ms - 5_000, 500)
     assert all(3 in partitions(world)[index].replicas for index in held)
-    # Nobody copies: the moves stay under way.
+    # No replica copies: the moves stay under way.
     cut_off(world, 4)
     fetch, world.fetch = world.fetch, lambda *_: None
     world.cut.clear()

@@ -269,7 +269,7 @@ def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -
         for action in host.broker.handle(broker_core.Tick(), world.now_ms + 600)
         if isinstance(action.message, broker_messages.AlterPartition)
     ]
-    assert [len(message.proposals) for message in again] == [19], "nobody answered"
+    assert [len(message.proposals) for message in again] == [19], "there was no response"
     assert propose(20 - 1, 2) == [], "a newer one waits too"
 
 

@@ -64,7 +64,7 @@ class Datagrams:
         self.sent: list[tuple[bytes, tuple[str, int]]] = []
 
     def sendto(self, data: bytes, flags: int, address: tuple[str, int]) -> None:
-        assert flags & socket.MSG_DONTWAIT, "the keeper waits for nobody"
+        assert flags & socket.MSG_DONTWAIT, "the keeper does not wait"
         assert self.control.leases, "the lease is taken back first"
         self.sent.append((data, address))
         if self.fails:
@@ -195,7 +195,7 @@ def broker(node: int, epoch: int, incarnation: int = 4, controller_host: str = "
 
 def test_last_words_are_of_the_registration_and_the_epoch_in_force() -> None:
     state = MetadataState()
-    assert last_words(Quorum(2, 7), state, 4, None) is None, "nobody counts on this host yet"
+    assert last_words(Quorum(2, 7), state, 4, None) is None, "no other host counts on this one yet"
     state.brokers[1] = broker(1, 30)
     assert last_words(Quorum(2, 7), state, 5, None) is None, "that was another life of it"
     following = last_words(Quorum(2, 7), state, 4, None)

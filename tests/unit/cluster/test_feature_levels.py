@@ -165,7 +165,7 @@ def test_a_message_of_a_newer_version_is_passed_over_and_so_is_a_field() -> None
         "request": {"type": "OfANewerVersion"},
     }
     assert peer_messages.decode(msgspec.msgpack.encode(inside)) is None, (
-        "whoever sent it is told REQUEST_TIMED_OUT by its own host"
+        "its sender gets REQUEST_TIMED_OUT from its own host"
     )
     with pytest.raises(peer_messages.PeerProtocolError):
         peer_messages.decode(msgspec.msgpack.encode({**body, "node_id": "one"}))

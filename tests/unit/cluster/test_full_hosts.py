@@ -111,7 +111,7 @@ def test_new_replicas_go_where_there_is_space_then_to_other_racks() -> None:
     loads = Loads(state, View(state).nodes(), {5})
     assert [5 in choose(loads, 3) for _ in range(6)] == [False] * 6 and set(choose(loads, 5)) == {1, 2, 3, 4, 5}
     assert choose_one(loads, (1, 3)) in (2, 4) and choose_one(loads, (1, 2, 3, 4)) == 5
-    assert choose(Loads(state, [5], {5}), 1) == (5,), "where there is nobody else"
+    assert choose(Loads(state, [5], {5}), 1) == (5,), "where there is no other host"
 
 
 def test_a_balance_only_takes_from_full_hosts() -> None:
@@ -175,7 +175,9 @@ def test_a_move_to_a_directory_that_failed_gets_another_goal() -> None:
     other = 9 - added
     bad = {f"h{added}": -1}
     assert begin(state, disks(state, **bad, **{f"h{other}": 0}), 1) == [], "the other one is no better"
-    assert begin(state, disks(state, **bad), 1, moves_max=1) == [(other,)], "what is stuck takes nobody's place"
+    assert begin(state, disks(state, **bad), 1, moves_max=1) == [(other,)], (
+        "a move that is stuck takes no other's place"
+    )
     assert stuck(state).removing_replicas == (1,) and stuck(state).replacing == 1 and added not in stuck(state).replicas
     assert begin(state, disks(state, **{f"h{added}": 0}), 1) == []
 

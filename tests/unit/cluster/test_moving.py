@@ -25,16 +25,16 @@ from tests.unit.cluster.test_rules import cluster, do, topic
 from tests.unit.controller.controller_world import World
 
 
-def returned(state: MetadataState, node: int, clean: bool = False, anew: str = "") -> PartitionState:
+def returned(state: MetadataState, node: int, clean: bool = False, directory: str = "") -> PartitionState:
     """The host's next start: `again`, with other disks; or on the same, and not `clean` is a start
     after which memory may be gone.
     """
     old = state.brokers[node]
     clean_epoch = old.epoch if clean else -1
-    directories = [DirectoryReport(f"{anew or 'd'}{node}", "/d", 1, True)]
+    directories = [DirectoryReport(f"{directory or 'd'}{node}", "/d", 1, True)]
     message = RegisterBroker(
         node,
-        anew + old.directory_id,
+        directory + old.directory_id,
         old.incarnation + 1,
         "h",
         1,
@@ -71,7 +71,7 @@ def only_the_added_one_is_left(config: dict[str, str], clean: bool = True) -> Me
     for node in (1, 2):
         do(state, broker_rules.fence(state, [node]))
         if not config:
-            returned(state, node, anew="new")
+            returned(state, node, directory="new")
     partition = do(state, broker_rules.fence(state, [3]))
     assert (partition.leader, partition.in_sync_replicas, partition.eligible_leader_replicas) == (-1, (), (3,))
     return state

@@ -151,7 +151,7 @@ def test_partitions_are_not_added_by_who_has_not_heard_which_are_gone() -> None:
 
 
 def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_an_operator_says_so() -> None:
-    """The way out that the refusal names: until then nobody can say whether a transaction is open
+    """The way out that the refusal names: until then it is unknown whether a transaction is open
     on it.
     """
     world = World(7, 4, lossy=False)
@@ -242,7 +242,7 @@ def test_partitions_are_not_added_while_a_transaction_is_open_that_wrote_to_one_
 
             broker.request = noted
             views[topic.partitions[1].slot] = [producer(redirected_producer(77, 5), 4)]
-            assert await add(broker, 3) == (0, None), "of a topic that has never shrunk nobody is asked"
+            assert await add(broker, 3) == (0, None), "for a topic that has never shrunk no host is asked"
             topic = broker.metadata.topics["t"]
             broker._deliver(
                 ACCEPTOR,

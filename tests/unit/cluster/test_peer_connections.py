@@ -229,7 +229,7 @@ def test_messages_go_both_ways_over_one_connection_in_order():
                 one.peers.send(2, heartbeat(number))
             received = await two.wait(20)
             assert [(node, message.sent_ms) for node, message in received] == [(1, number) for number in range(20)]
-            two.peers.send(1, heartbeat(99, 2))  # nobody told node 2 where node 1 is: it has a connection
+            two.peers.send(1, heartbeat(99, 2))  # node 2 does not know node 1's address: it has a connection
             assert (await one.wait(1))[0] == (2, heartbeat(99, 2))
             assert one.peers.connected() == [2] and two.peers.connected() == [1]
 
@@ -336,7 +336,7 @@ def test_other_purposes_get_the_stream():
 
 
 def test_a_voter_that_lives_is_not_displaced_by_another_host_of_its_node_id():
-    """While nobody leads both are listened to; what is said to the voter (a request for its vote)
+    """While there is no leader both are heard; what is sent to the voter (a request for its vote)
     must not go to the newcomer.
     """
 

@@ -66,7 +66,7 @@ def test_bytes_that_follow_are_not_taken():
 
 
 def test_a_stranger_learns_nothing():
-    """H1, H3: whoever lacks the key gets a nonce, and no word after it."""
+    """H1, H3: a peer without the key gets a nonce and nothing more."""
     initiator, responder = pair(key_a=handshake.derive_key(b"another cluster's secret", "handshake"))
     challenge, _ = give(responder, initiator.opening())
     assert b"directory-b" not in challenge and len(challenge) < 100

@@ -135,7 +135,7 @@ def test_a_failed_replica_leads_no_more() -> None:
         after.in_sync_replicas,
         after.eligible_leader_replicas,
         after.last_known_eligible,
-    ) == (-1, 7, (2,), (), (3,)), "nobody else can: it has all there is"
+    ) == (-1, 7, (2,), (), (3,)), "no other host can: it has all records"
 
 
 def test_what_was_counted_on_disk_stays_eligible_when_the_disk_fails() -> None:
@@ -176,7 +176,7 @@ def test_a_replica_on_a_full_disk_leaves_where_enough_are_in_sync_without_it() -
     state = topic(cluster(), config={"min.insync.replicas": "1"}, in_sync_replicas=(1, 2))
     after = do(state, broker_rules.full(state, 2, [(b"t" * 16, 0)]))
     assert (after.leader, after.leader_epoch, after.in_sync_replicas) == (1, 6, (1,)), (
-        "a follower that nobody waits for, and that is not taken back for what it had before"
+        "a follower outside the in-sync set, which does not rejoin by its former offset"
     )
 
 

@@ -356,7 +356,7 @@ def test_an_unclean_start_is_neither_in_sync_nor_eligible() -> None:
 
 
 def test_an_only_replica_is_not_forgotten() -> None:
-    """Nobody could have more of it; a host on its own starts without anybody's help."""
+    """No host could have more of it; a host on its own starts without help."""
     state = topic(cluster(), replicas=(1,))
     do(state, broker_rules.register(state, registration()))
     assert do(state, broker_rules.unfence(state, 1)).leader == 1

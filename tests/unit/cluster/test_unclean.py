@@ -1,4 +1,4 @@
-"""An unclean election where the leader lives and cannot serve: its disk failed, and nobody else has
+"""An unclean election where the leader lives and cannot serve: its disk failed, and no other host has
 all records. Until somebody decides, the partition is neither written nor read.
 """
 
@@ -200,12 +200,12 @@ def test_a_worker_that_dies_keeps_its_place_where_nobody_else_can_serve() -> Non
     assert (one.partition.leader, one.partition.in_sync_replicas) == (2, (2,))
 
 
-# -- a partition that nobody can serve has no leader -----------------------------------------------
+# -- a partition that no host can serve has no leader -----------------------------------------------
 
 
 @pytest.mark.parametrize("flushed", ["true", "false"])
 def test_the_only_one_in_sync_leads_no_more_when_its_disk_failed_and_leads_again_when_it_is_back(flushed: str) -> None:
-    """Clients and operators see that nobody does. Nothing is given up by that."""
+    """Clients and operators see that it has none. No record is given up by that."""
     one = Controller(in_sync_replicas=(1,))
     one.state.topics["t"].config["flush.on.ack"] = flushed
     one.fails(1)
@@ -247,7 +247,7 @@ def test_those_whose_hosts_are_all_lost_are_passed_over(monkeypatch: pytest.Monk
 
 
 def test_a_host_alone_leads_on() -> None:
-    """Nobody else shows what it has; and it serves again at once when it can."""
+    """No other host shows its records; and it serves again at once when it can."""
     state = topic(cluster(1), (1,))
     active = ActiveController(1, state, OPTIONS, 0, False)
     assert active.replicas_failed(state, broker_messages.ReplicasFailed(1, 10, [(TOPIC, 0)]), 0) == []
@@ -341,7 +341,7 @@ def test_whose_configuration_counts(of_file: bool, of_all: str | None, of_topic:
     if of_all:
         assert altered(one, RESOURCE_BROKER, "", {ENABLE: of_all}) == 0
     one.fenced(1)
-    assert one.partition.leader == -1, "at first nobody: one that has everything may be back at once"
+    assert one.partition.leader == -1, "at first none: a replica that has everything may be back at once"
     one.after(GRACE_MS, True)
     assert one.partition.leader == (2 if elects else -1)
     assert one.partition.recovering is elects and one.partition.in_sync_replicas == ((2,) if elects else ())

@@ -10,12 +10,12 @@ for other in-sync sets (R5), and an unclean restart loses a random end of every 
 Checked after each step: both cores' check(), and over the model
     P2  every member of in-sync and eligible set with a current registration has every record below
         the true high watermark
-    P6  the true high watermark never falls: whoever becomes leader has everything below it
+    P6  the true high watermark never falls: a new leader has everything below it
     P8  a replica that may have forgotten is in no in-sync or eligible set before its leader has
         taken it in again
-    P10 nobody in sync and nobody eligible: then min.insync.replicas are remembered
+    P10 no replica in sync and none eligible: then min.insync.replicas are remembered
     I6  epochs rise: controller, broker, leader; a partition's own by one
-    L2  whoever is fenced because it was not heard has no lease any more
+    L2  a host that is fenced because it was not heard has no lease any more
 """
 
 import random
@@ -551,7 +551,7 @@ class World(Chance, Checks):
         self.quiet = False
 
     def heal(self) -> None:
-        """Every host lives and hears every other: then everything that began ends, and whoever can
+        """Every host lives and hears every other: then everything that began ends, and each that can
         lead does.
         """
         for host in self.hosts.values():

@@ -134,7 +134,7 @@ class World:
                     self.metadata(metadata_core.MoveCompleted(action.topic_id, action.index, action.directory))
 
     def check_epochs(self, send: host_core.Send) -> None:
-        """Nobody is told to serve a partition in the epoch that died with its predecessor."""
+        """No worker is told to serve a partition in the epoch that ended with its predecessor."""
         message = send.message
         parts = message.parts if isinstance(message, messages.Several) else [message]
         topics = (

@@ -211,7 +211,7 @@ def test_dead_worker_is_not_waited_for(world: World) -> None:
 
 
 def test_after_a_controller_restart_a_change_waits_for_workers_that_have_not_subscribed_again(world: World) -> None:
-    """Nobody subscribed is not everybody served: the workers live, and are on their way back."""
+    """No subscriber does not mean that all are served: the workers live, and will subscribe again."""
     world.send_request(create("orders", 3))
     live = sorted(set(world.subscribed.values()))
     world.start()
@@ -396,7 +396,7 @@ def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is
     world: World, dies: bool
 ) -> None:
     """The metadata say that it lies in the other directory, the slot that it lies in the old one:
-    whoever reads goes by the slot, and the old one's files are deleted.
+    readers go by the slot, and the old one's files are deleted.
     """
     image, partition = moved_by_its_owner(world)
     if dies:  # its slot is the witness: it stays as it is until there is a newer epoch

@@ -1,5 +1,5 @@
 """What the controller asks of the file systems of log.dirs while it runs: one that hangs keeps
-nobody waiting.
+no caller waiting.
 """
 
 import asyncio

@@ -237,7 +237,7 @@ def test_a_voter_that_has_moved_is_told_to_the_quorum():
     assert promotion.moved((voter(1), voter(2)), [broker(1), broker(2), broker(3)]) is None
     wiped = broker(2, controller_host="elsewhere", directory_id=directory_text(b"n" * 16))
     assert promotion.moved((voter(1), voter(2)), [broker(1), wiped]) is None, (
-        "the same node id over another directory is nobody's voter"
+        "the same node id over another directory is not a voter"
     )
 
 
@@ -257,7 +257,7 @@ def test_a_session_ended_well_when_it_said_so_or_the_machine_kept_what_was_writt
 
 
 def test_a_quorum_that_has_failed_sets_its_timer_no_more() -> None:
-    """Its deadline has passed and nobody meets it any more, while the process ends."""
+    """Its deadline has passed and nothing handles it any more, while the process ends."""
 
     class Core:
         high_watermark = 0

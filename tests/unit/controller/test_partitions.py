@@ -77,7 +77,7 @@ def test_a_successor_is_told_of_the_move_that_its_predecessor_completed(world: W
 def test_a_replica_is_moved_by_its_owner(world: World) -> None:
     image = world.send_request(create("orders", 1)).topic
     assert world.send_request(messages.MoveReplica("orders", 0, 7)).error == ErrorCode.KAFKA_STORAGE_ERROR, (
-        "nobody could record that it lies there"
+        "its directory could not be recorded"
     )
     world.request(messages.MoveReplica("orders", 0, 1))
     command = world.inbox[client_of(world, image.partitions[0].owner)][-1]

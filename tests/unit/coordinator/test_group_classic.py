@@ -159,7 +159,7 @@ def test_pending_members_are_bounded(shell: GroupShell) -> None:
 
 
 def test_a_pending_member_is_not_kept_for_a_long_session(shell: GroupShell) -> None:
-    """Half an hour's session is half an hour in which a group of its own is kept for nobody, and
+    """Half an hour's session is half an hour in which a group of its own is kept without members, and
     rebalances of a real one wait.
     """
     shell.join(version=9, session=1_800_000)

@@ -344,7 +344,7 @@ def test_a_restart_in_the_middle_of_a_rebalance(shell: ConsumerShell) -> None:
     assert shell.report(shell.heartbeat("m2", 2)) is None
     shell.advance(10_000)
     assert set(shell.consumer.members) == {"m2"}, (
-        "whoever does not let go has no longer than its time for it after a restart either"
+        "after a restart, too, a member that does not revoke has no longer than its time-out"
     )
 
 

@@ -178,7 +178,7 @@ def test_the_marker_of_a_partition_that_waits_for_a_slot_here_goes_nowhere_else_
         messages.TopicRemoved(2, "t", b"t" * 16, []),
         messages.TopicPut(2, msgspec.structs.replace(topic_of(2, 2), topic_id=b"u" * 16)),
     ],
-    ids=["deleted", "made anew with fewer partitions"],
+    ids=["deleted", "recreated with fewer partitions"],
 )
 def test_of_a_topic_that_was_deleted_nothing_is_left_to_end(then: messages.FromController) -> None:
     assert markers_written(Written(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, then)) == [(3, 7)]

@@ -74,7 +74,7 @@ def test_a_topic_that_was_deleted_while_the_partition_of_its_group_was_not_here(
 def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    """By its name nobody could tell that the offset is of another topic. `again`: the load does not
+    """Its name does not show that the offset is of another topic. `again`: the load does not
     succeed, and another does.
     """
     ready = asyncio.Event()
@@ -107,9 +107,9 @@ def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("is_recreated", [False, True])
 def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_recreated: bool
 ) -> None:
     """The controller's process was replaced meanwhile."""
 
@@ -125,7 +125,7 @@ def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(
             ),
         )
         await broker.send_request(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
-        if anew:
+        if is_recreated:
             await create(broker, "t", 4)
         monkeypatch.undo()
         assert shard_of(broker, "g").core("g").offsets.ends() == {"t": 1, "u": 1}
@@ -170,7 +170,7 @@ def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lapsed, and was back before anybody else had been told to lead the group's partition:
-    nobody else has taken the offsets of the old topic away.
+    no other load has removed the offsets of the old topic.
     """
 
     async def scenario(broker: HandlerBroker) -> None:
@@ -228,7 +228,7 @@ def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Sever
 
 def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(tmp_path: Path) -> None:
     """Its only replica in sync did not answer for some seconds. It leads again in another leader
-    epoch, and nobody else has led it.
+    epoch, and no other host has led it.
     """
 
     async def scenario(broker: HandlerBroker) -> None:

@@ -99,7 +99,7 @@ def shard_of(broker: HandlerBroker, group: str):
 
 
 def store(broker: HandlerBroker, topic: str, partition: int) -> None:
-    """What was appended to the partition is in its files, for whoever loads it."""
+    """What was appended to the partition is in its files, for the next load."""
     slot = broker.metadata.topics[topic].partitions[partition].slot
     positions = dict(broker.table.positions.get(slot, {}))
     path = broker.place(topic, partition)
@@ -356,7 +356,7 @@ def test_a_partition_that_is_not_served(tmp_path: Path) -> None:
         broker.control.set_slot_state(slot, SlotState.OFFLINE)
         broker.broker.coordinators.groups.look()
         assert await waiting == [NOT_COORDINATOR] and (await fetch(broker))[0] in (LOADING, NOT_COORDINATOR)
-        broker.owners.release()  # the answer comes for nobody
+        broker.owners.release()  # no request waits for the response
         broker.place(GROUPS, partition_for("g", 3))
         broker.control.set_slot_state(slot, SlotState.ONLINE)
         await until(lambda: shard_of(broker, "g") is not None)

@@ -66,7 +66,7 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
 def test_a_core_that_fails_at_the_end_of_a_transaction_is_loaded_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its marker was half made, nobody wrote it, and whoever waited for it waited for ever."""
+    """Its marker was half made and not written, and what waited for it waited for ever."""
     from mqd.coordinator.actions import TransactionEnded
     from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
 
@@ -168,8 +168,8 @@ def test_without_a_lease_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest
 
 
 def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by the simulator: markers of a transaction are given up by whoever hears that nobody
-    coordinates here; when the lease was back before anybody had looked, nobody wrote them again,
+    """Found by the simulator: markers of a transaction are given up by a host that hears that no host
+    coordinates here; when the lease was back before the check, they were not written again,
     and the transaction hung.
     """
 

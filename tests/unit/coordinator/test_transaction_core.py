@@ -243,7 +243,7 @@ def test_an_idle_id_expires() -> None:
     assert it.add(3) == UNKNOWN_PRODUCER and it.end(3) == identity(UNKNOWN_PRODUCER)
     assert it.send_request(events.Describe) is None and it.core.is_empty
     assert it.send_request(events.InitProducerId, 5_000, PID, 3, NEXT) == identity(0, NEXT, 0), (
-        "a producer that is still there begins anew"
+        "a producer that is still there starts over"
     )
 
 

@@ -102,7 +102,7 @@ def test_what_fails_is_tried_again() -> None:
 
 @pytest.mark.parametrize("in_the_call", [False, True])
 def test_a_fault_of_our_own_leaves_no_transaction_open(in_the_call: bool) -> None:
-    """Nobody tried its marker again before the coordinator was loaded again. `in_the_call`: it is
+    """Its marker was not retried before the coordinator was loaded again. `in_the_call`: it is
     raised where the marker is given, not by what becomes of it.
     """
 
@@ -204,7 +204,7 @@ def test_a_core_that_was_loaded_anew_is_not_told(successor: object | None) -> No
 
 
 def test_offsets_that_come_without_pause_do_not_keep_a_transaction_from_ending() -> None:
-    """They name the producer, whoever sends them: they are verified after the end was decided, and
+    """They name the producer, whichever host sends them: they are verified after the end was decided, and
     refused.
     """
 

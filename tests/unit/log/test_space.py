@@ -35,7 +35,7 @@ def test_the_hold_time_is_bounded_and_forgotten() -> None:
     now += HOLD_MS_MAX + 1
     guard.on_free_bytes(10**12, now)
     guard.on_write_refused(now)
-    assert guard.on_free_bytes(10**12, now + HOLD_MS_MIN), "a long good time begins anew"
+    assert guard.on_free_bytes(10**12, now + HOLD_MS_MIN), "the long good time starts over"
 
 
 @given(st.integers(0, 1 << 40), st.lists(st.tuples(st.integers(0, 1 << 41), st.booleans()), max_size=60))

@@ -62,7 +62,7 @@ def test_shares_come_after_the_maximum_they_are_of() -> None:
 def test_kafkas_tools_drive_only_what_speaks_its_protocol() -> None:
     assert not any(step.everyone for step in plan.steps() if step.driver == KAFKA_TOOLS)
     assert any(step.driver == KAFKA_TOOLS for step in plan.steps(quick=True)), (
-        "the shortest run shows that nobody's client is favoured"
+        "the shortest run shows that no client is favoured"
     )
 
 

@@ -91,7 +91,7 @@ def test_the_shipped_costs_are_those_of_a_recorded_run():
         run for run in reversed(history()) if run["commit"][:10] in shipped.source and run["date"][:10] == shipped.date
     )
     made = sizing.figures(run, json.loads(scaling.RESULT.read_text()))
-    assert SHIPPED.read_text() == sizing.spelled(made), "python -m perf --figures writes it anew"
+    assert SHIPPED.read_text() == sizing.spelled(made), "python -m perf --figures writes it again"
 
 
 def test_what_noise_made_negative_or_cheaper_is_no_gift():

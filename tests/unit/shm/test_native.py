@@ -182,7 +182,7 @@ def test_a_full_ring_says_so_and_takes_more_after_a_drain(ends):
 
 def test_a_sleeper_is_woken_once_and_a_late_arrival_forbids_sleep(ends):
     (sender, _, receiver, _), eventfds = ends
-    assert os.eventfd_read(eventfds[2]) == ENDPOINTS - 1  # whoever opens wakes all others
+    assert os.eventfd_read(eventfds[2]) == ENDPOINTS - 1  # a process that opens wakes all others
     assert receiver.prepare_sleep()
     sender.send(2, native.Descriptor(kind=1))
     sender.flush()
@@ -194,7 +194,7 @@ def test_a_sleeper_is_woken_once_and_a_late_arrival_forbids_sleep(ends):
     sender.send(2, native.Descriptor(kind=1))
     sender.flush()
     with pytest.raises(BlockingIOError):
-        os.eventfd_read(eventfds[2])  # nobody slept, nobody was woken
+        os.eventfd_read(eventfds[2])  # no endpoint slept, none was woken
 
 
 def test_an_endpoint_needs_one_eventfd_each(control):

@@ -344,7 +344,7 @@ def test_each_record_is_written_again_a_few_times(tmp_path: Path) -> None:
             )
             written += size
         count_max = max(count_max, len(archive.files))
-    assert written / (batches * 640) <= 10, "log2(512) and the first time; each minute anew it was 257"
+    assert written / (batches * 640) <= 10, "log2(512) and the first time; rewritten each minute it was 257"
     assert count_max <= 16
     assert sum(one.size_bytes for one in archive.files.values()) == batches * 640
 

@@ -157,7 +157,7 @@ def test_where_it_begins_by_rank() -> None:
 
 
 def test_offsets_of_a_checkpoint_may_be_given() -> None:
-    """Ours name the topics' ids beside; whoever copies them from a query's progress need not cut
+    """Ours name the topics' ids beside; a user who copies them from a query's progress need not cut
     them out.
     """
     text = json.dumps({"orders": {"0": 3}, "@topic_ids": {"orders": "AAAA"}})

@@ -218,7 +218,7 @@ def test_progress_is_published_also_of_the_last_batch() -> None:
     progress.publish(first)
     assert world.published == []
     world.refuses = False
-    assert progress.latest(first, True) == first  # S5: nobody says commit() of a run's last batch
+    assert progress.latest(first, True) == first  # S5: commit() is not called for a run's last batch
     assert world.published == [{("t", 0): 10}]
     progress.publish(first)
     assert len(world.published) == 1
@@ -297,16 +297,16 @@ def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
     seen = progress.latest(end, True)
     assert _ranges(progress.plan(end, seen)) == [(0, 10, 12)]
     world.numbers["u"] = 2
-    anew = progress.latest(seen, True)
+    again = progress.latest(seen, True)
     assert (
-        _ranges(progress.plan(seen, anew)) == [(0, 0, 12)]
+        _ranges(progress.plan(seen, again)) == [(0, 0, 12)]
         and "topic u was deleted and created again" in world.losses[-1]
     )
 
 
 def test_a_topic_without_a_known_id_is_let_go_of() -> None:
     """Offsets of Spark's source for Kafka name no ids: whether what comes under that name is the
-    same nobody could tell.
+    same it could not be told.
     """
     world, progress = _world({("t", 0): (0, 10)}, failOnDataLoss="false")
     end = progress.latest({"t": {"0": 10}, "u": {"0": 10}}, True)
@@ -330,7 +330,7 @@ def test_retired_partitions_that_were_read_are_no_loss(restarted: bool) -> None:
 
 @pytest.mark.parametrize("hidden", [{}, {("t", 1): 11}])
 def test_retired_partitions_that_were_not_read_are_lost(hidden: dict[Key, int]) -> None:
-    """Also when nobody can tell any more where they ended: retention may have deleted what came
+    """Also when it is no longer known where they ended: retention may have deleted what came
     after the last batch.
     """
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
@@ -343,8 +343,8 @@ def test_retired_partitions_that_were_not_read_are_lost(hidden: dict[Key, int]) 
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("anew", [False, True])
-def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, anew: bool) -> None:
+@pytest.mark.parametrize("recreated", [False, True])
+def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, recreated: bool) -> None:
     """Its beginning cannot be asked for any more; the batch continues without it, instead of
     failing again at every start.
     """
@@ -354,7 +354,7 @@ def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, anew
     world.grow("u", 0, 5)
     end = progress.latest(first, True)
     del world.logs["u", 0]
-    if anew:
+    if recreated:
         world.numbers["u"] = 2
         world.grow("u", 0, 7)
     progress = _again(world) if restarted else progress
@@ -362,7 +362,9 @@ def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, anew
     assert [(one.topic, one.start, one.end) for one in made] == [("t", 10, 11)]
     assert len(world.losses) == 1 and "u-0 was deleted" in world.losses[0]
     after = progress.latest(end, True)
-    assert [(one.topic, one.start, one.end) for one in progress.plan(end, after)] == ([("u", 0, 7)] if anew else [])
+    assert [(one.topic, one.start, one.end) for one in progress.plan(end, after)] == (
+        [("u", 0, 7)] if recreated else []
+    )
 
 
 def test_a_topic_that_goes_before_its_first_batch_was_read_is_a_loss() -> None:

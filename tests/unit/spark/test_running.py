@@ -252,7 +252,7 @@ class Job:
 
     def replay(self, _spark: Any, _pipeline: Any) -> None:
         self.begin()
-        assert self.cancelled.wait(20), "nobody cancels it"
+        assert self.cancelled.wait(20), "it is not cancelled"
         if self.outcome is not None:
             raise RuntimeError(self.outcome)
 
@@ -277,7 +277,7 @@ def test_a_replay_that_is_stopped_too_late_has_come_to_its_end(monkeypatch: pyte
 
 
 def test_a_replay_that_fails_while_it_is_stopped_says_of_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its commit, for instance: nobody knows whether it was written then."""
+    """Of its commit, for instance: it is unknown whether it was written then."""
     stop = threading.Event()
     with pytest.raises(RuntimeError, match="no outcome within 60 s"):
         running.run(

@@ -160,7 +160,7 @@ def test_a_silent_leader_holds_up_its_own_partitions_alone_and_no_longer_than_a_
 def test_rows_of_a_partition_without_a_leader_go_to_its_new_one_while_others_are_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows come slowly, and there is always one under way to another leader: nobody asked again who
+    """Rows come slowly, and there is always one under way to another leader: the sink did not ask again who
     leads before delivery.timeout.ms was over.
     """
     monkeypatch.setattr(producing, "QUEUED_BYTES_MAX", 400)

@@ -1,4 +1,4 @@
-"""A listening socket on which somebody waits, and that gives nobody out."""
+"""A listening socket with a waiter, from which no connection can be accepted."""
 
 from __future__ import annotations
 

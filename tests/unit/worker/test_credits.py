@@ -111,7 +111,7 @@ def test_headroom_is_given_back_when_the_budget_runs_out(name: str, tmp_path: Pa
     busy.adjust(640)
     assert idle.free_blocks == 0
     assert idle.adjust(0) and idle.granted < before
-    assert busy.adjust(640), "and whoever needs it gets it"
+    assert busy.adjust(640), "and the worker that needs it gets it"
     assert busy.granted + idle.granted <= 640
 
 

@@ -86,7 +86,7 @@ def test_dialled_when_wanted_and_not_before() -> None:
             assert connection.recv(100) == b"first byte behind the handshake"
             subject.on_ended(event(native.EventKind.RELAY_ENDED, token, "the leader closed the connection"))
             await asyncio.sleep(0.02)
-            assert len(reactor.put) == 1  # nobody wants it
+            assert len(reactor.put) == 1  # it is not needed
             subject.on_requested(requested(2, 3, 1))
             await until(lambda: len(reactor.put) == 2)
 

@@ -433,7 +433,7 @@ def test_a_restarted_controller_changes_nothing(host: Host) -> None:
     more = host.send_request(messages.AddPartitions("t", 4, None)).topic
     assert more is not None
     assert host.produce(more, 3, [1]) == 0 and host.produce(more, 0, [3]) == 2
-    assert host.view(topic).leader_epoch == 0, "nobody lost a partition"
+    assert host.view(topic).leader_epoch == 0, "no partition changed its leader"
 
 
 def test_a_full_disk_refuses_produce_and_recovers_by_itself(tmp_path: Path) -> None:

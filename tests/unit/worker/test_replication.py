@@ -67,7 +67,7 @@ def test_one_link_for_each_worker_and_lane() -> None:
         (TOPIC, 2): assignment(2, 3),
         (TOPIC, 3): assignment(3, 0, in_sync=False),
         (TOPIC, 4): assignment(1),  # led here
-        (TOPIC, 5): assignment(-1),  # by nobody
+        (TOPIC, 5): assignment(-1),  # by no host
         (TOPIC, 6): assignment(4),  # by a host that is not registered
         (TOPIC, 7): assignment(2, 1, replicas=(2, 3)),  # this host is no replica any more
         (TOPIC, 8): assignment(5),  # by one that listens for no other hosts

@@ -42,7 +42,7 @@ def test_who_was_in_sync_all_the_time_has_proven_nothing() -> None:
         assert not state.take(assignment(OTHER, (OTHER, OWN)))[1]
     assert state.take(assignment(OWN, (OWN, OTHER)))[0].leader == -1
     state.take(assignment(-1, (OTHER,)))
-    assert not state.take(assignment(-1, (OTHER, OWN)))[1], "nobody leads: nobody has looked"
+    assert not state.take(assignment(-1, (OTHER, OWN)))[1], "no leader: the log was not checked"
     state.take(assignment(OTHER, (OTHER,)))
     assert state.take(assignment(OTHER, (OTHER, OWN)))[1]
 
@@ -188,7 +188,7 @@ def test_an_operator_may_choose_it_where_it_is_not_in_sync_and_nobody_else_is_le
     shortened.mark(made.path, PlainFiles())
     made.open()
     made.assign(assignment(-1, (OTHER,)))
-    assert not made.partitions.failures, "whoever says that it cannot serve is not chosen"
+    assert not made.partitions.failures, "a replica that cannot serve is not elected"
     assert made.assign(assignment(OWN, (OWN,), recovering=True)).leader == OWN and not shortened.is_marked(made.path)
 
 

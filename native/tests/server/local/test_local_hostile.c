@@ -126,7 +126,7 @@ static void talk(struct hostile *h, uint64_t *seed)
         send(fd, bytes, test_random(seed) % sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
         break;
     case 1:
-        for (uint32_t i = 0; i < 100; i++) { /* nobody takes the answers */
+        for (uint32_t i = 0; i < 100; i++) { /* no client takes the responses */
             struct mqd_local_query query = {
                 .kind = MQD_LOCAL_QUERY_SEGMENT, .partition_index = (int32_t)(i % 5), .offset = (int64_t)(i % 3)};
             memcpy(query.topic_id, h->local.b->topic_id, 16);
@@ -151,7 +151,8 @@ static void tear_at_memory(struct hostile *h, uint64_t *seed)
     CHECK_EQUAL(fallocate(memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)h->local.total_bytes), 0);
     /* full: to be written no more, and the worker only looks whether it is readable */
     eventfd_write(h->local.fds[1], UINT64_MAX - 1);
-    fcntl(h->local.fds[2], F_SETFL, 0); /* blocking, were it shared: the worker must not block when nobody reads it */
+    fcntl(h->local.fds[2], F_SETFL,
+          0); /* blocking, were it shared: the worker must not block when no process reads it */
     mqd_store_release(&h->local.header->client_sleeping, 1u);
 }
 
@@ -352,7 +353,7 @@ BOTH(a_closed_client_is_freed_despite_its_requests)
     local_bench_stop(b);
 }
 
-/* Answers that nobody takes: others do not feel it, and when they are taken at last they are in
+/* Responses that no client takes: others are not affected, and when they are taken at last they are in
  * order. */
 BOTH(a_client_that_never_reads)
 {

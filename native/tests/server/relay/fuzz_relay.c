@@ -585,7 +585,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     else if (!model.ended)
         turn(model.there, ending == RESET ? ECONNRESET : -1);
     if (!model.ended)
-        happen(RELAY_REMOVED); /* nobody was waited for */
+        happen(RELAY_REMOVED); /* no relay was waited for */
     finish();
     return 0;
 }

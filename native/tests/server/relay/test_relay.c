@@ -111,7 +111,7 @@ BOTH(refused_while_the_host_cannot_be_reached)
     for (int i = 0; i < 2; i++)
         CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
     CHECK_EQUAL(outcome((submit(&local, 3, 1, one_record(3, 3, 64)), &local)).error[0], NOT_LEADER); /* at once */
-    /* nobody else's fault */
+    /* not the fault of the others */
     CHECK_EQUAL(outcome((submit(&local, 4, 1, one_record(0, 4, 64)), &local)).error[0], 0);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     submit(&local, 5, 1, one_record(1, 5, 64));
@@ -238,7 +238,7 @@ BOTH(held_back_while_the_leader_takes_nothing)
         struct relayed_request request = relayed(&leader);
         CHECK_EQUAL(request.acks, 1); /* L6 */
         CHECK(request.records_bytes > (uint32_t)BODY);
-        /* an error of acks=0 is told to nobody */
+        /* no producer learns of an error of acks=0 */
         answer(&leader, (struct answer){request.correlation_id, 1, i % 2 ? NOT_LEADER : 0, (int64_t)i});
     }
     submit(&local, 900, 1, one_record(1, 900, 64));
@@ -250,7 +250,7 @@ BOTH(held_back_while_the_leader_takes_nothing)
     local_bench_stop(b);
 }
 
-/* L7: a leader that is silent holds up nobody but those who write to its partitions. */
+/* L7: a silent leader delays only producers to its own partitions. */
 BOTH(a_silent_leader_holds_up_nothing_else)
 {
     struct bench *b = relay_bench(backend);
@@ -280,7 +280,7 @@ BOTH(a_silent_leader_holds_up_nothing_else)
     local_bench_stop(b);
 }
 
-/* More leaders in a worker's life than it has places for: those that nobody writes to any more make
+/* More leaders in a worker's life than it has places for: those without producers make
  * room. */
 BOTH(entries_are_reused)
 {

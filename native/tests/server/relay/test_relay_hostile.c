@@ -1,5 +1,5 @@
 /* tsan: long */
-/* What a leader may answer that is no answer: the connection ends, nobody waits for ever, nothing
+/* What a leader may answer that is no answer: the connection ends, no request waits for ever, nothing
  * is believed. */
 #include "mqd_relay_test.h"
 

@@ -42,7 +42,7 @@ BOTH(records_are_acknowledged_when_the_follower_has_them)
     put_produce(&frame, 5, -1, LIMIT_MS, &first, 1);
     CHECK(client_send(&client, &frame));
     usleep(30000);
-    CHECK_EQUAL(positions_of(two, 0).high_watermark, 0); /* nobody follows yet */
+    CHECK_EQUAL(positions_of(two, 0).high_watermark, 0); /* no follower yet */
     connect_to_leader(two);
     CHECK_EQUAL(client_receive(&client), 1);
     struct produced produced = take_produced(&client);

@@ -19,7 +19,7 @@ TEST(a_fetcher_with_bytes_keeps_no_ending_reactor_awake)
     free(r);
 }
 
-/* A reactor with one fetcher of a throttled lane that nobody wants anything of. */
+/* A reactor with one fetcher of a throttled lane without requests. */
 static struct mqd_reactor *throttled(struct mqd_fetcher *fetcher, int64_t rate)
 {
     struct mqd_reactor *r = calloc(1, sizeof *r);

@@ -238,7 +238,7 @@ BOTH(too_few_replicas)
     bench_stop(b);
 }
 
-/* The next one; that of before may have been told again meanwhile, for nobody had answered yet. */
+/* The next one; the previous may have been repeated meanwhile, since it was not answered yet. */
 static uint64_t next_proposed(struct bench *b, uint64_t before)
 {
     uint64_t sequence = before;
@@ -265,9 +265,9 @@ BOTH(a_follower_that_has_caught_up_is_proposed_and_counts)
     follow(b, &second, (struct follower_fetch){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1});
     CHECK_EQUAL(high_watermark(b), 0); /* node 3 counts since it was proposed */
     CHECK(!readable(&client));
-    struct mqd_replica_proposal again = proposed(b); /* nobody has answered */
+    struct mqd_replica_proposal again = proposed(b); /* it was not answered */
     CHECK_EQUAL(again.sequence, proposal.sequence);
-    answer_proposal(b, proposal.sequence, 1, 41); /* NOT_CONTROLLER: nobody knows */
+    answer_proposal(b, proposal.sequence, 1, 41); /* NOT_CONTROLLER: the outcome is unknown */
     CHECK_EQUAL(high_watermark(b), 0);
     again = proposed(b);
     CHECK_EQUAL(again.sequence, proposal.sequence);

@@ -263,7 +263,7 @@ static void control(struct mix *m, struct state *state)
     if (roll == 0) { /* the same leader in another epoch */
         state->target.leader_epoch++;
         change(m, state);
-    } else if (roll == 1) { /* away and back; nobody else writes meanwhile, so nothing has to be cut */
+    } else if (roll == 1) { /* away and back; no other leader writes meanwhile, so nothing is truncated */
         state->target.leader = below(&m->seed, 2) ? -1 : 2, state->target.leader_epoch++;
         change(m, state);
         usleep(below(&m->seed, 3000));
