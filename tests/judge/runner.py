@@ -124,6 +124,7 @@ class Judge:
         self.report = Report(journal or Journal())
         self._known: set[Difference] = set()  # what this run has found: a look does not wait for it again
         self.trace: Callable[[str], None] | None = None
+        self._repeats = [False, False]
         self.tag = ""  # before every prefix: for brokers that have judged before
 
     # -- the prepared state ------------------------------------------------------------------------
@@ -263,7 +264,8 @@ class Judge:
             # What Kafka had done before its exception is no measure for the steps that follow; nor is
             # what only one of them has done, where that is allowed.
             code = getattr(outcomes[0].body, "error_code", 0)
-            if code == ErrorCode.UNKNOWN_SERVER_ERROR or any(map(divides, allowed)):
+            is_divided = any(map(divides, allowed)) or (code and self._repeats[0] != self._repeats[1])
+            if code == ErrorCode.UNKNOWN_SERVER_ERROR or is_divided:
                 break
         for side in self.sides:
             side.close_extra()
@@ -271,10 +273,13 @@ class Judge:
 
     def _both(self, step: Step, worlds: tuple[World, World]) -> tuple[Outcome, Outcome]:
         waiting = [side.send(step, world) for side, world in zip(self.sides, worlds, strict=True)]
-        outcomes = tuple(
+        asked = [
             _asked_again(side, step, world, wait())
             for side, world, wait in zip(self.sides, worlds, waiting, strict=True)
-        )
+        ]
+        outcomes = tuple(outcome for outcome, _ in asked)
+        # one may have ended a transaction before it refused
+        self._repeats = [is_repeated and step.api_key in WITHIN_TRANSACTIONS for _, is_repeated in asked]
         if self.trace:
             self.trace(f"{step!r}\n    Kafka {outcomes[0]}\n    mqd   {outcomes[1]}")
         for outcome, world in zip(outcomes, worlds, strict=True):
@@ -287,18 +292,19 @@ class Judge:
         return outcomes
 
 
-def _asked_again(side: Side, step: Step, world: World, outcome: Outcome) -> Outcome:
+def _asked_again(side: Side, step: Step, world: World, outcome: Outcome) -> tuple[Outcome, bool]:
     """As producers do while Kafka ends the transaction before, and until what the step awaits is
-    there.
+    there. The last outcome, and whether there was one before it.
     """
+    is_repeated = False
     deadline = time.monotonic() + (AWAIT_S if step.awaits else SETTLE_S)
     while outcome.kind == "answered" and time.monotonic() < deadline:
         is_concurrent = step.api_key in WITHIN_TRANSACTIONS and CONCURRENT.search(repr(outcome.body))
         if not is_concurrent and not (step.awaits and is_missing(outcome.body, step.awaits)):
             break
         time.sleep(0.05)  # polls another process; nothing here can be waited for
-        outcome = side.call(step, world)
-    return outcome
+        outcome, is_repeated = side.call(step, world), True
+    return outcome, is_repeated
 
 
 def is_missing(body: object, path: str) -> bool:

@@ -80,10 +80,13 @@ def test_a_group_whose_first_member_is_refused_is_there(shared_broker: Broker) -
 
 
 def test_more_partitions_than_a_request_may_ask_for_are_refused_first(shared_broker: Broker) -> None:
-    topics = [m.CreateTopicsRequest.Topic("bad name!", 10_001, 1), m.CreateTopicsRequest.Topic("judge-fine", 1, 1)]
+    names = ["judge-twice", "bad name!", "judge-twice"]
+    topics = [m.CreateTopicsRequest.Topic(name, 10_001, 1) for name in names]
     with KafkaConnection(port=shared_broker.port) as kafka:
         made = kafka.call(19, 5, m.CreateTopicsRequest(topics))
-    assert [topic.error_code for topic in made.topics] == [ErrorCode.POLICY_VIOLATION] * 2
+    assert [(topic.name, topic.error_code) for topic in made.topics] == [
+        (name, ErrorCode.POLICY_VIOLATION) for name in names
+    ]
 
 
 def test_of_a_configuration_that_is_named_twice_the_last_one_counts(shared_broker: Broker) -> None:
@@ -400,6 +403,20 @@ def test_only_a_consumers_look_up_waits_for_transactions(shared_broker: Broker, 
         )
         kafka.call(26, 3, m.EndTxnRequest(world.resolve("¤t"), *ids, False))
     assert debugging == consumer + 1
+
+
+@pytest.mark.parametrize(("bytes_max", "count"), [(-1, 1), (0, 1), (1 << 20, 3)])
+def test_less_than_no_bytes_are_one_batch(shared_broker: Broker, bytes_max: int, count: int) -> None:
+    name, batch = f"judge-bytes-{bytes_max}", Batch().build(World(""))
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic(name, 1, 1)]))
+        for _ in range(3):
+            assert _produced(shared_broker, name, [batch])[0].error_code == 0
+        asked = [m.FetchRequest.Topic(name, partitions=[m.FetchRequest.Partition(0, partition_max_bytes=1 << 20)])]
+        found = kafka.call(
+            1, 11, m.FetchRequest(max_wait_ms=0, min_bytes=0, max_bytes=bytes_max, session_epoch=-1, topics=asked)
+        )
+    assert len(found.responses[0].partitions[0].records) == count * len(batch)
 
 
 @pytest.mark.parametrize("version", [11, 12])

@@ -115,9 +115,10 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     }
     request->wait_ms = fetch.wait_ms_max;
     request->bytes_min = fetch.bytes_min;
-    request->bytes_max = fetch.bytes_max < 0 || (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max
-                             ? (int32_t)r->options.fetch_bytes_max
-                             : fetch.bytes_max;
+    /* less than nothing is nothing, and so one batch at most */
+    request->bytes_max = fetch.bytes_max < 0                                      ? 0
+                         : (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max ? (int32_t)r->options.fetch_bytes_max
+                                                                                  : fetch.bytes_max;
     request->positions_only = c->local && fetch.bytes_max == 0;
     if (r->quota_kinds && !request->positions_only && c->peer_node < 0) {
         request->bytes_max = mqd_throttle_fetch_bytes_max(r, c, request->bytes_max);

@@ -45,7 +45,8 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
     count = sum(_partition_count(context.broker, topic) for topic in request.topics if counts[topic.name] == 1)
     if count > PARTITIONS_MAX:
         text = f"{count} partitions are requested, more than the {PARTITIONS_MAX} of one request: use several requests."
-        return CreateTopicsResponse(topics=[_refused(name, ErrorCode.POLICY_VIOLATION, text) for name in names])
+        refused = [_refused(topic.name, ErrorCode.POLICY_VIOLATION, text) for topic in request.topics]
+        return CreateTopicsResponse(topics=refused)
     changes = TopicChanges(context, header, strict=header.api_version >= 6)
     results = await asyncio.gather(*(_create(context, by_name[name], counts[name], request, changes) for name in names))
     return CreateTopicsResponse(throttle_time_ms=changes.throttle_time_ms, topics=list(results))
