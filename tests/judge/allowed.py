@@ -57,6 +57,7 @@ NEVER_READ = (
     " clients try again; mqd says whose records these are not"
 )
 ALTERED = "altering offsets raises the epoch of the group, so that nothing that was read before overwrites them"
+REFUSED_LAST = "mqd names partitions whose offset is refused after the others"
 NOT_ALTERED = "a group that is not there is created when an offset is altered; with Kafka also when none could be"
 NEGATIVE = "a negative start offset is refused; with Kafka the group begins again as if it had never read"
 TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
@@ -171,6 +172,7 @@ ALLOWED = (
     Allowed("DescribeShareGroupOffsets", "0-1", "groups[].topics", HASHED, order=True),
     Allowed("DescribeShareGroupOffsets", "0-1", "groups[].topics[].partitions", HASHED, order=True),
     Allowed("AlterShareGroupOffsets", "0", "responses", HASHED, order=True),
+    Allowed("AlterShareGroupOffsets", "0", "responses[].partitions", REFUSED_LAST, order=True),
     Allowed("DeleteShareGroupOffsets", "0", "responses", HASHED, order=True),
     *(Allowed("ShareFetch", "1-2", "error_code", NO_GROUP, kafka=kafka, mqd=42) for kafka in (0, 122)),
     *(Allowed("ShareAcknowledge", "1-2", "error_code", NO_GROUP, kafka=kafka, mqd=42) for kafka in (122, 123)),
@@ -259,7 +261,8 @@ ALLOWED = (
         mqd=bytes(16),
     ),
     Allowed("DescribeQuorum", "2", "nodes[].listeners[].port", "Kafka's controllers have listeners of their own"),
-    Allowed("InitProducerId", "3-5", "error_code", FENCED_FIRST, kafka=0, mqd=90),
+    Allowed("InitProducerId", "3", "error_code", FENCED_FIRST, kafka=0, mqd=47),
+    Allowed("InitProducerId", "4-5", "error_code", FENCED_FIRST, kafka=0, mqd=90),
     Allowed("InitProducerId", "0-5", "producer_epoch", TWO_EPOCHS),
     Allowed("DescribeTransactions", "0", "transaction_states[].producer_epoch", TWO_EPOCHS),
     Allowed("ListGroups", "0-5", "groups", HASHED, order=True),

@@ -172,10 +172,13 @@ WITNESSES = (
         "AlterConfigs", (1, 2), "responses[].error_code",
         lambda _: [m.AlterConfigsRequest([m.AlterConfigsRequest.Resource(4, "", [])], True)], 40, 0,
     ),
-    Witness(
-        "InitProducerId", (4,), "error_code",
-        lambda _: [m.InitProducerIdRequest(TXN, 600_000, stories.ONE_ID, Ref("producer_epoch", "one", 1))], 0, 90,
-        (stories.init_producer(), stories.add_partitions()),
+    *(
+        Witness(
+            "InitProducerId", versions, "error_code",
+            lambda _: [m.InitProducerIdRequest(TXN, 600_000, stories.ONE_ID, Ref("producer_epoch", "one", 1))],
+            0, error, (stories.init_producer(), stories.add_partitions()),
+        )
+        for versions, error in (((3,), 47), ((4,), 90))
     ),
     Witness(
         "ListGroups", (4,), "groups", lambda _: [m.ListGroupsRequest()],
@@ -214,6 +217,15 @@ WITNESSES = (
             m.AlterShareGroupOffsetsRequest(GROUP, [
                 m.AlterShareGroupOffsetsRequest.Topic(name, [m.AlterShareGroupOffsetsRequest.Partition(0, 1)])
                 for name in _NAMES
+            ])
+        ],
+    ),
+    Witness(
+        "AlterShareGroupOffsets", (0,), "responses[].partitions", lambda _: [
+            m.AlterShareGroupOffsetsRequest(GROUP, [
+                m.AlterShareGroupOffsetsRequest.Topic(A, [
+                    m.AlterShareGroupOffsetsRequest.Partition(1, -1), m.AlterShareGroupOffsetsRequest.Partition(0, 3)
+                ])
             ])
         ],
     ),
