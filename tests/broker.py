@@ -92,8 +92,13 @@ class Broker:
         return self
 
     def run(self, command: list[str], errors: IO[str]) -> subprocess.Popen[str] | preloaded.Forked:
-        if is_forked and not self.environment and command[: len(preloaded.COMMAND)] == preloaded.COMMAND:
-            return preloaded.PRELOADED.start_piped(command[len(preloaded.COMMAND) :], errors)
+        if (
+            is_forked
+            and self.environment.keys() <= preloaded.FORKED_VARIABLES
+            and command[: len(preloaded.COMMAND)] == preloaded.COMMAND
+        ):
+            environment = {**os.environ, **self.environment}
+            return preloaded.PRELOADED.start_piped(command[len(preloaded.COMMAND) :], errors, environment=environment)
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

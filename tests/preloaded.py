@@ -4,8 +4,8 @@ start are imports, and the quick tier starts some five hundred brokers.
 One process imports what brokers do; each `mqd up` (or another command) is a fork of it that
 continues as the command does, and so is each process that its supervisord starts. All else is as
 ever: the processes' parents, sessions, files, signals, environments. The slow tier executes all
-brokers, and so do tests of the start itself (some of interaction/keeper), those with an environment
-of their own, and tests/packages.
+brokers, and so do tests of the start itself (some of interaction/keeper), those with variables other than FORKED_VARIABLES,
+and tests/packages.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from mqd import _native
+
 COMMAND = [sys.executable, "-m", "mqd.cli.main"]
 PROGRAMS = ("mqd.keeper", "mqd.controller", "mqd.worker", "mqd.acceptor", "mqd.timer")
 # what they import when they need it: a fork that does costs up to a tenth of a second more
@@ -42,6 +44,9 @@ _ALSO = (
     *("mqd.acceptor.handlers.topics.topic_names", "encodings.idna"),
     *("supervisor.dispatchers", "supervisor.process", "supervisor.socket_manager", "supervisor.web"),
 )
+# the core reads these when it is loaded, which has happened before the fork: see _watch_files
+_JOURNAL, _FAULTS = "MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"
+FORKED_VARIABLES = frozenset({_JOURNAL, _FAULTS})
 _REQUEST_BYTES_MAX = 1 << 18
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
@@ -236,6 +241,7 @@ def _become(argv: Sequence[str], environment: dict[str, str], main: Callable[[],
     sys.argv[:] = argv
     status = 1
     try:
+        _watch_files()
         ended = main()
         status = ended if isinstance(ended, int) else 0
     except SystemExit as end:
@@ -249,6 +255,15 @@ def _become(argv: Sequence[str], environment: dict[str, str], main: Callable[[],
             except OSError:
                 pass
         os._exit(status)
+
+
+def _watch_files() -> None:
+    """What the core's constructor does in a process that is executed. A test that asked for faults
+    and does not get them would prove nothing.
+    """
+    journal, faults = (os.environ.get(name, "").encode() or None for name in (_JOURNAL, _FAULTS))
+    if (journal or faults) and ctypes.CDLL(_native.__file__).mqd_file_watch(journal, faults) < 0:
+        raise OSError(f"{_JOURNAL} or {_FAULTS} is not valid: {journal!r}, {faults!r}")
 
 
 def _execve(options: Any, filename: str, argv: list[str], environment: dict[str, str]) -> None:
