@@ -14,12 +14,13 @@ from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.classic.members import NEVER
 from mqd.protocol.messages import HeartbeatResponse
 from tests.property.classic_histories import History
+from tests.tiers import quick
 
 SEEDS_MAX = 60  # a planted bug must be found within so many histories of EVENTS events
 EVENTS = 3_000
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", quick(range(20), range(6)))
 def test_histories_hold_the_invariants(seed: int) -> None:
     assert History(seed).run(EVENTS) >= EVENTS
 

@@ -14,6 +14,7 @@ from mqd.log import segments
 from mqd.protocol.records import Record, decode_batch, encode_batch, iterate_batches
 from mqd.worker.compaction_steps import Uncleanable, advance
 from tests.property.compaction_model import RETENTION_MS, Log
+from tests.tiers import quick
 
 
 def live(log: Log, turns: int) -> None:
@@ -39,7 +40,7 @@ def live(log: Log, turns: int) -> None:
             log.check()
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", quick(range(9), range(4)))
 def test_any_life(tmp_path: Path, seed: int):
     log = Log(tmp_path / "t-0", seed, keys=(3, 12, 60)[seed % 3], transactional=seed % 4 != 3)
     live(log, 120)

@@ -20,6 +20,7 @@ from mqd.cluster.membership.formation import (
     Unreachable,
     Wait,
 )
+from tests.tiers import quick
 
 
 class Host:
@@ -207,7 +208,7 @@ def test_an_answer_to_an_older_question_is_not_counted():
     assert all(state.answer is None for state in core._states.values())
 
 
-@pytest.mark.parametrize("first", range(0, 400, 50))
+@pytest.mark.parametrize("first", quick(range(0, 400, 50), [0, 50]))
 def test_never_two_clusters_with_a_majority(first):
     """Late starts, lost and late answers, wipes at any moment (also of founders)."""
     formed = 0

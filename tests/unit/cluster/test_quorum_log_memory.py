@@ -18,6 +18,7 @@ from mqd.cluster.raft.messages import (
     make_batch,
     voters_batch,
 )
+from tests.tiers import quick
 
 
 def voters(*nodes: int) -> tuple[Voter, ...]:
@@ -28,7 +29,7 @@ def founded(offset: int = 0, epoch: int = 0) -> MemoryLog:
     return MemoryLog(SnapshotMeta(offset, epoch, voters(1), 1), 10)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", quick(range(30), range(10)))
 def test_histories_agree_with_a_plain_list(seed: int) -> None:
     """Appends, truncations and snapshots; every question is also asked of the list of (epoch of
     each record, voter set after it, its course).

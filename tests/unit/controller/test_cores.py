@@ -14,6 +14,7 @@ from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.protocol.errors import ErrorCode
 from mqd.security.acl import AclBinding, AclFilter
+from tests.tiers import quick
 from tests.unit.controller.cores_world import NODE, World, alter, create
 
 
@@ -91,12 +92,12 @@ def random_move(world: World) -> None:
         )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", quick(range(60), range(20)))
 def test_random_history(seed: int) -> None:
     random_history(seed)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", quick(range(20), range(6)))
 def test_random_history_of_rules_and_credentials(seed: int) -> None:
     random_history(seed, security=0.5)
 

@@ -32,6 +32,7 @@ from mqd.coordinator.load import load
 from mqd.coordinator.shard import Unit
 from mqd.log.schedules import GROUP_PREFIX
 from mqd.protocol.errors import ErrorCode
+from tests.tiers import quick
 from tests.unit.coordinator.group_shell import GroupShell
 from tests.unit.coordinator.test_load import Files
 
@@ -381,7 +382,7 @@ class Model:
                 self.committed[name] = (written, offset)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", quick(range(30), range(10)))
 def test_histories_agree_with_the_model_and_with_their_own_log(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     world, model, files = World(), Model(), Files(tmp_path / "__consumer_offsets-7")

@@ -10,6 +10,7 @@ import pytest
 
 from mqd.log import directories, moving
 from mqd.log.files import NativeFiles
+from tests.tiers import quick
 
 TOPIC_ID = b"t" * 16
 
@@ -72,7 +73,7 @@ class Source:
         (self.path / f"{self.bases[-1]:020d}.snapshot").write_bytes(b"producers")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", quick(range(40), range(10)))
 def test_a_finished_copy_is_the_source(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "CHUNK_BYTES", 700)
     path, disk = make(tmp_path)

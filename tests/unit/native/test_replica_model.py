@@ -27,6 +27,7 @@ from tests.sim.replica.replica_core import (
     truncation,
 )
 from tests.sim.replica.replica_model import ReplicaModel
+from tests.tiers import quick
 
 SELF = 1
 
@@ -227,7 +228,7 @@ class History:
             self.report_log()
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", quick(range(8), range(3)))
 def test_histories(block: int) -> None:
     for seed in range(block * 60, block * 60 + 60):
         history = History(seed)

@@ -10,6 +10,7 @@ import pytest
 from mqd.security.acl import AclBinding, AclFilter, Operation, PatternType, Permission, ResourceType
 from mqd.security.authorizer import Authorizer
 from mqd.security.subject import compile_subject
+from tests.tiers import quick
 from tests.unit.security import reference
 from tests.unit.security.reference import HOSTS, NAMES, OPERATIONS, PRINCIPALS, TYPES, random_binding
 
@@ -51,7 +52,7 @@ def mask_in_bytes(table: bytes, name: bytes) -> int:
     return default
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", quick(range(60), range(15)))
 def test_random_rules(seed: int) -> None:
     """Questions by every way in: Python, the bytes, the explanation."""
     chance = random.Random(seed)
