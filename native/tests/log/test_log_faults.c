@@ -173,7 +173,7 @@ static void live(uint64_t seed)
 TEST(after_any_disk_error_the_log_is_intact_and_no_file_stays_open)
 {
     const char *alone = getenv("MQD_TEST_SEED");
-    uint64_t first = alone ? strtoull(alone, NULL, 10) : 1, count = alone ? 1 : test_long() ? 5000 : 80;
+    uint64_t first = alone ? strtoull(alone, NULL, 10) : 1, count = alone ? 1 : test_long() ? 5000 : 40;
     for (uint64_t seed = first; seed < first + count && !test_failed; seed++) {
         live(seed);
         if (test_failed)

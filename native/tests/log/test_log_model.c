@@ -361,7 +361,7 @@ static void run_history(uint64_t seed, int step_count)
 TEST(any_history_keeps_durable_records)
 {
     const char *chosen = getenv("MQD_TEST_SEED");
-    uint64_t first = chosen ? strtoull(chosen, NULL, 10) : 1, count = chosen ? 1 : test_long() ? 1000 : 15;
+    uint64_t first = chosen ? strtoull(chosen, NULL, 10) : 1, count = chosen ? 1 : test_long() ? 1000 : 8;
     for (uint64_t seed = first; seed < first + count && !test_failed; seed++)
         run_history(seed, 600);
 }

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* A host that follows another over TLS: both reactors are real, and a thread between them is the
  * network, which sees what passes. */
 #include "mqd_fetcher_test.h"

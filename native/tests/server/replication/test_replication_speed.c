@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Two reactors over loopback at speed: every byte arrives, and what each side's thread spent on it.
  * MQD_TEST_LONG=1 takes long enough for figures (build with -O3, not here). */
 #include <dirent.h>
