@@ -7,7 +7,8 @@ long is named at the end of a run. This writes that file again:
 
     make durations
 
-What a fixture costs counts for the first test that needs it. What a process costs that neither the
+A fixture of the whole session (Spark's) counts under its own name, any other one for the first test
+that needs it. What a process costs that neither the
 test nor its children wait for is not seen once it has ended.
 """
 
@@ -53,6 +54,7 @@ class Meter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seconds: dict[str, float] = {}
+        self._fixtures_seconds = 0.0
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
@@ -60,9 +62,22 @@ class Meter:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        began = used()
+        began, fixtures = used(), self._fixtures_seconds
         yield
-        self._seconds[item.nodeid] = max(0.0, round(used() - began, 2))
+        own = used() - began - (self._fixtures_seconds - fixtures)
+        self._seconds[item.nodeid] = max(0.0, round(own, 2))
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef, request: pytest.FixtureRequest) -> Iterator[None]:
+        if fixturedef.scope != "session":
+            yield
+            return
+        began, others = used(), self._fixtures_seconds
+        yield
+        own = max(0.0, used() - began - (self._fixtures_seconds - others))  # it may have asked for another one
+        self._fixtures_seconds += own
+        name = f"{folder(request._pyfuncitem.nodeid)}::{fixturedef.argname} (fixture)"
+        self._seconds[name] = round(self._seconds.get(name, 0.0) + own, 2)
 
     def pytest_sessionfinish(self) -> None:
         write(self._seconds, self._path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from tests import cpu_seconds
 
@@ -48,3 +49,19 @@ def test_folders_are_added_up():
         {"tests/unit/log/test_a.py::test_b[c/d]": 1.25, "tests/unit/test_e.py::test_f": 2.5}, {}
     )
     assert "3.8  tests/unit\n" in message and "3.8  together" in message
+
+
+def test_a_fixture_of_the_session_has_a_name_of_its_own(tmp_path):
+    meter = cpu_seconds.Meter(tmp_path / "seconds.json")
+    test = SimpleNamespace(nodeid="tests/spark/test_a.py::test_b")
+    running = meter.pytest_runtest_protocol(test)
+    next(running)
+    fixture = SimpleNamespace(scope="session", argname="spark")
+    made = meter.pytest_fixture_setup(fixture, SimpleNamespace(_pyfuncitem=test))
+    next(made)
+    subprocess.check_call([sys.executable, "-c", BURN])
+    next(made, None)
+    next(running, None)
+    meter.pytest_sessionfinish()
+    seconds = cpu_seconds.read(tmp_path / "seconds.json")
+    assert seconds["tests/spark::spark (fixture)"] > 0.25 and seconds[test.nodeid] < 0.1
