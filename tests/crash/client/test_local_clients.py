@@ -37,6 +37,7 @@ from tests.crash.test_exactly_once import QUICK_GROUPS, Job
 from tests.crash.workload import Load, create_topics, wait_until
 from tests.interaction.traffic import batch, new_producer_id, produce
 from tests.kafka_connection import KafkaConnection
+from tests.preloaded import PRELOADED
 
 ROOT = Path(__file__).resolve().parents[3]
 WINDOWS = ("open", "find", "produce", "answer", "read", "close")
@@ -290,12 +291,7 @@ class Theatre:
 
     def _check_stored(self) -> None:
         """Every batch as it lies in the files."""
-        done = subprocess.run(
-            [sys.executable, "-m", "mqd.cli.main", "log", "verify", self.broker.data_dir],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-        )
+        done = PRELOADED.run("log", "verify", str(self.broker.data_dir))
         assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.report()}"
 
     def check_that_nothing_is_held(self) -> None:

@@ -148,12 +148,7 @@ def test_status_says_that_a_voter_is_lost_also_when_it_was_not_the_active_contro
 
         def status(*arguments: str) -> str:
             """Empty while there is no active controller to ask."""
-            return subprocess.run(
-                [sys.executable, "-m", "mqd.cli.main", "cluster", "status", *arguments, "-b", active.bootstrap],
-                capture_output=True,
-                text=True,
-                timeout=100,
-            ).stdout
+            return PRELOADED.run("cluster", "status", *arguments, "-b", active.bootstrap, timeout=100).stdout
 
         assert "voters: 1, 2, 3; 1 of them may be lost" in status("--wait", "60")
         victim.kill_all()

@@ -57,7 +57,7 @@ def test_a_disk_that_does_not_answer(broker: Broker) -> None:
 
     def written_and_found() -> list[Finding]:
         producer.produce("hung", b"value")
-        producer.poll(0.1)
+        producer.flush(0.5)  # it hangs: so long between two examinations
         return findings(broker, Harm.OUTAGE, "the disk does not answer")
 
     try:

@@ -18,6 +18,7 @@ import pytest
 from mqd.cli import secure
 from tests.polling import PATIENCE_S
 from tests.ports import free_ports
+from tests.preloaded import PRELOADED
 
 
 @contextlib.contextmanager
@@ -56,13 +57,8 @@ def test_one_admin_at_every_broker(cluster: tuple[int, Path]) -> None:
     bootstrap = ",".join(f"127.0.0.{node_id}:{port}" for node_id in (1, 2, 3))
 
     def mqd(*words: str) -> str:
-        found = subprocess.run(
-            [sys.executable, "-m", "mqd.cli.main", *words],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            env={**os.environ, "MQD_CLIENT_CONFIG": str(admin), "MQD_BOOTSTRAP": bootstrap},
-        )
+        environment = {**os.environ, "MQD_CLIENT_CONFIG": str(admin), "MQD_BOOTSTRAP": bootstrap}
+        found = PRELOADED.run(*words, timeout=PATIENCE_S, environment=environment)
         assert found.returncode == 0, found.stdout + found.stderr
         return found.stdout
 

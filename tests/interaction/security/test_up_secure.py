@@ -21,6 +21,7 @@ from tests.broker import Broker
 from tests.interaction.security.secured import SecureBroker, done, mqd
 from tests.polling import PATIENCE_S
 from tests.ports import free_port
+from tests.preloaded import PRELOADED
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -100,13 +101,8 @@ def test_the_broker_proves_who_it_is(broker: Broker) -> None:
 def test_a_client_without_tls_or_without_a_user_is_told(broker: Broker) -> None:
     places = secure.files(broker.data_dir)
     settings = librdkafka(places.admin.read_text())
-    plain = subprocess.run(
-        [sys.executable, "-m", "mqd.cli.main", "-b", f"localhost:{broker.port}", "topic", "list"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={name: value for name, value in os.environ.items() if name != "MQD_CLIENT_CONFIG"},
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "MQD_CLIENT_CONFIG"}
+    plain = PRELOADED.run("-b", f"localhost:{broker.port}", "topic", "list", environment=environment)
     assert plain.returncode != 0 and "--client-config" in plain.stderr, plain.stderr
     places.admin.write_text("".join(f"{k}={v}\n" for k, v in {**settings, "sasl.password": "wrong"}.items()))
     wrong = mqd(broker, "cluster", "status")

@@ -10,8 +10,6 @@ import itertools
 import os
 import socket
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -41,6 +39,7 @@ from tests.interaction.traffic import (
     one_outcome,
     produce_request,
 )
+from tests.preloaded import PRELOADED
 
 MIB = 1 << 20
 REQUEST_BYTES_MAX = 100 * MIB
@@ -194,13 +193,7 @@ def test_ninety_mebibytes_survive_a_kill(start_broker) -> None:
     broker.stop()
     directory = broker.data_dir / "log" / f"{topic}-1"
     for command in (["verify", str(directory)], ["dump", str(directory)]):
-        done = subprocess.run(
-            [sys.executable, "-m", "mqd.cli.main", "log", *command],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
+        done = PRELOADED.run("log", *command, timeout=TIMEOUT_S)
         assert done.returncode == 0, done.stderr
         assert ("sound" in done.stdout) if command[0] == "verify" else done.stdout.count("crc valid") == 2, done.stdout
 
