@@ -15,7 +15,7 @@ $(VENV)/.created:
 	touch $@
 
 # Editable, so that a changed Python file needs no new install; a changed C file builds anew.
-$(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py $(NATIVE_SOURCES)
+$(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py $(filter-out native/tests/% native/examples/%,$(NATIVE_SOURCES))
 	$(BIN)/python -m pip install --quiet --editable '.[test,demo]'
 	touch $@
 
