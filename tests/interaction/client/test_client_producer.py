@@ -534,7 +534,7 @@ def test_an_idle_producer_costs_nothing(shared_broker: Broker, topic: str) -> No
         assert producer.flush(60) == 0
         began = time.process_time()
         assert producer.poll(1.0) == 0
-        assert time.process_time() - began < 0.05
+        assert time.process_time() - began < 0.2
 
 
 def test_threads_that_wait_and_threads_that_do_not(make, topic: str) -> None:
@@ -547,7 +547,7 @@ def test_threads_that_wait_and_threads_that_do_not(make, topic: str) -> None:
         for _ in range(50):
             seen = threading.Event()
             producer.produce(topic, b"x", on_delivery=lambda error, message, seen=seen: seen.set())
-            assert seen.wait(10)
+            assert seen.wait(60)
     finally:
         done.set()
-        waiter.join(10)
+        waiter.join(60)

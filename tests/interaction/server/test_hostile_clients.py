@@ -62,7 +62,7 @@ def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
         for partition in (0, 1):
             for _ in range(40):
                 must_produce(connections[0], "read", partition, bytes(100_000))
-        _others_are_served(connections, "others", 2.0)
+        _others_are_served(connections, "others", 6.0)
         before = watch.worker_rss_bytes()
         deaf = [watch.connect(timeout_s=30) for _ in range(6)]
         sent = [0] * len(deaf)
@@ -84,7 +84,7 @@ def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
                         break
             except BlockingIOError:
                 pass
-        _others_are_served(connections, "others", 2.0)
+        _others_are_served(connections, "others", 6.0)
         grown = watch.worker_rss_bytes() - before
         assert grown < len(deaf) * 4 * MIB, f"{len(deaf)} deaf clients cost {grown / MIB:.0f} MiB"
         for index in (0, 1, 2):  # who reads again is served on, in order
@@ -132,12 +132,12 @@ def test_frames_that_trickle_do_not_take_the_arena(watch):
         sender.start()
         try:
             for _ in range(4):
-                _others_are_served(connections, "others", 2.0, values=1)
+                _others_are_served(connections, "others", 6.0, values=1)
                 # a large frame waits until an older one has had its 200 ms, two of them at most
                 for kafka in connections:
                     began = time.monotonic()
                     must_produce(kafka, "others", 0, bytes(900_000))
-                    assert time.monotonic() - began < 5.0
+                    assert time.monotonic() - began < 15.0
         finally:
             stop.set()
             sender.join()
@@ -154,7 +154,7 @@ def test_frames_that_trickle_do_not_take_the_arena(watch):
         for kafka in slow:
             kafka.close()
         watch.wait_quiet(connections=32)
-        _others_are_served(connections, "others", 2.0)
+        _others_are_served(connections, "others", 6.0)
 
 
 @pytest.mark.slow
@@ -163,14 +163,14 @@ def test_small_frames_that_trickle(watch):
     frame = with_length(encode_request(produce_request("others", {0: batch(bytes(500))}), PRODUCE_VERSION, 1, "slow"))
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], "others", 2)
-        _others_are_served(connections, "others", 2.0)
+        _others_are_served(connections, "others", 6.0)
         before = watch.worker_rss_bytes()
         slow = [watch.connect() for _ in range(300)]
         for at in range(len(frame)):
             for kafka in slow:
                 kafka.send_raw(frame[at : at + 1])
             if at % 100 == 0:
-                _others_are_served(connections, "others", 2.0, values=1)
+                _others_are_served(connections, "others", 6.0, values=1)
         for kafka in slow:
             assert len(kafka.receive_frame()) > 0
         assert watch.worker_rss_bytes() - before < 16 * MIB
@@ -191,7 +191,7 @@ def test_thousands_of_idle_connections(watch):
     try:
         with watch.connection_to_each_worker() as connections:
             create_topic(connections[0], "others", 2)
-            _others_are_served(connections, "others", 2.0)
+            _others_are_served(connections, "others", 6.0)
             pids = watch.worker_pids()
             before = sum(map(rss_bytes, pids))
             for _ in range(IDLE):
@@ -204,7 +204,7 @@ def test_thousands_of_idle_connections(watch):
             )
             grown = sum(map(rss_bytes, pids)) - before
             assert grown < 32 * MIB, f"{IDLE} idle connections cost the workers {grown / MIB:.0f} MiB"
-            _others_are_served(connections, "others", 2.0)
+            _others_are_served(connections, "others", 6.0)
             with watch.connect() as one_more:
                 one_more.call(API_VERSIONS, 3)
                 must_produce(one_more, "others", 0, b"one more")
