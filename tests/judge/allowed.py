@@ -13,7 +13,6 @@ BESIDE_ERRORS = (
     "beside an error such as OFFSET_OUT_OF_RANGE mqd gives the log's ends too; Kafka -1, and other empty lists"
 )
 NO_PARTITIONS = "a topic that is named without partitions is repeated in the response; Kafka omits it"
-AS_REPLICA = "replica ids are for hosts of the cluster, which authenticate: a client that names one reads nothing"
 
 ELR = "with eligible leader replicas Kafka writes min.insync.replicas down for the whole cluster"
 NO_TIERS = "there is no tiered storage"
@@ -94,8 +93,6 @@ ALLOWED = (
     Allowed("TxnOffsetCommit", "0-5", "topics[] only mqd", NO_PARTITIONS),
     Allowed("DeleteRecords", "0-2", "topics[] only mqd", NO_PARTITIONS),
     Allowed("OffsetDelete", "0", "topics[] only mqd", NO_PARTITIONS),
-    Allowed("Fetch", "7-18", "error_code", AS_REPLICA, mqd=31),
-    Allowed("Fetch", "4-6", "responses[] only Kafka", AS_REPLICA),
     Allowed("Fetch", "12-18", "responses[].partitions[].error_code", LAST_FETCHED, kafka=1, mqd=0),
     Allowed("Fetch", "12-18", "responses[].partitions[].error_code", LAST_FETCHED, kafka=0, mqd=1),
     Allowed("Produce", "0-2", "outcome", ONLY_NAMED, kafka="closed", mqd="answered"),

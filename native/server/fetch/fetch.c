@@ -18,6 +18,9 @@
 #include "server/share/share.h"
 #include "server/slow/slow.h"
 
+#define CONSUMER_REPLICA_ID (-1)
+#define DEBUGGING_REPLICA_ID (-2)
+
 #define CLUSTER_AUTHORIZATION_FAILED 31
 /* of the 256 file operations that may run at once; beyond it only the first read of a request */
 #define COLD_READ_COUNT_MAX 128
@@ -63,10 +66,12 @@ static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetc
     return 0;
 }
 
-/* A follower is the host that its connection has authenticated; no other client reads as one. */
+/* A follower is the host that its connection has authenticated; no other client reads as one.
+ * kafka-replica-verification is a consumer that names itself DEBUGGING_REPLICA_ID. */
 static bool may_fetch_as(const struct mqd_connection *c, int32_t replica_id)
 {
-    return replica_id == -1 || (replica_id >= 0 && c->peer_node == replica_id);
+    return replica_id == CONSUMER_REPLICA_ID || replica_id == DEBUGGING_REPLICA_ID ||
+           (replica_id >= 0 && c->peer_node == replica_id);
 }
 
 static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_request *fetch)
@@ -126,7 +131,7 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
                              : request->bytes_max > 0                ? request->bytes_max
                                                                      : 1;
     }
-    request->isolation_level = fetch.isolation_level;
+    request->isolation_level = fetch.replica_id == CONSUMER_REPLICA_ID ? fetch.isolation_level : 0;
     if (fetch_accept(r, request, &fetch) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
         return;

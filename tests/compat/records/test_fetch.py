@@ -127,6 +127,13 @@ def test_leader_epochs_are_compared(shared_broker: Broker, topic: str, epoch: in
         assert kafka.call(FETCH, 11, request).responses[0].partitions[0].error_code == error
 
 
+def test_kafkas_tool_for_replicas_reads_as_a_consumer(shared_broker: Broker, topic: str) -> None:
+    with topics.connect(shared_broker) as kafka:
+        topics.must_produce(kafka, topic, b"a")
+        body = kafka.call(FETCH, 11, topics.fetch_request([(topic, 0, 0)], replica_id=-2))
+    assert body.error_code == 0 and body.responses[0].partitions[0].records
+
+
 def test_a_fetch_of_followers_is_not_answered_to_clients(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as kafka:
         body = kafka.call(FETCH, 11, topics.fetch_request([(topic, 0, 0)], replica_id=2))
