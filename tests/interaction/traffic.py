@@ -1,11 +1,6 @@
 """What the hostile and trap tests share: requests in one line, a broker's counters and memory.
 
-<<<<<<< Updated upstream
 Connections are blocking and hide nothing (tests/kafka_connection.py).
-=======
-Connections are blocking and hide nothing (tests/kafka_connection.py). Nothing here sleeps but
-`eventually`, which polls where there is no event to wait for.
->>>>>>> Stashed changes
 """
 
 from __future__ import annotations
