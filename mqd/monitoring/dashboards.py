@@ -104,7 +104,7 @@ CLUSTER = Dashboard(
             "Bps",
             (("sum by (instance) (rate(mqd_fetch_bytes_total[$__rate_interval]))", "{{instance}}"),),
         ),
-        Panel("Time of a Produce", "s", _latency("mqd_produce_seconds"), "From its arrival to its answer."),
+        Panel("Produce latency", "s", _latency("mqd_produce_seconds"), "From the request to the response."),
         Panel(
             "Bytes replicated",
             "Bps",
@@ -244,14 +244,14 @@ BROKER = Dashboard(
     (
         Panel("Running workers", "none", ((f"sum(mqd_worker_running{{{_OF_BROKER}}})", ""),), is_state=True),
         Panel(
-            "Deaths of processes today",
+            "Process deaths today",
             "none",
             ((f"sum by (process) (increase(mqd_process_deaths_total{{{_OF_BROKER}}}[1d]))", "{{process}}"),),
             limits=(1, 5),
             is_state=True,
         ),
         Panel(
-            "Restarts of processes today, by reason",
+            "Process restarts today, by reason",
             "none",
             (
                 (
@@ -266,11 +266,11 @@ BROKER = Dashboard(
             ((f"mqd_certificate_expiry_timestamp_seconds{{{_OF_BROKER}}} - time()", "{{listener}}"),),
             is_state=True,
         ),
-        Panel("Time of a Produce", "s", _latency("mqd_produce_seconds", _OF_BROKER, "worker")),
+        Panel("Produce latency", "s", _latency("mqd_produce_seconds", _OF_BROKER, "worker")),
         Panel(
-            "Time of a Fetch", "s", _latency("mqd_fetch_seconds", _OF_BROKER, "worker"), "Waiting for records included."
+            "Fetch latency", "s", _latency("mqd_fetch_seconds", _OF_BROKER, "worker"), "Includes waiting for records."
         ),
-        Panel("Time of a flush", "s", _latency("mqd_sync_seconds", _OF_BROKER, "worker")),
+        Panel("Flush latency", "s", _latency("mqd_sync_seconds", _OF_BROKER, "worker")),
         Panel(
             "A turn of the worker's loop",
             "s",

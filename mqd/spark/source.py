@@ -106,7 +106,7 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.names = names
         self._progress: Any = None
 
-    def _own(self) -> Any:
+    def _started(self) -> Any:
         """Created on first use, because this object is pickled before."""
         if self._progress is None:
             from mqd.spark import driver, progress
@@ -115,7 +115,7 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress
 
     def initialOffset(self) -> dict:  # noqa: N802
-        return self._own().initial()
+        return self._started().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Spark has no limit type for both limits in Python: any type other than ReadAllAvailable
@@ -130,22 +130,22 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._own().prepare_available_now()
+        self._started().prepare_available_now()
 
     def latestOffset(self, start: dict, limit: ReadLimit) -> dict:  # noqa: N802
-        return self._own().latest(start, unlimited=isinstance(limit, ReadAllAvailable))
+        return self._started().latest(start, unlimited=isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict | None:  # noqa: N802
-        return self._own().report()
+        return self._started().report()
 
     def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:
-        return [RangePartition(one) for one in self._own().plan(start, end)]
+        return [RangePartition(one) for one in self._started().plan(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self.options, self.names, partition)
 
     def commit(self, end: dict) -> None:
-        self._own().publish(end)
+        self._started().publish(end)
 
     def stop(self) -> None:
         if self._progress is not None:

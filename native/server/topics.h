@@ -47,7 +47,7 @@ bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_
 /* NULL: not known, or clients may not be sent there */
 const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id);
 
-/* The nodes that an answer names as other leaders (KIP-951), each once. */
+/* The nodes that a response names as other leaders (KIP-951), each once. */
 #define MQD_RESPONSE_NODES_MAX 32
 struct mqd_response_nodes {
     struct mqd_node_endpoint nodes[MQD_RESPONSE_NODES_MAX];

@@ -26,7 +26,7 @@ def set_options(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)
 
 
-async def shake(side: handshake.Initiator | handshake.Responder, connection: socket.socket) -> None:
+async def authenticate(side: handshake.Initiator | handshake.Responder, connection: socket.socket) -> None:
     """Runs the handshake until both sides have authenticated, or one has refused. Reads no byte
     beyond it. Raises HandshakeFailed, OSError, EOFError, TimeoutError.
     """

@@ -13,7 +13,7 @@ import asyncio
 import socket
 from typing import Any
 
-from mqd.acceptor.interbroker.channel import Channel, set_options, shake
+from mqd.acceptor.interbroker.channel import Channel, authenticate, set_options
 from mqd.acceptor.interbroker.server import own_identity
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
@@ -75,7 +75,9 @@ class _Connection:
                 self._loop.remove_writer(self.socket)
 
     def close(self) -> None:
-        """The event loop drops it first: the next socket may get the same descriptor."""
+        """Removes the socket from the event loop before it is closed, because the next socket may get
+        the same descriptor.
+        """
         if self.socket.fileno() >= 0:
             self._loop.remove_reader(self.socket)
             self._loop.remove_writer(self.socket)
@@ -90,7 +92,7 @@ class _Connection:
         self.waiting.clear()
 
 
-def _place(broker: BrokerImage) -> tuple[int, str, int]:
+def _address(broker: BrokerImage) -> tuple[int, str, int]:
     return broker.epoch, broker.inter_broker_host, broker.inter_broker_port
 
 
@@ -129,17 +131,18 @@ class Peers:
         future = connection.waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await self._write(connection, len(frame).to_bytes(4, "big") + frame)
-            answer = await future
+            response = await future
         except OSError as error:
             self._drop(connection)
             raise PeerError(f"host {connection.broker.node_id}: {error}") from error
         finally:
             connection.waiting.pop(number, None)
             if future.done() and not future.cancelled():
-                # of a connection that was closed before all was written: nothing else retrieves it
+                # the connection was closed before all was written: retrieve the exception, so that
+                # asyncio does not log it
                 future.exception()
         try:
-            return decode_response(answer, owner_of(type(request))[0].api_key, version)[1]
+            return decode_response(response, owner_of(type(request))[0].api_key, version)[1]
         except ProtocolError as error:
             self._drop(connection)
             raise PeerError(f"host {connection.broker.node_id} sent an invalid response: {error}") from error
@@ -162,7 +165,7 @@ class Peers:
             raise PeerError(f"host {node_id} is not registered, or has no listener for other hosts")
         known = self._connections.get(node_id)
         if known is not None:
-            if _place(known.broker) == _place(broker):
+            if _address(known.broker) == _address(broker):
                 return known
             self._drop(known)
         task = self._connecting.get(node_id)
@@ -201,7 +204,7 @@ class Peers:
                 await loop.sock_connect(connection, address)
                 side = self._credentials.initiator("data", identity)
                 await loop.sock_sendall(connection, side.opening())
-                await shake(side, connection)
+                await authenticate(side, connection)
                 channel = Channel(connection, self._credentials.tls(side))
                 await channel.begin()
             if side.peer is None or side.peer.node_id != broker.node_id:

@@ -29,7 +29,7 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 
 from mqd.acceptor.accepting import MAGIC
-from mqd.acceptor.interbroker.channel import Channel, set_options, shake
+from mqd.acceptor.interbroker.channel import Channel, authenticate, set_options
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
 from mqd.base.host_names import packed_ip
@@ -161,7 +161,7 @@ class InterbrokerServer:
         side = self._credentials.responder(self._decide)
         try:
             set_options(connection)
-            await shake(side, connection)
+            await authenticate(side, connection)
             if not side.done:
                 if side.refused is not None and self._turned_away.is_news(side.proven, side.refused.message):
                     log.info(

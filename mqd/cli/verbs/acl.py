@@ -27,7 +27,7 @@ _DATA_DIR = click.option(
 )
 
 
-@click.group(help="Allow and deny clients what they do, show why, and test the rules.")
+@click.group(help="Allow or deny what clients do, show why, and test the rules.")
 def command() -> None:
     pass
 
@@ -110,8 +110,10 @@ def _emit(settings: Settings, rules: list["AclBinding"], none: str) -> None:
 
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--principal", help="Only rules for this one: alice, or '*' for those of every user."),
-        click.option("--operation", help="Only this one: read, write, all, ..."),
+        click.option(
+            "--principal", help="Only rules for this principal: alice, or '*' for the rules that apply to every user."
+        ),
+        click.option("--operation", help="Only rules for this operation: read, write, all, ..."),
         click.option("--permission", type=click.Choice(["allow", "deny"])),
         click.option("--from", "host", metavar="ADDRESS", help="Only rules for this address."),
     ):
@@ -142,7 +144,7 @@ def list_(
 @options
 @click.argument("resource", required=False)
 @_filters
-@click.option("--all", "everything", is_flag=True, help="Remove all rules, where nothing else says which.")
+@click.option("--all", "everything", is_flag=True, help="Remove all rules; needed when no other option selects any.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 @_DATA_DIR
 def remove(
@@ -156,7 +158,7 @@ def remove(
     dry_run: bool,
     data_dir: Path | None,
 ) -> None:
-    """Remove the rules that fit, and show them."""
+    """Remove the rules that match, and show them."""
     from mqd.cli import access
     from mqd.cluster.host import messages
 
@@ -241,7 +243,7 @@ _LINE = re.compile(r"(\S+) (can|cannot) (\S+) (\S+)(?: from (\S+))?")
 @options
 @click.argument("file", type=click.File("r"))
 def test(settings: Settings, file: Any) -> None:
-    """Check what FILE says of the rules, line by line; fails where one does not hold.
+    """Check the expectations in FILE, one per line; fails if the rules contradict any.
 
     A line: `alice can read topic/orders`, `bob cannot write topic/orders from 10.0.0.7`.
     """

@@ -51,7 +51,7 @@ class HostTls:
                 except ssl.SSLWantReadError:
                     return self._out.read()
                 self._established = True
-                self._publish()
+                self._send_verdict()
             self._open()
             self._receive()
         except (ssl.SSLError, ConnectionError) as error:
@@ -59,7 +59,7 @@ class HostTls:
             raise HandshakeFailed(host_identity.reason_of(error)) from error
         return self._out.read()
 
-    def _publish(self) -> None:
+    def _send_verdict(self) -> None:
         """Raises NotThatHost."""
         try:
             host_identity.check_peer(self._ssl.getpeercert(), self._node_id)

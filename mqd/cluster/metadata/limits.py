@@ -20,7 +20,7 @@ ACL_COUNT_MAX = 100_000
 ACL_BYTES_MAX = 16 << 20  # total bytes of their names, principals and hosts
 SCRAM_CREDENTIAL_COUNT_MAX = 100_000
 TOKEN_COUNT_MAX = 10_000
-TOKENS_OF_ONE_MAX = 1_000  # requested by one principal
+TOKENS_PER_REQUESTER_MAX = 1_000  # requested by one principal
 TOKEN_BYTES_MAX = 1024  # bytes of the principals in one token
 IMAGE_BYTES_MAX = 120 << 20
 # Upper bounds on their msgpack size; tests/unit/cluster/test_limits.py measures it.
@@ -39,7 +39,9 @@ def image_bytes(state: MetadataState) -> int:
 
 
 def check_image(state: MetadataState, partitions: int, replicas: int) -> None:
-    """Checks the image with that many more. Raises Refusal(INVALID_PARTITIONS)."""
+    """Checks the image's size with that many partitions and replicas more. Raises
+    Refusal(INVALID_PARTITIONS).
+    """
     needed = image_bytes(state) + PARTITION_BYTES * partitions + REPLICA_BYTES * replicas
     if needed > IMAGE_BYTES_MAX:
         raise Refusal(
@@ -51,7 +53,9 @@ def check_image(state: MetadataState, partitions: int, replicas: int) -> None:
 
 
 def check_acls(state: MetadataState, bindings: Iterable[AclBinding]) -> None:
-    """Checks the rules with these more. Raises Refusal(POLICY_VIOLATION)."""
+    """Checks the number and size of the rules with `bindings` added. Raises
+    Refusal(POLICY_VIOLATION).
+    """
     count, size_bytes = len(state.acls), state.acl_bytes
     for binding in bindings:
         count, size_bytes = count + 1, size_bytes + acl_bytes(binding)
@@ -64,8 +68,8 @@ def check_acls(state: MetadataState, bindings: Iterable[AclBinding]) -> None:
     if size_bytes > ACL_BYTES_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The names in the access control lists would take {size_bytes >> 20} MiB; {ACL_BYTES_MAX >> 20} MiB are"
-            " the most.",
+            f"The names in the access control lists would take {size_bytes >> 20} MiB; {ACL_BYTES_MAX >> 20} MiB is"
+            " the maximum.",
         )
 
 

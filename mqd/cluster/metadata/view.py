@@ -12,11 +12,11 @@ from mqd.cluster.metadata.rules.partitions import Target, configured_min_in_sync
 from mqd.cluster.metadata.rules.redirects import held
 from mqd.cluster.metadata.state import MetadataState
 
-# Whether this node is alive but cannot serve its replica (its disk failed).
+# Whether the node is alive but cannot serve its replica, because its disk failed.
 Unable = Callable[[TopicState, PartitionState, int], bool]
 
 
-def all_able(topic: TopicState, partition: PartitionState, node: int) -> bool:
+def never_unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
     return False
 
 
@@ -26,7 +26,7 @@ class View:
         state: MetadataState,
         gone: frozenset[int] = frozenset(),
         back: frozenset[int] = frozenset(),
-        unable: Unable = all_able,
+        unable: Unable = never_unable,
     ) -> None:
         """`back`: brokers that this decision unfences."""
         self.state, self.unable = state, unable

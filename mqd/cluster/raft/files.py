@@ -10,12 +10,12 @@ vote, the mark.
                                       KIP-853)
     NNNNNNNNNNNNNNNNNNNN.checkpoint   "MQDMETA2", crc32c of the rest uint32, meta bytes uint32,
                                       state bytes uint64 (big-endian), SnapshotMeta in msgpack, the
-                                      state's bytes before clusters: "MQDMETA1", crc32c uint32,
-                                      state bytes uint64, the state's bytes
+                                      state's bytes. In releases without clusters: "MQDMETA1", crc32c
+                                      uint32, state bytes uint64, the state's bytes
     vote                              "MQDVOTE1", crc32c uint32, length uint32, VoteState in msgpack
     committed                         "MQDMARK2", base offset int64, position uint64, committed
-                                      offset int64, crc32c uint32 before clusters: "MQDMARK1", base
-                                      offset int64, position uint64, crc32c uint32
+                                      offset int64, crc32c uint32. In releases without clusters:
+                                      "MQDMARK1", base offset int64, position uint64, crc32c uint32
 
 Pure functions over bytes. Invalid data raises ValueError (for a batch its subclass CorruptBatch).
 """
@@ -124,7 +124,7 @@ def later_batch(data: bytes, position: int, base_offset: int) -> int:
 
 
 class CheckpointHead(NamedTuple):
-    meta: SnapshotMeta | None  # None: written before clusters
+    meta: SnapshotMeta | None  # None: format MQDMETA1
     state_position: int
     state_bytes: int
 

@@ -6,7 +6,7 @@ pushes. Every message names the generation of the cluster, which only an operato
 `force-standalone` raises: members of different generations do not communicate. Delivery is best
 effort: lost, repeated and reordered messages are harmless.
 
-Bounds: a batch is at most BATCH_BYTES_MAX of values, an answer to Fetch FETCH_BYTES_MAX unless its
+Bounds: a batch is at most BATCH_BYTES_MAX of values, a response to Fetch FETCH_BYTES_MAX unless its
 first batch alone is larger, a snapshot's chunk SNAPSHOT_CHUNK_BYTES. All offsets are those of the
 metadata log; control batches (leader changes, voter sets) take offsets like others. Stamps are
 nanoseconds of the leader's CLOCK_BOOTTIME.
@@ -148,7 +148,7 @@ class VoteRequest(msgspec.Struct, frozen=True, tag="q.vote"):
     log_end_offset: int
     log_end_epoch: int
     pre_vote: bool
-    round: int  # repeated in the answer
+    round: int  # repeated in the response
 
 
 class VoteResponse(msgspec.Struct, frozen=True, tag="q.voted"):
@@ -187,17 +187,17 @@ class EndEpoch(msgspec.Struct, frozen=True, tag="q.end"):
 
 class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
     """Everything below `offset` is on the sender's disk. A receiver that is not the leader names
-    the leader in its answer.
+    the leader in its response.
     """
 
     generation: int  # 0: has no snapshot yet and accepts the leader's
     epoch: int
     replica: ReplicaKey
-    sequence: int  # rises with every request of a replica; repeated in the answer
+    sequence: int  # rises with every request of a replica; repeated in the response
     offset: int
     last_epoch: int  # of the record before `offset`
     high_watermark: int  # known to the sender
-    stamp_ns: int  # of the newest answer that the sender has accepted in this epoch; 0 = none
+    stamp_ns: int  # of the newest response that the sender has accepted in this epoch; 0 = none
 
 
 class FetchResponse(msgspec.Struct, frozen=True, tag="q.fetched"):

@@ -463,7 +463,7 @@ class Group:
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         if self.consumer is not None and not self.consumer.is_persisted:
-            self.consumer = None  # tombstones have removed everything that was written of it
+            self.consumer = None  # tombstones have removed all its records
         # a damaged log: a tombstone is missing
         if self.consumer is not None and self.classic.is_persisted:
             self.consumer.pending.append((classic_records.encode_key(self.group_id), None))
@@ -497,7 +497,7 @@ class Group:
         )
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
-        """A share group has no committed offsets, and none are found, as in a group that is not there."""
+        """A share group has no committed offsets: it is treated like a group that does not exist."""
         return self.consumer.fetch_error(member_id, member_epoch) if self.consumer is not None else 0
 
     def delete_error(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 from mqd.acceptor.interbroker import client as peers
 from mqd.acceptor.interbroker import server as between
 from mqd.acceptor.interbroker import transactions as remote_transactions
-from mqd.acceptor.interbroker.channel import Channel, shake
+from mqd.acceptor.interbroker.channel import Channel, authenticate
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.acceptor.interbroker.server import InterbrokerServer, judge
 from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers
@@ -454,7 +454,7 @@ def test_a_worker_gets_the_socket_that_is_meant_for_it(tmp_path, tls: bool) -> N
             connection.setblocking(False)
             await loop.sock_connect(connection, hosts.listener.getsockname())
             await loop.sock_sendall(connection, side.opening())
-            await shake(side, connection)
+            await authenticate(side, connection)
             await loop.sock_sendall(connection, b"what follows is the worker's")
             hosts.worker.settimeout(10)
             packet, descriptors, _, _ = await loop.run_in_executor(None, socket.recv_fds, hosts.worker, 100, 1)

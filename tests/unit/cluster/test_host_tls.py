@@ -44,8 +44,8 @@ def test_two_hosts_talk(tmp_path, step):
     assert initiator.open(responder.seal(b"an answer")) == b"an answer"
 
 
-def test_what_comes_with_the_last_word_is_kept(tmp_path):
-    """T1: the responder may speak as soon as it has taken the initiator's certificate."""
+def test_data_that_arrives_with_the_verdict_is_kept(tmp_path):
+    """T1: the responder may send as soon as it has accepted the initiator's certificate."""
     initiator, responder = pair(tmp_path)
     to_responder = initiator.feed(responder.feed(initiator.begin()))
     assert initiator.feed(responder.feed(to_responder) + responder.seal(b"early")) == b""
@@ -53,7 +53,7 @@ def test_what_comes_with_the_last_word_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("thief", ["initiator", "responder"])
-def test_a_stolen_certificate_is_one_host_only(tmp_path, thief):
+def test_a_stolen_certificate_is_valid_for_its_own_host_only(tmp_path, thief):
     stolen = pki.issue_host(authority(), 3, NOW)
     initiator, responder = pair(tmp_path, **{f"{thief}s": stolen})
     failures = join(initiator, responder)
@@ -88,7 +88,7 @@ def test_garbage_and_a_reason_without_end(tmp_path):
         responder.feed(b"GET / HTTP/1.1\r\n\r\n" * 10)
     assert not responder.done
     initiator, responder = pair(tmp_path)
-    initiator._publish = lambda: initiator._ssl.write(b"\xff\xff")  # type: ignore[method-assign]
+    initiator._send_verdict = lambda: initiator._ssl.write(b"\xff\xff")  # type: ignore[method-assign]
     flight = initiator.feed(responder.feed(initiator.begin()))
     with pytest.raises(HandshakeFailed, match="a reason of 65535 bytes"):
         responder.feed(flight)

@@ -124,7 +124,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal.value.error == E.POLICY_VIOLATION
     monkeypatch.setattr(limits, "ACL_COUNT_MAX", 100)
     monkeypatch.setattr(limits, "ACL_BYTES_MAX", 1 << 20)
-    with pytest.raises(Refusal, match="1 MiB are the most"):
+    with pytest.raises(Refusal, match="1 MiB is the maximum"):
         created(state, acl("c" * (1 << 20)))
     monkeypatch.setattr(security, "SCRAM_CREDENTIAL_COUNT_MAX", 1)
     with pytest.raises(Refusal, match="2 credentials; the maximum is 1"):

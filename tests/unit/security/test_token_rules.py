@@ -82,7 +82,7 @@ def test_refusals(is_renewal: bool) -> None:
 
 
 def test_how_many_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "TOKENS_OF_ONE_MAX", 2)
+    monkeypatch.setattr(tokens, "TOKENS_PER_REQUESTER_MAX", 2)
     monkeypatch.setattr(tokens, "TOKEN_COUNT_MAX", 3)
     state = state_of(token("a"), token("b"))
     with pytest.raises(Refusal, match="User:boss has requested 2") as refusal:

@@ -34,7 +34,7 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import Target, effective_min_in_sync, without
 from mqd.cluster.metadata.rules.placement import Directory, choose_directory
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
-from mqd.cluster.metadata.view import Unable, View, all_able
+from mqd.cluster.metadata.view import Unable, View, never_unable
 from mqd.protocol.errors import ErrorCode
 
 FLUSH_ON_ACK = "flush.on.ack"
@@ -91,7 +91,7 @@ def _targets_without(
                 yield topic, target
 
 
-def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = all_able) -> list[Record]:
+def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = never_unable) -> list[Record]:
     """Fences all of them at once: removes them from every in-sync set and elects other leaders for
     their partitions (R8).
     """
@@ -110,7 +110,7 @@ def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = all_able)
 # -- joining ---------------------------------------------------------------------------------------
 
 
-def register(state: MetadataState, message: RegisterBroker, unable: Unable = all_able) -> list[Record]:
+def register(state: MetadataState, message: RegisterBroker, unable: Unable = never_unable) -> list[Record]:
     """Raises Refusal. No records: it is registered already. The broker's epoch is the offset of its
     BrokerRegistered record, which is always the first one.
     """
@@ -218,7 +218,7 @@ def has_applied_registration(metadata_version: int, broker_epoch: int) -> bool:
     return metadata_version > broker_epoch
 
 
-def unfence(state: MetadataState, node: int, unable: Unable = all_able) -> list[Record]:
+def unfence(state: MetadataState, node: int, unable: Unable = never_unable) -> list[Record]:
     """The broker knows its own registration: it may lead partitions without a leader."""
     broker = state.brokers[node]
     view = View(state, back=frozenset((node,)), unable=unable)
@@ -232,7 +232,7 @@ def unfence(state: MetadataState, node: int, unable: Unable = all_able) -> list[
 
 
 def failed(
-    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = all_able
+    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
     """The broker is alive but cannot serve these partitions. Another replica that may lead takes
     over. Where none can, the broker stays in sync, because its copy is the only one; but it no
@@ -262,7 +262,7 @@ def failed(
 
 
 def full(
-    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = all_able
+    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
     """The broker has these partitions but cannot write more to them at present. It leaves the
     in-sync sets where enough other replicas are in sync. Elsewhere acks=all would be refused either
@@ -307,7 +307,7 @@ def _would_refuse(topic: TopicState, partition: PartitionState, view: View, comi
 
 
 def move_away(
-    state: MetadataState, node: int, moves_max: int, coming: frozenset[int] = frozenset(), unable: Unable = all_able
+    state: MetadataState, node: int, moves_max: int, coming: frozenset[int] = frozenset(), unable: Unable = never_unable
 ) -> tuple[list[Record], bool]:
     """Returns (changes of at most `moves_max` partitions, whether all are done). The broker leaves
     their in-sync sets together with its leaderships, so that no leader waits for it when it ends.

@@ -11,7 +11,7 @@ from collections import Counter
 import msgspec
 
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.limits import TOKEN_BYTES_MAX, TOKEN_COUNT_MAX, TOKENS_OF_ONE_MAX
+from mqd.cluster.metadata.limits import TOKEN_BYTES_MAX, TOKEN_COUNT_MAX, TOKENS_PER_REQUESTER_MAX
 from mqd.cluster.metadata.records import DelegationToken, DelegationTokenRemoved, DelegationTokenSet, Record
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.state import MetadataState
@@ -36,10 +36,10 @@ def create(state: MetadataState, token: DelegationToken) -> list[Record]:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION, f"There are {TOKEN_COUNT_MAX} delegation tokens, which is the maximum."
         )
-    if Counter(one.requester for one in state.delegation_tokens.values())[token.requester] >= TOKENS_OF_ONE_MAX:
+    if Counter(one.requester for one in state.delegation_tokens.values())[token.requester] >= TOKENS_PER_REQUESTER_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"{token.requester} has requested {TOKENS_OF_ONE_MAX} delegation tokens, which is the maximum;"
+            f"{token.requester} has requested {TOKENS_PER_REQUESTER_MAX} delegation tokens, which is the maximum;"
             " expire some.",
         )
     return [DelegationTokenSet(token)]
