@@ -22,7 +22,7 @@ CREATE_TOPICS, DELETE_TOPICS = 19, 20
 
 
 class Measured:
-    """A broker and what is asked of it here."""
+    """A running broker: its topics, its load, and the CPU time of its workers."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -37,7 +37,7 @@ class Measured:
         return [process["pid"] for process in self.broker.running()]
 
     def topic(self, name: str, partitions: int = 1, **config: object) -> str:
-        """Makes the topic unless it is there. Config names with _ for the dots."""
+        """Creates the topic unless it exists. Config names have _ in place of dots."""
         if name in self.topics:
             return name
         configs = [
@@ -108,9 +108,7 @@ class Brokers:
         return Broker(self.directory / name, workers or known_workers, {**self.BASE, **known_config, **(config or {})})
 
     def drop(self, name: str) -> None:
-        """Ends it and deletes its data: nothing of it is kept, so it is killed. A broker that is
-        not there is no error.
-        """
+        """Kills the broker and deletes its data. It is no error if there is no such broker."""
         measured = self._running.pop(name, None)
         if measured is not None:
             measured.broker.kill_all()

@@ -1,7 +1,7 @@
-"""What a secured cluster of chaos runs has beyond a plain one (`--secured`): an authorizer, TLS
-between hosts, a listener with TLS and passwords for the clients (User:app), another for guests
-(guests/), which must authenticate again every REAUTHENTICATE_MS, and files that change while
-everything runs. What the tests themselves ask for goes to the plain listener, as a super user.
+"""What `--secured` adds to the cluster of a chaos run: an authorizer, TLS between hosts, a listener
+with TLS and passwords for the clients (User:app), another for guests (guests/), which must
+authenticate again every REAUTHENTICATE_MS, and files that change while everything runs. The tests'
+own requests use the plain listener, as a super user.
 """
 
 from __future__ import annotations

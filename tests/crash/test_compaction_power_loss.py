@@ -42,7 +42,7 @@ def made(directory: Path, seed: int) -> Log:
 
 
 def known_files(directory: Path) -> list[Operation]:
-    """What was on the disk before, as the journal would have told it."""
+    """The files that were on the disk before, as the journal would have recorded them."""
     reported: list[Operation] = []
 
     def report(kind: int, path: str, **fields) -> None:

@@ -1,4 +1,4 @@
-/* Tables of rights: the look-up against a search through all entries, and tables that are none. */
+/* Tables of rights: the look-up against a search through all entries, and invalid tables. */
 #include "mqd_rights_test.h"
 
 /* Literal name, else longest prefix, else the default. */
@@ -20,7 +20,7 @@ static uint16_t searched(const struct right *literals, uint32_t literal_count, c
     return mask;
 }
 
-/* Up to five letters of two, so that names are prefixes of each other. */
+/* One to five characters of a two-letter alphabet, so that many names are prefixes of others. */
 static void random_name(uint64_t *seed, char name[8])
 {
     uint32_t bytes = 1 + (uint32_t)(test_random(seed) % 5);
@@ -34,7 +34,7 @@ static int by_name(const void *left, const void *right)
     return strcmp(((const struct right *)left)->name, ((const struct right *)right)->name);
 }
 
-/* Sorted, each once, with parents. */
+/* Sorted by name, without duplicates, each with the index of its parent. */
 static uint32_t random_rights(uint64_t *seed, struct right *rights, char names[][8], uint32_t count)
 {
     uint32_t kept = 0;
@@ -99,7 +99,7 @@ TEST(ten_thousand_rules_are_decided_by_two_searches)
 }
 
 /* Every byte of a table changed: refused, or the look-up ends inside it (ASan sees the rest). */
-TEST(a_damaged_table_leads_nowhere)
+TEST(a_damaged_table_is_refused_or_read_within_its_bounds)
 {
     struct right literals[] = {{"ab", 1, 0}, {"b", 2, 0}}, prefixes[] = {{"a", 4, 0}, {"ab", 8, 1}, {"abb", 16, 2}};
     struct table table = table_of(literals, 2, prefixes, 3, 32);

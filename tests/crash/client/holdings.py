@@ -1,13 +1,13 @@
-"""What a broker's processes hold of the kernel on behalf of local clients, so that a test can say:
-as before.
+"""The kernel resources that a broker's processes hold for local clients, so that a test can check
+that nothing leaks.
 
     before = Holdings.of(broker)
     ...                                  # clients come, go, and are killed
     Holdings.of(broker).beyond(before)   # [] or what is held now and was not then, in words
 
-Descriptors by kind and mappings of attachments, summed over the processes of a role, for who serves
-whom is chance; gauges of memory, attachments and arena extents; credits. Log and index files are
-not counted: their number follows the data.
+Descriptors by kind and mappings of attachments, summed over the processes of a role, because which
+worker serves which client is random; gauges of memory, attachments and arena extents; credits. Log
+and index files are not counted: their number follows the data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients that prove who they are by a delegation token, at a broker and beside its owner's password."""
+"""Clients that authenticate with a delegation token, compared with its owner's password."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def history(seed: int, make: Callable[..., GossipCore] = GossipCore, steps_ms: i
     for host in world.hosts:
         if host.core is None:
             world.start(host)
-    for host in world.hosts:  # somebody may have known of a controller and have been wiped
+    for host in world.hosts:  # a host that knew the controller may have been wiped
         if host.core is not None and world.controller[0] >= 0:
             world.give(host, events.ControllerKnown(world.controller[1], world.controller[0]))
             break
@@ -176,7 +176,7 @@ def calm_world(seed: int, count: int, weather: Weather | None = None, **options)
 
 
 @pytest.mark.parametrize("seed", quick(range(6), [0]))
-def test_bad_weather_alone_kills_nobody(seed: int) -> None:
+def test_bad_weather_alone_causes_no_false_death(seed: int) -> None:
     """5 % of all datagrams lost, others late or twice: two minutes without one false death."""
     world = calm_world(seed, 9, Weather(loss=0.05, duplicate=0.05, delay_ms=60))
     world.run(120_000)
@@ -204,8 +204,8 @@ def test_a_death_is_known_to_all(count: int) -> None:
         assert not world.false_deaths()
 
 
-def test_a_link_that_is_cut_one_way_kills_nobody() -> None:
-    """Others answer for the two that do not hear each other."""
+def test_a_link_that_is_cut_one_way_causes_no_death() -> None:
+    """Indirect probes succeed where two hosts cannot reach each other."""
     world = calm_world(1, 5)
     world.cut_links([(1, 2)], world.now + 30_000)
     world.cut_links([(4, 3), (3, 4)], world.now + 30_000)
@@ -214,7 +214,7 @@ def test_a_link_that_is_cut_one_way_kills_nobody() -> None:
 
 
 def test_datagrams_do_not_get_through_but_tcp_does() -> None:
-    """A firewall that lets no UDP pass: probes over TCP answer for everybody."""
+    """A firewall that drops all UDP: every host is probed over TCP."""
     world = World(3, 4)
     world.start_all()
     world.weather = Weather(loss=1.0)
@@ -223,7 +223,7 @@ def test_datagrams_do_not_get_through_but_tcp_does() -> None:
 
 
 def stand_still(seed: int, make: Callable[..., GossipCore] = GossipCore) -> World:
-    """Of five hosts the first stands still for 20 s, while it waits for an answer."""
+    """The first of five hosts is paused for 20 s while it waits for a probe's response."""
     world = calm_world(seed, 5, Weather(delay_ms=90), make=make)
     host = world.hosts[0]
     while not host.core.prober.probes:
@@ -232,7 +232,7 @@ def stand_still(seed: int, make: Callable[..., GossipCore] = GossipCore) -> Worl
     return world
 
 
-def test_who_paused_accuses_nobody() -> None:
+def test_a_host_that_was_paused_suspects_no_other() -> None:
     """A process that was stopped finds its timers overdue and the responses unread: it suspects no host
     by that.
     """
@@ -246,7 +246,7 @@ def test_who_paused_accuses_nobody() -> None:
 
 
 def split(seed: int, make: Callable[..., GossipCore] = GossipCore) -> World:
-    """No host has seeds any more; two halves do not hear each other for half a minute."""
+    """No host has seeds any more; two halves are cut off from each other for half a minute."""
     world = calm_world(seed, 6, make=make)
     for host in world.hosts:
         world.give(host, events.SeedsChanged(()))

@@ -1,5 +1,5 @@
-"""Simulated quorums: schedules of misfortune that must hold, planted bugs that must be found,
-directed traces for what chance finds rarely.
+"""Simulated quorums: random schedules of faults under which the invariants must hold, planted bugs
+that must be found, directed traces for what random schedules rarely reach.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_hard_plans(name: str, part: int) -> None:
 
 
 def test_clocks_beyond_the_bound_break_leases_and_nothing_else() -> None:
-    """L3. Clocks of which one goes nine times as fast as another."""
+    """L3. One clock runs nine times as fast as another."""
     two_leases = 0
     for seed in range(80):
         world = World(seed, LEASE_PLAN._replace(drift_max=0.8, is_within_bound=False))
@@ -194,7 +194,7 @@ def test_chance_finds_a_proof_of_what_has_not_happened() -> None:
     assert found(100, LEASE_PLAN, host_class=mutants.ProvesTooSoon) == "L1"
 
 
-def test_a_death_that_is_proven_need_not_be_waited_for_when_the_dead_is_back_at_once() -> None:
+def test_a_proven_death_ends_the_wait_even_if_the_host_restarts_at_once() -> None:
     assert max(scenarios.proven(seed, QuorumCore, restarted=True) for seed in range(20)) < 0.4
 
 

@@ -1,4 +1,4 @@
-"""Levels of the broker's loggers through the bytes of both sides (BROKER_LOGGER, KIP-412)."""
+"""Levels of the broker's loggers, by encoded requests and responses (BROKER_LOGGER, KIP-412)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written() -> Iterator[io.StringIO]:
 
 
 async def levels(broker: HandlerBroker, name: str = "1", keys: list[str] | None = None) -> dict[str, str] | int:
-    """Or the error."""
+    """Levels by logger, or the error code."""
     requested = DescribeConfigsRequest.Resource(resource_type=RESOURCE, resource_name=name, configuration_keys=keys)
     result = (await broker.send_request(DescribeConfigsRequest(resources=[requested]), 4)).results[0]
     assert all((one.config_source, one.read_only, one.is_sensitive) == (6, False, False) for one in result.configs)

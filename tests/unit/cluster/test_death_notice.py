@@ -1,5 +1,5 @@
-"""Proof of death by the keeper: who may say it, what it says, what it does first, and when it says
-nothing.
+"""The keeper's proof of death: who may send it, what it contains, what must happen before it is
+sent, and when none is sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECRET = b"a secret of the cluster"
 NOTICE = Notice(3, 1 << 40, 7, 1 << 50)
 
 
-def test_only_who_has_the_key_can_say_it() -> None:
+def test_only_a_holder_of_the_key_can_send_a_notice() -> None:
     data = death_notice.seal(SECRET, "cluster", NOTICE)
     assert death_notice.unseal(SECRET, "cluster", data) == NOTICE and len(data) <= NOTICE_BYTES_MAX
     assert (
@@ -77,7 +77,7 @@ def orders() -> Orders:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_keeper_takes_the_lease_back_then_says_it_and_repeats_it(
+def test_the_keeper_revokes_the_lease_then_sends_the_notice_repeatedly(
     tmp_path: Path, orders: Orders, fails: bool
 ) -> None:
     death_notice.write_orders(tmp_path, orders)
@@ -130,7 +130,7 @@ def test_orders_are_replaced_and_taken_away(tmp_path: Path, orders: Orders) -> N
 
 
 class OldNotice(msgspec.Struct, array_like=True, frozen=True):
-    """As the version before knew it."""
+    """The notice of the previous version."""
 
     node_id: int
     broker_epoch: int
@@ -145,13 +145,11 @@ def test_both_versions_understand_each_other() -> None:
 
 
 @pytest.mark.parametrize("led", [True, False])
-def test_that_the_controller_alone_has_ended_concerns_others_when_it_led(
-    tmp_path: Path, orders: Orders, led: bool
-) -> None:
+def test_the_end_of_the_controller_alone_is_announced_only_if_it_led(tmp_path: Path, orders: Orders, led: bool) -> None:
     """The host keeps its lease: its workers live."""
     death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, led=led))
     control = Control()
-    control.leases.append((0, 0, 0))  # what Datagrams asks for is none of this
+    control.leases.append((0, 0, 0))  # Datagrams requires an entry
     datagrams, later = Datagrams(control), []
     assert (
         proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: later.append(call), all_ended=False) == led
@@ -167,7 +165,7 @@ def test_that_the_controller_alone_has_ended_concerns_others_when_it_led(
         )
 
 
-def test_all_that_ended_with_the_controller_that_led(tmp_path: Path, orders: Orders) -> None:
+def test_all_processes_ended_with_a_leading_controller(tmp_path: Path, orders: Orders) -> None:
     death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, led=True))
     datagrams = Datagrams(control := Control())
     assert proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: None)
@@ -206,7 +204,7 @@ def test_last_words_are_of_the_registration_and_the_epoch_in_force() -> None:
     assert last_words(Quorum(-1, 9), state, 4, leading) is None, "but not for another registration"
 
 
-def test_everybody_is_told_the_voters_first() -> None:
+def test_all_hosts_are_notified_and_voters_first() -> None:
     state = MetadataState()
     state.brokers = {node: broker(node, node, controller_host=f"broker{node}") for node in (1, 3, 4, 9)}
     assert recipients(Quorum(1, 8), state) == (

@@ -1,5 +1,5 @@
-"""A shell for one group that speaks KIP-848, over group_shell.py: heartbeats by member, topics as a
-test sets them.
+"""A shell for one group with the protocol of KIP-848, over group_shell.py: heartbeats by member,
+topics as a test sets them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The long share of the core's own tests (`MQD_TEST_LONG`), one program each, so that a share of
-the slow tier has some of them in its turn.
+"""The long runs of the core's own tests (`MQD_TEST_LONG`), one test for each program, so that every
+share of the slow tier gets some of them.
 """
 
 from __future__ import annotations
