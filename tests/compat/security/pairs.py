@@ -488,6 +488,9 @@ class AiokafkaPair(_ThreadPair):
             while not self._ended.is_set():
                 for records in (await consumer.getmany(timeout_ms=50)).values():
                     self.read.update(record.value.decode() for record in records)
+            # Looks up a coordinator that was lost meanwhile. What stop() commits does not (aiokafka 0.14:
+            # ensure_coordinator_known() returns at once while it closes), and is tried for ever.
+            await consumer.commit()
 
     async def _send(self, line: str) -> None:
         try:
