@@ -47,8 +47,8 @@ enum mqd_stage_flags {
     /* an idempotent producer's batch is staged only if sequences of the producer, in its epoch, are
      * known here */
     MQD_STAGE_KNOWN = 8,
-    /* of transactions v2, each of which has an epoch of its own: where no sequence of the producer
-     * is known, the batch that begins it has sequence 0 */
+    /* a batch of transactions v2, where every transaction has its own epoch: if no sequence of the
+     * producer is known, the first batch must have sequence 0 */
     MQD_STAGE_FROM_ZERO = 16
 };
 

@@ -139,7 +139,7 @@ def leader(cluster: Cluster, topic: str) -> int | None:
 
 
 def only_one_has_all(cluster: Cluster, name: str, both: list[bytes], one: list[bytes]) -> None:
-    """A partition of brokers 1 and 2, of which 1 alone has `one` and is dead. It has no leader."""
+    """A partition of brokers 1 and 2. Only broker 1 has `one`, and it is dead: there is no leader."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     topic = NewTopic(name, num_partitions=1, replica_assignment=[[1, 2]], config={"min.insync.replicas": "1"})
     admin.create_topics([topic])[name].result(PATIENCE_S)
