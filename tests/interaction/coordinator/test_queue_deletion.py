@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from mqd.protocol.messages import DeleteShareGroupOffsetsRequest
 from tests.broker import Broker
 from tests.crash.workload import wait_until
-from tests.interaction.coordinator.test_share_groups import SECONDS, Shared, take
+from tests.interaction.coordinator.test_share_groups import SECONDS, Shared, committed, polled, take
 from tests.interaction.share_members import begin_at_first_record
 from tests.kafka_connection import KafkaConnection
 
@@ -38,6 +38,15 @@ class Queue(Shared):
         other.__dict__.update(self.__dict__, group=f"{self.group}-other")
         begin_at_first_record(self.bootstrap, other.group)
         return other
+
+    def begin(self) -> None:
+        """A member takes and releases records: from then on the group holds them. A group that no member
+        has joined holds nothing, so that another's acknowledgements would delete them before it begins.
+        """
+        with self.consumer("explicit") as consumer:
+            for _, message in polled(consumer):
+                consumer.acknowledge(message, AcknowledgeType.RELEASE)
+            committed(consumer)
 
     def log_start(self) -> int:
         found = self._admin.list_offsets({TopicPartition(self.topic, 0): OffsetSpec.earliest()})
@@ -74,6 +83,7 @@ def test_records_go_when_they_are_accepted_or_rejected(queue: Queue) -> None:
 def test_the_slowest_group_holds_records_until_it_is_deleted(queue: Queue, broker: Broker) -> None:
     queue.produce("0", "1")
     slow = queue.other_group()
+    queue.begin()
     with slow.consumer("explicit") as consumer:
         take(consumer, 2)
     with queue.consumer("explicit") as consumer:
