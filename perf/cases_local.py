@@ -23,7 +23,7 @@ from perf import loading
 from perf.accounting import CpuTime, cpu_time
 from perf.bench import Bench
 from perf.brokers import Measured
-from perf.report import MISSED, REACHED, Figure, markdown_table, number, spread
+from perf.report import REACHED, Figure, markdown_table, median_text, number, spread
 
 RECORD = 100
 BURST_RECORDS = 10_000_000  # 1 GB of records, and as much of what is around them as the batches have
@@ -187,7 +187,7 @@ def native_produce(bench: Bench) -> None:
             bench, f"C producer, {batch} KiB batches, TCP", note="batches encoded beforehand: no client's work is in it"
         )
         bench.add(
-            f"local: the file system alone, {batch} KiB writes, so many records by one core",
+            f"local: the file system alone, {batch} KiB writes, the same number of records on one core",
             "records/s",
             kept.values[f"floor {batch}"],
             note="write(2) into the page cache and nothing else, in the same run",
@@ -388,8 +388,9 @@ def page(figures: Sequence[Figure], facts: dict, date: str) -> str:
                 (name, f"**{number(figure.median)}**", spread(figure), *costs, figure.target_text, figure.verdict)
             )
         elif figure.unit != "CPU-s per million records" and not name.endswith(ALONE):
+            unit = f" {figure.unit}" if figure.median > 0 else ""
             others.append(
-                (name, f"**{number(figure.median)}** {figure.unit}", spread(figure), figure.target_text, figure.verdict)
+                (name, f"**{median_text(figure)}**{unit}", spread(figure), figure.target_text, figure.verdict)
             )
     tables = []
     if lines:
@@ -411,7 +412,7 @@ def page(figures: Sequence[Figure], facts: dict, date: str) -> str:
         )
     if others:
         tables.append(markdown_table(("", "median", "spread", "target", ""), others, right=range(1, 4)))
-    judged = [figure.verdict for figure in mine.values() if figure.verdict in (REACHED, MISSED)]
+    judged = [figure.verdict for figure in mine.values() if figure.verdict]
     head = (
         f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, {date[:10]}; one worker on a core, the"
         f" client on another; `flush.on.ack=false`, acks=1. Disturbed by other programs: {facts['disturbed']}"

@@ -289,18 +289,17 @@ def page(result: dict) -> str:
             "Clients with one batch in flight each, against one worker on a core of its own:",
             of_clients,
             (
-                "Workers that are given as much as they can take. The third column is what counts: n ÷ the CPU time of"
-                " a record. The wall-clock rate beside it is this machine's, where "
-                "the clients need cores"
-                f" too.{' `*`: more workers than cores; their CPU time also holds the switching between them.' if max(map(int, result['curves']['workers'])) > cores else ''}"
+                "Workers under as much load as they can take. The third column is the one to compare: n ÷ the CPU time"
+                " of a record. The wall-clock rates are those of this machine, whose cores the clients"
+                f" share.{' `*`: more workers than cores; their CPU time includes the switching between them.' if max(map(int, result['curves']['workers'])) > cores else ''}"
             ),
             of_workers,
             "The law, fitted: X(n) = rate · n ÷ (1 + contention · (n - 1) + coherency · n · (n - 1)).",
             fits,
             f"![Records per second by clients and by workers]({CHART.name})",
             (
-                f"Extrapolated to machines that were **not** measured. {cores} cores cannot show what many do to each"
-                " other's caches and memory, so take it as an upper end, and run `python -m perf scaling` on the"
+                f"Extrapolated to machines that were **not** measured. {cores} cores cannot show how strongly more"
+                " cores compete for caches and memory, so these are upper bounds: run `python -m perf scaling` on the"
                 " machine in question."
             ),
             guessed,
