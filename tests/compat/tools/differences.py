@@ -1,4 +1,4 @@
-"""Where mqd's answer may differ from Apache Kafka's, each with a reason. A difference that is not
+"""Where mqd's output may differ from Apache Kafka's, each with a reason. A difference that is not
 here fails its story, and so does an entry that a story does not need.
 """
 
@@ -33,27 +33,30 @@ MIN_ISR = (
     " reassignment writes out the number in force"
 )
 SYNONYMS = (
-    "mqd names the default of a setting as its last synonym, also where Kafka has none, and folds `log.retention.hours`"
-    " into `log.retention.ms`"
+    "mqd lists the default of a setting as its last synonym, also where Kafka has none, and converts"
+    " `log.retention.hours` to `log.retention.ms`"
 )
-TEXTS = "mqd's own words: the message names the cause, or the way out, too"
-STRICT = "an unknown setting of a broker is refused; Kafka stores whatever it is given"
+TEXTS = "the message is mqd's own, and also names the cause or the remedy"
+STRICT = "an unknown setting of a broker is refused; Kafka stores it"
 
 STREAMS = "not in mqd: streams groups"
-BETWEEN = "requests that only brokers send each other are not advertised to clients"
+BETWEEN = "requests that are only sent between brokers are not advertised to clients"
 SHARE_START = (
-    "the start of a share-partition moves past finished records with the write that finishes them, and is known from"
-    " the first fetch on; Kafka writes it later"
+    "the start offset of a share-partition moves past finished records with the write that finishes them, and is known"
+    " from the first fetch on; Kafka writes it later"
 )
 TIERED = (
-    "not in mqd: tiered storage, and so its settings. `flush.on.ack`, `record.validation`, `replica.lag.max.messages`,"
+    "not in mqd: tiered storage and its settings. `flush.on.ack`, `record.validation`, `replica.lag.max.messages`,"
     " `schedule.*` and `queue.delete.on.ack` are mqd's own, `errors.deadletterqueue.group.enable` is Kafka 4.4's"
 )
-INTERNAL = "internal topics keep mqd's own settings, written out"
+INTERNAL = "internal topics have explicit settings of mqd's own"
 FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `previousProducerId` is always written"
-INDEX = "an offset index names the first offset of a batch, Kafka's the last one. Both brokers read both; the tool calls it a mismatch"
-ELR = "with no leader and an empty ISR, Kafka names the last leader as LastKnownElr too; mqd names it as Elr only"
-GROUP_CONFIGS = "a group whose last setting was deleted is unknown again; Kafka keeps an empty entry"
+INDEX = (
+    "an offset index has the first offset of a batch, Kafka's the last one. Both brokers read both; the tool reports a"
+    " mismatch"
+)
+ELR = "with no leader and an empty ISR, Kafka lists the last leader under LastKnownElr too; mqd lists it under Elr only"
+GROUP_CONFIGS = "a group is unknown again when its last setting is deleted; Kafka keeps an empty entry"
 VOTERS = "one broker alone has no directory id and no separate controller listener"
 FEATURES = "mqd has a feature of its own, `mqd.version`, and its oldest metadata.version is Kafka 4.0's"
 ERROR = r"err (java\.util\.concurrent\.ExecutionException: |Caused by: |)org\.apache\.kafka\.common\.errors\."
