@@ -24,6 +24,8 @@ static bool may_open(const struct mqd_share *share)
 
 int64_t mqd_share_next(struct mqd_share *share)
 {
+    if (!mqd_share_fifo_follow(share))
+        return -1;
     int64_t offset = share->first_maybe;
     while (offset < share->end) {
         const struct mqd_share_page *page = page_of(share, offset);
@@ -36,6 +38,8 @@ int64_t mqd_share_next(struct mqd_share *share)
             break;
     }
     share->first_maybe = offset;
+    if (offset > mqd_share_hashed(share) && !PLANTED(share, UNSEEN)) /* F1 */
+        offset = mqd_share_hashed(share);
     return offset < share->end || may_open(share) ? offset : -1;
 }
 
@@ -98,6 +102,15 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
         }
         offset++;
     }
+    return true;
+}
+
+/* Passes what has no keys: as archive. */
+static bool skip(struct mqd_share *share, int64_t first, int64_t last)
+{
+    if (!archive(share, first, last))
+        return false;
+    mqd_share_fifo_pass(share, last + 1);
     return true;
 }
 
@@ -222,6 +235,49 @@ static bool take(struct taking *t, int64_t first, int64_t last)
     return true;
 }
 
+/* With FIFO: the first offset whose key is new here. */
+static bool take_hashed(struct taking *t, int64_t offset, uint32_t hash)
+{
+    struct mqd_share *share = t->share;
+    if (t->acquired >= t->acquired_max || (offset >= share->end && !may_open(share)))
+        return false;
+    struct mqd_share_page *page = page_to_change(share, offset);
+    if (!page)
+        return false;
+    mqd_share_extend(share, offset + 1);
+    if (!mqd_share_fifo_add(share, offset, hash)) {
+        share->starved = 1;
+        return false;
+    }
+    return cell_state(page->cells[offset & PAGE_MASK]) != MQD_SHARE_AVAILABLE || take_one(t, page, offset);
+}
+
+/* As take, where records of a key are in order. */
+static bool take_in_order(struct taking *t, const struct mqd_share_batch *batch, int64_t position)
+{
+    struct mqd_share *share = t->share;
+    int64_t hashed = mqd_share_hashed(share);
+    if (position < hashed) {
+        int64_t last = batch->last < hashed ? batch->last : hashed - 1;
+        if (!take(t, position, last))
+            return false;
+        position = last + 1;
+    }
+    if (position <= batch->last && !batch->records)
+        return false;
+    for (uint32_t index = 0; index < batch->record_count && position <= batch->last; index++) {
+        int64_t offset = batch->first + batch->records[index].delta;
+        if (offset < position)
+            continue;
+        if (position < offset && !skip(share, position, offset - 1))
+            return false;
+        position = offset + 1;
+        if (offset >= share->start && !take_hashed(t, offset, batch->records[index].hash))
+            return false;
+    }
+    return position > batch->last || skip(share, position, batch->last);
+}
+
 uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition, int64_t from,
                            const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
                            uint32_t out_max)
@@ -237,6 +293,8 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
                "S3: a limit of %d deliveries", share->settings.delivery_limit);
     MQD_ASSERT(from <= share->end, "S4: read from %lld, beyond the end %lld", (long long)from, (long long)share->end);
     int64_t position = from > share->start ? from : share->start;
+    if (!mqd_share_fifo_follow(share))
+        return 0;
     for (uint32_t index = 0; index < batch_count; index++) {
         const struct mqd_share_batch *batch = &batches[index];
         if (t.acquired >= acquisition->records_max || batch->last < batch->first)
@@ -244,10 +302,11 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
         if (batch->last < position) /* finished meanwhile */
             continue;
         int64_t first = batch->first > position ? batch->first : position;
-        if (position < first && !archive(share, position, first - 1))
+        if (position < first && !skip(share, position, first - 1))
             break;
         bool skipped = batch->skipped && !PLANTED(share, DELIVER_SKIPPED); /* S8 */
-        if (skipped ? !archive(share, first, batch->last) : !take(&t, first, batch->last))
+        if (skipped ? !skip(share, first, batch->last)
+                    : !(share->fifo ? take_in_order(&t, batch, first) : take(&t, first, batch->last)))
             break;
         position = batch->last + 1;
     }

@@ -4,7 +4,7 @@
 
 static void check_cells(const struct mqd_share *share)
 {
-    uint32_t open = 0, acquired = 0, delayed = 0, archiving = 0, boundaries = 0;
+    uint32_t open = 0, acquired = 0, delayed = 0, archiving = 0, boundaries = 0, waiting = 0;
     uint64_t before = 0;
     for (int64_t offset = share->start; offset < share->end; offset++) {
         uint64_t cell = cell_of(share, offset), key = cell_key(cell);
@@ -19,6 +19,7 @@ static void check_cells(const struct mqd_share *share)
                    "S6: the change of %lld lies outside of %lld to %lld", (long long)offset,
                    (long long)share->changed_first, (long long)share->changed_last);
         archiving += state == MQD_SHARE_ARCHIVING;
+        waiting += state == MQD_SHARE_WAITING;
         MQD_ASSERT(state != MQD_SHARE_ARCHIVING || page_of(share, offset)->cells, "S7: finishing %lld needs memory",
                    (long long)offset);
         if (!cell_has_row(cell))
@@ -40,6 +41,8 @@ static void check_cells(const struct mqd_share *share)
                "S7: %u open, %u acquired, %u delayed, %u archiving, %u boundaries; counted as %u, %u, %u, %u, %u", open,
                acquired, delayed, archiving, boundaries, share->open_count, share->acquired_count, share->delayed_count,
                share->archiving_count, share->boundary_count);
+    MQD_ASSERT(waiting == share->waiting_count && (share->fifo || !waiting), "F1: %u waiting, counted as %u", waiting,
+               share->waiting_count);
 }
 
 /* Returns how many rows the queue has; adds the offsets that they hold to `held`. */
@@ -88,4 +91,5 @@ void mqd_share_check(const struct mqd_share *share)
                "S4: the start %lld is finished", (long long)share->start);
     check_cells(share);
     check_rows(share);
+    mqd_share_fifo_check(share);
 }

@@ -25,7 +25,7 @@ struct mqd_share_page {
     uint64_t *cells;                       /* NULL: all are `uniform` */
     uint64_t uniform;                      /* neither acquired nor Archiving */
     uint16_t available, acquired, delayed; /* of its 1,024 offsets, also outside of start and end */
-    uint16_t archiving;
+    uint16_t archiving, waiting;
     uint8_t in_use;
 };
 
@@ -76,6 +76,7 @@ static inline uint64_t cell_key(uint64_t cell)
     case MQD_SHARE_ACQUIRED:
         return cell_make(MQD_SHARE_AVAILABLE, cell_count(cell) - 1, 0, 0);
     case MQD_SHARE_DELAYED:
+    case MQD_SHARE_WAITING:
         return cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), 0, 0);
     default:
         return cell & (CELL_STATE | 0xffffull << CELL_COUNT_SHIFT);
@@ -109,7 +110,7 @@ struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offs
 bool mqd_share_page_split(struct mqd_share *share, struct mqd_share_page *page);
 void mqd_share_page_drop(struct mqd_share *share, int64_t offset);
 /* Makes a split page of finished offsets that are alike uniform again. */
-void mqd_share_page_merge(struct mqd_share *share, struct mqd_share_page *page);
+void mqd_share_page_merge(struct mqd_share *share, int64_t offset);
 /* Replaces cells that are alike, of offsets from start to end in one split page. */
 void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, int64_t first, uint32_t count,
                          uint64_t cell);
@@ -122,6 +123,21 @@ void mqd_share_advance(struct mqd_share *share);
 /* Moves the start by one, whatever the offset is. */
 void mqd_share_pass(struct mqd_share *share);
 void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last);
+
+/* ---- fifo.c ---- */
+/* Begins or ends FIFO as the settings say now. false: the pool is used up; nothing is to be acquired. */
+bool mqd_share_fifo_follow(struct mqd_share *share);
+/* The key of the next open offset, of a split page. false: the pool is used up. */
+bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);
+/* What there is below `offset` and has no key is not waited for. */
+void mqd_share_fifo_pass(struct mqd_share *share, int64_t offset);
+/* Cells were replaced: what waits for them may be acquired, or they wait. */
+void mqd_share_fifo_changed(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell);
+/* No offset of the page is open any more. */
+void mqd_share_fifo_page_drop(struct mqd_share *share, int64_t offset);
+void mqd_share_fifo_check(const struct mqd_share *share);
+/* Returns the memory, and leaves the cells as they are. */
+void mqd_share_fifo_free(struct mqd_share *share);
 
 /* Appends an acquisition without offsets to the queue of locks. ROW_NONE: the pool is used up. */
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms);

@@ -54,7 +54,7 @@ void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, ui
         offset = list_page(share, page, offset, stop, out, &count, out_max);
         if (offset <= stop)
             break;
-        mqd_share_page_merge(share, page);
+        mqd_share_page_merge(share, stop);
     }
     *difference = (struct mqd_share_difference){
         .start = share->start_moved ? share->start : -1,

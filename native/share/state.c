@@ -66,6 +66,7 @@ void mqd_share_page_drop(struct mqd_share *share, int64_t offset)
     struct mqd_share_page *page = page_of(share, offset);
     if (page->cells)
         mqd_share_pool_return(share->pool, page->cells);
+    mqd_share_fifo_page_drop(share, offset);
     *page = (struct mqd_share_page){0};
     if (--share->directory_used[block] == 0) {
         mqd_share_pool_return(share->pool, share->directory[block]);
@@ -73,14 +74,16 @@ void mqd_share_page_drop(struct mqd_share *share, int64_t offset)
     }
 }
 
-void mqd_share_page_merge(struct mqd_share *share, struct mqd_share_page *page)
+void mqd_share_page_merge(struct mqd_share *share, int64_t offset)
 {
-    if (!page->cells || page->available || page->acquired || page->delayed || page->archiving)
+    struct mqd_share_page *page = page_of(share, offset);
+    if (!page->cells || page->available || page->acquired || page->delayed || page->archiving || page->waiting)
         return;
     for (uint32_t place = 1; place < MQD_SHARE_PAGE_OFFSETS; place++)
         if (page->cells[place] != page->cells[0])
             return;
     page->uniform = page->cells[0];
+    mqd_share_fifo_page_drop(share, offset);
     mqd_share_pool_return(share->pool, page->cells);
     page->cells = NULL;
 }
@@ -130,9 +133,14 @@ void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, i
     int32_t archiving = ((state == MQD_SHARE_ARCHIVING) - (old_state == MQD_SHARE_ARCHIVING)) * (int32_t)count;
     page->archiving += (uint16_t)archiving;
     share->archiving_count += (uint32_t)archiving;
+    int32_t waiting = ((state == MQD_SHARE_WAITING) - (old_state == MQD_SHARE_WAITING)) * (int32_t)count;
+    page->waiting += (uint16_t)waiting;
+    share->waiting_count += (uint32_t)waiting;
     share->open_count += (uint32_t)((cell_finished(old) - cell_finished(cell)) * (int32_t)count);
     for (uint32_t place = 0; place < count; place++)
         at[place] = cell;
+    if (share->fifo)
+        mqd_share_fifo_changed(share, first, count, old, cell);
 }
 
 void mqd_share_page_set(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell)
@@ -369,6 +377,7 @@ int64_t mqd_share_deadline(const struct mqd_share *share)
 
 void mqd_share_destroy(struct mqd_share *share)
 {
+    mqd_share_fifo_free(share);
     for (uint32_t block = 0; block < DIRECTORY_COUNT; block++) {
         struct mqd_share_page *pages = share->directory[block];
         if (!pages)
@@ -382,6 +391,6 @@ void mqd_share_destroy(struct mqd_share *share)
     }
     rows_drop(share);
     share->open_count = share->acquired_count = share->delayed_count = share->archiving_count = 0;
-    share->boundary_count = 0;
+    share->boundary_count = share->waiting_count = 0;
     share->end = share->start;
 }

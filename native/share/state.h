@@ -21,6 +21,11 @@
  * equal delivery counts last equally long, so each count has a queue of its own. A new leader does
  * not know them: a failover loses the delay, nothing else.
  *
+ * With FIFO the records of a key, known by its hash, are delivered one after the other: each one that has
+ * an earlier one open is Waiting (persisted as Available), and they are linked in the order of their
+ * offsets (share/fifo.c). A new leader knows no keys: it acquires nothing at or above an offset whose
+ * earlier open records it has not seen (`hashed`).
+ *
  * Invariants; those of the protocol (docs/design/share-groups.md) as far as they are kept here
  *   S1  an offset is acquired by at most one member: its cell names one row.
  *   S2  what is finished is never acquired again.
@@ -39,6 +44,8 @@
  *       and is never acquired.
  *   S9  what is released is not acquired before its backoff has ended, not even for lack of memory:
  *       a row is kept free for each queue of backoffs that is empty.
+ *   F1  with FIFO, nothing is acquired while an earlier record of its key is open. What is released keeps
+ *       its place. Hashes that are equal by chance only wait for each other.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_SHARE_STATE_H
@@ -65,7 +72,9 @@ enum mqd_share_record_state {
     MQD_SHARE_ACKNOWLEDGED = 2,
     MQD_SHARE_ARCHIVING = 3, /* its dead letter is to be written */
     MQD_SHARE_ARCHIVED = 4,
-    MQD_SHARE_DELAYED = 5 /* ours; Kafka and the persisted state know it as Available */
+    /* ours; Kafka and the persisted state know them as Available */
+    MQD_SHARE_DELAYED = 5,
+    MQD_SHARE_WAITING = 6 /* with FIFO: an earlier record of its key is open */
 };
 enum mqd_share_type { MQD_SHARE_GAP, MQD_SHARE_ACCEPT, MQD_SHARE_RELEASE, MQD_SHARE_REJECT, MQD_SHARE_RENEW };
 enum mqd_share_error { MQD_SHARE_INVALID_REQUEST = 42, MQD_SHARE_INVALID_RECORD_STATE = 121 };
@@ -78,6 +87,7 @@ struct mqd_share_settings {
     /* before the second delivery, doubled for each further one; 0: no delay */
     int32_t backoff_ms, backoff_ms_max;
     uint8_t dead_letters; /* what is rejected or exhausted gets one before it is archived */
+    uint32_t fifo;        /* what the owner takes as a record's key, by a number of its own; 0: no FIFO */
 };
 
 /* Offsets of equal state and delivery count; of acquired ones, `count` includes this delivery. */
@@ -105,7 +115,7 @@ struct mqd_share {
     int64_t log_start;                   /* of the partition's log, as far as known here */
     int64_t first_maybe;                 /* no offset below it is Available */
     int64_t changed_first, changed_last; /* changes since the last difference lie within; first > last: none */
-    uint32_t open_count, acquired_count, delayed_count, archiving_count;
+    uint32_t open_count, acquired_count, delayed_count, archiving_count, waiting_count;
     uint32_t boundary_count;             /* neighbours from start to end that differ, as they are persisted */
     uint8_t start_moved;                 /* since the last difference */
     uint8_t starved;                     /* the last acquire ended early because the pool was used up */
@@ -115,6 +125,7 @@ struct mqd_share {
     uint32_t row_free, queue_used;       /* unused rows; queues of backoffs that are not empty */
     void **row_directory[8];             /* 1,024 blocks each, of 128 rows each */
     struct mqd_share_queue queues[MQD_SHARE_QUEUE_COUNT]; /* in the order of deadlines */
+    struct mqd_share_fifo *fifo;                          /* NULL: no FIFO */
 };
 
 void mqd_share_init(struct mqd_share *share, struct mqd_share_pool *pool, const struct mqd_share_settings *settings,
@@ -129,10 +140,21 @@ void mqd_share_check(const struct mqd_share *share);
 /* Where to read next: the first offset that may be acquired. -1: none now. */
 int64_t mqd_share_next(struct mqd_share *share);
 
+/* With FIFO: the offset from which on mqd_share_acquire needs the keys of records. Otherwise
+ * MQD_SHARE_NEVER. */
+int64_t mqd_share_hashed(const struct mqd_share *share);
+
+struct mqd_share_record {
+    int32_t delta; /* of its offset from the batch's first one */
+    uint32_t hash; /* of its key; 0: it has none, and no order */
+};
 /* a record batch in the log */
 struct mqd_share_batch {
     int64_t first, last;
     uint8_t skipped; /* control records, or an aborted transaction under read_committed: archived */
+    /* With FIFO: all that it has from mqd_share_hashed on. NULL: not known, it is not acquired now. */
+    const struct mqd_share_record *records;
+    uint32_t record_count;
 };
 struct mqd_share_acquisition {
     uint64_t member;

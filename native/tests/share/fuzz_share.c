@@ -23,6 +23,7 @@
 #define OFFSET_MAX (1ll << 60) /* no log is longer */
 #define STEPS_MAX 64
 #define SPAN_OFTEN 8192 /* larger ones are checked once, at the end */
+#define RECORDS_MAX 256
 #define RUNS_MAX 16
 
 static const struct mqd_share_name name = {.group_id = {(const uint8_t *)"jobs", 4}, .partition_index = 3};
@@ -66,6 +67,7 @@ static void acquire(struct world *w, struct input *in)
 {
     struct mqd_share *state = &w->partition.state;
     struct mqd_share_batch batches[4];
+    struct mqd_share_record records[4][RECORDS_MAX];
     struct mqd_share_run runs[RUNS_MAX];
     struct mqd_share_acquisition acquisition = {
         .member = byte_of(in) % 3, .now_ms = w->now_ms, .records_max = byte_of(in), .strict = byte_of(in) & 1};
@@ -77,6 +79,13 @@ static void acquire(struct world *w, struct input *in)
         uint8_t shape = byte_of(in);
         int64_t first = at + (i ? shape % 3 : 0), last = first + shape * (shape & 1 ? 40 : 1);
         batches[i] = (struct mqd_share_batch){.first = first, .last = last, .skipped = shape % 5 == 0};
+        if (shape % 7) { /* where there is FIFO: few keys, and holes */
+            batches[i].records = records[i];
+            for (int64_t offset = first; offset <= last && batches[i].record_count < RECORDS_MAX;
+                 offset += 1 + shape % 2)
+                records[i][batches[i].record_count++] =
+                    (struct mqd_share_record){(int32_t)(offset - first), (uint32_t)offset * shape % 5};
+        }
         at = last + 1;
     }
     uint32_t got = mqd_share_acquire(state, &acquisition, from, batches, count, runs, RUNS_MAX);

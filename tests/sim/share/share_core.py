@@ -20,6 +20,7 @@ ffi, lib = _module.ffi, _module.lib
 PREFIX = "MQD_PLANTED_"
 PLANTED = {name.removeprefix(PREFIX): getattr(lib, name) for name in dir(lib) if name.startswith(PREFIX)}
 AVAILABLE, ACQUIRED, DELAYED = lib.MQD_SHARE_AVAILABLE, lib.MQD_SHARE_ACQUIRED, lib.MQD_SHARE_DELAYED
+WAITING = lib.MQD_SHARE_WAITING
 ACKNOWLEDGED, ARCHIVED, ARCHIVING = lib.MQD_SHARE_ACKNOWLEDGED, lib.MQD_SHARE_ARCHIVED, lib.MQD_SHARE_ARCHIVING
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 INVALID_REQUEST, INVALID_RECORD_STATE = lib.MQD_SHARE_INVALID_REQUEST, lib.MQD_SHARE_INVALID_RECORD_STATE
@@ -36,9 +37,12 @@ class Run(NamedTuple):
 
 
 class Batch(NamedTuple):
+    """`records`: (delta of the offset, hash of the key), where there is FIFO."""
+
     first: int
     last: int
     skipped: bool = False
+    records: Sequence[tuple[int, int]] | None = None
 
 
 class Ack(NamedTuple):
@@ -54,6 +58,7 @@ class Settings(NamedTuple):
     backoff_ms: int = 0
     backoff_ms_max: int = 60_000
     dead_letters: bool = False
+    fifo: int = 0
 
 
 class Difference(NamedTuple):
@@ -87,6 +92,10 @@ class Share:
     def _runs(self, count: int) -> list[Run]:
         return [Run(run.first, run.last, run.state, run.count) for run in ffi.unpack(self._out, count)]
 
+    @property
+    def hashed(self) -> int:
+        return lib.mqd_share_hashed(self.native)
+
     def next(self) -> int:
         return lib.mqd_share_next(self.native)
 
@@ -94,7 +103,13 @@ class Share:
         self, member: int, now_ms: int, records_max: int, strict: bool, from_: int, batches: Sequence[Batch]
     ) -> list[Run]:
         acquisition = ffi.new("struct mqd_share_acquisition *", (member, now_ms, records_max, strict))
-        given = ffi.new("struct mqd_share_batch[]", list(batches))
+        keys = [
+            ffi.NULL if one.records is None else ffi.new("struct mqd_share_record[]", one.records) for one in batches
+        ]
+        given = ffi.new(
+            "struct mqd_share_batch[]",
+            [(*one[:3], kept, len(one.records or ())) for one, kept in zip(batches, keys, strict=True)],
+        )
         return self._runs(lib.mqd_share_acquire(self.native, acquisition, from_, given, len(batches), self._out, RUNS))
 
     def acknowledge(self, member: int, acks: Sequence[Ack], now_ms: int) -> int:

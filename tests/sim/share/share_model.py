@@ -22,18 +22,22 @@ from tests.sim.share.share_core import (
     RENEW,
     RUN_COUNT_MAX,
     SPAN_MAX,
+    WAITING,
     Ack,
     Batch,
     Run,
     Settings,
 )
 
+UNKNOWN = -1
+
 
 class Record:
-    __slots__ = ("count", "deadline_ms", "member", "state")
+    __slots__ = ("count", "deadline_ms", "key_hash", "member", "state")
 
     def __init__(self, state: int = AVAILABLE, count: int = 0) -> None:
         self.state, self.count, self.member, self.deadline_ms = state, count, -1, NEVER
+        self.key_hash = 0  # 0: no key, or not known
 
     @property
     def key(self) -> tuple[int, int]:
@@ -60,6 +64,7 @@ def runs_of(keys: Sequence[tuple[int, int]], start: int) -> list[Run]:
 class ShareModel:
     def __init__(self, settings: Settings, start: int) -> None:
         self.settings, self.start, self.log_start_offset = settings, start, 0
+        self.fifo, self.hashed_to = 0, start
         self.records: list[Record] = []  # from start to end
 
     @property
@@ -80,6 +85,52 @@ class ShareModel:
 
     def open_count(self) -> int:
         return sum(not record.is_finished for record in self.records)
+
+    # -- FIFO --------------------------------------------------------------------------------------
+
+    @property
+    def hashed(self) -> int:
+        return max(self.hashed_to, self.start) if self.fifo else NEVER
+
+    def follow(self) -> None:
+        """The settings select another key."""
+        if self.fifo != self.settings.fifo:
+            self.fifo, self.hashed_to = self.settings.fifo, self.start
+            for record in self.records:
+                record.key_hash = 0
+
+    def blocked(self) -> set[int]:
+        """The offsets that have an earlier open record of their key."""
+        found, keys = set(), set()
+        for offset, record in enumerate(self.records, self.start):
+            if record.key_hash and not record.is_finished:
+                if record.key_hash in keys:
+                    found.add(offset)
+                keys.add(record.key_hash)
+        return found
+
+    def state_of(self, offset: int) -> int:
+        """As the core has it."""
+        state = self.at(offset).state
+        return WAITING if state == AVAILABLE and self.fifo and offset in self.blocked() else state
+
+    def skip(self, first: int, last: int) -> bool:
+        if not self.archive(first, last):
+            return False
+        self.hashed_to = max(self.hashed_to, last + 1)
+        return True
+
+    def offsets_of(self, batch: Batch, first: int) -> list[tuple[int, int | None]]:
+        """The batch's offsets, each with the hash of its key if that is needed: None = the log does not
+        have it, UNKNOWN = nothing from here on is acquired.
+        """
+        if batch.records is None and batch.last >= self.hashed:
+            return [(offset, 0) for offset in range(first, self.hashed)] + [(self.hashed, UNKNOWN)]
+        keys = {batch.first + delta: key_hash for delta, key_hash in batch.records or ()}
+        return [
+            (offset, keys.get(offset) if offset >= self.hashed else 0)
+            for offset in range(max(first, self.start), batch.last + 1)
+        ]
 
     def positions(self) -> tuple[int, int, int, int, int, int]:
         acquired = [record for record in self.records if record.state == ACQUIRED]
@@ -102,10 +153,15 @@ class ShareModel:
         return (len(self.records) < open_max or self.open_count() < open_max) and self.has_room()
 
     def next(self) -> int:
+        self.follow()
+        blocked = self.blocked() if self.fifo else ()
+        found = self.end
         for offset, record in enumerate(self.records, self.start):
-            if record.state == AVAILABLE:
-                return offset
-        return self.end if self.may_open() else -1
+            if record.state == AVAILABLE and offset not in blocked:
+                found = offset
+                break
+        found = min(found, self.hashed)
+        return found if found < self.end or self.may_open() else -1
 
     def deadline_ms(self, now_ms: int) -> int:
         """Of what is locked now: not before what was locked earlier."""
@@ -137,7 +193,10 @@ class ShareModel:
         self, member: int, now_ms: int, records_max: int, strict: bool, from_: int, batches: Sequence[Batch]
     ) -> list[tuple[int, int]]:
         """(offset, count) of what is acquired."""
+        self.follow()
         acquired: list[tuple[int, int]] = []
+        blocked = self.blocked() if self.fifo else set()
+        keys = {record.key_hash for record in self.records if not record.is_finished}
         most = records_max if strict else SPAN_MAX
         deadline_ms = self.deadline_ms(now_ms)
         position = max(from_, self.start)
@@ -147,14 +206,20 @@ class ShareModel:
             if batch.last < position:
                 continue
             first = max(batch.first, position)
-            if position < first and not self.archive(position, first - 1):
+            if position < first and not self.skip(position, first - 1):
                 break
             if batch.skipped:
-                if not self.archive(first, batch.last):
+                if not self.skip(first, batch.last):
                     break
                 position = batch.last + 1
                 continue
-            for offset in range(max(first, self.start), batch.last + 1):
+            for offset, key_hash in self.offsets_of(batch, first):
+                if key_hash == UNKNOWN:
+                    break
+                if key_hash is None:
+                    self.skip(offset, offset)
+                if offset < self.start or key_hash is None:
+                    continue
                 if len(acquired) >= most:
                     break
                 if offset == self.end:
@@ -162,7 +227,13 @@ class ShareModel:
                         break
                     self.records.append(Record())
                 record = self.at(offset)
-                if record.state != AVAILABLE:
+                if self.fifo and offset >= self.hashed:
+                    self.hashed_to = offset + 1
+                    record.key_hash = key_hash
+                    if key_hash and not record.is_finished:
+                        blocked |= {offset} if key_hash in keys else set()
+                        keys.add(key_hash)
+                if record.state != AVAILABLE or offset in blocked:
                     continue
                 if record.count >= self.settings.delivery_limit:
                     record.state = self.archived_state()
@@ -223,18 +294,20 @@ class ShareModel:
             before = ack.last
         before = -1
         for ack in acks:
-            if ack.first == before >= 0:
+            if ack.first == before >= self.start:
                 return INVALID_RECORD_STATE  # it is not held any more by then
             before = ack.last
-            for offset in range(max(ack.first, self.log_start_offset), ack.last + 1):
-                if not self.start <= offset < self.end:
-                    return INVALID_RECORD_STATE
+            if ack.last >= self.start and not self.records:
+                return INVALID_RECORD_STATE
+            if ack.last >= max(self.start, self.end):
+                return INVALID_REQUEST
+            for offset in range(max(ack.first, self.start), ack.last + 1):  # below, everything has ended
                 record = self.at(offset)
                 if record.state != ACQUIRED or record.member != member or record.deadline_ms <= now_ms:
                     return INVALID_RECORD_STATE
         for ack in acks:
             deadline_ms = self.deadline_ms(now_ms)
-            for offset in range(max(ack.first, self.log_start_offset), ack.last + 1):
+            for offset in range(max(ack.first, self.start), ack.last + 1):
                 kind = ack.types[0 if len(ack.types) == 1 else offset - ack.first]
                 if kind == RENEW:
                     self.at(offset).deadline_ms = deadline_ms

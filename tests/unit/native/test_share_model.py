@@ -1,6 +1,6 @@
 """The state of share-partitions in C against a plain array in Python: the same histories by chance,
-the same answers, the same state after each step, and the invariants S1 to S9 and L1; and that each
-planted bug is found.
+the same answers, the same state after each step, and the invariants S1 to S9, L1 and F1; and that
+each planted bug is found.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.sim.share.share_core import (
     RENEW,
     RUN_COUNT_MAX,
     SPAN_MAX,
+    WAITING,
     Ack,
     Batch,
     Run,
@@ -47,11 +48,14 @@ class History:
             self.random.choice([7, 60, 2_000]),
             *self.backoff(),
             self.random.random() < 0.5,
+            self.random.choice([0, 1, 1]),
         )
         # near the end of a page, or so that pages share a place of the directory
         start = self.random.choice([0, 1_000, 1_020, (1 << 21) - 9, (1 << 33) + 1_023])
         self.core, self.model = Share(self.settings, start, planted), ShareModel(self.settings, start)
         self.size_max = self.random.choice(sizes)
+        self.key_count = self.random.choice([2, 9, 5_000])
+        self.keys: dict[int, tuple[int, int]] = {}  # by the setting 1 and by 2; 0: none
         self.log: list[Batch] = []
         self.log_end = start
         self.persisted: dict[int, tuple[int, int]] = {}
@@ -73,7 +77,34 @@ class History:
             hole = self.random.choice([0, 0, 0, 1, 3, 1_500 if self.size_max > 40 else 2])
             first = self.log_end + hole
             self.log_end = first + self.random.randint(1, self.size_max)
-            self.log.append(Batch(first, self.log_end - 1, self.random.random() < 0.15))
+            batch = Batch(first, self.log_end - 1, self.random.random() < 0.15)
+            self.log.append(batch)
+            for offset in range(batch.first, self.log_end):
+                if not batch.skipped and self.random.random() < 0.98:
+                    self.keys[offset] = (self.key(), self.key())
+
+    def key(self) -> int:
+        return self.random.choice([0, *[(self.random.randrange(self.key_count) + 1) * 2_654_435_761 & 0xFFFFFFFF] * 9])
+
+    def with_keys(self, batch: Batch) -> Batch:
+        fifo, hashed = self.settings.fifo, self.model.hashed
+        if not fifo or batch.skipped or batch.last < hashed or self.random.random() < 0.02:
+            return batch
+        first = max(batch.first, self.random.choice([batch.first, hashed]))
+        offsets = [offset for offset in range(first, batch.last + 1) if offset in self.keys]
+        return batch._replace(records=[(offset - batch.first, self.keys[offset][fifo - 1]) for offset in offsets])
+
+    def check_order(self, got: Sequence[int]) -> None:
+        """F1. All that is open is below the end of the last batch that was looked at."""
+        fifo = self.settings.fifo
+        if not fifo or not got:
+            return
+        open_keys = set()
+        for offset in range(self.core.start, max(got) + 1):
+            key = self.keys.get(offset, (0, 0))[fifo - 1]
+            assert not key or offset not in got or key not in open_keys, "F1"
+            if key and self.core.at(offset)[0] not in (ACKNOWLEDGED, ARCHIVED):
+                open_keys.add(key)
 
     def acquire(self) -> None:
         position = self.core.next()
@@ -81,6 +112,7 @@ class History:
         if position < 0:
             return
         batches = [batch for batch in self.log if batch.last >= position][: self.random.choice([1, 3, 20])]
+        batches = [self.with_keys(batch) for batch in batches]
         member, records_max = self.random.choice(MEMBERS), self.random.choice([1, 4, 100, 500])
         strict = self.random.random() < 0.5
         requested = (member, self.now_ms, records_max, strict, position, batches)
@@ -95,6 +127,7 @@ class History:
             assert self.counts.get(offset, 0) < count <= self.settings.delivery_limit, "S3"
             assert self.earliest.get(offset, 0) <= self.now_ms, "S9"
             self.counts[offset] = count
+        self.check_order([offset for offset, _ in got])
         assert not strict or len(got) <= records_max
         if len(got) > 1 and self.settings.delivery_limit > 1:
             assert all(count < self.settings.delivery_limit for _, count in got), "the last delivery is alone"
@@ -196,6 +229,8 @@ class History:
             self.settings = self.settings._replace(backoff_ms=backoff_ms, backoff_ms_max=backoff_ms_max)
         if self.random.random() < 0.1:
             self.settings = self.settings._replace(dead_letters=not self.settings.dead_letters)
+        if self.random.random() < 0.1:
+            self.settings = self.settings._replace(fifo=self.random.choice([0, 1, 1, 2]))
         self.core.set(self.settings)
         self.model.settings = self.settings
 
@@ -247,8 +282,13 @@ class History:
         assert self.core.positions() == self.model.positions()
         assert self.core.snapshot() == self.model.snapshot()
         assert self.core.next() == self.model.next()
+        assert self.core.hashed == self.model.hashed
+        blocked = self.model.blocked()
         for offset, record in enumerate(self.model.records[:20], self.model.start):
-            assert self.core.at(offset) == (record.state, record.count)
+            assert self.core.at(offset) == (
+                WAITING if offset in blocked and record.state == AVAILABLE else record.state,
+                record.count,
+            )
         assert self.core.start >= self.start_max, "S4"
         self.start_max = self.core.start
 

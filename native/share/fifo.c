@@ -1,0 +1,397 @@
+/* FIFO: the records of a key are delivered one after the other (F1). See share/state.h.
+ *
+ * A slot of 16 bytes for each open offset that has a key, in blocks of 512 beside the pages. The first
+ * open record of each key is in a bucket by its hash; the later ones, Waiting, are linked behind it. So
+ * what a record costs does not depend on how many there are, and finishing one needs no memory.
+ *
+ * The buckets grow one by one, each time by splitting one (linear hashing), when there are more keys
+ * than buckets. Without memory they stay as many, and are longer. */
+#include <string.h>
+
+#include "base/assert.h"
+#include "share/internal.h"
+
+#define NONE UINT32_MAX
+#define LATER (UINT32_MAX - 1) /* `tail` of what is not the first of its key */
+#define PLACE_MASK ((1u << 21) - 1)
+#define SLOT_BITS 9    /* of a block */
+#define BUCKET_BITS 11 /* of a block */
+#ifdef MQD_PLANTED
+#define FIRST_BITS 1 /* short histories split buckets, too */
+#else
+#define FIRST_BITS BUCKET_BITS
+#endif
+#define BUCKET_BLOCK_COUNT 512
+#define POINTER_BITS 10
+#define SLOT_DIRECTORY_COUNT 4
+
+struct slot {       /* places are offsets modulo 2^21 */
+    uint32_t hash;  /* 0: no key, or finished */
+    uint32_t next;  /* of its key */
+    uint32_t tail;  /* of its key; LATER */
+    uint32_t chain; /* the next first one in the bucket */
+};
+
+struct mqd_share_fifo {
+    uint32_t id; /* of the settings */
+    uint32_t key_count;
+    uint32_t bits, split;                          /* 2^bits + split buckets; those below `split` are split already */
+    int64_t hashed;                                /* all open offsets below it have a slot, or no key */
+    struct slot **directory[SLOT_DIRECTORY_COUNT]; /* 1,024 blocks each */
+    uint32_t *buckets[BUCKET_BLOCK_COUNT];
+};
+_Static_assert(sizeof(struct slot) << SLOT_BITS == MQD_SHARE_BLOCK_BYTES, "slots fill a block");
+_Static_assert(sizeof(struct mqd_share_fifo) <= MQD_SHARE_BLOCK_BYTES, "it fits into a block");
+
+int64_t mqd_share_hashed(const struct mqd_share *share)
+{
+    if (!share->fifo)
+        return MQD_SHARE_NEVER;
+    return share->fifo->hashed > share->start ? share->fifo->hashed : share->start;
+}
+
+/* ---- slots ---- */
+
+static uint32_t place_of(int64_t offset)
+{
+    return (uint32_t)offset & PLACE_MASK;
+}
+
+static int64_t offset_of(const struct mqd_share *share, uint32_t place)
+{
+    return share->start + ((place - (uint32_t)share->start) & PLACE_MASK);
+}
+
+static struct slot **block_of(const struct mqd_share_fifo *fifo, uint32_t place)
+{
+    struct slot **blocks = fifo->directory[place >> (SLOT_BITS + POINTER_BITS)];
+    return blocks ? &blocks[place >> SLOT_BITS & ((1u << POINTER_BITS) - 1)] : NULL;
+}
+
+/* Of a place that has one. */
+static struct slot *slot_of(const struct mqd_share_fifo *fifo, uint32_t place)
+{
+    return &(*block_of(fifo, place))[place & ((1u << SLOT_BITS) - 1)];
+}
+
+/* NULL: it has no key here. */
+static struct slot *slot_find(const struct mqd_share_fifo *fifo, int64_t offset)
+{
+    struct slot **block = block_of(fifo, place_of(offset));
+    struct slot *slot = block && *block ? slot_of(fifo, place_of(offset)) : NULL;
+    return slot && slot->hash ? slot : NULL;
+}
+
+static void *take_zeroed(struct mqd_share *share)
+{
+    void *block = mqd_share_pool_take(share->pool);
+    return block ? memset(block, 0, MQD_SHARE_BLOCK_BYTES) : NULL;
+}
+
+static struct slot *slot_make(struct mqd_share *share, uint32_t place)
+{
+    struct mqd_share_fifo *fifo = share->fifo;
+    struct slot ***blocks = &fifo->directory[place >> (SLOT_BITS + POINTER_BITS)];
+    if (!*blocks && !(*blocks = take_zeroed(share)))
+        return NULL;
+    struct slot **block = block_of(fifo, place);
+    if (!*block && !(*block = take_zeroed(share)))
+        return NULL;
+    return slot_of(fifo, place);
+}
+
+void mqd_share_fifo_page_drop(struct mqd_share *share, int64_t offset)
+{
+    for (int half = 0; share->fifo && half < 2; half++) {
+        uint32_t place = (place_of(offset) & ~(uint32_t)PAGE_MASK) + (half ? 1u << SLOT_BITS : 0);
+        struct slot **block = block_of(share->fifo, place);
+        if (!block || !*block)
+            continue;
+        mqd_share_pool_return(share->pool, *block);
+        *block = NULL;
+    }
+}
+
+/* ---- buckets ---- */
+
+static uint32_t bucket_count(const struct mqd_share_fifo *fifo)
+{
+    return (1u << fifo->bits) + fifo->split;
+}
+
+static uint32_t *bucket_at(struct mqd_share_fifo *fifo, uint32_t index)
+{
+    return &fifo->buckets[index >> BUCKET_BITS][index & ((1u << BUCKET_BITS) - 1)];
+}
+
+static uint32_t *bucket_of(struct mqd_share_fifo *fifo, uint32_t hash)
+{
+    uint32_t index = hash & ((1u << fifo->bits) - 1);
+    if (index < fifo->split)
+        index = hash & ((2u << fifo->bits) - 1);
+    return bucket_at(fifo, index);
+}
+
+/* Where the first one of a key is linked from, or NONE is. */
+static uint32_t *link_of(struct mqd_share_fifo *fifo, uint32_t hash)
+{
+    uint32_t *link = bucket_of(fifo, hash);
+    while (*link != NONE && slot_of(fifo, *link)->hash != hash)
+        link = &slot_of(fifo, *link)->chain;
+    return link;
+}
+
+static bool buckets_add(struct mqd_share *share, uint32_t index)
+{
+    uint32_t **block = &share->fifo->buckets[index >> BUCKET_BITS];
+    if (*block)
+        return true;
+    if (!(*block = mqd_share_pool_take(share->pool)))
+        return false;
+    memset(*block, 0xff, MQD_SHARE_BLOCK_BYTES);
+    return true;
+}
+
+static void split_one(struct mqd_share *share)
+{
+    struct mqd_share_fifo *fifo = share->fifo;
+    uint32_t old = fifo->split, bit = 1u << fifo->bits, added = old + bit;
+    if (added >= BUCKET_BLOCK_COUNT << BUCKET_BITS || !buckets_add(share, added))
+        return;
+    for (uint32_t *link = bucket_at(fifo, old); *link != NONE;) {
+        uint32_t place = *link;
+        struct slot *slot = slot_of(fifo, place);
+        if (!(slot->hash & bit)) {
+            link = &slot->chain;
+            continue;
+        }
+        *link = slot->chain;
+        if (PLANTED(share, LOST_KEY))
+            continue;
+        slot->chain = *bucket_at(fifo, added);
+        *bucket_at(fifo, added) = place;
+    }
+    if (++fifo->split == bit) {
+        fifo->bits++;
+        fifo->split = 0;
+    }
+}
+
+/* There are no keys. */
+static void buckets_shrink(struct mqd_share *share)
+{
+    struct mqd_share_fifo *fifo = share->fifo;
+    for (uint32_t block = 1; block < BUCKET_BLOCK_COUNT && fifo->buckets[block]; block++) {
+        mqd_share_pool_return(share->pool, fifo->buckets[block]);
+        fifo->buckets[block] = NULL;
+    }
+    fifo->bits = FIRST_BITS;
+    fifo->split = 0;
+}
+
+/* ---- beginning and ending ---- */
+
+void mqd_share_fifo_free(struct mqd_share *share)
+{
+    struct mqd_share_fifo *fifo = share->fifo;
+    if (!fifo)
+        return;
+    buckets_shrink(share);
+    if (fifo->buckets[0])
+        mqd_share_pool_return(share->pool, fifo->buckets[0]);
+    for (uint32_t index = 0; index < SLOT_DIRECTORY_COUNT; index++) {
+        struct slot **blocks = fifo->directory[index];
+        for (uint32_t block = 0; blocks && block < 1u << POINTER_BITS; block++)
+            if (blocks[block])
+                mqd_share_pool_return(share->pool, blocks[block]);
+        if (blocks)
+            mqd_share_pool_return(share->pool, blocks);
+    }
+    mqd_share_pool_return(share->pool, fifo);
+    share->fifo = NULL;
+}
+
+static void make_available(struct mqd_share *share, int64_t offset)
+{
+    uint64_t cell = cell_of(share, offset);
+    mqd_share_cells_set(share, page_of(share, offset), offset, 1,
+                        cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), cell & CELL_CHANGED, 0));
+    if (offset < share->first_maybe)
+        share->first_maybe = offset;
+}
+
+bool mqd_share_fifo_follow(struct mqd_share *share)
+{
+    if ((share->fifo ? share->fifo->id : 0) == share->settings.fifo)
+        return true;
+    if (share->fifo && share->settings.fifo && PLANTED(share, OLD_KEYS))
+        return true;
+    mqd_share_fifo_free(share);
+    for (int64_t offset = share->start; share->waiting_count && offset < share->end; offset++) {
+        if (!page_of(share, offset)->waiting)
+            offset = page_end(offset) - 1;
+        else if (cell_state(cell_of(share, offset)) == MQD_SHARE_WAITING)
+            make_available(share, offset);
+    }
+    if (!share->settings.fifo)
+        return true;
+    if (!(share->fifo = take_zeroed(share)))
+        return false;
+    share->fifo->id = share->settings.fifo;
+    share->fifo->hashed = share->start;
+    share->fifo->bits = FIRST_BITS;
+    return true;
+}
+
+/* ---- keys ---- */
+
+void mqd_share_fifo_pass(struct mqd_share *share, int64_t offset)
+{
+    if (share->fifo && offset > share->fifo->hashed)
+        share->fifo->hashed = offset;
+}
+
+/* Behind what is open of its key. */
+static void link_behind(struct mqd_share *share, struct slot *first, struct slot *slot, int64_t offset)
+{
+    uint64_t cell = cell_of(share, offset);
+    struct slot *before = PLANTED(share, NOT_LAST) ? first : slot_of(share->fifo, first->tail);
+    slot->tail = LATER;
+    slot->next = before->next;
+    before->next = place_of(offset);
+    if (slot->next == NONE)
+        first->tail = place_of(offset);
+    if (cell_state(cell) == MQD_SHARE_AVAILABLE)
+        mqd_share_cells_set(share, page_of(share, offset), offset, 1,
+                            cell_make(MQD_SHARE_WAITING, cell_count(cell), cell & CELL_CHANGED, 0));
+}
+
+bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
+{
+    struct mqd_share_fifo *fifo = share->fifo;
+    uint32_t place = place_of(offset);
+    MQD_ASSERT(offset >= mqd_share_hashed(share), "F1: %lld comes after %lld", (long long)offset,
+               (long long)mqd_share_hashed(share));
+    if (hash && !cell_finished(cell_of(share, offset))) {
+        struct slot *slot = buckets_add(share, 0) ? slot_make(share, place) : NULL;
+        if (!slot)
+            return false;
+        uint32_t *link = link_of(fifo, hash);
+        slot->hash = hash;
+        if (*link != NONE) {
+            link_behind(share, slot_of(fifo, *link), slot, offset);
+        } else {
+            slot->next = slot->chain = NONE;
+            slot->tail = *link = place;
+            if (++fifo->key_count > bucket_count(fifo))
+                split_one(share);
+        }
+    }
+    fifo->hashed = offset + 1;
+    return true;
+}
+
+/* The next one of a key takes the place of the first. */
+static void succeed(struct mqd_share *share, const struct slot *first, uint32_t *link)
+{
+    struct slot *next = slot_of(share->fifo, first->next);
+    int64_t offset = offset_of(share, first->next);
+    *link = first->next;
+    next->tail = first->tail;
+    next->chain = first->chain;
+    if (cell_state(cell_of(share, offset)) == MQD_SHARE_WAITING && !PLANTED(share, FORGOTTEN))
+        make_available(share, offset);
+}
+
+/* What was acquired before FIFO began ends in any order. */
+static void unlink_later(struct mqd_share *share, uint32_t first, uint32_t place)
+{
+    struct mqd_share_fifo *fifo = share->fifo;
+    uint32_t before = first;
+    while (slot_of(fifo, before)->next != place) {
+        before = slot_of(fifo, before)->next;
+        if (before == NONE && PLANTED(share, LOST_KEY))
+            return;
+        MQD_ASSERT(before != NONE, "F1: %lld is not linked", (long long)offset_of(share, place));
+    }
+    if ((slot_of(fifo, before)->next = slot_of(fifo, place)->next) == NONE)
+        slot_of(fifo, first)->tail = before;
+}
+
+/* It is not open any more. */
+static void unlink_one(struct mqd_share *share, struct slot *slot, uint32_t place)
+{
+    struct mqd_share_fifo *fifo = share->fifo;
+    uint32_t *link = link_of(fifo, slot->hash);
+    if (*link == NONE && PLANTED(share, LOST_KEY))
+        return;
+    MQD_ASSERT(*link != NONE, "F1: the key of %lld is not found", (long long)offset_of(share, place));
+    slot->hash = 0;
+    if (*link != place) {
+        unlink_later(share, *link, place);
+    } else if (slot->next != NONE) {
+        succeed(share, slot, link);
+    } else {
+        *link = slot->chain;
+        if (--fifo->key_count == 0)
+            buckets_shrink(share);
+    }
+}
+
+void mqd_share_fifo_changed(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell)
+{
+    uint32_t state = cell_state(cell), old_state = cell_state(old);
+    bool ends = (cell_finished(cell) && !cell_finished(old)) ||
+                (PLANTED(share, LETTER_PASSED) && state == MQD_SHARE_ARCHIVING) ||
+                (PLANTED(share, OVERTAKE) && old_state == MQD_SHARE_ACQUIRED);
+    bool freed = state == MQD_SHARE_AVAILABLE && (old_state == MQD_SHARE_ACQUIRED || old_state == MQD_SHARE_DELAYED) &&
+                 !PLANTED(share, LATER_FREED);
+    for (int64_t offset = first; (ends || freed) && offset < first + count; offset++) {
+        struct slot *slot = slot_find(share->fifo, offset);
+        if (slot && ends)
+            unlink_one(share, slot, place_of(offset));
+        else if (slot && slot->tail == LATER)
+            mqd_share_cells_set(share, page_of(share, offset), offset, 1,
+                                cell_make(MQD_SHARE_WAITING, cell_count(cell), cell & CELL_CHANGED, 0));
+    }
+}
+
+/* ---- for tests ---- */
+
+/* Returns how many open records the key has whose first one is at `place`. */
+static uint32_t check_key(const struct mqd_share *share, uint32_t place)
+{
+    const struct mqd_share_fifo *fifo = share->fifo;
+    uint32_t hash = slot_of(fifo, place)->hash, tail = slot_of(fifo, place)->tail, last = place, count = 0;
+    for (uint32_t at = place; at != NONE; last = at, at = slot_of(fifo, at)->next, count++) {
+        int64_t offset = offset_of(share, at);
+        const struct slot *slot = slot_of(fifo, at);
+        MQD_ASSERT(slot->hash == hash && offset < fifo->hashed && (at == place || offset > offset_of(share, last)),
+                   "F1: %lld is linked out of order", (long long)offset);
+        MQD_ASSERT((slot->tail == LATER) == (at != place), "F1: %lld is taken for the first", (long long)offset);
+        uint32_t state = cell_state(cell_of(share, offset));
+        MQD_ASSERT(state != (at == place ? MQD_SHARE_WAITING : MQD_SHARE_AVAILABLE) &&
+                       !cell_finished(cell_of(share, offset)),
+                   "F1: %lld is in state %u", (long long)offset, state);
+    }
+    MQD_ASSERT(last == tail, "F1: the last one of a key is %lld", (long long)offset_of(share, last));
+    return count;
+}
+
+void mqd_share_fifo_check(const struct mqd_share *share)
+{
+    struct mqd_share_fifo *fifo = share->fifo;
+    uint32_t keys = 0, linked = 0, open = 0;
+    if (!fifo || PLANTED_ANY(share))
+        return;
+    for (uint32_t index = 0; fifo->buckets[0] && index < bucket_count(fifo); index++)
+        for (uint32_t place = *bucket_at(fifo, index); place != NONE; place = slot_of(fifo, place)->chain, keys++) {
+            MQD_ASSERT(bucket_of(fifo, slot_of(fifo, place)->hash) == bucket_at(fifo, index),
+                       "F1: the key of %lld is in bucket %u", (long long)offset_of(share, place), index);
+            linked += check_key(share, place);
+        }
+    for (int64_t offset = share->start; offset < share->end; offset++)
+        open += slot_find(fifo, offset) != NULL;
+    MQD_ASSERT(keys == fifo->key_count && linked == open, "F1: %u keys, counted as %u; %u of %u offsets are linked",
+               keys, fifo->key_count, linked, open);
+}
