@@ -75,17 +75,17 @@ class ShareConsumer:
         """The next records, as soon as there are some; without any when `timeout` seconds passed
         (below 0: waits without end).
 
-        Implicit mode: what the previous call returned is accepted. Explicit mode: all of that must
+        Implicit mode: the records of the previous call are accepted. Explicit mode: they must all
         have been acknowledged, else IllegalStateException. Acknowledgements are sent; their results
         go to the callback of set_acknowledgement_commit_callback(). Raises KafkaException for an
-        error of the group or a topic, each once, and a fatal one always; records that cannot be
+        error of the group or a topic: each error once, but a fatal one on every call; records that cannot be
         read are rejected, and the KafkaException (_BAD_MSG) says which.
         """
         return self._take(self._config["max.poll.records"], False, timeout)
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> Messages:
         """As poll(), but no more than `num_messages` records are acquired, so that the others of the
-        group may have the rest. Of several brokers one is asked at a time.
+        group may have the rest. The request goes to one broker at a time.
         """
         if not 1 <= num_messages <= CONSUME_MAX:
             raise ValueError(f"num_messages must be between 1 and {CONSUME_MAX}")
@@ -102,7 +102,7 @@ class ShareConsumer:
             if self._config.is_explicit and core.is_holding:
                 raise IllegalStateException("not all records of the previous poll have been acknowledged")
             with self._runner.lock:
-                core.answer_all(ACCEPT)
+                core.acknowledge_all(ACCEPT)
             limits = Limits(count, 0, is_strict, self._config["fetch.min.bytes"], self._config["fetch.max.bytes"])
             wait_max_ms = self._config["fetch.wait.max.ms"]
             try:
@@ -129,12 +129,12 @@ class ShareConsumer:
         the next poll(), consume(), commit_sync() or commit_async(). Explicit mode only. Raises
         IllegalStateException when the record is not held (any more).
         """
-        # the way of each record: no more calls than it needs
+        # called for each record: as few calls as possible
         if type(message) is ShareMessage and self._user is None and not self._is_closed and os.getpid() == self._pid:
             if not self._config.is_explicit:
                 self._require_explicit()
             with self._runner.lock:
-                if self._core.answer((message._topic, message._partition), message._offset, _kind(ack_type)):
+                if self._core.acknowledge((message._topic, message._partition), message._offset, _kind(ack_type)):
                     return
         if not isinstance(message, confluent_kafka.Message):
             raise TypeError(f"argument 1 must be confluent_kafka.cimpl.Message, not {type(message).__name__}")
@@ -144,23 +144,23 @@ class ShareConsumer:
     def acknowledge_offset(
         self, topic: str, partition: int, offset: int, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
-        """As acknowledge(), by the record's place."""
+        """Like acknowledge(), by topic, partition and offset."""
         kind = _kind(ack_type)
         place, offset = _placed(topic, partition, offset)
         with self._call():
             self._require_explicit()
             with self._runner.lock:
-                self._answer([(place, offset)], kind)
+                self._acknowledge_held([(place, offset)], kind)
 
     def acknowledge_batch(
         self, messages: Iterable[confluent_kafka.Message], ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
-        """acknowledge() of each; of none when one of them is not held."""
+        """Acknowledges all of the messages, or none if one of them is not held."""
         kind, places = _kind(ack_type), _places(messages)
         with self._call():
             self._require_explicit()
             with self._runner.lock:
-                self._answer(places, kind)
+                self._acknowledge_held(places, kind)
 
     def _require_explicit(self) -> None:
         if not self._config.is_explicit:
@@ -168,7 +168,7 @@ class ShareConsumer:
                 "share.acknowledgement.mode is implicit: records are accepted by the next poll()"
             )
 
-    def _answer(self, places: list[tuple[Place, int]], kind: int) -> None:
+    def _acknowledge_held(self, places: list[tuple[Place, int]], kind: int) -> None:
         held = self._core.held
         if len(set(places)) < len(places):
             raise ValueError("a record is named twice")
@@ -176,19 +176,19 @@ class ShareConsumer:
             if offset not in held.get(place, ()):
                 raise IllegalStateException(f"{place[0]} [{place[1]}] at offset {offset} is not held by this consumer")
         for place, offset in places:
-            self._core.answer(place, offset, kind)
+            self._core.acknowledge(place, offset, kind)
 
     def commit_sync(self, timeout: float = COMMIT_S) -> Committed:
         """Sends the acknowledgements (implicit mode: accepts what the previous poll() returned) and
         waits for the broker. By partition: None, or the error; _TIMED_OUT where `timeout` seconds
-        (below 0: no end) passed without an answer. Empty when there was nothing to send.
+        (below 0: no end) passed without a response. Empty when there was nothing to send.
         """
         if not isinstance(timeout, (int, float)):
             raise TypeError(f"must be real number, not {type(timeout).__name__}")
         with self._call():
             if not self._config.is_explicit:
                 with self._runner.lock:
-                    self._core.answer_all(ACCEPT)
+                    self._core.acknowledge_all(ACCEPT)
             return self._settle(timeout)
 
     def commit_async(self) -> None:
@@ -196,13 +196,13 @@ class ShareConsumer:
         with self._call():
             if not self._config.is_explicit:
                 with self._runner.lock:
-                    self._core.answer_all(ACCEPT)
+                    self._core.acknowledge_all(ACCEPT)
             self._runner.call(self._core.flush)
             self._serve_outcomes()
 
     def renew(self, messages: Iterable[confluent_kafka.Message] | None = None, timeout: float = COMMIT_S) -> Committed:
-        """Lets the locks of these records begin again (KIP-1222); None: of all that are held. They
-        remain to be acknowledged. Acknowledgements that wait are sent, too. Returns as
+        """Renews the locks of these records (KIP-1222), or of all that are held (None). They must still
+        be acknowledged. Waiting acknowledgements are sent, too. Returns the same as
         commit_sync(). Raises KafkaException (_UNSUPPORTED_FEATURE) where the broker has no
         renewals.
         """
@@ -210,9 +210,9 @@ class ShareConsumer:
         with self._call():
             with self._runner.lock:
                 if places is None:
-                    self._core.answer_all(RENEW)
+                    self._core.acknowledge_all(RENEW)
                 else:
-                    self._answer(places, RENEW)
+                    self._acknowledge_held(places, RENEW)
             return self._settle(timeout)
 
     def _settle(self, timeout: float) -> Committed:

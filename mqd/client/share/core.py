@@ -1,15 +1,15 @@
-"""A member of a share group: membership, the sessions with the leaders, and what the application has
-been handed and has not answered. Sans-I/O: methods take the time, `take_sends()` has the requests to
-send, on_response() takes what came of them.
+"""A member of a share group: membership, the sessions with the leaders, and the records that the
+application holds and has not acknowledged. Sans-I/O: methods take the time, `take_sends()` returns
+the requests to send, on_response() takes their responses.
 
 Invariants
-    C1  a record that was handed out is in `held` until it is answered, once
-    C2  each answer ends as one Outcome, or is lost with the process
-    C3  records are fetched while the application waits for them, not ahead of it: the time of their
-        locks is the application's. What comes when it has stopped waiting is kept, and dropped when
-        its locks end
-    C4  with strict limits one leader is asked at a time
-    C5  next_ms is never later than what has to happen next
+    C1  a record that was handed out is in `held` until it is acknowledged, which happens once
+    C2  each acknowledgement has one Outcome, or is lost with the process
+    C3  records are fetched while the application waits for them, not ahead of it, so that it has the
+        whole time of their locks. Records that arrive after it has stopped waiting are kept, and
+        dropped when their locks expire
+    C4  with strict limits a fetch is sent to one leader at a time
+    C5  next_ms is never later than the next event
 Bounds: `ready` has one response a leader at most; problems are kept PROBLEMS_MAX, the oldest.
 """
 
@@ -121,14 +121,14 @@ class ShareCore:
         self.advance(now_ms)
 
     def want(self, limits: Limits | None, now_ms: int) -> None:
-        """The application waits for records; None: it does not any more."""
+        """The application waits for records; None: it has stopped waiting."""
         self.limits = limits
         if limits is not None:
             self.membership.on_polled(now_ms)
             self.flush(now_ms)
 
     def flush(self, now_ms: int) -> None:
-        """Every answer goes with a request now."""
+        """Sends all acknowledgements now."""
         self._is_flushing = True
         self.advance(now_ms)
 
@@ -150,33 +150,33 @@ class ShareCore:
             self.limits = None  # C3
         return found
 
-    def answer(self, place: Place, offset: int, kind: int) -> bool:
-        """False: the application does not hold this record. A renewed one it still holds (C1)."""
+    def acknowledge(self, place: Place, offset: int, kind: int) -> bool:
+        """False: the application does not hold this record. After a renewal it still holds the record (C1)."""
         offsets = self.held.get(place)
         owner = offsets.get(offset) if offsets else None
         if owner is None:
             return False
         if kind != RENEW:
             del self.held[place][offset]
-        self._answer(owner, place, Range(offset, offset, kind))
+        self._acknowledge(owner, place, Range(offset, offset, kind))
         return True
 
-    def answer_all(self, kind: int = ACCEPT) -> None:
-        """Of everything the application holds."""
+    def acknowledge_all(self, kind: int = ACCEPT) -> None:
+        """Acknowledges all records that the application holds."""
         held = self.held
         if kind != RENEW:
             self.held = {}
         for place, offsets in held.items():
             for owner, ranges in _runs(offsets):
                 for first, last in ranges:
-                    self._answer(owner, place, Range(first, last, kind))
+                    self._acknowledge(owner, place, Range(first, last, kind))
 
-    def _answer(self, owner: Owner, place: Place, one: Range) -> None:
+    def _acknowledge(self, owner: Owner, place: Place, one: Range) -> None:
         session, key = owner
         if session.is_dead:
             self.outcomes.append(Outcome(place, (one,), LOST))
         else:
-            session.answer(key, one)
+            session.acknowledge(key, one)
 
     @property
     def is_holding(self) -> bool:
@@ -186,13 +186,13 @@ class ShareCore:
         """Where acknowledgements wait for the broker."""
         found: set[Place] = set()
         for session in self.sessions.values():
-            under_way = session.under_way.answers if session.under_way is not None else {}
-            for answers in (session.answers, session.renewals, under_way):
-                found.update(self._place(key) for key, ranges in answers.items() if _of_records(ranges))
+            under_way = session.under_way.acknowledgements if session.under_way is not None else {}
+            for acknowledgements in (session.acknowledgements, session.renewals, under_way):
+                found.update(self._place(key) for key, ranges in acknowledgements.items() if _of_records(ranges))
         return found
 
     def close(self, now_ms: int) -> None:
-        """Answers go, sessions end, the member leaves; is_closed when all of it is done."""
+        """Sends the acknowledgements, ends the sessions and leaves the group; then is_closed is true."""
         self.is_closing, self.limits = True, None
         self.membership.subscribe((), now_ms)
         self.advance(now_ms)
@@ -286,9 +286,9 @@ class ShareCore:
             if session.under_way is not None or not session.is_open:
                 continue
             if self.is_closing or not (self.subscription or self.is_holding):
-                self._acknowledge(session, is_final=True)
+                self._send_acknowledgements(session, is_final=True)
             elif self._is_flushing and not session.is_settled:
-                self._acknowledge(session)
+                self._send_acknowledgements(session)
         if all(session.is_settled for session in self.sessions.values()):
             self._is_flushing = False
 
@@ -315,12 +315,12 @@ class ShareCore:
         assert limits is not None
         if limits.is_strict and leader_count > 1:
             limits = limits._replace(wait_ms=min(limits.wait_ms, ASK_ONE_MS))
-        message = session.fetch(wanted, limits)
+        message = session.fetch_request(wanted, limits)
         more = {"version_min": 2} if limits.is_strict else {}
         self._send(Target("share", node_id), SHARE_FETCH, message, "share", session, wait_ms=limits.wait_ms, **more)
 
-    def _acknowledge(self, session: Session, is_final: bool = False) -> None:
-        message = session.acknowledge(is_final)
+    def _send_acknowledgements(self, session: Session, is_final: bool = False) -> None:
+        message = session.acknowledge_request(is_final)
         more = {"version_min": 2} if message.is_renew_ack else {}
         self._send(Target("share", session.node_id), SHARE_ACKNOWLEDGE, message, "share", session, **more)
 
@@ -393,7 +393,7 @@ class ShareCore:
             self.coordinator = None
             self._later("coordinator", now_ms)
         if error is not None:
-            self.membership.on_unanswered(now_ms)
+            self.membership.on_no_response(now_ms)
             return
         problem = self.membership.on_response(response, epoch, now_ms)
         if problem is not None:
@@ -405,7 +405,7 @@ class ShareCore:
         request, node_id = session.under_way, session.node_id
         assert request is not None
         if error is not None:
-            self._settle(session.on_unanswered())
+            self._settle(session.on_no_response())
             self._later(node_id, now_ms)
             self._refresh(now_ms)
             return
@@ -457,8 +457,8 @@ class ShareCore:
                 except ProtocolError as error:
                     self._report(Problem(KafkaError._BAD_MSG, str(error)))
                     continue
-                for answer in fetched.answers:
-                    session.answer(key, answer)
+                for ranges in fetched.acknowledgements:
+                    session.acknowledge(key, ranges)
                 if fetched.problem:
                     self._report(Problem(KafkaError._BAD_MSG, fetched.problem))
                 if fetched.messages:

@@ -141,7 +141,7 @@ def _require(version: int, send: Send) -> None:
         name = KNOWN[send.api_key].name
         raise failure(
             KafkaError._UNSUPPORTED_FEATURE,
-            f"the broker does not answer {name} {send.version_min}, which renewals and consume() with a limit need",
+            f"the broker does not support {name} {send.version_min}, which renewals and consume() with a limit need",
         )
 
 

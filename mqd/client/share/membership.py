@@ -58,12 +58,12 @@ class Membership:
         self._interval_ms = INTERVAL_FIRST_MS
         self._failures = 0
         self._polled_ms = 0
-        self._has_left = True  # the coordinator knows of no such member
+        self._has_left = True  # or has never joined
 
     # -- the application ---------------------------------------------------------------------------
 
     def subscribe(self, topics: tuple[str, ...], now_ms: int) -> None:
-        """Joins, or changes what the member wants. () leaves."""
+        """Joins, or changes the subscription. () leaves."""
         self._topics = topics
         if self.state is State.FATAL:
             return
@@ -101,7 +101,7 @@ class Membership:
         return None
 
     def request(self, now_ms: int) -> ShareGroupHeartbeatRequest | None:
-        """The heartbeat that is due; ended by on_response() or on_unanswered()."""
+        """The heartbeat that is due; ended by on_response() or on_no_response()."""
         if self.is_under_way or self._due_ms is None or now_ms < self._due_ms:
             return None
         self.is_under_way = True
@@ -115,12 +115,12 @@ class Membership:
         self._has_left = False
         return message
 
-    def on_unanswered(self, now_ms: int) -> None:
+    def on_no_response(self, now_ms: int) -> None:
         self.is_under_way = False
         self._later(now_ms)
 
     def _later(self, now_ms: int) -> None:
-        """The coordinator may have heard it or not: everything is said again."""
+        """The coordinator may not have received it: everything is sent again."""
         self._sent = None
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1

@@ -81,9 +81,9 @@ def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: 
 
 
 def _shared(settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, over_tcp: OpenLink) -> OpenLink:
-    """This host's broker by shared memory, those of other hosts by TCP. Two attachments: a fetch that
-    is parked does not delay a heartbeat, since answers keep their order. Both stay with this broker,
-    whichever else bootstrap.servers names: a session belongs to its leader.
+    """This host's broker by shared memory, other hosts by TCP. Two attachments, so that a parked fetch
+    does not delay a heartbeat, which otherwise would wait for its turn. Both stay with this
+    broker, even if bootstrap.servers has others: a session belongs to its leader.
     """
     settings = settings._replace(own={**settings.own, "mqd.socket.path": choice.socket_path})
 

@@ -54,13 +54,13 @@ def _unpickled(fields: tuple, delivery_count: int) -> ShareMessage:
 
 
 class Fetched(NamedTuple):
-    """`offsets` of the messages; `answers`: gaps and rejections. `problem`: why records were
+    """`offsets` of the messages; `acknowledgements`: gaps and rejections. `problem`: why records were
     rejected, or "".
     """
 
     messages: list[ShareMessage]
     offsets: list[int]
-    answers: list[Range]
+    acknowledgements: list[Range]
     problem: str = ""
 
 
@@ -82,17 +82,17 @@ def read(place: Place, data: bytes | None, acquired: Iterable[Acquired], crc: bo
                     view = _records(place, header, batch, end, crc)
                 except (ProtocolError, NativeError) as error:
                     rejected = _within(runs, max(header.base_offset, end), header.last_offset, REJECT)
-                    found.answers.extend([*_within(runs, end, header.base_offset - 1, GAP), *rejected])
+                    found.acknowledgements.extend([*_within(runs, end, header.base_offset - 1, GAP), *rejected])
                     problem = problem or f"{place[0]} [{place[1]}], batch at offset {header.base_offset}: {error}"
                     end = header.last_offset + 1
                     continue
             _take(view, runs, end, header.last_offset, found)
             end = header.last_offset + 1
     except ProtocolError as error:
-        found.answers.extend(_within(runs, end, OFFSET_MAX, REJECT))
+        found.acknowledgements.extend(_within(runs, end, OFFSET_MAX, REJECT))
         problem = problem or f"{place[0]} [{place[1]}] from offset {end} on: {error}"
     else:
-        found.answers.extend(_within(runs, end, OFFSET_MAX, GAP))
+        found.acknowledgements.extend(_within(runs, end, OFFSET_MAX, GAP))
     return found._replace(problem=problem)
 
 
@@ -157,7 +157,7 @@ def _take(view: RecordBatchView | None, runs: list[Acquired], first: int, last: 
         if low > high:
             continue
         if view is None:
-            found.answers.append(Range(low, high, GAP))
+            found.acknowledgements.append(Range(low, high, GAP))
             continue
         begin, end = view.offsets.searchsorted([low, high + 1]).tolist()
         messages, offsets = [], []
@@ -169,7 +169,7 @@ def _take(view: RecordBatchView | None, runs: list[Acquired], first: int, last: 
             found.messages.extend(messages)
             found.offsets.extend(offsets)
         if len(offsets) < high - low + 1:
-            found.answers.extend(_gaps(offsets, low, high))
+            found.acknowledgements.extend(_gaps(offsets, low, high))
 
 
 def _gaps(offsets: list[int], low: int, high: int) -> list[Range]:

@@ -1,8 +1,8 @@
 """The shell of a share consumer's core: sends its requests, keeps its time, and lets the application
 wait for it.
 
-A thread of its own works while the application does not call: heartbeats go on time, and fetches
-that were sent are received. While the application waits in a call, its own thread does the work.
+A thread of its own works while the application does not call: heartbeats are sent on time, and responses to
+fetches are received. While the application waits in a call, its own thread does the work.
 
     R1  the core is used with `_lock` held; requests are sent and the user's functions called without
     R2  each of the core's requests ends with one on_response(); a link that cannot send it, ends it

@@ -1,13 +1,13 @@
 """A share session with one leader (KIP-932): its epochs, the partitions that the leader has in it,
-the acknowledgements that wait for a request, and those that are under way. Sans-I/O.
+the acknowledgements that wait for a request, and those under way. Sans-I/O.
 
-A session object is one session from its first fetch to its end. When it has ended, what its records
-were acquired by is gone: later acknowledgements of them fail here, without a request.
+A session object is one session from its first fetch to its end. When it has ended, its records
+are no longer acquired: later acknowledgements of them fail here, without a request.
 
 Invariants
     H1  one request is under way at a time; epochs are 0, then 1, 2, ... and after 2^31-1 again 1
     H2  the first request is a fetch that names every partition and acknowledges nothing
-    H3  an acknowledgement is in `answers`, in `under_way` or reported; never in two of them
+    H3  an acknowledgement is in `acknowledgements`, in `under_way` or reported; never in two of them
     H4  the ranges of a request ascend, do not overlap, and are of records acquired in this session
 """
 
@@ -29,16 +29,16 @@ SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
 FINAL_EPOCH, EPOCH_MAX = -1, (1 << 31) - 1
 BATCH_RECORDS = 500
 LOST = int(ErrorCode.SHARE_SESSION_NOT_FOUND)
-UNKNOWN = int(ErrorCode.NETWORK_EXCEPTION)  # whether the broker has done it
+UNKNOWN = int(ErrorCode.NETWORK_EXCEPTION)  # the outcome is not known
 
-Answers = dict[Key, list[Range]]
+Acknowledgements = dict[Key, list[Range]]
 Reported = list[tuple[Key, list[Range], int]]
 
 
 class UnderWay(NamedTuple):
     api_key: int
-    answers: Mapping[Key, list[Range]]
-    named: frozenset[Key]  # a fetch: what the leader has in the session when it was answered
+    acknowledgements: Mapping[Key, list[Range]]
+    named: frozenset[Key]  # a fetch: the partitions in the session after the response
     is_final: bool = False
 
 
@@ -50,8 +50,8 @@ class Session:
         self.epoch = 0
         self.is_dead = False
         self.named: frozenset[Key] = frozenset()
-        self.answers: Answers = {}
-        self.renewals: Answers = {}
+        self.acknowledgements: Acknowledgements = {}
+        self.renewals: Acknowledgements = {}
         self.under_way: UnderWay | None = None
         self._group_id, self._member_id = group_id, member_id
 
@@ -61,14 +61,18 @@ class Session:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing waits for an answer of the broker."""
-        return not self.answers and not self.renewals and (self.under_way is None or not self.under_way.answers)
+        """No acknowledgement waits for the broker."""
+        return (
+            not self.acknowledgements
+            and not self.renewals
+            and (self.under_way is None or not self.under_way.acknowledgements)
+        )
 
-    def answer(self, key: Key, one: Range) -> None:
-        """Goes with the next request. The session is not dead."""
-        ranges = (self.renewals if one.type == RENEW else self.answers).setdefault(key, [])
+    def acknowledge(self, key: Key, one: Range) -> None:
+        """Adds it to the next request. The session is not dead."""
+        ranges = (self.renewals if one.type == RENEW else self.acknowledgements).setdefault(key, [])
         if one.type == RENEW and any(each.first <= one.first <= each.last for each in ranges):
-            return  # H4: it waits already
+            return  # H4: it is waiting already
         if ranges and ranges[-1].last + 1 == one.first and ranges[-1].type == one.type:
             ranges[-1] = Range(ranges[-1].first, one.last, one.type)
         else:
@@ -76,11 +80,13 @@ class Session:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def fetch(self, wanted: frozenset[Key], limits: Limits) -> ShareFetchRequest:
-        """`wanted`: the partitions to fetch, which the leader leads. Takes along the answers that wait."""
-        answers, self.answers = (self.answers, {}) if self.epoch else ({}, self.answers)
+    def fetch_request(self, wanted: frozenset[Key], limits: Limits) -> ShareFetchRequest:
+        """`wanted`: the partitions to fetch, led by this node. Includes the waiting acknowledgements."""
+        acknowledgements, self.acknowledgements = (
+            (self.acknowledgements, {}) if self.epoch else ({}, self.acknowledgements)
+        )
         gone = self.named - wanted
-        self.under_way = UnderWay(SHARE_FETCH, answers, wanted)
+        self.under_way = UnderWay(SHARE_FETCH, acknowledgements, wanted)
         return ShareFetchRequest(
             group_id=self._group_id,
             member_id=self._member_id,
@@ -101,13 +107,13 @@ class Session:
                                 ShareFetchRequest.AcknowledgementBatch(
                                     first_offset=one.first, last_offset=one.last, acknowledge_types=[one.type]
                                 )
-                                for one in merged(answers.get((topic_id, index), []))
+                                for one in merged(acknowledgements.get((topic_id, index), []))
                             ],
                         )
                         for index in indexes
                     ],
                 )
-                for topic_id, indexes in _by_topic((wanted - self.named) | answers.keys())
+                for topic_id, indexes in _by_topic((wanted - self.named) | acknowledgements.keys())
             ],
             forgotten_topics_data=[
                 ShareFetchRequest.ForgottenTopic(topic_id=topic_id, partitions=indexes)
@@ -115,16 +121,16 @@ class Session:
             ],
         )
 
-    def acknowledge(self, is_final: bool = False) -> ShareAcknowledgeRequest:
-        """The answers that wait; where there are none, the renewals. Final: ends the session; the
-        broker releases what was not answered.
+    def acknowledge_request(self, is_final: bool = False) -> ShareAcknowledgeRequest:
+        """The waiting acknowledgements, or if there are none, the renewals. Final: ends the session; the
+        broker releases all other records.
         """
-        is_renewal = not self.answers and not is_final
+        is_renewal = not self.acknowledgements and not is_final
         if is_renewal:
-            answers, self.renewals = self.renewals, {}
+            acknowledgements, self.renewals = self.renewals, {}
         else:
-            answers, self.answers = self.answers, {}
-        self.under_way = UnderWay(SHARE_ACKNOWLEDGE, answers, self.named, is_final)
+            acknowledgements, self.acknowledgements = self.acknowledgements, {}
+        self.under_way = UnderWay(SHARE_ACKNOWLEDGE, acknowledgements, self.named, is_final)
         return ShareAcknowledgeRequest(
             group_id=self._group_id,
             member_id=self._member_id,
@@ -140,26 +146,26 @@ class Session:
                                 ShareAcknowledgeRequest.AcknowledgementBatch(
                                     first_offset=one.first, last_offset=one.last, acknowledge_types=[one.type]
                                 )
-                                for one in merged(answers[topic_id, index])
+                                for one in merged(acknowledgements[topic_id, index])
                             ],
                         )
                         for index in indexes
                     ],
                 )
-                for topic_id, indexes in _by_topic(answers)
+                for topic_id, indexes in _by_topic(acknowledgements)
             ],
         )
 
     # -- responses ---------------------------------------------------------------------------------
 
     def on_response(self, response: ShareFetchResponse | ShareAcknowledgeResponse) -> Reported:
-        """What became of the acknowledgements of the request under way. After an error of the whole
-        the session is dead.
+        """The results of the acknowledgements in the request under way. An error of the whole request
+        ends the session.
         """
         request, self.under_way = self.under_way, None
         assert request is not None  # H1
         if response.error_code:
-            return [*_reported(request.answers, response.error_code), *self.end(LOST)]
+            return [*_reported(request.acknowledgements, response.error_code), *self.end(LOST)]
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
         self.named = request.named
         codes = {
@@ -169,28 +175,28 @@ class Session:
             for topic in response.responses
             for one in topic.partitions
         }
-        reported = [(key, ranges, codes.get(key, 0)) for key, ranges in request.answers.items()]
+        reported = [(key, ranges, codes.get(key, 0)) for key, ranges in request.acknowledgements.items()]
         return [*reported, *self.end(LOST)] if request.is_final else reported
 
-    def on_unanswered(self) -> Reported:
-        """The connection has ended, or its answer is late: the session with it."""
+    def on_no_response(self) -> Reported:
+        """The connection has ended, or the response is late: this ends the session."""
         request, self.under_way = self.under_way, None
-        unknown = _reported(request.answers, UNKNOWN) if request is not None else []
+        unknown = _reported(request.acknowledgements, UNKNOWN) if request is not None else []
         return [*unknown, *self.end(LOST)]
 
     def end(self, code: int) -> Reported:
         """No request of it is under way."""
         self.is_dead = True
-        waiting, self.answers, self.renewals = [self.answers, self.renewals], {}, {}
-        return [entry for answers in waiting for entry in _reported(answers, code)]
+        waiting, self.acknowledgements, self.renewals = [self.acknowledgements, self.renewals], {}, {}
+        return [entry for acknowledgements in waiting for entry in _reported(acknowledgements, code)]
 
     def check(self) -> None:
-        assert self.epoch or not (self.under_way and self.under_way.answers), "H2"
-        assert not self.is_dead or (not self.answers and not self.renewals), "H3"
+        assert self.epoch or not (self.under_way and self.under_way.acknowledgements), "H2"
+        assert not self.is_dead or (not self.acknowledgements and not self.renewals), "H3"
 
 
-def _reported(answers: Mapping[Key, list[Range]], code: int) -> Reported:
-    return [(key, ranges, code) for key, ranges in answers.items()]
+def _reported(acknowledgements: Mapping[Key, list[Range]], code: int) -> Reported:
+    return [(key, ranges, code) for key, ranges in acknowledgements.items()]
 
 
 def _by_topic(keys: Iterable[Key]) -> list[tuple[bytes, list[int]]]:

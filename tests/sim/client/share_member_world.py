@@ -1,5 +1,5 @@
 """A share group's member against brokers that judge it: two leaders, locks, sessions, and faults that
-a seed decides (answers lost, leaders that move, members that are fenced). Nothing but cores.
+a seed decides (responses lost, leaders that move, members that are fenced). Nothing but cores.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class World:
         self.session_count = 0
         self.member_epoch = 0
         self.wire: dict[Target, collections.deque[Send]] = {}
-        self.answered: dict[tuple[Place, int], int] = {}  # the application's answers without an outcome
+        self.unconfirmed: dict[tuple[Place, int], int] = {}  # acknowledgements without an outcome
         self.accepted: collections.Counter[tuple[int, int]] = collections.Counter()
         self.is_waiting = False
         self.lost = 0
@@ -116,14 +116,14 @@ class World:
         if self.random.random() < self.faults:
             self.fail(send)
             return
-        self.core.on_response(send.number, self.answer(send), None, self.now_ms)
+        self.core.on_response(send.number, self.respond(send), None, self.now_ms)
         self.take_outcomes()
 
     def fail(self, send: Send) -> None:
         """The connection ends, before or after the broker has done it."""
         self.lost += 1
         if self.random.random() < 0.5:
-            self.answer(send)
+            self.respond(send)
         if send.target.kind == "share" and send.target.node_id in self.sessions:
             self.end_session(send.target.node_id)
         error = local_error(KafkaError._TRANSPORT, "lost", retriable=True)
@@ -138,7 +138,7 @@ class World:
 
     # -- the brokers -------------------------------------------------------------------------------
 
-    def answer(self, send: Send) -> Any:
+    def respond(self, send: Send) -> Any:
         if send.api_key == requests.METADATA:
             return self.metadata()
         if send.api_key == requests.FIND_COORDINATOR:
@@ -186,9 +186,9 @@ class World:
         is_fetch = send.api_key == SHARE_FETCH
         kind = ShareFetchResponse if is_fetch else ShareAcknowledgeResponse
         epoch, expected = message.share_session_epoch, self.sessions.get(node, (0, -1))[1]
-        answers = self.answers_of(message)
+        acknowledgements = self.acknowledgements_of(message)
         if epoch == 0:
-            assert is_fetch and not answers, "H2"
+            assert is_fetch and not acknowledgements, "H2"
             if node in self.sessions:
                 self.end_session(node)
             self.session_count += 1
@@ -198,14 +198,14 @@ class World:
         elif epoch > 0:
             assert epoch == expected, f"H1: epoch {epoch} where {expected} was due"
             self.sessions[node] = self.sessions[node][0], expected + 1
-        codes = {key: self.acknowledge(node, key, ranges) for key, ranges in answers.items()}
+        codes = {key: self.acknowledge(node, key, ranges) for key, ranges in acknowledgements.items()}
         if epoch == -1:
             self.end_session(node)
         if not is_fetch:
             return self.acknowledged(codes)
         return self.fetched(node, message, codes)
 
-    def answers_of(self, message: Any) -> dict[Key, list[Range]]:
+    def acknowledgements_of(self, message: Any) -> dict[Key, list[Range]]:
         found: dict[Key, list[Range]] = {}
         for topic in message.topics:
             for one in topic.partitions:
@@ -299,13 +299,13 @@ class World:
         for message in messages:
             place, offset = (message.topic(), message.partition()), message.offset()
             if self.random.random() < 0.1:
-                assert self.core.answer(place, offset, RENEW)
+                assert self.core.acknowledge(place, offset, RENEW)
                 self.core.flush(self.now_ms)
                 self.settle(100)
             kind = self.random.choices((ACCEPT, RELEASE, REJECT), (8, 2, 1))[0]
-            assert self.core.answer(place, offset, kind), "C1: a record that was handed out is held"
-            assert not self.core.answer(place, offset, kind), "C1: once"
-            self.answered[place, offset] = self.answered.get((place, offset), 0) + 1
+            assert self.core.acknowledge(place, offset, kind), "C1: a record that was handed out is held"
+            assert not self.core.acknowledge(place, offset, kind), "C1: once"
+            self.unconfirmed[place, offset] = self.unconfirmed.get((place, offset), 0) + 1
             self.take_outcomes()
         if self.random.random() < 0.5:
             self.core.flush(self.now_ms)
@@ -319,9 +319,9 @@ class World:
                 for offset in range(one.first, one.last + 1):
                     if one.type == RENEW:
                         continue
-                    due = self.answered.get((outcome.place, offset), 0)
-                    assert due > 0, f"C2: {outcome} of an answer that was not given, or reported already"
-                    self.answered[outcome.place, offset] = due - 1
+                    due = self.unconfirmed.get((outcome.place, offset), 0)
+                    assert due > 0, f"C2: {outcome} of an acknowledgement that was not given, or was reported already"
+                    self.unconfirmed[outcome.place, offset] = due - 1
 
     def move_a_leader(self) -> None:
         index = self.random.randrange(PARTITIONS)
@@ -351,6 +351,6 @@ def run(seed: int, turns: int = 60) -> World:
     world.core.close(world.now_ms)
     world.settle(2_000)
     assert world.core.is_closed and not world.sessions, "it has not ended its sessions and left"
-    assert not any(world.answered.values()), "C2: answers without an outcome"
+    assert not any(world.unconfirmed.values()), "C2: acknowledgements without an outcome"
     assert all(count <= 1 for count in world.accepted.values())
     return world

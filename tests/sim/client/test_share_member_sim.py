@@ -38,9 +38,9 @@ def a_session_outlives_its_connection(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "check", lambda _: None)
 
 
-def lost_answers_are_not_reported(patch: pytest.MonkeyPatch) -> None:
-    end = Session.on_unanswered
-    patch.setattr(Session, "on_unanswered", lambda self: end(self) and [])
+def lost_responses_are_not_reported(patch: pytest.MonkeyPatch) -> None:
+    end = Session.on_no_response
+    patch.setattr(Session, "on_no_response", lambda self: end(self) and [])
 
 
 def ranges_are_not_sorted(patch: pytest.MonkeyPatch) -> None:
@@ -76,31 +76,33 @@ def others_records_are_handed_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(records, "_sound", everything)
 
 
-def a_dead_session_takes_answers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ShareCore, "_answer", lambda _, owner, __, one: owner[0].answer(owner[1], one))
+def a_dead_session_takes_acknowledgements(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShareCore, "_acknowledge", lambda _, owner, __, one: owner[0].acknowledge(owner[1], one))
     patch.setattr(Session, "check", lambda _: None)
 
 
 def sessions_are_left_open(patch: pytest.MonkeyPatch) -> None:
-    acknowledge = ShareCore._acknowledge
-    patch.setattr(ShareCore, "_acknowledge", lambda self, one, is_final=False: is_final or acknowledge(self, one))
+    acknowledge = ShareCore._send_acknowledgements
+    patch.setattr(
+        ShareCore, "_send_acknowledgements", lambda self, one, is_final=False: is_final or acknowledge(self, one)
+    )
 
 
 PLANTS = (
     epochs_stand_still,
     a_session_outlives_its_connection,
-    lost_answers_are_not_reported,
+    lost_responses_are_not_reported,
     ranges_are_not_sorted,
     gaps_are_forgotten,
     it_fetches_ahead,
     a_strict_fetch_asks_every_leader,
     others_records_are_handed_out,
-    a_dead_session_takes_answers,
+    a_dead_session_takes_acknowledgements,
     sessions_are_left_open,
 )
 
 
-@pytest.mark.parametrize("plant", quick(PLANTS, [it_fetches_ahead, lost_answers_are_not_reported]))
+@pytest.mark.parametrize("plant", quick(PLANTS, [it_fetches_ahead, lost_responses_are_not_reported]))
 def test_planted_bugs_are_found(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError):

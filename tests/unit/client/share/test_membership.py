@@ -1,4 +1,4 @@
-"""A share group's member: which heartbeat is sent when, and which answer means what."""
+"""A share group's member: when which heartbeat is sent, and the effect of each response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ID = b"\1" * 16
 POLL_MS = 10_000
 
 
-def answer(epoch: int = 1, partitions: list[int] | None = None, error: int = 0) -> Response:
+def response_of(epoch: int = 1, partitions: list[int] | None = None, error: int = 0) -> Response:
     assigned = None
     if partitions is not None:
         assigned = Response.Assignment(
@@ -30,7 +30,7 @@ def joining() -> Membership:
 def joined(partitions: list[int] | None = None) -> Membership:
     member = joining()
     assert member.request(0) is not None
-    assert member.on_response(answer(5, [0, 1] if partitions is None else partitions), 0, 0) is None
+    assert member.on_response(response_of(5, [0, 1] if partitions is None else partitions), 0, 0) is None
     member.check()
     return member
 
@@ -42,14 +42,14 @@ def test_joining_names_the_subscription_and_later_heartbeats_do_not() -> None:
     assert (first.group_id, first.member_id, first.member_epoch) == ("group", "member", 0)
     assert first.rack_id == "rack" and first.subscribed_topic_names == ["jobs"]
     assert member.request(0) is None, "G1"
-    member.on_response(answer(5, [0]), 0, 10)
+    member.on_response(response_of(5, [0]), 0, 10)
     assert member.assigned == {(ID, 0)} and member.heartbeat_ms == 1_010
     assert member.request(1_009) is None
     later = member.request(1_010)
     assert later is not None
     assert (later.member_epoch, later.subscribed_topic_names, later.rack_id) == (5, None, None)
-    member.on_response(answer(5), 5, 1_020)
-    assert member.assigned == {(ID, 0)}, "an answer without an assignment changes none"
+    member.on_response(response_of(5), 5, 1_020)
+    assert member.assigned == {(ID, 0)}, "a response without an assignment changes none"
 
 
 def test_a_changed_subscription_is_sent_at_once_and_again_after_a_loss() -> None:
@@ -57,7 +57,7 @@ def test_a_changed_subscription_is_sent_at_once_and_again_after_a_loss() -> None
     member.subscribe(("more",), 100)
     changed = member.request(100)
     assert changed is not None and changed.subscribed_topic_names == ["more"]
-    member.on_unanswered(110)
+    member.on_no_response(110)
     again = member.request(110 + BACKOFF_FIRST_MS)
     assert again is not None and again.subscribed_topic_names == ["more"]
 
@@ -66,7 +66,7 @@ def test_a_subscription_that_changes_while_a_heartbeat_is_under_way_follows_it()
     member = joined()
     assert member.request(1_000) is not None
     member.subscribe(("more",), 1_001)
-    member.on_response(answer(5), 5, 1_002)
+    member.on_response(response_of(5), 5, 1_002)
     following = member.request(1_002)
     assert following is not None and following.subscribed_topic_names == ["more"]
 
@@ -75,7 +75,7 @@ def test_a_subscription_that_changes_while_a_heartbeat_is_under_way_follows_it()
 def test_a_fenced_member_joins_again_without_an_assignment(code: int) -> None:
     member = joined()
     member.request(1_000)
-    assert member.on_response(answer(error=code), 5, 1_000) is None
+    assert member.on_response(response_of(error=code), 5, 1_000) is None
     member.check()
     assert member.state is State.JOINING and not member.assigned
     again = member.request(1_000)
@@ -88,7 +88,7 @@ def test_a_fenced_member_joins_again_without_an_assignment(code: int) -> None:
 def test_what_passes_is_tried_again_and_keeps_the_assignment(code: int) -> None:
     member = joined()
     member.request(1_000)
-    assert member.on_response(answer(error=code), 5, 1_000) is None
+    assert member.on_response(response_of(error=code), 5, 1_000) is None
     assert member.assigned and member.request(1_000) is None
     again = member.request(1_000 + BACKOFF_FIRST_MS)
     assert again is not None and again.member_epoch == 5
@@ -97,9 +97,9 @@ def test_what_passes_is_tried_again_and_keeps_the_assignment(code: int) -> None:
 def test_a_refusal_is_final_and_one_of_a_topic_is_not() -> None:
     member = joined()
     member.request(1_000)
-    problem = member.on_response(answer(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), 5, 1_000)
+    problem = member.on_response(response_of(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), 5, 1_000)
     assert problem is not None and not problem.is_fatal and member.request(2_000) is not None
-    problem = member.on_response(answer(error=ErrorCode.GROUP_AUTHORIZATION_FAILED), 5, 2_000)
+    problem = member.on_response(response_of(error=ErrorCode.GROUP_AUTHORIZATION_FAILED), 5, 2_000)
     assert problem is not None and problem.is_fatal and problem.code == ErrorCode.GROUP_AUTHORIZATION_FAILED
     assert member.is_out and member.heartbeat_ms is None and not member.assigned
     member.subscribe(("more",), 3_000)
@@ -112,10 +112,10 @@ def test_a_member_leaves_with_epoch_minus_one_until_it_is_heard() -> None:
     assert not member.assigned and not member.is_out
     leave = member.request(100)
     assert leave is not None and leave.member_epoch == LEAVE_EPOCH
-    member.on_unanswered(110)
+    member.on_no_response(110)
     again = member.request(110 + BACKOFF_FIRST_MS)
     assert again is not None and again.member_epoch == LEAVE_EPOCH
-    member.on_response(answer(LEAVE_EPOCH), LEAVE_EPOCH, 300)
+    member.on_response(response_of(LEAVE_EPOCH), LEAVE_EPOCH, 300)
     assert member.is_out and member.heartbeat_ms is None
 
 
@@ -131,17 +131,17 @@ def test_a_member_that_subscribes_while_it_leaves_joins_after_that() -> None:
     assert member.request(100) is not None
     member.subscribe(("jobs",), 101)
     assert member.request(101) is None, "G1"
-    member.on_response(answer(LEAVE_EPOCH), LEAVE_EPOCH, 102)
+    member.on_response(response_of(LEAVE_EPOCH), LEAVE_EPOCH, 102)
     again = member.request(102)
     assert again is not None and again.member_epoch == 0
 
 
-def test_an_answer_to_an_epoch_before_the_fencing_is_dropped() -> None:
+def test_a_response_to_an_epoch_before_the_fencing_is_dropped() -> None:
     member = joined()
     member.request(1_000)
     member.subscribe((), 1_000)
     member.subscribe(("jobs",), 1_001)
-    member.on_response(answer(5, [7]), 5, 1_002)
+    member.on_response(response_of(5, [7]), 5, 1_002)
     assert not member.assigned and member.state is State.JOINING
 
 
@@ -154,7 +154,7 @@ def test_a_member_that_does_not_poll_leaves_and_joins_with_the_next_poll() -> No
     assert problem is not None and problem.code == MAX_POLL_EXCEEDED and not member.assigned
     leave = member.request(500 + POLL_MS)
     assert leave is not None and leave.member_epoch == LEAVE_EPOCH
-    member.on_response(answer(LEAVE_EPOCH), LEAVE_EPOCH, 20_000)
+    member.on_response(response_of(LEAVE_EPOCH), LEAVE_EPOCH, 20_000)
     assert member.request(20_000) is None and member.poll_deadline_ms is None
     member.on_polled(30_000)
     again = member.request(30_000)

@@ -43,7 +43,7 @@ def test_the_acquired_records_of_a_batch_with_their_counts(compression: str) -> 
     message = found.messages[0]
     assert (message.topic(), message.partition(), message.key(), message.value()) == ("jobs", 3, b"key", b"12")
     assert message.headers() == [("header", b"12")] and message.timestamp()[1] == 1_012
-    assert found.answers == [] and not found.problem
+    assert found.acknowledgements == [] and not found.problem
 
 
 def test_offsets_without_a_record_are_gaps() -> None:
@@ -61,7 +61,7 @@ def test_a_control_batch_and_what_no_batch_has_are_gaps() -> None:
 
 def covered(found: Fetched) -> dict[int, int]:
     kinds: dict[int, int] = {}
-    for one in found.answers:
+    for one in found.acknowledgements:
         for offset in range(one.first, one.last + 1):
             assert kinds.setdefault(offset, one.type) == one.type and offset not in found.offsets
             kinds[offset] = one.type
@@ -92,7 +92,7 @@ def test_a_batch_whose_head_cannot_be_read_rejects_the_rest() -> None:
 
 def test_a_run_of_any_length_costs_no_more_than_its_records() -> None:
     found = fetched(batch(0, 1), run(0, OFFSET_MAX - 1))
-    assert found.offsets == [0, 1] and found.answers == [Range(2, OFFSET_MAX - 1, GAP)]
+    assert found.offsets == [0, 1] and found.acknowledgements == [Range(2, OFFSET_MAX - 1, GAP)]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_runs_that_are_not_sound_are_refused(runs: list[Acquired]) -> None:
 
 def test_nothing_acquired_is_nothing() -> None:
     assert fetched(batch(0, 1)) == Fetched([], [], [])
-    assert read(PLACE, None, [run(3, 4)], True).answers == [Range(3, 4, GAP)]
+    assert read(PLACE, None, [run(3, 4)], True).acknowledgements == [Range(3, 4, GAP)]
 
 
 def test_a_message_survives_pickle() -> None:

@@ -34,21 +34,21 @@ class Scene:
             found = [send for send in sends if send.api_key == api_key]
             for send in sends:
                 if send not in found:
-                    self.answer(send)
+                    self.respond(send)
             if found:
                 return found
         raise AssertionError(f"no request {api_key} is sent")
 
-    def answer(self, send: Send, response: Any = None, error: KafkaError | None = None) -> None:
+    def respond(self, send: Send, response: Any = None, error: KafkaError | None = None) -> None:
         if response is None and error is None:
-            response = self.world.answer(send)
+            response = self.world.respond(send)
         self.core.on_response(send.number, response, error, self.now_ms)
 
     def hold(self) -> list[Any]:
         self.core.want(LIMITS, self.now_ms)
         for _ in range(10):
             for send in self.sent(SHARE_FETCH):
-                self.answer(send)
+                self.respond(send)
             if found := self.core.take(4, self.now_ms):
                 return found
         raise AssertionError("no records")
@@ -60,15 +60,15 @@ def test_records_are_lost_with_their_session_and_said_so() -> None:
     message = held[0]
     place = message.topic(), message.partition()
     session = scene.core.held[place][message.offset()][0]
-    assert scene.core.answer(place, message.offset(), ACCEPT)
+    assert scene.core.acknowledge(place, message.offset(), ACCEPT)
     scene.core.flush(0)
     (send,) = scene.sent(SHARE_ACKNOWLEDGE)
-    scene.answer(send, error=local_error(KafkaError._TRANSPORT, "gone"))
+    scene.respond(send, error=local_error(KafkaError._TRANSPORT, "gone"))
     assert scene.core.outcomes.popleft().code == UNKNOWN
     assert session.is_dead
     for other in held[1:]:
         if scene.core.held[other.topic(), other.partition()][other.offset()][0] is session:
-            assert scene.core.answer((other.topic(), other.partition()), other.offset(), ACCEPT)
+            assert scene.core.acknowledge((other.topic(), other.partition()), other.offset(), ACCEPT)
             assert scene.core.outcomes.popleft() == Outcome(
                 (other.topic(), other.partition()), (Range(other.offset(), other.offset(), ACCEPT),), LOST
             )
@@ -79,7 +79,7 @@ def test_records_whose_locks_have_ended_are_not_handed_out() -> None:
     scene.core.want(LIMITS, 0)
     while not scene.core.ready:
         for send in scene.sent(SHARE_FETCH):
-            scene.answer(send)
+            scene.respond(send)
     assert scene.core.take(4, 10_000) == [] and not scene.core.is_holding
 
 
@@ -87,7 +87,7 @@ def test_records_whose_locks_have_ended_are_not_handed_out() -> None:
 def test_what_the_connection_refuses_is_raised(code: int) -> None:
     scene = Scene()
     (send,) = scene.sent(SHARE_GROUP_HEARTBEAT)
-    scene.answer(send, error=local_error(code, "refused"))
+    scene.respond(send, error=local_error(code, "refused"))
     assert scene.core.problems[0].code == code
     assert (scene.core.fatal is not None) == (code == KafkaError._UNSUPPORTED_FEATURE)
 
@@ -95,9 +95,9 @@ def test_what_the_connection_refuses_is_raised(code: int) -> None:
 def test_a_group_that_may_not_be_read_ends_the_consumer() -> None:
     scene = Scene()
     sends = {send.api_key: send for send in scene.core.take_sends()}
-    response = scene.world.answer(sends[requests.FIND_COORDINATOR])
+    response = scene.world.respond(sends[requests.FIND_COORDINATOR])
     response.coordinators[0].error_code = ErrorCode.GROUP_AUTHORIZATION_FAILED
-    scene.answer(sends[requests.FIND_COORDINATOR], response)
+    scene.respond(sends[requests.FIND_COORDINATOR], response)
     assert scene.core.fatal is not None and scene.core.fatal.code == ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
@@ -107,7 +107,7 @@ def test_a_topic_that_may_not_be_read_is_reported_once_until_it_is_taken() -> No
     for _ in range(2):
         response = scene.world.metadata()
         response.topics[0].error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        scene.answer(metadata, response)
+        scene.respond(metadata, response)
         scene.now_ms += 5_000
         scene.core.advance(scene.now_ms)
         (metadata,) = [send for send in scene.core.take_sends() if send.api_key == requests.METADATA]
@@ -127,7 +127,7 @@ def test_a_leader_that_the_broker_names_is_asked_next() -> None:
         current_leader=ShareFetchResponse.LeaderIdAndEpoch(leader_id=other, leader_epoch=2),
     )
     topic = ShareFetchResponse.Topic(topic_id=TOPIC_ID, partitions=[partition])
-    scene.answer(first, ShareFetchResponse(responses=[topic]))
+    scene.respond(first, ShareFetchResponse(responses=[topic]))
     assert (TOPIC_ID, moved) in scene.core._by_leader()[other]
 
 
@@ -137,7 +137,7 @@ def test_a_response_whose_runs_are_not_sound_is_a_problem_and_nothing_is_handed_
     send = scene.sent(SHARE_FETCH)[0]
     run = ShareFetchResponse.AcquiredRecords(first_offset=9, last_offset=2, delivery_count=1)
     partition = ShareFetchResponse.Partition(partition_index=0, acquired_records=[run])
-    scene.answer(
+    scene.respond(
         send, ShareFetchResponse(responses=[ShareFetchResponse.Topic(topic_id=TOPIC_ID, partitions=[partition])])
     )
     assert scene.core.problems[0].code == KafkaError._BAD_MSG and not scene.core.ready
@@ -148,6 +148,6 @@ def test_it_sleeps_while_nothing_is_due() -> None:
     scene.hold()
     while sends := scene.core.take_sends():
         for send in sends:
-            scene.answer(send)
+            scene.respond(send)
     due = scene.core.next_ms(0)
     assert due is not None and due > 0, "the runner would turn without end"
