@@ -1,5 +1,5 @@
-"""Computes the required contents of a partition's .txnindex files from its log: for `mqd log
-verify`. Format: native/log/txn_index.h.
+"""Computes the required contents of a partition's .txnindex files from its log, and compares them
+with the files and their checksums (.txnsum): for `mqd log verify`. Formats: native/log/txn_index.h.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from mqd.log.batches import HEADER_BYTES, BatchInfo
 from mqd.log.segments import segment_path
 
 _ENTRY = Struct(">hqqqq")
+_SUM = Struct(">I")
+_BASE_OFFSET = Struct(">q")
 _MARKER = Struct(">hh")  # version and type of the control record's key, after its length and deltas
 _ABORT = 0
 
@@ -46,10 +48,8 @@ class AbortedTransactions:
         """
         pending, markers = self._pending, self._markers
         self._pending, self._markers = [], set()
-        try:
-            data = segment_path(directory, base_offset, ".txnindex").read_bytes()
-        except FileNotFoundError:
-            data = b""
+        sums = _contents(directory, base_offset, ".txnsum")  # first: a running broker writes it last
+        data = _contents(directory, base_offset, ".txnindex")
         found = [_ENTRY.unpack_from(data, at)[1:4] for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)]
         firsts = {(producer_id, last): first for producer_id, first, last in found}
         for producer_id, first, last in pending:
@@ -65,7 +65,32 @@ class AbortedTransactions:
                     f"transaction index: has an abort of producer {producer_id} at offset {last}, which the segment"
                     " does not contain"
                 ]
-        return []
+        return _compare_sums(base_offset, data, sums, [last for _, _, last in found], next_offset)
+
+
+def _contents(directory: Path, base_offset: int, suffix: str) -> bytes:
+    try:
+        return segment_path(directory, base_offset, suffix).read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _compare_sums(base_offset: int, data: bytes, sums: bytes, lasts: list[int], next_offset: int) -> list[str]:
+    """`lasts`: the offsets of the abort markers, an entry each."""
+    from mqd import native  # hardware CRC-32C
+
+    expected = 0
+    for number, last in enumerate(lasts):
+        if len(sums) < (number + 1) * _SUM.size:
+            if last >= next_offset:
+                return []
+            return [f"transaction index: the checksum of the abort at offset {last} is missing in .txnsum"]
+        entry = data[number * _ENTRY.size : (number + 1) * _ENTRY.size]
+        expected = native.crc32c(_BASE_OFFSET.pack(base_offset) + entry, expected)
+        if _SUM.unpack_from(sums, number * _SUM.size)[0] != expected:
+            return [f"transaction index: the checksum of the abort at offset {last} is wrong"]
+    extra = len(sums) // _SUM.size - len(lasts)
+    return [f"transaction index: .txnsum has {extra} checksums without an entry"] if extra > 0 else []
 
 
 def _marker_type(data: bytes) -> int:
