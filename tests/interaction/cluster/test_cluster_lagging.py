@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -79,10 +80,23 @@ def in_sync(leader: Member, topic: str) -> list[int]:
     )
 
 
+def logged(broker: Member, verb: str, topic: str) -> list[str]:
+    """The lines of its log, which its worker writes when it has learned of the change."""
+    return re.findall(rf"^.*a replica {verb} the in-sync set .*partition={topic}-0.*$", broker.logs(1000), re.MULTILINE)
+
+
 def has_logged(leader: Member, follower: Member, verb: str, topic: str) -> bool:
-    """In its log, when its worker has learned of the change."""
-    line = rf"a replica {verb} the in-sync set +detail=\"node {follower.node_id}, .*partition={topic}-0"
-    return re.search(line, leader.logs(1000)) is not None
+    return any(f'detail="node {follower.node_id}, ' in line for line in logged(leader, verb, topic))
+
+
+def changes(broker: Member) -> dict[str, int]:
+    """Replicas that left and joined the in-sync sets of the partitions that it leads."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        verb: int(sum(float(line.split()[-1]) for line in lines if line.startswith(f"mqd_in_sync_{name}_total")))
+        for verb, name in (("leaves", "shrinks"), ("joins", "expands"))
+    }
 
 
 def wait_for_return(cluster: Cluster, leader: Member, follower: Member, topic: str) -> None:
@@ -97,12 +111,18 @@ def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> 
     create(cluster, "bounded", partitions=1, config={"replica.lag.max.messages": str(BOUND)})
     leader, follower = followed(cluster, "bounded")
     values = [str(number).encode() for number in range(3 * BOUND)]
+    before = {broker.node_id: changes(broker) for broker in cluster}
     with stopped_worker(follower):
         write(leader, "bounded", values, "1")
         until("who is behind has left", lambda: follower.node_id not in in_sync(leader, "bounded"), cluster)
         write(leader, "bounded", [b"without it"], "all")
     wait_for_return(cluster, leader, follower, "bounded")
     assert has_logged(leader, follower, "leaves", "bounded"), cluster.logs()
+    for broker in cluster:  # one line and one count for each change, by the leader alone
+        for verb, count in changes(broker).items():
+            expected = int(broker is leader)
+            assert len(logged(broker, verb, "bounded")) == expected, cluster.logs()
+            assert count - before[broker.node_id][verb] == expected, (verb, broker.node_id)
     assert read(cluster, "bounded", len(values) + 2) == [FETCHED, *values, b"without it"]
 
 
