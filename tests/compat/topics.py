@@ -11,6 +11,7 @@ from mqd.protocol.messages import (
     CreateTopicsRequest,
     DeleteTopicsRequest,
     FetchRequest,
+    IncrementalAlterConfigsRequest,
     ListOffsetsRequest,
     MetadataRequest,
     ProduceRequest,
@@ -30,6 +31,7 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPI
     20,
     22,
 )
+INCREMENTAL_ALTER_CONFIGS = 44
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 READY_SECONDS = PATIENCE_S
 
@@ -59,6 +61,17 @@ def create_named(broker: Broker, name: str, partitions: int = 1, **configs: str)
         (result,) = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)).topics
         assert result.error_code == 0, (result.error_code, result.error_message)
         wait_served(kafka, name)
+
+
+def set_config(kafka: KafkaConnection, name: str, **configs: str) -> None:
+    """Like create_topic's `configs`. The topic's leader learns of them a moment later."""
+    rows = [
+        IncrementalAlterConfigsRequest.Config(key.replace("_", "."), config_operation=0, value=value)
+        for key, value in configs.items()
+    ]
+    resource = IncrementalAlterConfigsRequest.Resource(resource_type=2, resource_name=name, configs=rows)
+    response = kafka.call(INCREMENTAL_ALTER_CONFIGS, 1, IncrementalAlterConfigsRequest([resource]))
+    assert not response.responses[0].error_code, response
 
 
 def delete_topic(broker: Broker, name: str) -> None:

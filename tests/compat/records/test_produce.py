@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.compat import topics
 from tests.compat.messages import compressible
 from tests.compat.topics import INIT_PRODUCER_ID, PRODUCE
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 
 
 @pytest.fixture
@@ -338,3 +340,25 @@ def test_times_far_in_the_future_are_refused(shared_broker: Broker, kafka: Kafka
     far = Record(value=b"x", timestamp_ms=4_000_000_000_000)
     assert topics.produce(kafka, name, topics.batch_of(far)).error_code == ErrorCode.INVALID_TIMESTAMP
     assert topics.list_offset(kafka, name, topics.LATEST).offset == 0
+
+
+def test_a_leader_whose_clock_is_behind_refuses_records_until_it_may_take_them(
+    shared_broker: Broker, kafka: KafkaConnection
+) -> None:
+    """As the leader sees it, a producer's clock is ahead: by 30 minutes, by two hours."""
+    now_ms = time.time_ns() // 1_000_000
+    near, far = (topics.batch_of(Record(value=b"x", timestamp_ms=now_ms + minutes * 60_000)) for minutes in (30, 120))
+    name = topics.create_topic(shared_broker, "clock")
+
+    def is_taken(batch: bytes) -> bool:
+        error = topics.produce(kafka, name, batch).error_code
+        assert error in (0, ErrorCode.INVALID_TIMESTAMP)
+        return error == 0
+
+    assert is_taken(near) and not is_taken(far)
+    topics.set_config(kafka, name, message_timestamp_after_max_ms="86400000")
+    eventually(lambda: is_taken(far), "a wider range")
+    topics.set_config(kafka, name, message_timestamp_after_max_ms="60000")
+    eventually(lambda: not is_taken(near), "a narrower range")
+    topics.set_config(kafka, name, message_timestamp_type="LogAppendTime")
+    eventually(lambda: is_taken(far), "the leader's own times")
