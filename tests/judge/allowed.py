@@ -190,6 +190,7 @@ ALLOWED = (
     Allowed("ListConfigResources", "0-1", "config_resources", HASHED, order=True),
     Allowed("DescribeGroups", "0-6", "groups", HASHED, order=True),
     Allowed("DescribeGroups", "0-6", "groups[].members", HASHED, order=True),
+    Allowed("JoinGroup", "2-9", "members", HASHED, order=True),
     Allowed("DescribeLogDirs", "1-4", "results[].topics", HASHED, order=True),
     Allowed("DescribeLogDirs", "1-4", "results[].topics[].partitions", HASHED, order=True),
     Allowed("DescribeLogDirs", "1-4", "results[].log_dir", "two directories on one host"),

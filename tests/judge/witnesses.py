@@ -113,6 +113,23 @@ def _raised(kafka: int, count: int) -> Witness:
     )
 
 
+# -- classic groups --------------------------------------------------------------------------------
+
+
+def _joining(member_id: object) -> object:
+    protocols = [m.JoinGroupRequest.Protocol("range", b"\0\1\0\0\0\0\xff\xff\xff\xff")]
+    return m.JoinGroupRequest(GROUP, 30_000, 30_000, member_id, None, "consumer", protocols)
+
+
+def _waiting(name: str) -> tuple[Step, ...]:
+    """One more member, which waits until the leader joins again."""
+    member, key = Ref("member_id", name), stories.KEYS["JoinGroup"]
+    return (
+        Step(key, 4, _joining(""), ((member, "member_id"),), judged=False),
+        Step(key, 4, _joining(member), judged=False),
+    )
+
+
 # -- configurations --------------------------------------------------------------------------------
 
 
@@ -171,6 +188,13 @@ WITNESSES = (
     Witness(
         "AlterConfigs", (1, 2), "responses[].error_code",
         lambda _: [m.AlterConfigsRequest([m.AlterConfigsRequest.Resource(4, "", [])], True)], 40, 0,
+    ),
+    Witness(
+        "JoinGroup", (2,), "members", lambda _: [_joining(stories.MEMBER)],
+        before=(
+            stories.join(), stories.sync(),
+            *(step for name in ("two", "three", "four", "five", "six") for step in _waiting(name)),
+        ),
     ),
     *(
         Witness(
