@@ -67,10 +67,8 @@ struct mqd_partition_view {
     uint16_t owner;
     uint8_t state;
     uint8_t log_dir;
-    uint8_t role; /* enum mqd_slot_role */
-    /* a new leader: the high watermark has not reached the log end that its epoch began with
-     * (KIP-207) */
-    uint8_t latest_pending;
+    uint8_t role;           /* enum mqd_slot_role */
+    uint8_t latest_pending; /* a new leader's high watermark is below its epoch's beginning (KIP-207) */
     uint8_t flush_on_ack;
     uint64_t segments_generation;
     uint64_t owner_generation;
@@ -183,6 +181,7 @@ enum mqd_counter {
     MQD_GAUGE_LARGE_REQUEST_BYTES,
     MQD_COUNT_LARGE_STALLS,
     MQD_GAUGE_SHARE_SESSIONS,
+    MQD_COUNT_RECORDS_DEDUPLICATED,
     MQD_COUNTER_COUNT
 };
 enum mqd_histogram {
@@ -488,16 +487,17 @@ struct mqd_log_options {
     uint8_t compacted;
     uint8_t validation; /* enum mqd_record_validation */
     uint8_t readonly;   /* refuses Produce */
-    /* compression.type: 0 = as the producer compressed them, otherwise the codec + 1, to which
-     * batches of clients are brought with that level */
+    /* compression.type: 0 = producer; otherwise the codec + 1, to which clients' batches are brought */
     uint8_t compression;
     int32_t compression_level;
-    /* a transaction begins here only after verification by its coordinator (KIP-890) */
-    uint8_t transaction_verification;
+    uint8_t transaction_verification; /* by the coordinator, before a transaction begins here (KIP-890) */
+    int64_t dedup_window_ms;          /* for how long a record's id (a header's value) is known; 0 = no ids */
+    uint32_t dedup_count_max;
+    char dedup_header[64]; /* ends with a NUL */
 };
 
-/* record.validation: which client batches have their records parsed before they are accepted. For
- * compacted topics all are. SCHEDULES: all of them, and their headers, by the acceptor. */
+/* record.validation: which client batches are parsed before they are accepted; for compacted topics
+ * all are. SCHEDULES: all of them, and their headers, by the acceptor. */
 enum mqd_record_validation {
     MQD_VALIDATION_NONE,
     MQD_VALIDATION_UNCOMPRESSED,

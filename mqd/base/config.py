@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from mqd.base import cluster_config, dead_letters, listeners
+from mqd.base import cluster_config, dead_letters, deduplication, listeners
 from mqd.base.config_providers import PARAMETERS, PROVIDERS, Providers
 from mqd.base.kafka_names import ALIASES, ALREADY_SO, REFUSED
 from mqd.base.offset_reset import parse_offset_reset
@@ -492,6 +492,7 @@ def validate_topic(
         "queue.delete.on.ack",
         effective,
     )
+    deduplication.check(effective)
     bound = "replica.lag.max.messages"
     _require(
         effective[bound] != "0",

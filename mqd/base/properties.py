@@ -670,6 +670,17 @@ queue.delete.on.ack: bool dynamic = false
     delivered group.share.delivery.count.limit times. A group that has no members any more holds what it is not done
     with, until retention deletes it or the group is deleted; other consumers hold nothing. Files go by whole segments:
     set segment.bytes as well. Not with cleanup.policy=compact.
+dedup.window.ms: long >=0 <=604800000 dynamic = 0
+    (mqd) Deduplication: a record with the id of another record of its partition, which was appended at most this long
+    ago, is acknowledged with that record's offset and not written again, whichever producer sends it. Needs
+    message.timestamp.type=LogAppendTime, compression.type=uncompressed and mqd.version 6 (docs/deduplication.md). 0:
+    records have no ids.
+dedup.header: string dynamic = dedup-id
+    (mqd) With dedup.window.ms: the header with a record's id, at most 63 bytes. A record without it is refused
+    (INVALID_RECORD).
+dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
+    (mqd) With dedup.window.ms: how many ids a partition knows, in about 20 bytes each. While there are so many in the
+    window, further records are refused with a retriable error.
 errors.deadletterqueue.group.enable: bool dynamic = false
     The topic takes dead letters of share groups.
 remote.storage.enable: bool dynamic ignored = false

@@ -46,6 +46,9 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     compression: int = 0
     compression_level: int = 0
     transaction_verification: bool = True
+    dedup_window_ms: int = 0
+    dedup_count_max: int = 3000000
+    dedup_header: bytes = b""
 
     def native(self) -> Any:
         return copy_in(self, ffi.new("struct mqd_log_options *"))

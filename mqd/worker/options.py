@@ -53,6 +53,9 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "compacted": "compact" in value("cleanup.policy"),
         "validation": _SCHEDULES if value("schedule.to") else _VALIDATION[value("record.validation")],
         "readonly": False,
+        "dedup_window_ms": 0 if internal else value("dedup.window.ms"),
+        "dedup_count_max": value("dedup.ids.max"),
+        "dedup_header": value("dedup.header").encode(),
         **({} if internal else _compression(effective)),
     }
 

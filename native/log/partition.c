@@ -48,6 +48,9 @@ struct mqd_staged *mqd_partition_stage_next(struct mqd_partition *partition)
 
 void mqd_partition_stage_reset(struct mqd_partition *partition)
 {
+    for (uint32_t i = 0; partition->staged_rewritten_count && i < partition->staged_count; i++)
+        free(mqd_partition_staged_at(partition, i)->rewritten);
+    partition->staged_rewritten_count = 0;
     partition->staged_count = partition->staged_abort_count = 0;
     partition->staged_end_offset = partition->log_end_offset;
 }
@@ -56,6 +59,8 @@ void mqd_partition_unstage(struct mqd_partition *partition)
 {
     for (uint32_t i = partition->staged_count; i-- > 0;)
         mqd_producers_undo(&partition->producers, &mqd_partition_staged_at(partition, i)->undo);
+    if (partition->dedup)
+        mqd_ids_cut(&partition->dedup->ids, partition->log_end_offset);
     mqd_partition_stage_reset(partition);
 }
 
@@ -209,10 +214,43 @@ int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_sta
     return 0;
 }
 
-int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes,
+/* Leaves out the records whose ids are known (log/dedup/dedup.h). *rewritten: what is left (`batch`
+ * is its header), if something was left out. A duplicate: everything, and there are no sequence
+ * numbers to keep. */
+static int16_t stage_dedup(struct mqd_partition *partition, struct mqd_batch *batch, const uint8_t *bytes,
+                           int64_t now_ms, uint8_t **rewritten, struct mqd_stage_result *result)
+{
+    struct mqd_dedup_taken taken;
+    int16_t error = mqd_dedup_take(partition->dedup, batch, bytes, partition->staged_end_offset, now_ms, &taken);
+    result->message = taken.message;
+    if (error)
+        return error;
+    result->left_out_count = taken.left_out;
+    result->base_offset = taken.old_offset;
+    result->end_offset = taken.old_end;
+    result->duplicate = taken.left_out && !taken.bytes;
+    if (taken.bytes) {
+        batch->record_count -= (int32_t)taken.left_out;
+        batch->size_bytes = taken.size_bytes;
+        *rewritten = taken.bytes;
+    }
+    return 0;
+}
+
+static void forget_ids(struct mqd_partition *partition, uint8_t *rewritten)
+{
+    free(rewritten);
+    if (partition->dedup)
+        mqd_ids_cut(&partition->dedup->ids, partition->staged_end_offset);
+}
+
+int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *sent, uint8_t *bytes,
                             bool patch_in_place, uint32_t flags, int64_t guard, int64_t now_ms,
                             struct mqd_stage_result *result)
 {
+    struct mqd_batch left;
+    const struct mqd_batch *batch = sent;
+    uint8_t *rewritten = NULL;
     bool coordinator = (flags & MQD_STAGE_COORDINATOR) != 0;
     struct mqd_marker marker, *is_marker = NULL;
     *result = (struct mqd_stage_result){.base_offset = -1, .log_append_time_ms = -1};
@@ -229,11 +267,27 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
             (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0,
                                              (flags & MQD_STAGE_KNOWN) != 0, (flags & MQD_STAGE_FROM_ZERO) != 0},
             guard, now_ms, result);
-    if (error || result->duplicate)
+    if (error == 0 && !result->duplicate && partition->dedup && !coordinator) {
+        left = *sent;
+        error = stage_dedup(partition, &left, bytes, now_ms, &rewritten, result);
+        if (rewritten) {
+            batch = &left;
+            bytes = rewritten;
+            patch_in_place = true;
+        }
+    }
+    if (error || result->duplicate) {
+        if (!result->left_out_count)
+            result->end_offset = result->base_offset + batch->last_offset_delta + 1;
         return error;
+    }
     struct mqd_staged *staged = mqd_partition_stage_next(partition);
-    if (!staged || mqd_partition_stage_producer(partition, staged, batch, is_marker, now_ms) < 0)
+    if (!staged || mqd_partition_stage_producer(partition, staged, batch, is_marker, now_ms) < 0) {
+        forget_ids(partition, rewritten);
         return MQD_KAFKA_STORAGE_ERROR;
+    }
+    staged->rewritten = rewritten;
+    partition->staged_rewritten_count += rewritten != NULL;
     staged->bytes = bytes;
     staged->batch = *batch;
     staged->batch.base_offset = partition->staged_end_offset;
@@ -248,8 +302,12 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
     stage_patch(staged, patch_in_place,
                 partition->options.log_append_time || staged->batch.attributes != batch->attributes ||
                     (flags & MQD_STAGE_REDIRECTED));
-    result->base_offset = partition->staged_end_offset;
-    partition->staged_end_offset = mqd_batch_end_offset(&staged->batch);
+    if (partition->dedup && is_marker)
+        mqd_ids_end(&partition->dedup->ids, batch->producer_id, marker.commit, partition->staged_end_offset);
+    /* a batch that lost all of its records has the offset of what was there before */
+    if (!rewritten || batch->record_count)
+        result->base_offset = partition->staged_end_offset;
+    partition->staged_end_offset = result->end_offset = mqd_batch_end_offset(&staged->batch);
     partition->staged_count++;
     mqd_partition_check(partition);
     return 0;
@@ -322,7 +380,14 @@ void mqd_partition_advance_marks(struct mqd_partition *partition)
     mqd_partition_normalise_mark(partition, &partition->durable);
     mqd_partition_normalise_mark(partition, &partition->high_watermark);
     if (!partition->writing) /* a write that may be undone has not ended any transaction */
-        mqd_transactions_settle(&partition->producers.transactions, partition->high_watermark.offset);
+        mqd_partition_settle(partition);
+}
+
+void mqd_partition_settle(struct mqd_partition *partition)
+{
+    mqd_transactions_settle(&partition->producers.transactions, partition->high_watermark.offset);
+    if (partition->dedup)
+        mqd_ids_settle(&partition->dedup->ids, partition->high_watermark.offset);
 }
 
 /* A transaction that began below the log start still holds back the last stable offset in the rest
@@ -411,6 +476,25 @@ static int64_t at_least(int64_t value, int64_t least)
     return value < least ? least : value;
 }
 
+/* Ids count from now on where the setting is new; a log that is opened with it is read for them. If
+ * there is no memory, batches are refused until the settings change again. */
+static void set_dedup(struct mqd_partition *partition)
+{
+    const struct mqd_log_options *options = &partition->options;
+    if (partition->dedup && (options->dedup_window_ms <= 0 || !mqd_dedup_is_for(partition->dedup, options))) {
+        mqd_dedup_free(partition->dedup);
+        partition->dedup = NULL;
+    }
+    if (options->dedup_window_ms <= 0)
+        return;
+    if (!partition->dedup)
+        partition->dedup = mqd_dedup_new(options);
+    if (partition->dedup) {
+        partition->dedup->window_ms = options->dedup_window_ms;
+        partition->dedup->ids.count_max = options->dedup_count_max;
+    }
+}
+
 /* Clamps values that would break the arithmetic elsewhere; whether they are sensible is up to the
  * configuration. */
 void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd_log_options *options)
@@ -427,6 +511,7 @@ void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd
     own->preallocate_bytes_min = at_least(own->preallocate_bytes_min, 4096);
     own->stripe_bytes = at_least(own->stripe_bytes, 0);
     own->producer_id_count_max = (int32_t)at_least(own->producer_id_count_max, 1);
+    set_dedup(partition);
     if (partition->segment_count)
         mqd_partition_advance_marks(partition);
 }

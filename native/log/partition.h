@@ -59,7 +59,12 @@ struct mqd_stage_result {
      * staged. At or after log end, the outcome of the original's write decides; with flush_on_ack,
      * durable_offset does. */
     bool duplicate;
-    int64_t guard; /* with MQD_STAGE_VERIFY: the guard that the verified sender must pass (never 0) */
+    int64_t end_offset; /* after the batch, or after what it duplicates */
+    /* records that were not written because others have their ids (log/dedup/dedup.h). If there was
+     * nothing else in the batch, base_offset is of a record that has such an id. */
+    uint32_t left_out_count;
+    const char *message; /* with an error, if there is more to say; static */
+    int64_t guard;       /* with MQD_STAGE_VERIFY: the guard that the verified sender must pass (never 0) */
 };
 
 /* `bytes` is the whole validated batch; it must stay readable until the write. patch_in_place: the
@@ -70,7 +75,8 @@ struct mqd_stage_result {
  *   10  MESSAGE_TOO_LARGE
  *   18  RECORD_LIST_TOO_LARGE (larger than a segment)
  *   19  NOT_ENOUGH_REPLICAS (the guard is not, or no longer, the partition's: the transaction may
- *       have ended since it was verified; the client retries)
+ *       have ended since it was verified; or the id of a record cannot be decided now; the client
+ *       retries)
  *   32  INVALID_TIMESTAMP
  *   44  POLICY_VIOLATION (read-only)
  *   45  OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -80,7 +86,8 @@ struct mqd_stage_result {
  *   52  TRANSACTION_COORDINATOR_FENCED (a marker of an older coordinator)
  *   56  KAFKA_STORAGE_ERROR (the partition is fenced)
  *   59  UNKNOWN_PRODUCER_ID (sequences of a transaction that has ended)
- *   87  INVALID_RECORD (a control batch from a client, or one that is not a transaction marker)
+ *   87  INVALID_RECORD (a control batch from a client, or one that is not a transaction marker; a
+ *       record without the id that the topic demands)
  *
  * or MQD_STAGE_FULL, MQD_STAGE_VERIFY, MQD_STAGE_UNKNOWN. flags: enum mqd_stage_flags. guard: 0 =
  * not verified, otherwise the result->guard that was verified for this batch. now_ms: wall clock,

@@ -16,7 +16,9 @@ void mqd_partition_free(struct mqd_partition *partition)
     mqd_file_close(partition->active.fd);
     mqd_file_close(partition->preallocate_fd);
     mqd_file_close(partition->sync_directory_fd);
+    mqd_partition_stage_reset(partition); /* rewritten batches have memory of their own */
     mqd_partition_stage_free(partition);
+    mqd_dedup_free(partition->dedup);
     mqd_producers_free(&partition->producers);
     mqd_verifications_free(&partition->verifications);
     mqd_epochs_free(&partition->epochs);

@@ -87,6 +87,11 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
         partition->staged_end_offset = end;
         return refuse(out, MQD_FOLLOW_FAILED, "no memory for another producer");
     }
+    if (partition->dedup && is_marker)
+        mqd_ids_end(&partition->dedup->ids, batch->producer_id, marker.commit, batch->base_offset);
+    else if (partition->dedup)
+        mqd_dedup_learn(partition->dedup, batch, bytes);
+    staged->rewritten = NULL;
     staged->bytes = (uint8_t *)bytes; /* never changed: header_bytes = 0 */
     staged->header_bytes = 0;
     staged->batch = *batch;

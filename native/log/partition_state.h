@@ -18,6 +18,7 @@
 #define MQD_PARTITION_STATE_H
 
 #include "base/assert.h"
+#include "log/dedup/dedup.h"
 #include "log/epochs.h"
 #include "log/index.h"
 #include "log/partition.h"
@@ -53,6 +54,7 @@ struct mqd_staged {
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     uint8_t header_bytes;   /* bytes of `header` that replace the first ones of `bytes`; 0 = patched in place */
     struct mqd_batch batch; /* as it will be in the log */
+    uint8_t *rewritten;     /* malloc'd: `bytes`, where the broker left records out; otherwise NULL */
     struct mqd_producer_undo undo;
     /* set for the abort marker of a transaction that has batches here; otherwise producer_id =
      * -1 */
@@ -124,6 +126,8 @@ struct mqd_partition {
     int64_t preallocated_ms;        /* when the last one began */
     int64_t preallocate_not_before; /* a value of written_bytes; set after a full disk */
 
+    struct mqd_dedup *dedup;         /* NULL: the topic has no dedup.window.ms */
+    uint32_t staged_rewritten_count; /* staged batches that have memory of their own */
     struct mqd_producers producers;
     struct mqd_verifications verifications;
     uint32_t staged_abort_count; /* abort markers among the staged batches: the write must append to the .txnindex */
@@ -177,6 +181,8 @@ void mqd_partition_unstage(struct mqd_partition *partition);
 void mqd_partition_stage_reset(struct mqd_partition *partition);
 void mqd_partition_stage_free(struct mqd_partition *partition);
 
+/* What is below the high watermark is decided: transactions whose markers are there, and their ids. */
+void mqd_partition_settle(struct mqd_partition *partition);
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition);
 /* high_watermark follows durable or log end; a mark at the end of a deleted sealed segment moves to
  * the beginning of the next one. */

@@ -122,6 +122,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     }
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+        append->message = result.message;
         mqd_append_done(r, append, error > 0 || error == MQD_STAGE_UNKNOWN ? error : MQD_KAFKA_STORAGE_ERROR);
         return;
     }
@@ -129,14 +130,16 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_slow_begin(r, append->request);
     append->base_offset = result.base_offset;
     append->log_append_time_ms = result.log_append_time_ms;
-    append->end_offset = result.base_offset + batch->last_offset_delta + 1;
-    if (result.duplicate)
+    append->end_offset = result.end_offset;
+    if (result.duplicate && !result.left_out_count)
         mqd_stat(r, MQD_COUNT_DUPLICATES, 1);
     mqd_stat(r, MQD_COUNT_BATCHES_APPENDED, !result.duplicate);
-    mqd_stat(r, MQD_COUNT_RECORDS_APPENDED, result.duplicate ? 0 : (uint64_t)batch->record_count);
+    uint64_t written_count = (uint64_t)batch->record_count - result.left_out_count;
+    mqd_stat(r, MQD_COUNT_RECORDS_APPENDED, result.duplicate ? 0 : written_count);
+    mqd_stat(r, MQD_COUNT_RECORDS_DEDUPLICATED, result.left_out_count);
     mqd_stat(r, MQD_COUNT_BYTES_APPENDED, result.duplicate ? 0 : (uint64_t)batch->size_bytes);
     if (!result.duplicate)
-        mqd_slot_count_in(mqd_control_partition(r->options.control, append->slot), (uint64_t)batch->record_count,
+        mqd_slot_count_in(mqd_control_partition(r->options.control, append->slot), written_count,
                           (uint64_t)batch->size_bytes);
     await_write(r, owned, append); /* a duplicate too: its original may be staged in this very turn */
     if (append->ordered)

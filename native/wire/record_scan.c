@@ -57,7 +57,8 @@ int mqd_records_next(struct mqd_records *records, struct mqd_record *out)
     at = mqd_varint_size(number > 0 ? at + number : at, end, &number);
     if (!at)
         return refuse(records, "a record's value is cut off or has an impossible length");
-    if ((number > 0 ? at + number : at) == end)
+    out->headers = number > 0 ? at + number : at;
+    if (out->headers == end)
         return refuse(records, "a record ends before its headers");
     out->tombstone = number < 0;
     out->body = body;
@@ -66,6 +67,31 @@ int mqd_records_next(struct mqd_records *records, struct mqd_record *out)
     records->at = end;
     records->left--;
     return 1;
+}
+
+bool mqd_record_header(const struct mqd_record *record, const char *name, uint32_t name_bytes, const uint8_t **value,
+                       int32_t *value_bytes)
+{
+    const uint8_t *end = record->bytes + record->size_bytes;
+    int64_t count, size_bytes;
+    bool found = false;
+    const uint8_t *at = mqd_varint(record->headers, end, &count);
+    for (; at && count > 0; count--) {
+        const uint8_t *key = mqd_varint_size(at, end, &size_bytes);
+        if (!key || size_bytes < 0)
+            return false;
+        bool same = (uint64_t)size_bytes == name_bytes && memcmp(key, name, name_bytes) == 0;
+        at = mqd_varint_size(key + size_bytes, end, &size_bytes);
+        if (!at)
+            return false;
+        if (same) {
+            found = true;
+            *value = at;
+            *value_bytes = (int32_t)size_bytes;
+        }
+        at += size_bytes > 0 ? size_bytes : 0;
+    }
+    return found && at;
 }
 
 int64_t mqd_record_timestamp_ms(const struct mqd_batch *batch, const struct mqd_record *record)

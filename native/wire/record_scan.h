@@ -1,10 +1,10 @@
 /* Reads the records of one stored batch one by one, and reassembles the batch without some of them.
  *
  * The bytes came from a producer and a disk: each length is checked against the remaining bytes
- * before use. Headers are not parsed; they are copied with their record. When records are removed,
- * a batch keeps its base offset, last offset delta, producer, sequence, leader epoch, and the bytes
- * of each remaining record. So the offset of a record is always base offset + its delta. What
- * changes: batch length, record count, largest timestamp, CRC.
+ * before use. Headers are parsed only where one is asked for; they are copied with their record. When records are
+ * removed, a batch keeps its base offset, last offset delta, producer, sequence, leader epoch, and the bytes of each
+ * remaining record. So the offset of a record is always base offset + its delta. What changes: batch length, record
+ * count, largest timestamp, CRC.
  *
  * Delete horizon (KIP-534): attribute bit 6 means that the base timestamp is the time from which
  * tombstones of this batch may be dropped. Records keep their times, so their timestamp deltas are
@@ -33,6 +33,7 @@ struct mqd_record {
     const uint8_t *key;
     int32_t key_bytes; /* -1 = null */
     bool tombstone;    /* the value is null */
+    const uint8_t *headers;
 };
 
 struct mqd_records {
@@ -46,6 +47,11 @@ void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batc
                        uint64_t size_bytes);
 /* 1: a record; 0: the end, with no trailing bytes; -1: the records are invalid, for `reason`. */
 int mqd_records_next(struct mqd_records *records, struct mqd_record *out);
+
+/* Whether the record has a header of this name; the value of the last one, as Kafka's lastHeader
+ * (size -1: null). false also where the headers cannot be parsed. */
+bool mqd_record_header(const struct mqd_record *record, const char *name, uint32_t name_bytes, const uint8_t **value,
+                       int32_t *value_bytes);
 
 /* The time of a record; a sum that overflows is clamped to the range. */
 int64_t mqd_record_timestamp_ms(const struct mqd_batch *batch, const struct mqd_record *record);

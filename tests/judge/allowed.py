@@ -26,6 +26,9 @@ OWN_PROPERTIES = {
     "schedule.to": OWN_PROPERTY,
     "schedule.delay.ms": OWN_PROPERTY,
     "queue.delete.on.ack": OWN_PROPERTY,
+    "dedup.window.ms": OWN_PROPERTY,
+    "dedup.header": OWN_PROPERTY,
+    "dedup.ids.max": OWN_PROPERTY,
     "errors.deadletterqueue.group.enable": "dead letters of share groups (KIP-1191) are Apache Kafka 4.4's",
 }
 HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"

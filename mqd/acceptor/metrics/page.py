@@ -51,6 +51,7 @@ _HELP = {
     "BATCHES_FORWARDED": "Record batches passed to the worker that owns the partition",
     "BATCHES_REFUSED": "Record batches refused",
     "DUPLICATES": "Record batches that an idempotent producer sent again",
+    "RECORDS_DEDUPLICATED": "Records that were not written because others have their ids (dedup.window.ms)",
     "FETCH_BYTES": "Record bytes sent to consumers",
     "FETCH_SENDFILE_BYTES": "Record bytes sent to consumers without copying",
     "FETCH_PARKED": "Fetch requests that waited for records",

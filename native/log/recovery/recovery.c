@@ -300,8 +300,11 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
         mqd_recovery_flush(partition, io, recovery->changed) < 0)
         return -1;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
+    if (mqd_recovery_learn_ids(partition, now_ms) < 0)
+        return -1;
     if (io->replicated && !recovery->cutting && restore_high_watermark(partition, io->high_watermark) < 0)
         return -1;
+    mqd_partition_settle(partition);
     io->log_start_offset = partition->log_start_offset;
     io->log_end_offset = partition->log_end_offset;
     io->segment_count = (int32_t)partition->segment_count;

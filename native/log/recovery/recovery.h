@@ -58,6 +58,15 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
 int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
                         int64_t settle_below, int64_t now_ms);
 
+/* Where the walk of a segment may begin to meet every batch at or above `offset`: an index entry
+ * that names a batch, or the segment's beginning. */
+struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, int64_t base_offset, int64_t offset,
+                                               int64_t size_bytes);
+
+/* Fills partition->dedup from the records of the window (log/dedup/dedup.h). Segments and their
+ * indexes must be known. -1: mqd_error set. */
+int mqd_recovery_learn_ids(struct mqd_partition *partition, int64_t now_ms);
+
 /* For log/recovery/truncation.c: rebuilds `old`, whose files are closed, from the segments and
  * snapshots of `listing`, without anything beyond cut_offset (-1: empty; it begins at
  * io->log_start_offset). io: trusted_end_offset = cut_offset, recovery_point_offset = the part of

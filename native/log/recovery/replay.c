@@ -230,10 +230,8 @@ static int replay_walk(struct replay *replay, struct mqd_walk *walk)
     }
 }
 
-/* Where the walk of a segment may begin to meet every batch at or above `offset`: an index entry
- * that names a batch, or the segment's beginning. */
-static struct mqd_index_entry start_of(int fd, const char *directory, int64_t base_offset, int64_t offset,
-                                       int64_t size_bytes)
+struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, int64_t base_offset, int64_t offset,
+                                               int64_t size_bytes)
 {
     const struct mqd_index_entry beginning = {0, 0};
     struct mqd_index_entry entry;
@@ -264,7 +262,8 @@ static int walk_segment(struct replay *replay, uint32_t i, int64_t from_offset)
         return -1;
     }
     struct mqd_walk walk;
-    struct mqd_index_entry start = start_of(fd, partition->path, base_offset, from_offset, status.st_size);
+    struct mqd_index_entry start =
+        mqd_recovery_walk_start(fd, partition->path, base_offset, from_offset, status.st_size);
     int result = mqd_walk_begin(&walk, fd, base_offset, start.position, base_offset + start.relative_offset,
                                 status.st_size, INT64_MAX);
     walk.gaps_allowed = partition->has_gaps;

@@ -25,7 +25,7 @@ from mqd.cluster.metadata.records import (
     TopicState,
 )
 from mqd.cluster.metadata.refusal import Refusal
-from mqd.cluster.metadata.rules import client_metrics, schedules
+from mqd.cluster.metadata.rules import client_metrics, deduplication, schedules
 from mqd.cluster.metadata.rules.configs import (
     RESOURCE_BROKER,
     RESOURCE_CLIENT_METRICS,
@@ -124,6 +124,7 @@ def create_topic(
             " names)",
         )
     config = _new_topic_config(change.config, rules)
+    deduplication.check(state, config)
     schedules.check(state, change.name, config, {}, rules, state.broker_config(place.node_id))
     if change.assignments:
         assignments = _manual_assignments(state, change)
@@ -457,6 +458,7 @@ def alter_config(
         config = _checked(updated, change, rules)
         topic = existing(state, change.resource_name)
         _check_min_in_sync(topic, config, state.broker_configs.get("", {}))
+        deduplication.check(state, config)
         schedules.check(state, topic.name, config, topic.config, rules, broker_config)
         return [] if config == topic.config else [TopicConfigured(topic.topic_id, config)]
     if change.resource_type == RESOURCE_BROKER:

@@ -1,0 +1,208 @@
+/* See log/dedup/dedup.h. */
+#include "log/dedup/dedup.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/big_endian.h"
+#include "base/error.h"
+#include "log/dedup/planted.h"
+#include "wire/kafka_errors.h"
+#include "wire/record_scan.h"
+
+#define AT_LENGTH 8
+#define LENGTH_END 12
+#define AT_RECORD_COUNT 57
+
+struct mqd_dedup *mqd_dedup_new(const struct mqd_log_options *options)
+{
+    struct mqd_dedup *dedup = calloc(1, sizeof *dedup);
+    if (!dedup) {
+        mqd_error_set(ENOMEM, "no memory for the ids of a partition");
+        return NULL;
+    }
+    if (mqd_ids_open(&dedup->ids, options->dedup_count_max) < 0) {
+        free(dedup);
+        return NULL;
+    }
+    dedup->window_ms = options->dedup_window_ms;
+    memcpy(dedup->header, options->dedup_header, sizeof dedup->header);
+    dedup->header_bytes = (uint32_t)strnlen(dedup->header, sizeof dedup->header);
+    return dedup;
+}
+
+void mqd_dedup_free(struct mqd_dedup *dedup)
+{
+    if (!dedup)
+        return;
+    mqd_ids_close(&dedup->ids);
+    free(dedup);
+}
+
+bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_options *options)
+{
+    return strncmp(dedup->header, options->dedup_header, sizeof dedup->header) == 0;
+}
+
+static int64_t producer_of(const struct mqd_batch *batch)
+{
+    return batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL ? batch->producer_id : -1;
+}
+
+static void begin(const struct mqd_batch *batch, const uint8_t *bytes, struct mqd_records *records)
+{
+    mqd_records_begin(records, batch, bytes + MQD_BATCH_HEADER_BYTES,
+                      (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
+}
+
+static bool id_of(const struct mqd_dedup *dedup, const struct mqd_record *record, struct mqd_id_hash *hash)
+{
+    const uint8_t *id;
+    int32_t id_bytes;
+    if (!mqd_record_header(record, dedup->header, dedup->header_bytes, &id, &id_bytes) || id_bytes < 0)
+        return false;
+    mqd_ids_hash(&dedup->ids, id, (uint32_t)id_bytes, hash);
+    return true;
+}
+
+/* While the clock is behind, nothing expires; if it was set back by more than the window, it is
+ * followed. */
+static void advance(struct mqd_dedup *dedup, int64_t now_ms)
+{
+    if (now_ms < dedup->last_ms - dedup->window_ms) {
+        mqd_ids_shift(&dedup->ids, dedup->last_ms - now_ms);
+        dedup->last_ms = now_ms;
+    } else if (now_ms > dedup->last_ms) {
+        dedup->last_ms = now_ms;
+    }
+    mqd_ids_expire(&dedup->ids, dedup->last_ms - dedup->window_ms);
+    mqd_ids_mark(&dedup->ids, dedup->last_ms, dedup->window_ms);
+}
+
+static int16_t refuse(struct mqd_dedup *dedup, int64_t base_offset, struct mqd_dedup_taken *taken, int16_t error,
+                      const char *message)
+{
+    mqd_ids_cut(&dedup->ids, base_offset);
+    taken->message = message;
+    return error;
+}
+
+static void note_old(struct mqd_dedup_taken *taken, int64_t offset)
+{
+    if (!taken->left_out++)
+        taken->old_offset = offset;
+    if (offset >= taken->old_end)
+        taken->old_end = offset + 1;
+}
+
+static int16_t take_record(struct mqd_dedup *dedup, const struct mqd_record *record, int64_t base_offset,
+                           int64_t producer_id, struct mqd_dedup_taken *taken)
+{
+    struct mqd_id_hash hash;
+    int64_t offset;
+    if (!id_of(dedup, record, &hash))
+        return refuse(dedup, base_offset, taken, MQD_KAFKA_INVALID_RECORD,
+                      "a record has no id: the topic has dedup.window.ms, and its header dedup.header is missing or "
+                      "null");
+    switch (mqd_ids_find(&dedup->ids, &hash, producer_id, &offset)) {
+    case MQD_ID_USED:
+        note_old(taken, offset);
+        return 0;
+    case MQD_ID_UNDECIDED:
+        if (PLANTED_DEDUP(UNDECIDED_FREE))
+            break;
+        return refuse(dedup, base_offset, taken, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
+                      "a record has the id of one in a transaction that has not ended; the client may retry");
+    case MQD_ID_FREE:
+        break;
+    }
+    if (mqd_ids_put(&dedup->ids, &hash, base_offset + record->offset_delta, producer_id) == 0)
+        return 0;
+    return refuse(dedup, base_offset, taken, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
+                  "the partition has dedup.ids.max ids in its window; the client may retry");
+}
+
+/* Second pass: a record stays if its id has its own offset. */
+static int write_rest(const struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,
+                      int64_t base_offset, struct mqd_dedup_taken *taken)
+{
+    struct mqd_records records;
+    struct mqd_record record;
+    struct mqd_id_hash hash;
+    int64_t offset;
+    uint8_t *out = malloc((size_t)batch->size_bytes);
+    if (!out)
+        return -1;
+    size_t at = MQD_BATCH_HEADER_BYTES;
+    memcpy(out, bytes, MQD_BATCH_HEADER_BYTES);
+    begin(batch, bytes, &records);
+    while (mqd_records_next(&records, &record) == 1) {
+        if (!id_of(dedup, &record, &hash) ||
+            mqd_ids_find(&dedup->ids, &hash, producer_of(batch), &offset) != MQD_ID_USED ||
+            offset != base_offset + record.offset_delta)
+            continue;
+        memcpy(out + at, record.bytes, record.size_bytes);
+        at += record.size_bytes;
+    }
+    mqd_put_be32(out + AT_LENGTH, (uint32_t)(at - LENGTH_END));
+    mqd_put_be32(out + AT_RECORD_COUNT, (uint32_t)batch->record_count - taken->left_out);
+    taken->bytes = out;
+    taken->size_bytes = (int32_t)at;
+    return 0;
+}
+
+int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,
+                       int64_t base_offset, int64_t now_ms, struct mqd_dedup_taken *taken)
+{
+    struct mqd_records records;
+    struct mqd_record record;
+    int more;
+    *taken = (struct mqd_dedup_taken){.old_offset = -1, .old_end = -1};
+    if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION) {
+        taken->message = "a topic with dedup.window.ms takes batches that are not compressed";
+        return MQD_KAFKA_INVALID_RECORD;
+    }
+    advance(dedup, now_ms);
+    begin(batch, bytes, &records);
+    while ((more = mqd_records_next(&records, &record)) == 1) {
+        int16_t error = take_record(dedup, &record, base_offset, producer_of(batch), taken);
+        if (error)
+            return error;
+    }
+    if (more < 0)
+        return refuse(dedup, base_offset, taken, MQD_KAFKA_INVALID_RECORD, records.reason);
+    /* all known, and no sequence numbers that the log must keep: nothing will be written */
+    if (!taken->left_out || (taken->left_out == (uint32_t)batch->record_count && batch->producer_id < 0))
+        return 0;
+    if (write_rest(dedup, batch, bytes, base_offset, taken) < 0)
+        return refuse(dedup, base_offset, taken, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
+                      "no memory for a batch without its duplicates; the client may retry");
+    return 0;
+}
+
+static inline bool is_known(const struct mqd_dedup *dedup, const struct mqd_id_hash *hash)
+{
+    int64_t offset;
+    return mqd_ids_find(&dedup->ids, hash, -1, &offset) != MQD_ID_FREE;
+}
+
+/* What has the id of an older record was written because the leader had forgotten that one. */
+void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes)
+{
+    struct mqd_records records;
+    struct mqd_record record;
+    struct mqd_id_hash hash;
+    if (batch->attributes & (MQD_ATTRIBUTE_COMPRESSION | MQD_ATTRIBUTE_CONTROL) ||
+        !(batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME) || PLANTED_DEDUP(LEARN_NOTHING))
+        return;
+    advance(dedup, batch->max_timestamp_ms);
+    begin(batch, bytes, &records);
+    while (mqd_records_next(&records, &record) == 1) {
+        if (!id_of(dedup, &record, &hash) || (PLANTED_DEDUP(LEARN_FIRST) && is_known(dedup, &hash)))
+            continue;
+        if (mqd_ids_count(&dedup->ids) >= dedup->ids.count_max)
+            mqd_ids_drop(&dedup->ids);
+        mqd_ids_put(&dedup->ids, &hash, batch->base_offset + record.offset_delta, producer_of(batch));
+    }
+}

@@ -1,0 +1,57 @@
+/* Deduplication by a header, for topics with dedup.window.ms: a record whose id (the value of the
+ * header dedup.header) is that of an earlier record of the partition within the window is not
+ * written again.
+ *
+ * The ids are a function of the log: leader, follower and recovery read them from the same batches
+ * (log/dedup/load.c), so a new leader knows what the old one knew. That requires what the
+ * configuration demands: batches are not compressed, and their time is the broker's (LogAppendTime).
+ *
+ * Invariants
+ *   D1  two committed records of a partition with the same id were appended more than
+ *       dedup.window.ms apart.
+ *   D2  a record is left out only if a committed record, or an earlier one of its own transaction,
+ *       has its id. While that is undecided, its batch is refused with a retriable error.
+ *   D3  a batch keeps its offsets and sequence numbers, whatever is left out of it: offsets of
+ *       records that were left out are missing, as after compaction.
+ */
+#ifndef MQD_DEDUP_H
+#define MQD_DEDUP_H
+
+#include "log/dedup/ids.h"
+
+#define MQD_DEDUP_HEADER_BYTES_MAX 64 /* with its NUL */
+
+struct mqd_dedup {
+    struct mqd_ids ids;
+    int64_t window_ms;
+    int64_t last_ms; /* the latest time seen; the clock may jump back */
+    char header[MQD_DEDUP_HEADER_BYTES_MAX];
+    uint32_t header_bytes;
+};
+
+struct mqd_dedup_taken {
+    uint32_t left_out;   /* records whose ids are known */
+    int64_t old_offset;  /* of the record that has the id of the first of them */
+    int64_t old_end;     /* after the last record that has an id of theirs */
+    uint8_t *bytes;      /* the batch without them (malloc'd; the caller frees); NULL: as it is */
+    int32_t size_bytes;  /* of `bytes` */
+    const char *message; /* with an error; static */
+};
+
+/* NULL: no memory (mqd_error set). */
+struct mqd_dedup *mqd_dedup_new(const struct mqd_log_options *options);
+void mqd_dedup_free(struct mqd_dedup *dedup);
+/* Whether it was made for these options. */
+bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_options *options);
+
+/* A batch of a client that would begin at base_offset. Adds the ids of its records and finds those
+ * that are known. 0; 19 NOT_ENOUGH_REPLICAS (retriable: an id is of an undecided transaction, there
+ * are too many ids in the window, or no memory); 87 INVALID_RECORD (a record has no id). With an
+ * error nothing is added. */
+int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,
+                       int64_t base_offset, int64_t now_ms, struct mqd_dedup_taken *taken);
+/* A batch that is in the log, or comes from the leader, with its time. Records without an id are
+ * skipped; where there are too many ids, the oldest go. */
+void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes);
+
+#endif

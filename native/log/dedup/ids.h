@@ -1,0 +1,96 @@
+/* The ids of a partition's latest records, for topics with dedup.window.ms: which offset has an id.
+ *
+ * Two structures: a queue of (hash, offset) in the order of the log, whose head expires, and a table
+ * from hash to place in the queue (open addressing, linear probing). The hash is SipHash under a
+ * random key, cut to 80 bits: among three million ids, one lookup in 4 * 10^17 takes a new id for one
+ * of them.
+ *
+ * Transactions: ids of a producer's open transaction are undecided, and so are those of an ended
+ * one until its marker is below the high watermark, because only then the marker stays. After an
+ * abort they are free.
+ *
+ * Invariants
+ *   I1  offsets in the queue increase; an id that is not free is in the queue once.
+ *   I2  every entry of the queue that is not free has exactly one slot of the table, and no other
+ *       slot is used.
+ *   I3  mqd_ids_cut(offset) restores the state before the first id at or above `offset` was added,
+ *       except for what has expired.
+ *
+ * Memory: 14 bytes an id, in chunks that are freed as ids expire, and 4 bytes for each slot of the
+ * table, which is at most three quarters full. When the table grows, one call moves all of it. Concurrency: one thread.
+ */
+#ifndef MQD_IDS_H
+#define MQD_IDS_H
+
+#include "native.h"
+
+struct mqd_ids_chunk;
+struct mqd_ids_mark;
+struct mqd_ids_transaction;
+
+struct mqd_id_hash {
+    uint64_t low; /* not 0 */
+    uint16_t high;
+};
+
+struct mqd_ids {
+    uint32_t count_max; /* of entries in the queue, free ones included */
+    uint64_t seed[2];
+    uint64_t head, tail; /* sequence numbers of the queue's entries: [head, tail) */
+    struct mqd_ids_chunk **chunks;
+    uint32_t chunk_count, chunk_capacity;
+    uint64_t chunks_from; /* sequence number of the first entry of chunks[0] */
+    uint32_t *slots;      /* 0 = unused */
+    uint32_t slot_count;  /* a power of two */
+    uint32_t used;        /* slots */
+    struct mqd_ids_mark *marks;
+    uint32_t mark_count, mark_capacity, mark_head;
+    struct mqd_ids_transaction *transactions;
+    uint32_t transaction_count, transaction_capacity;
+};
+
+enum mqd_id_state {
+    MQD_ID_FREE,
+    MQD_ID_USED,
+    /* of a transaction that is not decided yet, of another producer than the one that asks */
+    MQD_ID_UNDECIDED
+};
+
+/* 0; -1: no random bytes (mqd_error set). */
+int mqd_ids_open(struct mqd_ids *ids, uint32_t count_max);
+void mqd_ids_close(struct mqd_ids *ids);
+
+void mqd_ids_hash(const struct mqd_ids *ids, const uint8_t *id, uint32_t id_bytes, struct mqd_id_hash *hash);
+/* producer_id: of the transactional batch that asks; -1: of none. *offset: with USED, of the record. */
+enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t producer_id,
+                               int64_t *offset);
+/* Adds an id, in place of the entry that has it; offsets must increase. producer_id: of the
+ * transactional batch; -1: of none. 0; -1: full, or no memory (nothing changes). */
+int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t offset, int64_t producer_id);
+/* What is added from now on has this time. Times are kept to a thousandth of the window: an id
+ * expires that much late at most, and never early, unless there is no memory. */
+void mqd_ids_mark(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms);
+/* Forgets what was added at or before this time. */
+void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms);
+/* The clock was set back by this much: nothing expires early, and nothing that much later. */
+void mqd_ids_shift(struct mqd_ids *ids, int64_t back_ms);
+/* Forgets the oldest entry; the queue must not be empty. */
+void mqd_ids_drop(struct mqd_ids *ids);
+
+/* A marker at this offset ends the producer's transaction. */
+void mqd_ids_end(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t offset);
+/* Markers below stay: their transactions are decided. */
+void mqd_ids_settle(struct mqd_ids *ids, int64_t high_watermark);
+/* Batches at and above `offset` were not written: see I3. */
+void mqd_ids_cut(struct mqd_ids *ids, int64_t offset);
+
+/* Ids in the queue, free ones included. */
+static inline uint64_t mqd_ids_count(const struct mqd_ids *ids)
+{
+    return ids->tail - ids->head;
+}
+uint64_t mqd_ids_bytes(const struct mqd_ids *ids);
+/* I1 and I2, entry by entry; for tests. NULL, or what does not hold. */
+const char *mqd_ids_check(const struct mqd_ids *ids);
+
+#endif

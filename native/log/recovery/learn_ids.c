@@ -1,0 +1,122 @@
+/* The ids of the latest records after a restart or a truncation; see log/recovery/recovery.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "log/recovery/recovery.h"
+#include "wire/record_scan.h"
+
+struct learning {
+    struct mqd_partition *partition;
+    uint8_t *bytes;
+    size_t capacity_bytes;
+};
+
+static int read_batch(struct learning *learning, const struct mqd_batch *batch, int fd, int64_t position)
+{
+    size_t size_bytes = (size_t)batch->size_bytes, have = 0;
+    if (size_bytes > learning->capacity_bytes) {
+        free(learning->bytes);
+        learning->capacity_bytes = 0;
+        learning->bytes = malloc(size_bytes);
+        if (!learning->bytes)
+            return mqd_error_set(ENOMEM, "no memory for a batch of %zu bytes", size_bytes);
+        learning->capacity_bytes = size_bytes;
+    }
+    while (have < size_bytes) {
+        ssize_t got = pread(fd, learning->bytes + have, size_bytes - have, position + (int64_t)have);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return mqd_error_system(got < 0 ? errno : EIO, "%s: cannot read a batch", learning->partition->path);
+        have += (size_t)got;
+    }
+    return 0;
+}
+
+static int learn(struct learning *learning, const struct mqd_batch *batch, int fd, int64_t position)
+{
+    struct mqd_dedup *dedup = learning->partition->dedup;
+    struct mqd_marker marker;
+    if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION)
+        return 0;
+    if (read_batch(learning, batch, fd, position) < 0)
+        return -1;
+    if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL))
+        mqd_dedup_learn(dedup, batch, learning->bytes);
+    else if (batch->size_bytes <= MQD_MARKER_BYTES_MAX && mqd_marker_parse(learning->bytes, batch, &marker) == 0)
+        mqd_ids_end(&dedup->ids, batch->producer_id, marker.commit, batch->base_offset);
+    return 0;
+}
+
+/* A damaged batch below the recovery point has no ids that could be read; the walk goes on after it. */
+static int walk(struct learning *learning, struct mqd_walk *walk)
+{
+    struct mqd_batch batch;
+    int64_t position;
+    for (;;) {
+        int more = mqd_walk_next(walk, &batch, &position);
+        if (more == 0 && walk->reason)
+            more = mqd_walk_resync(walk) == 1 ? mqd_walk_next(walk, &batch, &position) : 0;
+        if (more <= 0)
+            return more;
+        if (learn(learning, &batch, walk->fd, position) < 0)
+            return -1;
+    }
+}
+
+static int learn_segment(struct learning *learning, int64_t base_offset, int64_t from_offset)
+{
+    const struct mqd_partition *partition = learning->partition;
+    char path[PATH_MAX];
+    struct stat status;
+    struct mqd_walk walking = {.fd = -1};
+    if (mqd_segment_path(path, sizeof path, partition->path, base_offset, MQD_FILE_LOG) < 0)
+        return -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return mqd_error_system(errno, "cannot read %s", path);
+    int result = fstat(fd, &status) < 0 ? mqd_error_system(errno, "cannot read %s", path) : 0;
+    if (result == 0) {
+        struct mqd_index_entry start =
+            mqd_recovery_walk_start(fd, partition->path, base_offset, from_offset, status.st_size);
+        result = mqd_walk_begin(&walking, fd, base_offset, start.position, base_offset + start.relative_offset,
+                                status.st_size, INT64_MAX);
+        walking.gaps_allowed = partition->has_gaps;
+        if (result == 0)
+            result = walk(learning, &walking);
+        mqd_walk_end(&walking);
+    }
+    close(fd);
+    return result;
+}
+
+int mqd_recovery_learn_ids(struct mqd_partition *partition, int64_t now_ms)
+{
+    if (!partition->dedup)
+        return 0;
+    struct learning learning = {.partition = partition};
+    struct mqd_time_index_entry before;
+    uint32_t first = partition->segment_count - 1;
+    int64_t from_offset = -1;
+    /* the last segment with a record from before the window, from that record on */
+    for (;; first--) {
+        int found = mqd_time_index_lookup(partition->path, partition->segments[first],
+                                          now_ms - partition->dedup->window_ms, &before);
+        if (found < 0)
+            return -1;
+        if (found)
+            from_offset = partition->segments[first] + before.relative_offset;
+        if (found || first == 0)
+            break;
+    }
+    int result = 0;
+    for (uint32_t i = first; i < partition->segment_count && result == 0; i++)
+        result = learn_segment(&learning, partition->segments[i], from_offset);
+    free(learning.bytes);
+    return result;
+}
