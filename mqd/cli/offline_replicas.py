@@ -22,8 +22,8 @@ DIRECTORIES_S = 8.0
 
 
 class Place(NamedTuple):
-    """`directories`: the one that holds it; or, if the host reports none, its unusable ones; () =
-    the host cannot be reached.
+    """`directories`: the directory that holds it; or, if the host reports none, its unusable
+    directories; () = the host cannot be reached.
     """
 
     partition: str

@@ -49,8 +49,8 @@ ABORT = b"\0\0"  # a marker's key: version, then its type (KIP-98)
 
 class State(msgspec.Struct):
     """`step`: NONE when none is being retired, or all are removed; `applied`: the queried host has
-    applied it to the partitions that it leads. `retired`: partition -> the one that takes its
-    records.
+    applied it to the partitions that it leads. `retired`: partition -> the partition that
+    takes its records.
     """
 
     topic: str

@@ -232,8 +232,8 @@ def check_open(found: Transaction) -> None:
 def open_at(
     cluster: Cluster, topic: str, index: int, start_offset: int | None, producer_id: int | None
 ) -> tuple[OpenProducer, Transaction | None]:
-    """The transaction that begins there, or is of this producer; and what its coordinator knows of the
-    producer. Raises CliError: there is none.
+    """The transaction that begins at this offset, or belongs to this producer, and the coordinator's
+    view of the producer. Raises CliError: there is none.
     """
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")

@@ -84,8 +84,8 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
 def _measured(
     found: Sequence[PlannedPartition], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
 ) -> list[PlannedPartition]:
-    """With what has been copied, by the bytes that new replicas and leaders have on their disks.
-    Each host is asked once, all at the same time.
+    """Adds how much has been copied: the bytes of new replicas compared with their leaders'. Each
+    host is queried once, all at the same time.
     """
     requested: dict[int, dict[str, list[int]]] = {}
     for one in found:

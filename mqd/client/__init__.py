@@ -1,8 +1,8 @@
-"""The client library: confluent_kafka's names and call shapes, over shared memory where the broker
-is this host's and over TCP elsewhere.
+"""The client library: confluent_kafka's names and call shapes, over shared memory if the broker is
+on this host, otherwise over TCP.
 
-`from mqd import Producer, Consumer, AdminClient, AsyncProducer, AsyncConsumer`; how they are used
-stands in docs/client.md. Nothing is imported before it is used.
+`from mqd import Producer, Consumer, AdminClient, AsyncProducer, AsyncConsumer`; docs/client.md
+describes their use. Modules are imported on first use.
 """
 
 from __future__ import annotations

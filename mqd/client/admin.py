@@ -12,7 +12,7 @@ from mqd.client import config as configuration
 
 class AdminClient(confluent_kafka.admin.AdminClient):
     """confluent_kafka.admin.AdminClient; keys of this package (transport, mqd.*) in `config` are
-    accepted and do nothing.
+    accepted but have no effect.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:

@@ -1,13 +1,13 @@
 """AsyncConsumer: the Consumer for asyncio.
 
-One thread of its own does what may wait; a record that is at hand already is handed out on the
-event loop without it.
+Blocking calls run on a thread of the consumer; a record that is buffered already is returned on the
+event loop, without that thread.
 
-    A1  nothing is lost by cancellation: a wait that was cancelled continues, and its result is
-        the next answer, or is read again; until then no commit counts it as handed out
-    A2  another call while a wait is under way interrupts the wait: commit() does
-        not stand behind a poll() without end
-    A3  a program that ends without close() ends: nothing waits for a wait without end
+    A1  cancellation loses no records: a cancelled wait continues, and its result is returned by the
+        next call, or is read again; until then it is not committed
+    A2  another call interrupts a wait that is under way: commit() does not queue behind a poll()
+        without a time-out
+    A3  a program that ends without close() is not blocked by a wait without a time-out
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any
 from mqd.client.consumer import Consumer
 from mqd.client.messages import KafkaException, Message, TopicPartition
 
-EXIT_S = 1.0  # at the interpreter's end, for a wait to be over
+EXIT_S = 1.0  # at the interpreter's end, until a wait has ended
 
 
 class _Calls:
-    """Calls, one after another, in a thread of their own. The interpreter's end does not wait for
-    it, as it would for an executor's (A3).
+    """Runs calls one after another in its own thread, which the interpreter does not wait for at its
+    end, unlike an executor's (A3).
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class _Calls:
         self._has_ended = False
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Its outcome, in the running loop. Raises RuntimeError after end()."""
+        """Returns the call's result, in the running loop. Raises RuntimeError after end()."""
         if self._has_ended:
             raise RuntimeError("Consumer closed")
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class _Calls:
         return outcome
 
     def end(self, wait_s: float = 0) -> None:
-        """After what has been begun."""
+        """Ends the thread after the calls that have begun."""
         self._has_ended = True
         self._begin.put(None)
         if self._thread is not None and wait_s:
@@ -85,7 +85,7 @@ class _Calls:
     def _run(self) -> None:
         while (work := self._begin.get()) is not None:
             work()
-            del work  # it knows the consumer, which may be forgotten without close()
+            del work  # it refers to the consumer, which may be dropped without close()
 
 
 class AsyncConsumer:
@@ -107,7 +107,7 @@ class AsyncConsumer:
         self._calls = _Calls()
         self._lock = asyncio.Lock()
         self._waiting: asyncio.Future[list[Message]] | None = None
-        self._left: list[Message] = []  # what a cancelled wait brought
+        self._left: list[Message] = []  # the result of a cancelled wait
         self._ready = self._take_ready = getattr(self._implementation, "take_ready", _nothing)
         self._given_back: asyncio.Future[None] | None = None  # the last time that something was
         _all.add(self)
@@ -135,8 +135,8 @@ class AsyncConsumer:
         return found[0] if found else None
 
     async def getone(self) -> Message:
-        """The next record, however long it takes. Raises KafkaException for an error; ends of
-        partitions are passed over.
+        """Waits for the next record without a time-out. Raises KafkaException for an error; ends of
+        partitions are skipped.
         """
         while True:
             message = await self.poll()
@@ -149,7 +149,7 @@ class AsyncConsumer:
                 raise KafkaException(error)
 
     async def getmany(self, max_records: int = 500, timeout: float = -1) -> list[Message]:
-        """What is there, up to `max_records` records and events, as soon as there is one."""
+        """Waits for a record or event, then returns all that are available, up to `max_records`."""
         return await self._take(max_records, timeout)
 
     async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
@@ -168,7 +168,7 @@ class AsyncConsumer:
             return found
 
     async def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
-        """As Consumer.consume_batch. Cancelled, it may have taken a batch along: use a time-out."""
+        """As Consumer.consume_batch. A cancelled call may have consumed a batch: use a time-out."""
         return await self._call(self._consumer.consume_batch, max_records, timeout)
 
     def __aiter__(self) -> AsyncConsumer:
@@ -195,17 +195,17 @@ class AsyncConsumer:
             return found
 
     def _begin(self, wait: Callable[..., list[Message]], *arguments: Any) -> asyncio.Future[list[Message]]:
-        """No other is under way."""
+        """No other wait is under way."""
         self._implementation.uninterrupt()
         waiting = self._waiting = self._calls.call(self._carry_out, wait, *arguments)
         return waiting
 
     def _carry_out(self, wait: Callable[..., list[Message]], *arguments: Any) -> list[Message]:
-        """A method, so that this consumer is there for as long as the thread waits (A3)."""
+        """A method, so that the consumer lives as long as the thread waits (A3)."""
         return wait(*arguments)
 
     async def _interrupt(self) -> None:
-        """The wait that is under way ends; what it brings is kept."""
+        """Ends the wait that is under way; its result is kept."""
         waiting = self._waiting
         if waiting is not None:
             if not waiting.done():
@@ -215,12 +215,12 @@ class AsyncConsumer:
             self._left += waiting.result()
 
     def _return_unread(self) -> None:
-        """What was read but not taken is read again: the next call may commit
-        what was handed out. Not awaited, so that no cancellation meets it.
+        """Records that were read but not returned are read again, because the next call may commit
+        the returned ones. Not awaited, so that it cannot be cancelled.
         """
         left, self._left = self._left, []
         if left:
-            self._ready = _nothing  # in this thread nothing is handed out before that has been done
+            self._ready = _nothing  # this thread returns no records before that is done
             self._given_back = self._calls.call(self._implementation.give_back, left)
             self._given_back.add_done_callback(self._on_given_back)
 
@@ -350,8 +350,8 @@ class AsyncConsumer:
     # -- life --------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """As Consumer.close. What a cancelled wait read and no call took is read again by the
-        member that gets the partition; what it raised is raised when all is closed.
+        """As Consumer.close. Records of a cancelled wait that no call has returned are read again by
+        the member that gets the partition; an exception of that wait is raised at the end.
         """
         if self._waiting is not None:
             self._implementation.interrupt()
@@ -372,7 +372,7 @@ class AsyncConsumer:
 
 
 def _nothing() -> None:
-    """No record is at hand."""
+    """There is no buffered record."""
 
 
 async def _raised_by(work: Awaitable[Any]) -> Exception | None:
@@ -387,7 +387,7 @@ _all: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
 
 
 def _end_waits() -> None:
-    """At the interpreter's end: before the attachments are closed, which are in use in the threads."""
+    """At the interpreter's end, before the attachments are closed, which the threads use."""
     for consumer in list(_all):
         consumer._implementation.interrupt()
     for consumer in list(_all):

@@ -23,13 +23,13 @@ class AsyncProducer:
     """Producer whose delivery reports are futures.
 
         async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
-            future = await producer.produce("events", b"...", key=b"k")     # taken; waits only while the queue is full
+            future = await producer.produce("events", b"...", key=b"k")     # accepted; waits only while the queue is full
             message = await future                                         # written: a Message, or
                                                                            raises KafkaException
             deliveries = await producer.produce_batch("events", values)    # all written
 
-    To be made and used in one event loop. `config` as Producer's. One thread serves the reports.
-    error_cb, stats_cb and throttle_cb are called in any thread; what they raise is logged.
+    To be created and used in one event loop. `config` as for Producer. One thread serves the reports.
+    error_cb, stats_cb and throttle_cb are called in any thread; their exceptions are logged.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -60,8 +60,8 @@ class AsyncProducer:
         timestamp: int = 0,
         headers: Any = None,
     ) -> asyncio.Future[Message]:
-        """Takes one record, waiting while the queue is full; the future has its Message when it is
-        written, or KafkaException.
+        """Accepts one record, waiting while the queue is full. The future ends with its Message when it
+        is written, or with KafkaException.
         """
         future: asyncio.Future[Message] = self._loop.create_future()
 
@@ -87,9 +87,8 @@ class AsyncProducer:
         partition: Any = -1,
         timestamps: Any = None,
     ) -> list[BatchDelivery]:
-        """Many records (Producer.produce_batch says of which kinds); returns when all are written.
-        Raises the KafkaException of the first record batch that was not, when the outcome of all is
-        known.
+        """Writes many records (for their types see Producer.produce_batch); returns when all are
+        written. If a record batch fails, raises the first KafkaException when all have a result.
         """
         finished: asyncio.Future[list[BatchDelivery]] = self._loop.create_future()
         deliveries: list[BatchDelivery] = []
@@ -124,7 +123,7 @@ class AsyncProducer:
 
     async def _wait_room(self) -> None:
         try:
-            # wait_for() forgets a cancellation that comes in the turn in which there is room
+            # wait_for() loses a cancellation in the same iteration of the loop in which there is room
             async with asyncio.timeout(0.01):
                 await self._room.wait()
         except TimeoutError:
@@ -172,7 +171,7 @@ class AsyncProducer:
         try:
             await self._loop.run_in_executor(None, self._producer.flush)
         except Exception as error:  # a fatal one is reported by the futures
-            _log.warning("an AsyncProducer is closed that could not be flushed: %r", error)
+            _log.warning("an AsyncProducer could not be flushed when it was closed: %r", error)
         self._closing = True
         try:
             await self._loop.run_in_executor(None, self._producer.close)
@@ -219,8 +218,8 @@ class AsyncProducer:
 
 
 def _guarded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What callbacks raise would end the flush(), the batch or the commit that happens to serve
-    them.
+    """Logs exceptions of callbacks, which otherwise would end the flush(), the batch or the commit
+    that happens to serve them.
     """
     return {
         key: _logged(key, value) if key in _CALLBACKS and callable(value) else value for key, value in config.items()

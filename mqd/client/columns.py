@@ -1,13 +1,13 @@
-"""Records as columns: what produce_batch is given (lists, numpy arrays, Arrow arrays) as the
-contiguous bytes and sizes that the C core and librdkafka take.
+"""Records as columns: converts the arguments of produce_batch (lists, numpy arrays, Arrow arrays) to
+the contiguous bytes and sizes that the C core and librdkafka take.
 
-    column = pack(values, "values")      column.data     one buffer, records one after another; the caller's own memory where it has that form already
-                                         column.sizes    int32 of each, -1 = null; None: every one has column.fixed_bytes
+    column = pack(values, "values")      column.data     one buffer, records one after another; the caller's memory if it already has this form
+                                         column.sizes    int32 of each, -1 = null; None: each has column.fixed_bytes
 
     list, tuple of bytes, str (UTF-8), None       joined: one copy
     numpy 'S'                                     as numpy reads it: without trailing zero bytes; no
                                                   copy when none has any
-    numpy uint8[n, width]                         every row a value, zeros and all; no copy when it
+    numpy uint8[n, width]                         each row is a value, zeros included; no copy if it
                                                   is contiguous
     numpy object                                  as a list
     Arrow binary, string (also large)             no copy, unless a null entry hides bytes
@@ -86,7 +86,7 @@ class Column:
 
 
 def pack(values: Any, what: str) -> Column:
-    """Raises TypeError for what is none of the kinds of the module's table."""
+    """Raises TypeError for types that are not in the module's table."""
     if isinstance(values, Column):
         return values
     if isinstance(values, (list, tuple)):
@@ -190,7 +190,7 @@ def _pack_arrow_offsets(values: Any, kind: type) -> Column:
     sizes = sizes.astype(np.int32, copy=False)
     if values.null_count:
         nulls = np.asarray(values.is_null())
-        if sizes[nulls].any():  # bytes of no value lie between the others
+        if sizes[nulls].any():  # there are bytes between the values
             return _pack_list(values.to_pylist(), "values")
         sizes = np.where(nulls, np.int32(-1), sizes)
     data = memoryview(data_buffer)[int(offsets[0]) : int(offsets[-1])] if data_buffer is not None else b""
@@ -201,7 +201,7 @@ def _pack_arrow_offsets(values: Any, kind: type) -> Column:
 
 
 def pack_partitions(partition: Any, count: int) -> tuple[int, np.ndarray | None]:
-    """(for all, of each or None). -1 = the partitioner's."""
+    """(one for all, an array or None). -1 = chosen by the partitioner."""
     if partition is None:
         return -1, None
     if isinstance(partition, (int, np.integer)):
@@ -221,7 +221,7 @@ def _one_partition(partition: int) -> int:
 
 
 def pack_timestamps(timestamps: Any, count: int, now_ms: int) -> tuple[int, np.ndarray | None]:
-    """(milliseconds for all, of each or None). numpy's datetime64 are converted; 0 and None = now,
+    """(milliseconds for all, an array or None). numpy's datetime64 are converted; 0 and None = now,
     as in confluent_kafka.
     """
     if timestamps is None:
@@ -238,7 +238,9 @@ def pack_timestamps(timestamps: Any, count: int, now_ms: int) -> tuple[int, np.n
 
 
 def pack_headers(headers: Any, count: int) -> Column | None:
-    """A dict or a list of (str, value): the same for all. A list of `count` such, or None: of each."""
+    """A dict or a list of (str, value) applies to all records; in a list of `count` of these, or None,
+    each applies to one.
+    """
     if headers is None:
         return None
     if isinstance(headers, dict) or (isinstance(headers, list) and headers and isinstance(headers[0], tuple)):
@@ -296,7 +298,7 @@ def _same_length(column: Column, count: int, what: str) -> Column:
 
 
 def checked_partition(partition: Any, count: int) -> int:
-    """What a partitioner of the user's has said. Raises KafkaException (_UNKNOWN_PARTITION)."""
+    """Checks the result of the user's partitioner. Raises KafkaException (_UNKNOWN_PARTITION)."""
     if not isinstance(partition, (int, np.integer)) or not 0 <= partition < count:
         raise failure(KafkaError._UNKNOWN_PARTITION, f"the partitioner chose {partition!r} of {count} partitions")
     return int(partition)

@@ -1,14 +1,14 @@
 """Configuration: confluent_kafka's dictionaries and librdkafka's keys, and what this package adds
 to them.
 
-1. What librdkafka knows is judged by librdkafka: unknown keys, ranges and contradictions raise the
-   KafkaException that confluent_kafka raises, whatever the transport.
-2. Keys without a meaning on shared memory (socket.*, ssl.*, sasl.*, broker.*) are accepted there
-   and do nothing.
+1. librdkafka validates its own keys: unknown keys, values out of range and contradictions raise the
+   same KafkaException as confluent_kafka, on either transport.
+2. Keys without a meaning on shared memory (socket.*, ssl.*, sasl.*, broker.*) are accepted there,
+   but have no effect.
 3. Added keys: transport, mqd.socket.path, mqd.buffer.bytes, mqd.spin.us, encryption.*, and a
    callable as partitioner. They never reach librdkafka.
 
-`choose_transport` says which way a client goes, and why, in words.
+`choose_transport` returns a client's transport, and the reason in words.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ Kind = type[confluent_kafka.Producer] | type[confluent_kafka.Consumer]
 
 
 class Settings(NamedTuple):
-    """`own`: this package's keys; `rdkafka`: what librdkafka is given, as the user wrote it;
+    """`own`: this package's keys; `rdkafka`: librdkafka's keys, as the user wrote them;
     `logger` or None; `encryption` of values, or None.
     """
 
@@ -98,7 +98,7 @@ class Settings(NamedTuple):
 
 def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Settings:
     """Takes a client's arguments apart. Raises KafkaException (_INVALID_ARG) for a wrong value of
-    an added key, TypeError when it is no dictionary.
+    an added key, TypeError if it is not a dictionary.
     """
     if config is None and not more:
         raise TypeError("expected configuration dict")
@@ -199,19 +199,19 @@ def _number(key: str, value: Any, kind: type) -> Any:
 
 
 class Choice(NamedTuple):
-    """`transport` shm or tcp; `socket_path` for shm; `reason` in words, for the log and for whoever
-    asks.
+    """`transport` shm or tcp; `socket_path` for shm; `reason` in words, for the log and
+    `transport_reason`.
     """
 
     transport: str
     socket_path: str | None
     reason: str
-    server: str = ""  # what the broker at socket_path must say that it serves
+    server: str = ""  # the address that the broker at socket_path must serve
 
 
 def choose_transport(settings: Settings) -> Choice:
-    """Which way this client goes, before anything has been tried. Raises KafkaException when
-    transport=shm cannot be.
+    """The transport to try first. Raises KafkaException if transport=shm is required but
+    not possible.
     """
     requested = settings.own["transport"]
     if requested == "tcp":

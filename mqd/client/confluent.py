@@ -37,7 +37,7 @@ OWN_MODULES = frozenset(
 
 
 def find(name: str, *, module: str = "") -> object:
-    """What `mqd.<module>.<name>` is; `module` is "" for the package itself. AttributeError when
+    """Resolves `mqd.<module>.<name>`; `module` is "" for the package itself. AttributeError if
     confluent_kafka has no such name.
     """
     theirs = importlib.import_module(_joined(THEIRS, module))
@@ -69,7 +69,7 @@ def is_rebuilt(module: str) -> bool:
 
 def install() -> None:
     """Makes the modules importable; called once, by `import mqd`."""
-    # First, so that no directory on the path is taken for one of them.
+    # First, so that a directory on the path cannot shadow them.
     sys.meta_path.insert(0, _Finder())
 
 
@@ -93,7 +93,7 @@ class _Finder:
             from mqd.client.confluent_rebuilding import RebuildingLoader
 
             loader = RebuildingLoader(theirs)
-        # No search path: submodules, too, are found here alone.
+        # No search path: submodules, too, are only found here.
         is_package = theirs.submodule_search_locations is not None
         return ModuleSpec(fullname, loader, origin=theirs.origin, is_package=is_package)
 

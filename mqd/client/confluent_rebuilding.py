@@ -1,5 +1,5 @@
-"""A module of confluent_kafka run a second time, with its imports changed to mqd. Apart from
-confluent.py, so that `import mqd` does without the parser.
+"""A module of confluent_kafka run a second time, with its imports changed to mqd. Separate from
+confluent.py, so that `import mqd` does not import the parser.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from mqd.client.confluent import OURS, THEIRS
 
 
 class RebuildingLoader:
-    """A module made of the counterpart's source, which imports mqd where that imports
-    confluent_kafka.
-    """
+    """A module made from the counterpart's source, importing mqd instead of confluent_kafka."""
 
     def __init__(self, theirs: ModuleSpec) -> None:
         self._theirs = theirs

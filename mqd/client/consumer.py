@@ -1,4 +1,4 @@
-"""Consumer: confluent_kafka's, over shared memory where the broker is this host's."""
+"""confluent_kafka's Consumer, over shared memory if the broker is on this host."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Consumer:
 
     `config`: librdkafka's keys; unknown ones raise KafkaException. Added keys:
 
-        transport           auto (default): shared memory if the broker is this host's and this
-                            process may attach, else TCP. shm: or an error. tcp: never shared
-                            memory.
+        transport           auto (default): shared memory if the broker is on this host and this
+                            process may attach, else TCP. shm: shared memory or an error. tcp:
+                            TCP only.
         mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
                             bootstrap.servers. The environment's MQD_SOCKET does the same.
         mqd.spin.us         how long a wait spins before it sleeps; 20
         encryption.*        sealed values are opened (docs/payload-encryption.md)
 
-    `transport` and `transport_reason` say which way was taken and why; the log (logger
-    "mqd.client") too. What is other than in librdkafka: docs/client.md.
+    `transport` and `transport_reason` give the transport in use and the reason, which are also logged
+    (logger "mqd.client"). Differences from librdkafka: docs/client.md.
 
-    One thread at a time; memberid() and consumer_group_metadata() any. In a child of fork() every
+    For one thread at a time; memberid() and consumer_group_metadata() may be called from any. In a child of fork() every
     call raises KafkaException: make a new consumer there. Usable as a context manager, which closes
     it. Every method raises RuntimeError when the consumer is closed, and KafkaException where
     confluent_kafka does.
@@ -79,16 +79,16 @@ class Consumer:
         soon as there is one; None when `timeout` seconds passed without.
 
         On shared memory its columns are views of the mapped log: nothing is copied, and they are
-        good as long as the batch, or an array made of it, lives. Uncommitted and aborted records
+        valid as long as the batch, or an array made of it, exists. Uncommitted and aborted records
         are left out as by poll(). Raises KafkaException for an error of a partition or of the
-        group, each once.
+        group, once for each error.
         """
         return self._implementation.consume_batch(max_records, timeout)
 
     # -- the group ---------------------------------------------------------------------------------
 
     def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
-        """Joins the group for these topics; replaces what was subscribed to. A name that begins
+        """Joins the group for these topics; replaces an earlier subscription. A name that begins
         with ^ is a regular expression (RE2).
 
         on_assign, on_revoke, on_lost(consumer, list of TopicPartition): called from poll(),
@@ -100,11 +100,11 @@ class Consumer:
         self._implementation.subscribe(topics, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
 
     def unsubscribe(self) -> None:
-        """Leaves the group; what is assigned is returned."""
+        """Leaves the group and releases the assigned partitions."""
         self._implementation.unsubscribe()
 
     def subscription(self) -> list[str]:
-        """What was given to subscribe()."""
+        """The topics given to subscribe()."""
         return self._implementation.subscription()
 
     def memberid(self) -> str | None:
@@ -112,7 +112,7 @@ class Consumer:
         return self._implementation.memberid()
 
     def consumer_group_metadata(self) -> Any:
-        """For Producer.send_offsets_to_transaction(), whichever way that producer goes."""
+        """For Producer.send_offsets_to_transaction(), on either transport."""
         return self._implementation.consumer_group_metadata()
 
     # -- the assignment ----------------------------------------------------------------------------
@@ -128,27 +128,23 @@ class Consumer:
         self._implementation.incremental_assign(partitions)
 
     def unassign(self) -> None:
-        """Reads nothing any more."""
+        """Stops reading all partitions."""
         self._implementation.unassign()
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """Does not read these partitions any more."""
+        """Stops reading these partitions."""
         self._implementation.incremental_unassign(partitions)
 
     def assignment(self) -> list[TopicPartition]:
-        """What is assigned."""
+        """The assigned partitions."""
         return self._implementation.assignment()
 
     def seek(self, partition: TopicPartition) -> None:
-        """The next record of this assigned partition is the one at partition.offset (absolute or
-        logical).
-        """
+        """Continues this assigned partition at partition.offset (absolute or logical)."""
         self._implementation.seek(partition)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """No records of these partitions until resume(); also what was read ahead is not handed
-        out.
-        """
+        """Returns no records of these partitions until resume(), not even those read ahead."""
         self._implementation.pause(partitions)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
@@ -156,7 +152,7 @@ class Consumer:
         self._implementation.resume(partitions)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Offset behind the last record that was handed out; OFFSET_INVALID: none was."""
+        """The offset after the last returned record; OFFSET_INVALID: none was returned."""
         return self._implementation.position(partitions)
 
     # -- commits -----------------------------------------------------------------------------------
@@ -164,16 +160,16 @@ class Consumer:
     def commit(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
     ) -> list[TopicPartition] | None:
-        """Commits the offset behind `message`, or `offsets`, or everything stored. Asynchronous:
-        on_commit is called, from poll(). Else returns what was committed, each with its error or
-        None; raises KafkaException when one of them could not be.
+        """Commits the offset after `message`, or `offsets`, or all stored offsets. Asynchronous:
+        poll() calls on_commit. Otherwise returns the committed offsets, each with its error or None;
+        raises KafkaException if one of them failed.
         """
         if message is not None and offsets is not None:
             _both()
         return self._implementation.commit(message=message, offsets=offsets, asynchronous=asynchronous)
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
-        """What the next commit says; with enable.auto.offset.store=false."""
+        """Stores offsets for the next commit; with enable.auto.offset.store=false."""
         if message is not None and offsets is not None:
             _both()
         if message is not None:
@@ -189,7 +185,7 @@ class Consumer:
             else self._implementation.committed(partitions)
         )
 
-    # -- asking the broker -------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """confluent_kafka.admin.ClusterMetadata of one topic or of all."""
@@ -203,7 +199,7 @@ class Consumer:
         self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
     ) -> tuple[int, int] | None:
         """(log start offset, high watermark; the last stable offset with
-        isolation.level=read_committed). cached: as last seen, without asking.
+        isolation.level=read_committed). cached: as last seen, without a request.
         """
         more = {"timeout": timeout} if timeout is not None else {}
         return self._implementation.get_watermark_offsets(partition, cached=cached, **more)
@@ -223,16 +219,16 @@ class Consumer:
         return self._implementation.cluster_id(timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """For the next connection over TCP; nothing on shared memory, where a client is its
-        process's user.
+        """Sets credentials for the next TCP connection. Has no effect on shared memory, where a client
+        is identified by its process's user.
         """
         self._implementation.set_sasl_credentials(username, password)
 
     # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Commits (enable.auto.commit), gives everything back, leaves the group. A static member
-        (group.instance.id) keeps its place for the session time-out.
+        """Commits (enable.auto.commit), releases all partitions and leaves the group. A static member
+        (group.instance.id) stays in the group for the session time-out.
         """
         self._implementation.close()
 
@@ -248,7 +244,7 @@ def _both() -> NoReturn:
 
 
 def _make(owner: Consumer, settings: configuration.Settings) -> Any:
-    if settings.rdkafka.get("group.id", "-") == "":  # an assertion of confluent_kafka's, which ends the process
+    if settings.rdkafka.get("group.id", "-") == "":  # otherwise an assertion in confluent_kafka would abort the process
         raise ValueError("Failed to create consumer: group.id must be set")
     choice = configuration.choose_transport(settings)
     if choice.transport == "shm":
@@ -277,7 +273,7 @@ def _try_shared_memory(
         return None, configuration.Choice(
             "tcp",
             None,
-            f"shared memory is not to be had: {error.args[0] if isinstance(error, KafkaException) else error}",
+            f"shared memory is not available: {error.args[0] if isinstance(error, KafkaException) else error}",
         )
-    _log.info("consumer goes through shared memory: %s", choice.reason)
+    _log.info("consumer uses shared memory: %s", choice.reason)
     return made, choice

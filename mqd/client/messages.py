@@ -1,8 +1,7 @@
-"""What a client hands to its user: Message, with confluent_kafka's method names, and the things
-that are confluent_kafka's own.
+"""Message, with confluent_kafka's method names, and confluent_kafka's own classes that clients use.
 
-1. `Message` is a confluent_kafka.Message (isinstance holds), but every method is ours: nothing of
-   the C object under it is used.
+1. `Message` is a confluent_kafka.Message (isinstance holds), but every method is ours: the C object
+   under it is not used.
 2. KafkaError, KafkaException and TopicPartition are confluent_kafka's classes, not copies:
    `except KafkaException` catches the errors of both transports.
 3. The group metadata of a consumer is confluent_kafka's serialized form, so a consumer of one
@@ -37,7 +36,7 @@ class Message(confluent_kafka.Message):
     confluent_kafka.Message's.
 
     `headers` may be given as the bytes of a record's header section (count varint first): they are
-    decoded when they are asked for.
+    decoded on first use.
     """
 
     __slots__ = (
@@ -184,7 +183,7 @@ class BatchDelivery(NamedTuple):
     """What a callback of produce_batch gets: one record batch of the call, all of whose records
     share an outcome.
 
-    `indices` are the places of its records in what the call was given, in the order of their
+    `indices` are the positions of its records in the arguments of the call, in the order of their
     offsets: the i-th has offset base_offset + i. base_offset is None when it is not known (acks=0,
     an error).
     """
@@ -215,7 +214,7 @@ def offset_of(message: Message) -> int:
 
 
 def next_offset(message: Message) -> int:
-    """Where a reader continues after it: at the same record, where its value could not be opened."""
+    """Where a reader continues after it: at the same record if its value could not be opened."""
     return offset_of(message) + (message.error() is None)
 
 
@@ -225,8 +224,8 @@ def is_end(event: Message) -> bool:
 
 
 def is_repeated(event: Message, read_again: Container[tuple[str, int]]) -> bool:
-    """An end, or an error that still holds, is reported after the records of these partitions:
-    once, and in its place. One without an offset is of the topic.
+    """An end of partition, or a lasting error, is reported once, after the preceding records of its
+    partition. An error without an offset concerns the topic.
     """
     return event.offset() is not None and (event.topic(), event.partition()) in read_again
 
@@ -235,7 +234,7 @@ _GROUP_METADATA_MAGIC = b"CGMDv2:"
 
 
 class GroupMetadata(NamedTuple):
-    """A consumer's standing in its group, as a transaction's offsets need it (KIP-447)."""
+    """A consumer's membership in its group, for the offsets of a transaction (KIP-447)."""
 
     group_id: str
     generation_id: int = -1
@@ -243,7 +242,7 @@ class GroupMetadata(NamedTuple):
     group_instance_id: str | None = None
 
     def to_bytes(self) -> bytes:
-        """librdkafka's serialized form: what confluent_kafka's consumer_group_metadata() gives."""
+        """librdkafka's serialized form, as from confluent_kafka's consumer_group_metadata()."""
         instance = b"\1" if self.group_instance_id is None else b"\0" + self.group_instance_id.encode() + b"\0"
         return (
             _GROUP_METADATA_MAGIC
@@ -297,7 +296,7 @@ def broker_error(code: int, doing: str = "", **flags: bool) -> KafkaError:
 
 
 def failure(code: int, reason: str | None = None, **flags: bool) -> KafkaException:
-    """What is raised: KafkaException with its KafkaError as args[0]."""
+    """A KafkaException with its KafkaError as args[0]."""
     return KafkaException(local_error(code, reason, **flags))
 
 
@@ -319,7 +318,7 @@ def _varint(data, position: int) -> tuple[int, int]:
 
 def decode_headers(data: bytes | memoryview) -> list[tuple[str, bytes | None]]:
     """A record's header section, from its count on. The bytes are another producer's: raises
-    ValueError for what is no such section.
+    ValueError if they are invalid.
     """
     try:
         count, position = _varint(data, 0)

@@ -1,9 +1,8 @@
-"""What the broker says about topics, remembered: asked once for many who want it, and again when it
-is old.
+"""A cache of the broker's topic metadata: requested once for many callers, and again when it is old.
 
-1. One request is under way at a time; what is wanted meanwhile joins the next one.
-2. `version` changes with every answer; waiting callers check it again.
-Concurrency: with the attachment's lock held, but `find`, which takes it.
+1. One request is under way at a time; topics needed meanwhile are in the next one.
+2. `version` changes with every response; waiting callers then check again.
+Concurrency: with the attachment's lock held, except for `find`, which takes it.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class MetadataCache:
         self._under_way = False
         self._refresh_at = _NEVER
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def refresh(self, topics: Iterable[str] | None = (), allow_auto_create: bool = False) -> None:
-        """Asks soon, without waiting: for `topics` by name, None = for all, () = for those known.
-        `version` will change.
+        """Requests metadata soon, without waiting: of `topics` by name, None = of all, () = of those
+        known. `version` will change.
         """
         if topics is None:
             self._all_requested = True
@@ -52,8 +51,8 @@ class MetadataCache:
         self._request()
 
     def learn(self, response: Any) -> None:
-        """The answer to another caller's request about some topics. Raises KafkaException: it
-        is not sound.
+        """Takes the response to another caller's request for some topics. Raises KafkaException: it
+        is not valid.
         """
         cluster, topics = requests.read_metadata(response)
         self._take([topic.name for topic in topics], cluster, topics)
@@ -61,12 +60,12 @@ class MetadataCache:
         self._attachment.changed.notify_all()
 
     def expire(self) -> None:
-        """What is known may be wrong: asked again, used until then."""
+        """The metadata may be outdated: requests them again, and uses them until then."""
         if self.topics:
             self.refresh()
 
     def find(self, name: str, timeout: float, allow_auto_create: bool = False) -> TopicInfo:
-        """The topic, asked for until it is there. Raises KafkaException: the topic's error,
+        """The topic, requested until it is found. Raises KafkaException: the topic's error,
         _TIMED_OUT, _TRANSPORT.
         """
         with self._attachment.lock:
@@ -96,8 +95,8 @@ class MetadataCache:
         return found[-1]
 
     def list_topics(self, topic: str | None, timeout: float, allow_auto_create: bool = False) -> Any:
-        """confluent_kafka's ClusterMetadata, asked for now. Raises KafkaException; TypeError when
-        `topic` is no name.
+        """confluent_kafka's ClusterMetadata, from a new request. Raises KafkaException; TypeError if
+        `topic` is not a name.
         """
         if topic is not None and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str or None, not {type(topic).__name__}")
@@ -167,7 +166,7 @@ class MetadataCache:
 
 
 def cluster_metadata(cluster: ClusterInfo, topics: list[TopicInfo]) -> admin.ClusterMetadata:
-    """As list_topics() of confluent_kafka gives it."""
+    """In the form of confluent_kafka's list_topics()."""
     found = admin.ClusterMetadata()
     found.cluster_id = cluster.cluster_id  # type: ignore[assignment]  # its class names None alone
     found.controller_id = cluster.controller_id

@@ -1,9 +1,9 @@
-"""Committed offsets and offsets by time, without I/O: requests made of TopicPartitions, and what
-their responses say. Errors become KafkaErrors on the TopicPartition they are of.
+"""Committed offsets and offsets by time, without I/O: encodes requests from TopicPartitions, and
+decodes responses. Errors become KafkaErrors on their TopicPartition.
 
-Versions: OffsetFetch up to 9, the last one that names topics by name; OffsetCommit 10 where all
-topics' ids are known: the broker refuses those that are gone, whatever has their names by now.
-Else 9.
+Versions: OffsetFetch up to 9, the last version with topic names; OffsetCommit 10 if the ids of all
+topics are known, so that the broker refuses deleted topics even if new ones have their names;
+otherwise 9.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mqd.protocol.messages import (
 COMMIT_BY_NAME_VERSION_MAX = FETCH_VERSION_MAX = 9
 COMMIT_BY_ID_VERSION = 10
 EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = -2, -1
-# What a commit is worth trying again after, and what of a member's standing must be mended first
+# Errors after which a commit is retried, and those that need a valid membership first
 COORDINATOR_AWAY = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
@@ -35,7 +35,7 @@ Key = tuple[str, int]
 
 
 class Committed(NamedTuple):
-    """`topic_id`: of what is to be committed, where it is known."""
+    """`topic_id`: the id of the topic to commit for, if known."""
 
     offset: int
     leader_epoch: int = -1
@@ -97,9 +97,7 @@ def read_commit(response: Any, offsets: dict[Key, Committed]) -> dict[Key, int]:
 
 
 def committed_request(group_id: str, keys: Iterable[Key], require_stable: bool) -> OffsetFetchRequest:
-    """`require_stable`: offsets of open transactions are waited for (UNSTABLE_OFFSET_COMMIT,
-    retriable).
-    """
+    """`require_stable`: waits for offsets of open transactions (UNSTABLE_OFFSET_COMMIT, retriable)."""
     topics = [
         OffsetFetchRequest.GroupTopic(name=topic, partition_indexes=indexes)
         for topic, indexes in _by_topic(keys).items()
@@ -146,8 +144,8 @@ def read_list_offsets(response: Any) -> dict[Key, tuple[int, int, int]]:
 def positions_request(
     positions: Iterable[tuple[bytes, int, int]], isolation_level: int, max_wait_ms: int, rack_id: str
 ) -> FetchRequest:
-    """Positions alone (max_bytes 0), parked until one of the partitions has something behind the
-    offset given. `positions`: (topic id, partition index, offset).
+    """Positions without records (max_bytes 0), parked until one of the partitions has records from the
+    given offset on. `positions`: (topic id, partition index, offset).
     """
     topics: dict[bytes, FetchRequest.Topic] = {}
     for topic_id, index, offset in positions:
@@ -172,9 +170,7 @@ def read_positions(response: FetchResponse) -> Iterable[tuple[bytes, int, Any]]:
 
 
 class PartitionResult(TopicPartition):
-    """A TopicPartition with an `error` of its own making: confluent_kafka's cannot be set from
-    Python.
-    """
+    """A TopicPartition whose `error` can be set, which confluent_kafka's does not allow from Python."""
 
     __slots__ = ("_outcome",)
 
@@ -239,7 +235,7 @@ def with_outcome(
 
 
 def unknown_partition(topic: str, index: int, info: TopicInfo | None) -> KafkaError | None:
-    """Why there is no such partition, as librdkafka says it; None: there is."""
+    """The error of a missing partition, as in librdkafka; None: it exists."""
     if info is None or info.error:
         return broker_error(
             info.error if info is not None and info.error else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),

@@ -5,7 +5,7 @@ memory, librdkafka and (murmur2) the Java client.
     consistent                    CRC-32 of the key; without a key: that of the empty one
     murmur2_random                Java's default: murmur2 of the key; without a key: random
     murmur2                       murmur2; without a key: that of the empty one
-    fnv1a_random, fnv1a           FNV-1a of the key likewise
+    fnv1a_random, fnv1a           FNV-1a of the key, as above
     random                        random
 "Random" means: one partition until a batch is full, then another (KIP-480).
 """

@@ -1,4 +1,4 @@
-"""Producer: confluent_kafka's, over shared memory where the broker is this host's."""
+"""confluent_kafka's Producer, over shared memory if the broker is on this host."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Producer:
 
     `config`: librdkafka's keys; unknown ones raise KafkaException. Added keys:
 
-        transport           auto (default): shared memory if the broker is this host's and this
-                            process may attach, else TCP. shm: or an error. tcp: never shared
-                            memory.
+        transport           auto (default): shared memory if the broker is on this host and this
+                            process may attach, else TCP. shm: shared memory or an error. tcp:
+                            TCP only.
         mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
                             bootstrap.servers. The environment's MQD_SOCKET does the same.
         mqd.buffer.bytes    memory shared with the broker for records under way, 64 KiB to 1 GiB; 0
@@ -35,8 +35,8 @@ class Producer:
         partitioner         also a callable (key: bytes or None, partition_count) -> partition
         encryption.*        values are sealed before they leave the client (docs/payload-encryption.md)
 
-    `transport` and `transport_reason` say which way was taken and why; the log (logger
-    "mqd.client") too.
+    `transport` and `transport_reason` give the transport in use and the reason, which are also logged
+    (logger "mqd.client").
 
     All methods may be called by any thread. In a child of fork() every call raises KafkaException:
     make a new producer there. Usable as a context manager, which closes it.
@@ -69,7 +69,7 @@ class Producer:
         timestamp: int = 0,
         headers: Any = None,
     ) -> None:
-        """Takes one record; does not wait for the broker.
+        """Accepts one record; does not wait for the broker.
 
         partition: -1 = by the partitioner. timestamp: milliseconds since the epoch, 0 = now.
         headers: a dict or a list of (str, bytes | str | None). on_delivery (or callback): called as
@@ -78,7 +78,7 @@ class Producer:
 
         Raises BufferError when the queue is full: poll(), then again. KafkaException:
         MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION, _STATE (no transaction begun), or the producer's
-        fatal error. TypeError for what is neither bytes nor str nor None.
+        fatal error. TypeError if a key or value is not bytes, str or None.
         """
         self._implementation.produce(topic, value, key, partition, callback, on_delivery, timestamp, headers)
 
@@ -96,8 +96,8 @@ class Producer:
         messages: list[dict[str, Any]] | None = None,
         callback: Any = None,
     ) -> int:
-        """Takes many records of one topic, in order; several million a second on shared memory.
-        Returns how many were taken.
+        """Accepts many records of one topic, in order; several million a second on shared memory.
+        Returns how many were accepted.
 
         values, keys: lists of bytes (or str, None); numpy arrays of 'S' or, with two dimensions,
         uint8; Arrow arrays (binary, string, fixed_size_binary). headers: a dict or list of tuples
@@ -105,9 +105,9 @@ class Producer:
         the partitioner), or an array. timestamps: milliseconds, one for all or an array; numpy's
         datetime64 as well. on_delivery: called as on_delivery(error, BatchDelivery) from poll() or
         flush(), once for each record batch that was made of them. timeout: how long to wait for
-        room, in seconds. Below 0, the default: until all are taken; then the result is len(values),
-        always. 0: does not wait. A result smaller than len(values) means that there was no room for
-        the others: they were not taken, give them again.
+        room, in seconds. Below 0, the default: until all are accepted, so that the result is always
+        len(values). 0: does not wait. A result smaller than len(values) means that there was no room
+        for the others: they were not accepted, pass them again.
 
         Everything is checked first: an exception (TypeError, ValueError, KafkaException
         MSG_SIZE_TOO_LARGE, ...) before the first record means that none was taken; any one later
@@ -215,8 +215,8 @@ class Producer:
     # -- transactions ------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float = -1) -> None:
-        """Fences older producers of this transactional.id, ends what they have left open. Once,
-        before everything else.
+        """Fences older producers of this transactional.id and ends their open transactions. To be
+        called once, before all other methods.
 
         Raises KafkaException; its KafkaError says retriable(), txn_requires_abort() or fatal(),
         here and in the methods below.
@@ -249,7 +249,7 @@ class Producer:
         """Aborts an open transaction, flushes, ends; every record has had its report then, also
         after a fatal error. Not from a callback.
 
-        On shared memory it waits 5 s for a broker that is away, then gives up what is outstanding:
+        On shared memory it waits 5 s for a broker that is down, then gives up the outstanding records:
         reports say _PURGE_QUEUE, _PURGE_INFLIGHT.
         """
         return self._implementation.close()
@@ -296,7 +296,7 @@ def _try_shared_memory(
         return None, configuration.Choice(
             "tcp",
             None,
-            f"shared memory is not to be had: {error.args[0] if isinstance(error, KafkaException) else error}",
+            f"shared memory is not available: {error.args[0] if isinstance(error, KafkaException) else error}",
         )
-    _log.info("producer goes through shared memory: %s", choice.reason)
+    _log.info("producer uses shared memory: %s", choice.reason)
     return made, choice

@@ -1,4 +1,4 @@
-"""Records as columns: what consume_batch gives, whichever way they came.
+"""Records as columns: the result of consume_batch, on either transport.
 
     with consumer.consume_batch(100_000, 1.0) as batch:
         batch.topic, batch.partition, len(batch)
@@ -12,14 +12,14 @@
         batch.headers(i)                       [(str, bytes | None)...] of one record
 
 Lifetime. On shared memory keys and values are not copied: they are views into the mapped segment
-file. Views, arrays and Arrow arrays are valid for as long as they are held, also when the
-segment has been deleted or compacted, or the broker stopped; meanwhile the file keeps its room on
-the disk. release(), or the end of the `with` block, releases what the batch itself holds:
-afterwards it says so (ValueError) instead of giving records, while what was taken out of it before
-stays good. Bytes from to_list() or indexing are copies.
+file. Views, arrays and Arrow arrays are valid for as long as they are referenced, even after the
+segment was deleted or compacted, or the broker has stopped; until then the file uses space on the
+disk. release(), or the end of the `with` block, releases the batch's own references: after that its
+methods raise ValueError, while views taken before remain valid. Bytes from to_list() or indexing
+are copies.
 
-A batch whose records came over TCP has the same face over bytes that librdkafka had copied.
-Concurrency: a batch is one thread's at a time; what was taken out of it is anybody's.
+A batch whose records came over TCP has the same interface; its bytes were copied by librdkafka.
+Concurrency: a batch is used by one thread at a time; its views by any.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Blobs(Sequence):
 
     @property
     def buffer(self) -> memoryview:
-        """What the positions count from, read-only: on shared memory the mapped segment file (it
-        extends beyond the last record; that may not be touched).
+        """The memory to which positions refer, read-only: on shared memory the mapped segment file (the
+        part beyond the last record must not be accessed).
         """
         return memoryview(self._base)
 
@@ -121,7 +121,7 @@ class Blobs(Sequence):
         return int(np.count_nonzero(self._sizes < 0))
 
     def to_list(self) -> list[bytes | None]:
-        """Copies; bytes and None."""
+        """A list of copies: bytes and None."""
         if self._list is None:
             self._list = self._copy_out()
         return list(self._list)
@@ -152,7 +152,7 @@ class Blobs(Sequence):
         begin, end = int(self._positions.min()), int(ends.max())
         if end - begin > 2 * self.nbytes + _SPARSE_BYTES:
             data, offsets = segments.gather(self.buffer, self._positions, sizes, True)
-            assert offsets is not None  # asked for
+            assert offsets is not None  # requested
             region, starts, stops = data.tobytes(), offsets[:-1].tolist(), offsets[1:].tolist()
         else:
             region, starts, stops = (
@@ -182,7 +182,7 @@ class Blobs(Sequence):
             return out
         kind = np.dtype(dtype)
         if kind.hasobject or kind.itemsize == 0:
-            raise ValueError(f"{kind} is no type of a fixed size; to_list() gives bytes objects")
+            raise ValueError(f"{kind} is not a type of fixed size; to_list() returns bytes objects")
         if not len(sizes):
             return np.empty(0, kind)
         if low == high == kind.itemsize:
@@ -192,7 +192,7 @@ class Blobs(Sequence):
         return np.array(self.to_list(), kind)
 
     def to_arrow(self, type: str = "binary_view") -> pyarrow.Array:  # noqa: A002  (Arrow's own word)
-        """`binary_view` or `string_view`: over the bytes where they are, which the array keeps.
+        """`binary_view` or `string_view`: without a copy; the array keeps the memory alive.
         `binary`, `string` (large ones): one copy. Strings are not checked to be UTF-8.
         """
         arrow = _pyarrow()
@@ -312,7 +312,7 @@ class RecordBatchView:
     # -- lifetime ----------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Releases the records. Twice is once."""
+        """Releases the records. A second call has no effect."""
         self._offsets = None
         del self._timestamps, self._keys, self._values, self._headers
         self._timestamps = self._keys = self._values = self._headers = None  # type: ignore[assignment]  # see _held()
@@ -345,7 +345,7 @@ class RecordBatchView:
 
     @property
     def timestamps(self) -> np.ndarray:
-        """int64, milliseconds since the epoch; -1 = none. What they are: timestamp_type."""
+        """int64, milliseconds since the epoch; -1 = none. Their meaning: timestamp_type."""
         self._held()
         return self._timestamps
 
@@ -373,8 +373,8 @@ class RecordBatchView:
 
     @property
     def header_sections(self) -> Blobs | None:
-        """The headers of every record as they lie in the log (count varint first), in the bytes
-        that keys and values count from; None: no record has any.
+        """The headers of every record as stored in the log (count varint first), in the same memory
+        as keys and values; None: no record has any.
         """
         self._held()
         return self._headers
@@ -391,9 +391,9 @@ class RecordBatchView:
         return self._offsets is not None and len(self._offsets) > 0
 
     def __getitem__(self, index: slice) -> RecordBatchView:
-        """Some of the records: the same bytes, held by themselves."""
+        """Some of the records: the same bytes, with a reference of their own."""
         if not isinstance(index, slice):
-            raise TypeError("a batch is sliced; one record: batch.values[i], or messages()")
+            raise TypeError("a batch only takes slices; for one record use batch.values[i], or messages()")
         return RecordBatchView(
             self.topic,
             self.partition,

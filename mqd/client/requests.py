@@ -1,5 +1,5 @@
-"""Requests of a client and what their responses mean, without I/O: encoded from
-values, decoded to what the caller needs.
+"""Requests of a client and their responses, without I/O: encodes values, and decodes to what the
+caller needs.
 
 Versions are chosen by ApiTable from what the broker advertises and this package speaks. Error codes
 become KafkaErrors where they are read.
@@ -31,13 +31,13 @@ INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO
 )
 CONSUMER_GROUP_HEARTBEAT = 68
 
-_ADD_PARTITIONS_CLIENT_MAX = 3  # from 4 on it is a batch that brokers send each other
+_ADD_PARTITIONS_CLIENT_MAX = 3  # from 4 on it is a batch between brokers
 _TXN_V1_MAX = {END_TXN: 4, TXN_OFFSET_COMMIT: 4, PRODUCE: 11}
 NO_TOPIC_ID = bytes(16)
 
 
 class ApiTable(msgspec.Struct, frozen=True):
-    """What the broker answers: versions by API key (first, last), finalized features by name."""
+    """The broker's APIs: versions by API key (first, last), finalized features by name."""
 
     versions: dict[int, tuple[int, int]]
     features: dict[str, int]
@@ -46,12 +46,12 @@ class ApiTable(msgspec.Struct, frozen=True):
     def read(cls, response: ApiVersionsResponse) -> ApiTable:
         """From an ApiVersionsResponse. Raises KafkaException."""
         if response.error_code:
-            raise failure(KafkaError._UNSUPPORTED_FEATURE, "the broker does not answer ApiVersions: is it mqd?")
+            raise failure(KafkaError._UNSUPPORTED_FEATURE, "the broker does not support ApiVersions: is it mqd?")
         versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}
         return cls(versions, {feature.name: feature.max_version_level for feature in response.finalized_features})
 
     def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
-        """The newest version that both speak. Raises KafkaException (_UNSUPPORTED_FEATURE)."""
+        """The newest version that both support. Raises KafkaException (_UNSUPPORTED_FEATURE)."""
         spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
         version = min(spec.max_version, last, at_most)
         if version < max(spec.min_version, first):
@@ -62,13 +62,13 @@ class ApiTable(msgspec.Struct, frozen=True):
 
     @property
     def transactions_v2(self) -> bool:
-        """KIP-890's second version: partitions join a transaction by being written, every
-        transaction has an epoch of its own.
+        """KIP-890's second version: writing to a partition adds it to the transaction, and every
+        transaction has a new epoch.
         """
         return self.features.get("transaction.version", 0) >= 2 and self.versions.get(END_TXN, (0, -1))[1] >= 5
 
     def pick_transactional(self, api_key: int, version_2: bool) -> int:
-        """`version_2`: as the producer began; the broker may have come to speak it since."""
+        """`version_2`: as when the producer began; the broker may support it only since then."""
         if api_key == ADD_PARTITIONS_TO_TXN:
             return self.pick(api_key, _ADD_PARTITIONS_CLIENT_MAX)
         return self.pick(api_key) if version_2 else self.pick(api_key, _TXN_V1_MAX.get(api_key, 1 << 14))
@@ -85,7 +85,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
     name: str
     topic_id: bytes
-    error: int  # Kafka's; 0 = the topic is there
+    error: int  # Kafka's; 0 = the topic exists
     is_internal: bool
     leaders: tuple[int, ...]
     leader_epochs: tuple[int, ...]
@@ -119,7 +119,7 @@ def read_metadata(response: MetadataResponse) -> tuple[ClusterInfo, list[TopicIn
 
 
 def _topic(topic: MetadataResponse.Topic) -> TopicInfo:
-    assert topic.name is not None  # it was asked for by name
+    assert topic.name is not None  # it was requested by name
     partitions = sorted(topic.partitions, key=lambda partition: partition.partition_index)
     if [partition.partition_index for partition in partitions] != list(range(len(partitions))):
         raise failure(KafkaError._BAD_MSG, f"the broker's metadata of topic {topic.name} leaves out partitions")

@@ -1,5 +1,5 @@
-"""ShareConsumer: confluent_kafka's, over shared memory where the broker is this host's and over TCP
-elsewhere; a client of our own both ways (mqd/client/share).
+"""confluent_kafka's ShareConsumer, over shared memory if the broker is on this host, otherwise over
+TCP; on both transports with a client of our own (mqd/client/share).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ShareConsumer:
 
     `config`: librdkafka's keys; unknown ones, and those without a meaning for a share group, raise
     what confluent_kafka raises. Added keys: transport, mqd.socket.path, mqd.spin.us, as for
-    Consumer. `transport` and `transport_reason` say which way was taken and why.
+    Consumer. `transport` and `transport_reason` give the transport in use and the reason.
 
     One thread at a time: a call while another thread is in one raises
     ConcurrentModificationException. In a child of fork() every call raises KafkaException. Closed:
@@ -63,7 +63,7 @@ class ShareConsumer:
         self._runner, self._credentials = open_share_runner(settings, self._config, choice)
         self._core: ShareCore = self._runner.core
         self._callback: OnCommitted | None = None
-        self._taken: list[Any] = []  # the application holds them, and has not seen them
+        self._taken: list[Any] = []  # held by the application, but not returned to it yet
         self._user: int | None = None  # the thread that is in a call
         self._is_in_callback = self._is_closed = False
         self._pid = os.getpid()
@@ -72,14 +72,14 @@ class ShareConsumer:
     # -- records -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float = -1) -> Messages:
-        """The next records, as soon as there are some; without any when `timeout` seconds passed
-        (below 0: waits without end).
+        """Returns the next records as soon as there are some, or none after `timeout` seconds (below 0:
+        waits without end).
 
         Implicit mode: the records of the previous call are accepted. Explicit mode: they must all
         have been acknowledged, else IllegalStateException. Acknowledgements are sent; their results
         go to the callback of set_acknowledgement_commit_callback(). Raises KafkaException for an
-        error of the group or a topic: each error once, but a fatal one on every call; records that cannot be
-        read are rejected, and the KafkaException (_BAD_MSG) says which.
+        error of the group or a topic: each error once, but a fatal one on every call. Records that
+        cannot be read are rejected, and the KafkaException (_BAD_MSG) names them.
         """
         return self._take(self._config["max.poll.records"], False, timeout)
 
@@ -192,7 +192,7 @@ class ShareConsumer:
             return self._settle(timeout)
 
     def commit_async(self) -> None:
-        """As commit_sync(), without waiting: the callback learns of the results."""
+        """As commit_sync(), without waiting: the callback gets the results."""
         with self._call():
             if not self._config.is_explicit:
                 with self._runner.lock:
@@ -279,7 +279,7 @@ class ShareConsumer:
     # -- the group ---------------------------------------------------------------------------------
 
     def subscribe(self, topics: list[str]) -> None:
-        """Joins the group for these topics, instead of what was subscribed to. Empty: unsubscribe().
+        """Joins the group for these topics; replaces an earlier subscription. Empty: unsubscribe().
         Names only: share groups have no expressions.
         """
         if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
@@ -294,7 +294,7 @@ class ShareConsumer:
         self.subscribe([])
 
     def subscription(self) -> list[str]:
-        """What was given to subscribe()."""
+        """The topics given to subscribe()."""
         with self._call():
             return list(self._core.subscription)
 
@@ -312,8 +312,8 @@ class ShareConsumer:
     # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Sends the acknowledgements, releases what was not acknowledged (also what implicit mode
-        would have accepted with the next poll()), leaves the group. Again: nothing.
+        """Sends the acknowledgements, releases all other records (including those that implicit mode
+        would have accepted with the next poll()), and leaves the group. A second call has no effect.
         """
         if self._is_closed or os.getpid() != self._pid:
             self._is_closed = True

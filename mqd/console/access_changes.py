@@ -198,7 +198,7 @@ def set_quota(settings: Settings, form: Form) -> Change:
     return Change(
         f"Limit {who}?",
         command_of(settings, "quota", "set", *words, *options),
-        ["Clients above a limit are slowed down, not refused. What is not named stays as it is."],
+        ["Clients above a limit are slowed down, not refused. Other limits stay unchanged."],
         lambda: access.set_quotas(settings, entity, values, dry_run=False),
         f"Limited {who}.",
         QUOTAS,

@@ -48,8 +48,8 @@ class BadForm(Exception):
 
 class Change(msgspec.Struct):
     """`typed`: the text to type for confirmation. `blocked`: why the cluster would refuse it now.
-    `done`: the notice shown afterwards, on the page `back`. `do` returns what is shown once and
-    never again: a password; else None. `rows`, under `titles`: what changes, one by one; numbers
+    `done`: the notice shown afterwards, on the page `back`. `do` returns a password, which is shown
+    only once, or None. `rows`, under `titles`: what changes, one by one; numbers
     are aligned.
     """
 

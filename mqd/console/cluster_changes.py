@@ -28,7 +28,7 @@ def whole_number(form: Form, name: str, what: str) -> int:
 
 
 def abort(settings: Settings, form: Form) -> Change:
-    """By its id; or, where no coordinator knows of it, by where it begins in a partition."""
+    """By its id; or, if it is unknown to all coordinators, by its partition and first offset."""
     if form.get("id", "").strip():
         return _abort_by_id(settings, form["id"].strip())
     topic = needed(form, "topic", "a transactional id, or a topic, partition and offset")

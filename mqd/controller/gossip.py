@@ -363,7 +363,7 @@ class Gossip(asyncio.DatagramProtocol):
             async with asyncio.timeout(self.core.settings.exchange_ms_max / 1000):
                 message = await _read(reader)
                 if isinstance(message, State):
-                    # before the peer's state: a joining host learns what was known of it
+                    # before the peer's state is merged: a joining host must learn its own last known state
                     own = self.core.state(wants_answer=False)
                     self.event(events.StateReceived(message))
                     _write(writer, own)

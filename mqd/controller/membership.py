@@ -208,7 +208,7 @@ class Membership:
         return (
             f"node.id {theirs.node_id} is that of another host,"
             f" {holder.controller_host or holder.host}:{holder.controller_port or holder.port}, which is in service:"
-            " give this host a node.id of its own; or, if it takes that one's place, wait until that one's session has"
+            " give this host a node.id of its own; or, if it replaces that host, wait until that host's session has"
             " ended"
         )
 

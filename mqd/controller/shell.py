@@ -533,8 +533,8 @@ class Shell:
                         self.ended.set_result(action)
                 case broker_core.NotYetRegistered():
                     log.warning(
-                        "this host is not in service: another one has its node.id. It waits until that one's session"
-                        " ends; if that one is to stay, stop this one and give it a node.id of its own, and an empty"
+                        "this host is not in service: another one has its node.id. It waits until that host's session"
+                        " ends; if that host is to stay, stop this one and give it a node.id of its own, and an empty"
                         " data directory",
                         node_id=self.node_id,
                         reason=action.message,

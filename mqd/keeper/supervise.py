@@ -152,7 +152,7 @@ class _PromptPoller:
 
 class BrokerSupervisor(Supervisor):
     """`on_ready` is called once, when every process is up. After main(): `failure` is None, or the
-    reason that the broker ended by itself; `interrupted`: Ctrl-C came before it was ready.
+    reason why the broker ended unexpectedly; `interrupted`: Ctrl-C came before it was ready.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ def run(
     on_waiting: Callable[[str], None] = lambda text: None,
 ) -> str | None:
     """Runs the broker until it has ended; the environment must hold the variables that the
-    configuration refers to. Returns None, or the reason that it ended by itself. Raises
+    configuration refers to. Returns None, or the reason why it ended unexpectedly. Raises
     KeyboardInterrupt, after everything has ended, if Ctrl-C came before it was ready.
     """
     options = ServerOptions()

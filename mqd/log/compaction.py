@@ -82,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 def first_dirty(checkpoint: int | None, log_start_base: int, active_base: int) -> int:
     """Start of the dirty part. A checkpoint beyond the sealed segments belongs to a log that was
-    truncated since: nothing is known to be clean.
+    truncated since: no part counts as clean.
     """
     if checkpoint is None or checkpoint < log_start_base or checkpoint > active_base:
         return log_start_base

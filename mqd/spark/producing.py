@@ -335,7 +335,7 @@ class Producer:
         try:
             if not _has_news(flight, 0):
                 host, port = flight.link.host, flight.link.port
-                # it may be the one that serves metadata
+                # the metadata connection may use this broker
                 self._connections.cluster.turn_away((host, port))
                 raise TimeoutError(f"broker {host}:{port} has not answered (kafka.request.timeout.ms)")
             frame = flight.link.receive()

@@ -62,7 +62,7 @@ class Progress:
         self._pin_due = False  # S2
         self._target: Position | None = None  # Trigger.AvailableNow
         self._latest: Position | None = None  # as last seen
-        self._gone: set[Key] = set()  # was told: S6
+        self._gone: set[Key] = set()  # reported already: S6
         self._last_trigger: float | None = None
         self._published: dict[Key, int] = {}
 

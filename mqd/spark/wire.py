@@ -8,9 +8,9 @@ the executors' Fetch.
     cluster.patiently("offsets of orders", attempt)               # retries transient errors: a
     broker that restarts, a leader that moves
 
-    W1  patience ends: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for what is not there, the last
-        problem is raised (MqdMissingError of that), with what was asked and of whom
-Concurrency: one thread. After fork nothing of the parent's may be used.
+    W1  retries end: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for a missing topic or partition
+        (MqdMissingError), the last problem is raised, with the request and the broker
+Concurrency: one thread. After fork the parent's objects must not be used.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ KIP-113).
     end        the metadata names the new directory: opened there, then the old copy is deleted
 
 Y1  from the moment when the controller may have been informed until the metadata shows the result,
-    the partition is served from neither directory, because it is undecided which one counts.
+    the partition is served from neither directory, because either may be the current one.
     MoveCompleted is repeated after every reconnection and periodically (the metadata log may have
     been full).
 Y2  a move that fails before that leaves the source unchanged: the partition is opened there again

@@ -139,11 +139,11 @@ public class SealedValues {
         if (codec != GZIP)
             throw new SealedException("its codec " + codec + " is not in the JDK: encryption.compression=gzip, or none");
         long size = text.length < 4 ? Long.MAX_VALUE : ByteBuffer.wrap(text).getInt() & 0xffffffffL;
-        if (size > VALUE_BYTES_MAX) throw new SealedException("it says that it becomes " + size + " bytes");
+        if (size > VALUE_BYTES_MAX) throw new SealedException("its stated size is " + size + " bytes, above the maximum");
         try (InputStream in = new GZIPInputStream(new ByteArrayInputStream(text, 4, text.length - 4))) {
             byte[] value = in.readNBytes((int) size);
             if (value.length != size || in.read() >= 0)
-                throw new SealedException("it says that it becomes " + size + " bytes, and becomes another number");
+                throw new SealedException("its stated size is " + size + " bytes, but it decompresses to another size");
             return value;
         } catch (IOException damaged) {
             throw new SealedException("it cannot be decompressed: " + damaged.getMessage());

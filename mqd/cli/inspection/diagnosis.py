@@ -277,8 +277,8 @@ def of_flushes(before: Iterable[Sample], after: Iterable[Sample], alone: frozens
         Finding(
             Harm.OUTAGE,
             f"the disk does not answer: records of {some(stuck)} have waited for a flush for {FLUSH_S:.0f} s or more",
-            "dmesg, smartctl and iostat -x show what hangs; if it stays so, mqd cluster drain moves leaderships away,"
-            " and a restart of the host's broker goes on without the directory once it is removed from log.dirs",
+            "dmesg, smartctl and iostat -x show what hangs; if it persists, mqd cluster drain moves leaderships away;"
+            " and after the directory is removed from log.dirs, a restarted broker runs without it",
         )
     ]
 

@@ -1,8 +1,8 @@
-"""Settings of a machine are written, and written back: by a journal that says what each was before.
+"""Changes settings of a machine, and restores them from a journal of their earlier values.
 
 C1  An entry is on disk before its setting is changed: whatever is changed can be undone.
-C2  Of a setting that is written again, the journal keeps what it was at first.
-C3  A setting that has been changed since by another program is left as it is.
+C2  If a setting is changed again, the journal keeps its first value.
+C3  A setting that another program has changed since is not restored.
 C4  Only files below /sys and /proc are written, whatever the journal says.
 """
 

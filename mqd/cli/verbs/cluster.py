@@ -207,7 +207,7 @@ def controller(settings: Settings) -> None:
 
 
 def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
-    """The replica's directory id: as given, or the only one that the quorum knows of this node.
+    """The replica's directory id: as given, or the only one of this node in the quorum.
     Raises CliError.
     """
     from base64 import urlsafe_b64decode
@@ -350,7 +350,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
                 broker,
                 plan,
                 not settings.json,
-                "there is another active controller, which does not know of the balance, or it was cancelled;"
+                "there is a new active controller, which has not started this balance, or it was cancelled;"
                 " run mqd cluster balance again, it continues from here",
             )
     extent = moves.extent(before, plan)
@@ -372,8 +372,8 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
             click.echo(line)
         if no_wait:
             click.echo(
-                "another active controller ends what it has begun, and begins no more: if there is one before all has"
-                " moved, run mqd cluster balance again, it continues from there"
+                "if another controller becomes active, it completes the moves in progress but starts no others:"
+                " run mqd cluster balance again then, it continues from there"
             )
     if plan and not settings.json and max(extent.copies, extent.led) >= BALANCE_MOVES_MAX:
         click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; the controller continues with the next one after it")

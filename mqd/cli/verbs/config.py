@@ -28,7 +28,7 @@ def _complete_setting(ctx: click.Context, _parameter: click.Parameter, incomplet
 
 
 def _resource(admin: Any, text: str) -> Any:
-    """topic/NAME, group/NAME, broker/ID, or broker for the one that is queried."""
+    """topic/NAME, group/NAME, broker/ID, or broker for the queried broker."""
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     from mqd.cli.librdkafka import metadata
@@ -132,7 +132,7 @@ def alter(settings: Settings, resource: str, values: dict[str, str], deleted: li
 @click.argument("resource", shell_complete=_complete_resource)
 @click.argument("values", nargs=-1, required=True, metavar="KEY=VALUE...", shell_complete=_complete_setting)
 def set_(settings: Settings, resource: str, values: tuple[str, ...]) -> None:
-    """Set properties of topic/NAME, group/NAME or broker/ID; what is not named stays."""
+    """Set properties of topic/NAME, group/NAME or broker/ID; others stay unchanged."""
     alter(settings, resource, pairs(values, "config set"), [])
 
 

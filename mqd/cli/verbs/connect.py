@@ -75,7 +75,7 @@ def save(file: Path, text: str) -> None:
 
 @click.command(short_help="Write the settings with which a client reaches the cluster.")
 @click.argument("form", type=click.Choice(list(FORMS)))
-@click.option("--user", help="Another user than that of --client-config; its password is asked for.")
+@click.option("--user", help="Another user than that of --client-config; prompts for the password.")
 @click.option("--password-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its password.")
 @click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  [default: stdout]")
 @options

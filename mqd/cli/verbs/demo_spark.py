@@ -178,7 +178,7 @@ def _through(
     sender.join()
     for query, pipeline in zip(queries, pipelines, strict=True):
         ended = _settled(query, partial(running.start, spark, pipeline))
-        progress.show(f"  {query.name}: all is told after batch {ended.lastProgress['batchId']}")
+        progress.show(f"  {query.name}: complete after batch {ended.lastProgress['batchId']}")
         ended.stop()
     records = (
         spark.read.format(running.FORMAT)

@@ -111,8 +111,12 @@ def list_(settings: Settings, **named: Any) -> None:
 @command.command("set")
 @options
 @_entity_options
-@click.option("--produce", type=Rate(), help="What it may send, on all connections to a broker together: 500k, 10MB.")
-@click.option("--fetch", type=Rate(), help="What it may read.")
+@click.option(
+    "--produce",
+    type=Rate(),
+    help="Bytes per second that it may send, on all connections to a broker together: 500k, 10MB.",
+)
+@click.option("--fetch", type=Rate(), help="Bytes per second that it may read.")
 @click.option(
     "--requests",
     type=click.FloatRange(0, min_open=True),
@@ -139,7 +143,7 @@ def set_(
     dry_run: bool,
     **named: Any,
 ) -> None:
-    """Limit CLIENT, a user, a user's client or an address; what is not named stays as it is."""
+    """Limit CLIENT, a user, a user's client or an address; other limits stay unchanged."""
     from mqd.cli import access
 
     entity = _one_entity(**named)
@@ -162,8 +166,8 @@ def set_(
 @command.command()
 @options
 @_entity_options
-@click.option("--produce", is_flag=True, help="Only what it may send.")
-@click.option("--fetch", is_flag=True, help="Only what it may read.")
+@click.option("--produce", is_flag=True, help="Only the limit for sending.")
+@click.option("--fetch", is_flag=True, help="Only the limit for reading.")
 @click.option("--requests", is_flag=True, help="Only the time of its requests.")
 @click.option("--changes", is_flag=True, help="Only the partitions that it may create and delete.")
 @click.option("--connections", is_flag=True, help="Only the connections that it may open.")

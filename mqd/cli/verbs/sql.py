@@ -28,7 +28,7 @@ _ROWS_MAX = 1000
 
 @click.command("sql", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("query")
-@click.option("--live", is_flag=True, help="Go on as records come, until interrupted.")
+@click.option("--live", is_flag=True, help="Continue as records arrive, until interrupted.")
 @click.option(
     "--from",
     "starting",

@@ -11,8 +11,8 @@ from mqd.cli.common import EXIT_FAILED, Settings, complete_topic, emit_json, emi
 from mqd.cli.common import CliError as CliError
 
 _CREATE_PARTITIONS = 37
-_PARTITIONS_MAX = 100_000  # librdkafka's bound for one topic; a broker may have room for fewer, and says so
-_REPLICAS_MAX = 10_000  # likewise
+_PARTITIONS_MAX = 100_000  # librdkafka's bound for one topic; a broker may refuse fewer
+_REPLICAS_MAX = 10_000  # the same
 
 
 @click.group(help="Create, list, describe, alter and delete topics.")
@@ -226,7 +226,7 @@ def describe(settings: Settings, name: str) -> None:
     help="Return a property to the broker's value; may be repeated.",
 )
 def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tuple[str, ...]) -> None:
-    """Change the configuration of the topic NAME; what is not named stays."""
+    """Change the configuration of the topic NAME; other settings stay unchanged."""
     from mqd.cli.verbs.config import alter as alter_configs
 
     if not configs and not deleted:
@@ -306,7 +306,7 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
     is_flag=True,
     help="Any number: keys of the partitions that remain move to others, and lose their order there.",
 )
-@click.option("--wait", is_flag=True, help="Go on until the partitions are gone, which takes as long as retention.")
+@click.option("--wait", is_flag=True, help="Wait until the partitions are removed, which takes as long as retention.")
 @click.option(
     "--no-wait",
     is_flag=True,
@@ -330,7 +330,7 @@ def retire_partitions(
     Records that producers send to them, because of their keys, are appended to the partitions that
     remain, where their keys go from then on. Before that producers wait for a moment, until the
     consumers of all groups have read what the retired partitions hold, so that no consumer sees the
-    records of a key out of order. A group that is too far behind is told of. No transaction may be
+    records of a key out of order. Groups that are too far behind are listed. No transaction may be
     open on the partitions.
 
     What --wait waits for may take as long as retention does; interrupting it, or never asking for

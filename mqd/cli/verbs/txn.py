@@ -75,9 +75,7 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
 )
 @click.option("--longer-than", type=Duration(), help="Only those open for longer than this: 90s, 15m, 2h.")
 @click.option(
-    "--hanging",
-    is_flag=True,
-    help="Those open in a partition that no coordinator knows of, and will therefore never end.",
+    "--hanging", is_flag=True, help="Those open in a partition but unknown to all coordinators, so that they never end."
 )
 @click.option(
     "--idle",
@@ -220,15 +218,14 @@ def _show(found: "Transaction") -> None:
 @click.option(
     "--producer-id",
     type=click.IntRange(0),
-    help="With TOPIC PARTITION: whose transaction, in place of where it begins.",
+    help="With TOPIC PARTITION: the transaction's producer, instead of START_OFFSET.",
 )
 @click.option("--execute", is_flag=True, help="Abort it.  [default: show what would be aborted]")
 def abort(settings: Settings, what: tuple[str, ...], producer_id: int | None, execute: bool) -> None:
-    """Abort a transaction, by id or by where it is open.
+    """Abort a transaction, by id or by its position.
 
     TRANSACTIONAL_ID: its transaction is aborted, and its producer fenced. TOPIC PARTITION
-    START_OFFSET: the one that begins there, for those that no coordinator knows of (mqd txn list
-    --hanging).
+    START_OFFSET: the transaction that begins there, for hanging ones (mqd txn list --hanging).
     """
     from mqd.cli.broker_lookup import Cluster
 

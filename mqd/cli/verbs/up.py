@@ -299,7 +299,7 @@ def command(
     places.broker_json.unlink(missing_ok=True)
     keeper_settings.save(settings)
     _raise_file_limit()
-    for name in secret_variables:  # the keeper is told by the file; no process inherits them
+    for name in secret_variables:  # the keeper reads them from the file; no process inherits them
         del os.environ[name]
     confinement.hide_memory(settings.config)
     os.environ.update(_environment(settings, config_file), MQD_RUN_RESOLVED=str(places.resolved_config))

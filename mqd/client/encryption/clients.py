@@ -1,10 +1,9 @@
-"""Clients that seal what they are given to produce, and open what they read: the producers and
-consumers of both transports, each with its records passing through payload.py.
+"""Clients that seal the values that they produce, and open those that they read: the producers and
+consumers of both transports, whose records pass through payload.py.
 
-A record that cannot be opened is handed out with its error() set, as other events are, and with
-its sealed bytes as value(); what is committed ends before it, until a later record of its partition
-was handed out. consume_batch hands out the records before it, then raises its error, once, then
-continues behind it.
+A record that cannot be opened is returned with its error() set, like other events, and with its
+sealed bytes as value(); it is not committed until a later record of its partition has been returned.
+consume_batch returns the records before it, then raises its error once, then continues after it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _REPORTS = ("on_delivery", "dr_cb", "dr_msg_cb")
 
 
 def _made(make: Callable[[Encryption], Any], encryption: Encryption | None) -> Any:
-    assert encryption is not None  # or no class of this module is used
+    assert encryption is not None  # otherwise no class of this module is used
     try:
         return make(encryption)
     except ConfigError as error:
@@ -40,7 +39,7 @@ def _made(make: Callable[[Encryption], Any], encryption: Encryption | None) -> A
 
 
 def sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -> Callable[..., None]:
-    """produce(), whose delivery reports show the value that was given."""
+    """produce() whose delivery reports have the original value."""
 
     def sealed(
         topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
@@ -148,7 +147,7 @@ class OpeningShmConsumer(ShmConsumer):
 
     @classmethod
     def of(cls, encryption: Encryption) -> Callable[..., ShmConsumer]:
-        """What makes one, with the arguments of ShmConsumer. Raises KafkaException."""
+        """A factory with the arguments of ShmConsumer. Raises KafkaException."""
         opener = _made(opener_of, encryption)
 
         def make(*arguments: Any) -> ShmConsumer:

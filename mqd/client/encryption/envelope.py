@@ -13,11 +13,11 @@
                 endian) and the compressed value
             16  tag
 
-What is authenticated with it: everything before the nonce, then the topic's name in UTF-8.
+Associated data: everything before the nonce, then the topic's name in UTF-8.
 
-    E1  nothing is decompressed or believed before the tag has been checked, but the sizes that say
-        where the parts are
-    E2  a compressed value becomes at most VALUE_BYTES_MAX bytes, and exactly as many as it says
+    E1  until the tag has been checked, only the sizes of the parts are used, and nothing is
+        decompressed
+    E2  a value decompresses to exactly its stated size, at most VALUE_BYTES_MAX bytes
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_KEY = bytes(DIGEST_BYTES)
 
 
 class PayloadError(ValueError):
-    """A value cannot be sealed or opened; the text says why, and what would help."""
+    """A value cannot be sealed or opened; the text gives the cause and the remedy."""
 
 
 class NotSealed(PayloadError):
@@ -51,7 +51,7 @@ class NotSealed(PayloadError):
 
 
 def prefix(codec: int, key_id: str, wrapped: bytes) -> bytes:
-    """What is the same for every value of a data key and codec. Raises PayloadError."""
+    """The part that is the same for every value of a data key and codec. Raises PayloadError."""
     name = key_id.encode()
     if not 1 <= len(name) <= KEY_ID_BYTES_MAX:
         raise PayloadError(f"a key id has 1 to {KEY_ID_BYTES_MAX} bytes, not {len(name)}: {key_id!r}")
@@ -66,7 +66,7 @@ def key_digest(key: bytes | None) -> bytes:
 
 def packed(codec: int, value: bytes | memoryview) -> bytes | None:
     """The compressed value as it is sealed; None: compression does not make it smaller."""
-    if len(value) > VALUE_BYTES_MAX:  # no reader would take it
+    if len(value) > VALUE_BYTES_MAX:  # readers would refuse it
         return None
     found = _SIZE.pack(len(value)) + compress(codec, bytes(value))
     return found if len(found) < len(value) else None
@@ -79,8 +79,8 @@ def seal(cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, text: byt
 
 
 def place(data: bytes) -> tuple[int, bytes]:
-    """Where the digest of the record's key begins, and what names the data key (key_of() reads it).
-    Raises NotSealed, PayloadError.
+    """The position of the digest of the record's key, and the part that identifies the data key (for
+    key_of()). Raises NotSealed, PayloadError.
     """
     if data[:4] != _BEGIN:
         if data[:3] != MAGIC:
@@ -122,7 +122,7 @@ def open_sealed(cipher: AESGCM, data: bytes, head: int, topic: bytes, key: bytes
         text = cipher.decrypt(data[known:start], memoryview(data)[start:], data[:known] + topic)
     except InvalidTag:
         raise PayloadError(
-            "it was changed, or sealed for another topic (encryption.topic.names says what a copied topic was called)"
+            "it was changed, or sealed for another topic (encryption.topic.names gives the original name of a copy)"
         ) from None
     return text if not data[4] else _unpacked(data[4], text)
 
@@ -131,11 +131,11 @@ def _unpacked(codec: int, text: bytes) -> bytes:
     """E2."""
     size = _SIZE.unpack_from(text)[0] if len(text) >= _SIZE.size else VALUE_BYTES_MAX + 1
     if size > VALUE_BYTES_MAX:
-        raise PayloadError(f"it says that it becomes {size} bytes, and {VALUE_BYTES_MAX} are the most")
+        raise PayloadError(f"its stated size is {size} bytes, more than the maximum of {VALUE_BYTES_MAX}")
     try:
         value = decompress(codec, memoryview(text)[_SIZE.size :], size)
     except ProtocolError as error:
         raise PayloadError(f"it cannot be decompressed: {error}") from None
     if len(value) != size:
-        raise PayloadError(f"it says that it becomes {size} bytes, and becomes {len(value)}")
+        raise PayloadError(f"its stated size is {size} bytes, but it decompresses to {len(value)}")
     return value

@@ -1,4 +1,4 @@
-"""Key-encryption keys: where a client has them from, and how they wrap the keys of the data.
+"""Key-encryption keys: where a client gets them, and how they wrap data keys.
 
     encryption.key.provider    file:PATH            a key file (`mqd key create`)
                                env:NAME             the same text in an environment variable
@@ -37,9 +37,8 @@ log = logging.getLogger("mqd.client")
 class KeyProvider(Protocol):
     """Wraps and unwraps data keys; the key-encryption keys may stay in a key management service.
 
-    Both methods may be called by any thread, and what they raise is told to the application. A
-    client wraps one data key an hour, and remembers what it has unwrapped: a provider needs no
-    cache of its own.
+    Both methods may be called from any thread; the application gets their exceptions. A
+    client wraps one data key an hour, and caches unwrapped keys, so a provider needs no cache.
     """
 
     def wrap(self, data_key: bytes) -> tuple[str, bytes]:
@@ -88,7 +87,7 @@ def new_key() -> bytes:
 
 
 class Keys:
-    """A provider over keys that this process has: AES key wrap (RFC 3394)."""
+    """A provider with keys in this process: AES key wrap (RFC 3394)."""
 
     def __init__(self, keys: Mapping[str, bytes], source: str) -> None:
         self._keys, self._source = keys, source
@@ -114,7 +113,7 @@ class Keys:
 
 
 class KeyFile(Keys):
-    """Reads its file again when that has changed: a rotation needs no restart."""
+    """Reads its file again when it has changed, so a rotation needs no restart."""
 
     def __init__(self, path: Path) -> None:
         super().__init__({}, str(path))
@@ -123,7 +122,7 @@ class KeyFile(Keys):
         self.keys()
 
     def keys(self) -> Mapping[str, bytes]:
-        """Raises ConfigError while there are no other keys."""
+        """Raises ConfigError if no keys have been read yet."""
         with self._lock:
             try:
                 found = os.stat(self._path)
@@ -141,7 +140,7 @@ class KeyFile(Keys):
 
 
 def provider(option: object) -> KeyProvider:
-    """What encryption.key.provider says. Raises ConfigError."""
+    """The provider of encryption.key.provider. Raises ConfigError."""
     if not isinstance(option, str):
         return _checked(option)
     kind, _, name = option.partition(":")

@@ -3,14 +3,13 @@
     sealer, opener = sealer_of(settings), opener_of(settings)       # of settings.py
     opener.open(topic, key, sealer.seal(topic, key, value)) == value
 
-    P1  what is sealed for a topic is the value; keys, headers and null values (tombstones) stay as
-        they are
-    P2  a data key seals at most DATA_KEY_RECORDS values, under random nonces: that two of 2^24 are
-        the same has a probability of 2^-49. After DATA_KEY_S the next one is taken, by which a
-        rotation of the key-encryption key takes effect
+    P1  only values are sealed; keys, headers and null values (tombstones) stay unchanged
+    P2  a data key seals at most DATA_KEY_RECORDS values, with random nonces: two of 2^24 are equal
+        with a probability of 2^-49. After DATA_KEY_S the next data key is used, so that a rotation
+        of the key-encryption key takes effect
     P3  nonces come from the kernel at each call and are never kept, so that a copy of the process
-        (fork) has others
-    P4  an opener remembers DATA_KEYS_MAX data keys, and for FAILED_S one that is not to be had
+        (fork) uses different ones
+    P4  an opener caches DATA_KEYS_MAX data keys, and for FAILED_S the failure to get one
 Concurrency: any thread.
 """
 
@@ -34,7 +33,7 @@ from mqd.client.encryption.settings import Encryption
 
 DATA_KEY_RECORDS = 1 << 24
 DATA_KEY_S = 3600.0
-AGAIN_S = 60.0  # until a provider that failed is asked for the next data key again
+AGAIN_S = 60.0  # after a failure, until the provider is called again for the next data key
 DATA_KEYS_MAX, FAILED_S = 1024, 5.0
 log = logging.getLogger("mqd.client")
 
@@ -49,7 +48,7 @@ def opener_of(settings: Encryption) -> Opener:
     return Opener(settings, keys.provider(settings.provider))
 
 
-# of a process that has many short tasks
+# for a process with many short tasks
 shared_sealer, shared_opener = lru_cache(16)(sealer_of), lru_cache(16)(opener_of)
 
 
@@ -71,7 +70,7 @@ class Sealer:
         return self._topics[topic]
 
     def seal(self, topic: str, key: bytes | None, value: bytes) -> bytes:
-        """The value itself where the topic's are not encrypted. Raises PayloadError."""
+        """Returns the value unchanged if the topic is not encrypted. Raises PayloadError."""
         name = self.bound_name(topic)
         return value if name is None else self._sealed(name, key, value, self._random(NONCE_BYTES))
 
@@ -117,7 +116,7 @@ class Sealer:
             except Exception as error:  # the provider's own
                 if self._left < 0 or self._current is None:
                     raise PayloadError(f"no key to seal values with: {error}") from error
-                log.warning("a data key is used beyond its time, since the next is not to be had: %s", error)
+                log.warning("a data key is used beyond its time, because the next one cannot be obtained: %s", error)
                 self._until = now + AGAIN_S
                 return
             self._current = AESGCM(data_key), plain, compressed
@@ -136,7 +135,7 @@ class Opener:
         self._lock = threading.Lock()
 
     def open(self, topic: str, key: bytes | None, data: bytes) -> bytes:
-        """The value that was sealed; what the settings let pass, as it is. Raises PayloadError."""
+        """The opened value; values that the settings let pass are unchanged. Raises PayloadError."""
         if topic not in self._topics:
             self._topics[topic] = self._settings.bound_name(topic)
         name = self._topics[topic]
@@ -151,14 +150,14 @@ class Opener:
         except NotSealed as error:
             if self._settings.takes_plain or self._settings.gives_raw:
                 return data
-            raise PayloadError(f"{error}; encryption.plaintext.allow=true takes such values as they are") from None
+            raise PayloadError(f"{error}; encryption.plaintext.allow=true returns such values unchanged") from None
         except PayloadError:
             if self._settings.gives_raw:
                 return data
             raise
 
     def _unwrap(self, data_key: bytes) -> AESGCM:
-        with self._lock:  # many values of one data key may ask at once
+        with self._lock:  # many values of one data key may need it at once
             found = self._ciphers.get(data_key)
             if found is not None:
                 return found
@@ -169,7 +168,7 @@ class Opener:
             try:
                 found = AESGCM(self._provider.unwrap(key_id, wrapped))
             except Exception as error:  # the provider's own
-                problem = PayloadError(f"its key {key_id!r} is not to be had: {error}")
+                problem = PayloadError(f"its key {key_id!r} cannot be obtained: {error}")
                 _remember(self._failed, data_key, (self._now() + FAILED_S, problem))
                 raise problem from error
             _remember(self._ciphers, data_key, found)

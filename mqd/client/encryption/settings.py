@@ -1,7 +1,7 @@
-"""The settings encryption.* of producers, consumers, commands and Spark, and what they mean for a
-topic. docs/payload-encryption.md lists them.
+"""The settings encryption.* of producers, consumers, commands and Spark, and their effect on a topic.
+docs/payload-encryption.md lists them.
 
-Imports neither keys nor ciphers: every client has this module.
+Imports neither keys nor ciphers, because every client imports this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROVIDER = "encryption.key.provider"
 
 
 class Encryption(msgspec.Struct, frozen=True):
-    """The settings; strings, but a provider that is an object."""
+    """The settings: strings, except that a provider may be an object."""
 
     provider: Any
     topics: tuple[str, ...] = ("*",)
@@ -30,7 +30,7 @@ class Encryption(msgspec.Struct, frozen=True):
     takes_plain: bool = False
 
     def bound_name(self, topic: str) -> bytes | None:
-        """What values of this topic are bound to; None: they are not encrypted."""
+        """The topic name that values are bound to; None: they are not encrypted."""
         if topic.startswith("__") or not any(fnmatchcase(topic, pattern) for pattern in self.topics):
             return None
         for copied, name in self.names:

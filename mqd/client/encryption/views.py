@@ -11,7 +11,7 @@ from mqd.native.reader import gather
 
 
 def open_view(opener: Opener, view: RecordBatchView) -> tuple[RecordBatchView, PayloadError | None]:
-    """The records up to the first that cannot be opened, and why that is; all in bytes of its own."""
+    """The records up to the first that cannot be opened, and the reason; in new memory."""
     found: list[bytes | None] = []
     problem = None
     for key, value in zip(view.keys.to_list(), view.values.to_list(), strict=True):
@@ -29,7 +29,7 @@ def open_view(opener: Opener, view: RecordBatchView) -> tuple[RecordBatchView, P
 
 
 def _together(columns: list[Blobs]) -> list[Blobs]:
-    """The same over one buffer: what reads a view natively knows no more than one."""
+    """The same over one buffer: native readers of a view support only one."""
     base = b"".join([gather(blobs.buffer, blobs.positions, blobs.sizes)[0].tobytes() for blobs in columns])
     sizes = np.maximum(np.concatenate([blobs.sizes for blobs in columns]), 0)
     starts = np.cumsum(sizes, dtype=np.int64) - sizes

@@ -6,14 +6,14 @@ and cooperative-sticky. And the bytes that members exchange.
     assignment     version int16 = 1, partitions: count int32, (topic string, count int32,
                    int32...); user_data nullable bytes
 
-Written by other members, so hostile: lengths are checked, what does not fit raises ValueError.
+Other members write them, so they may be hostile: lengths are checked; invalid data raises ValueError.
 Source: Kafka's ConsumerProtocolSubscription, ConsumerProtocolAssignment (KIP-429).
 
     A1  every partition of a subscribed topic has one owner, which subscribes to it; except for A3
     A2  cooperative-sticky: counts are as even as subscriptions allow by moving single partitions,
-        and no member loses what need not move
-    A3  cooperative-sticky: what moves from one member to another has no owner in this round: its
-        owner gives it up, and joins again
+        and no partition moves unnecessarily
+    A3  cooperative-sticky: a partition that moves from one member to another has no owner in this
+        round: its owner releases it, and joins again
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def assign_roundrobin(members: Members, counts: Counts) -> Assignment:
 
 
 def assign_sticky(members: Members, counts: Counts) -> Assignment:
-    """The balance that the group goes to, before A3."""
+    """The final balance, before A3."""
     claims: dict[TopicPartition, list[str]] = {}
     for member_id, one in sorted(members.items()):
         for topic, index in one.owned:
@@ -119,7 +119,7 @@ ASSIGNORS: dict[str, Callable[[Members, Counts], Assignment]] = {
 }
 
 
-# -- what is written -------------------------------------------------------------------------------
+# -- encoding --------------------------------------------------------------------------------------
 
 
 def _string(text: str) -> bytes:
@@ -197,7 +197,7 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def decode_assignment(data: bytes) -> frozenset[TopicPartition]:
-    """An empty one is what a member has that was given none. Raises ValueError."""
+    """An empty assignment belongs to a member without partitions. Raises ValueError."""
     if not data:
         return frozenset()
     reader = _Reader(data)

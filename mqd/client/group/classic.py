@@ -1,16 +1,16 @@
 """A member of a consumer group by the classic protocol: JoinGroup, SyncGroup, Heartbeat,
 LeaveGroup; the leader of a generation assigns its partitions. Sans-I/O.
 
-Spoken where the broker does not let a member of the newer protocol into a group
+Used where the broker does not admit a member of the newer protocol to a group
 (group.consumer.migration.policy). Same events and actions as consumer_protocol.py.
 
 Invariants (check())
-    C1  what the application works on (`owned`) grows when Assign leaves, shrinks when Revoke or
+    C1  the partitions of the application (`owned`) grow when Assign is sent, and shrink when Revoke or
         Lost is Done
     C2  one request is under way at a time, and one of Revoke, Assign and Lost
-    C3  eager: a member that joins owns nothing. Cooperative: it says what it owns, and joins again
-        when it has given something up
-    C4  next_ms is never later than what has to happen next
+    C3  eager: a member that joins owns nothing. Cooperative: it reports what it owns, and joins again
+        when it has released partitions
+    C4  next_ms is never later than the next event
 
 Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooperative).
 """
@@ -115,7 +115,9 @@ class ClassicCore:
         self._must_join = False
         self._members: dict[str, Subscription] = {}
         self._protocol: str | None = None
-        self._assigned_counts: dict[str, int] | None = None  # what this generation's assignment, made by us, rests on
+        self._assigned_counts: dict[str, int] | None = (
+            None  # the basis of this generation's assignment, which this member has made
+        )
         self._joined_topics: frozenset[str] = frozenset()
         self._due_ms = 0
         self._check_ms: int | None = None
@@ -145,7 +147,7 @@ class ClassicCore:
         return self.state is State.STALE
 
     def timeout_s(self, send: Send) -> float | None:
-        """A join is answered when all members have come, or their time is up."""
+        """The response to a join comes when all members have joined, or their time is up."""
         return (self.settings.max_poll_interval_ms + 5_000) / 1000 if send.api_key in (JOIN, SYNC) else None
 
     # -- events ------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ class ClassicCore:
         self._must_join, self._due_ms, self._failures = True, now_ms, 0
 
     def _rejoin(self) -> None:
-        """With what it is; eager members give up everything before."""
+        """Keeps its member id; eager members release all partitions first."""
         self.state, self._must_join, self.target = State.JOINING, True, None
 
     def _on_leave(self, actions: list[Action]) -> None:
@@ -272,7 +274,7 @@ class ClassicCore:
             matched.update(topic for topic in self.counts if matches(topic))
         return frozenset(matched)
 
-    # -- answers -----------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     def _later(self, now_ms: int) -> None:
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
@@ -376,7 +378,7 @@ class ClassicCore:
         if self.subscription is not None:
             self._begin(now_ms)
 
-    # -- what to do next ---------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     def _advance(self, now_ms: int, actions: list[Action]) -> None:
         if self.callback is None:

@@ -1,19 +1,17 @@
-"""Commits of a consumer: one under way at a time, in the order they were asked for, tried again
-while the coordinator is away or the member's epoch has moved.
+"""Commits of a consumer: one under way at a time, in the order of the calls, retried while the
+coordinator is unavailable or the member's epoch has changed.
 
-    C1  a commit that is tried again is tried before all later ones: an older offset never replaces
-        a newer one
+    C1  a commit is retried before all later ones: an older offset never replaces a newer one
     C2  every commit ends once: `outcome` is set, then its callback is called (by the thread that
         serves callbacks)
-    C3  what was asked for of a partition that has gone since (gone()) is not tried any more: this
-        member may be in the group again, with an epoch that counts, and the partition's next owner
-        further on. What is under way then names the epoch in which the partition was this member's
-    C4  an offset is one of a topic id: where it is known it is what the broker is told, so that
-        what has the topic's name by now is not committed for. A request names all of its topics by
-        id, or all by name: one partition that is not assigned, of which the id is not known, makes
-        it one by name
+    C3  a commit is not retried for a partition that the member has lost since (gone()): the member
+        may have rejoined the group with a valid epoch, while the partition's new owner is further
+        on. A commit under way then carries the epoch in which the member owned the partition
+    C4  an offset belongs to a topic id, which is sent to the broker where it is known, so that the
+        offset is not committed for a new topic of the same name. A request names all of its topics
+        by id, or all by name: one unassigned partition without a known id makes it use names
 Bounds: QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not
-come through after its time-out ends with the last error.
+succeeded by its time-out ends with the last error.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ class Commits:
 
     @property
     def due(self) -> float:
-        """When advance() has something to do; infinity: after an answer."""
+        """When advance() has something to do; infinity: not before a response."""
         return self._again_at if self._waiting and self._under_way is None else float("inf")
 
     def add(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, timeout_s: float) -> Commit:
@@ -174,8 +172,8 @@ class Commits:
             self._look_again(unknown)
 
     def _look_again(self, topics: set[str]) -> None:
-        """Who reads them may not hear in another way that they are gone, and would continue naming
-        the old ids.
+        """Readers of these topics may not learn otherwise that they were deleted, and would continue to
+        use the old ids.
         """
         with self._attachment.lock:
             known = topics.intersection(self._attachment.metadata.topics)

@@ -1,25 +1,24 @@
-"""A member of a consumer group by KIP-848: ConsumerGroupHeartbeat says and hears everything.
-Sans-I/O.
+"""A member of a consumer group by KIP-848; its only request is ConsumerGroupHeartbeat. Sans-I/O.
 
-The coordinator says what the member is to have; the member goes there by itself: gives up first
-what it must give up (the application is notified, and commits), then takes what is new, and
-reports what it has. What it gave up goes to others only after that report.
+The coordinator sends the member's target assignment, and the member moves towards it: it first
+revokes partitions that are not in the target (the application is notified, and commits), then takes
+the new ones, and reports what it owns. Only then may others get the revoked partitions.
 
 Invariants (check())
-    M1  what the application works on (`owned`) grows when Assign leaves, and shrinks when Revoke or
+    M1  the partitions of the application (`owned`) grow when Assign is sent, and shrink when Revoke or
         Lost is Done
     M2  one request is under way at a time, and one of Revoke, Assign and Lost
     M3  a request with epoch 0 says that the member has nothing, and it has nothing
-    M4  who is no member owns nothing that it will keep: Lost or Revoke is under way or has been
-    M5  between a report of what the member has and its answer nothing comes to that: the
-        coordinator may have given on what the report does not name
-    M6  next_ms is never later than what has to happen next
-Bounds: owned and target are what the coordinator says; answers to requests that are not under way
-are dropped.
+    M4  a former member loses all its partitions: Lost or Revoke is under way or has been
+    M5  between a report of the owned partitions and its response none are added: the coordinator
+        may have given partitions that are missing from the report to others
+    M6  next_ms is never later than the next event
+Bounds: owned and target are bounded by the coordinator's assignments; responses to requests that
+are not under way are dropped.
 
-Sources: KIP-848, KIP-1082 (the client makes its own id); Kafka's consumer for which error means
-what. Differences: UNRELEASED_INSTANCE_ID is tried again for RELEASE_WAIT_MS (a static member that
-was killed and comes back would otherwise have to be started again by hand).
+Sources: KIP-848, KIP-1082 (the client makes its own id); Kafka's consumer for the meaning
+of errors. Differences: UNRELEASED_INSTANCE_ID is retried for RELEASE_WAIT_MS (otherwise a static
+member that was killed and restarted would have to be restarted once more).
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class GroupCore:
         self._leaving_number = 0
         self._leave_epoch = LEAVE_EPOCH if settings.instance_id is None else LEAVE_STATIC_EPOCH
 
-    # -- what others ask ---------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
     def is_member(self) -> bool:
@@ -135,7 +134,7 @@ class GroupCore:
 
     @property
     def generation(self) -> int:
-        """What a commit names as generation_id_or_member_epoch; -1: no member."""
+        """generation_id_or_member_epoch of a commit; -1: not a member."""
         stands = self.state is State.MEMBER or (
             self.state is State.LEAVING and self._was_member and not self._is_leaving_sent
         )
@@ -143,16 +142,16 @@ class GroupCore:
 
     @property
     def has_lost(self) -> bool:
-        """What it has is, or may be, another's by now: nothing can be committed for it any more."""
+        """Its partitions have, or may have, other owners by now: nothing can be committed for them."""
         return self.state in (State.LOST, State.STALE, State.FATAL)
 
     @property
     def wants_poll(self) -> bool:
-        """Polled changes something."""
+        """A Polled event would have an effect."""
         return self.state is State.STALE
 
     def timeout_s(self, _send: Send) -> float | None:
-        """How long a request may take; None: as any other."""
+        """How long a request may take; None: the default."""
         return None
 
     # -- events ------------------------------------------------------------------------------------
@@ -208,7 +207,7 @@ class GroupCore:
         self.subscription = None
         if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
             if self.state is not State.FATAL:
-                self.state, self.epoch, self.target = State.IDLE, 0, None  # what it was given last is not to come yet
+                self.state, self.epoch, self.target = State.IDLE, 0, None  # the last target is void
             actions.append(Left())
         elif self.state is State.FATAL:
             self._gives_up_quietly = True
@@ -263,7 +262,7 @@ class GroupCore:
         elif self.state is State.STALE and not self.owned and self.subscription is not None:
             self._begin(now_ms)  # it polls: that is where Lost was carried out
 
-    # -- answers -----------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     def _on_unanswered(self, number: int, now_ms: int) -> None:
         if number == self.under_way:
@@ -312,7 +311,7 @@ class GroupCore:
             if self._unknown_topics():
                 self._resolve_ms, self._resolve_count = now_ms, 0
             elif self.target != self._reported_owned:
-                # also when it is what the application has by now: the coordinator wants to hear it
+                # even if the application has it by now: the coordinator expects a report
                 self._report_owned = True
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
@@ -344,7 +343,7 @@ class GroupCore:
         else:
             self._begin(now_ms)
 
-    # -- going where the target is -----------------------------------------------------------------
+    # -- moving towards the target -----------------------------------------------------------------
 
     def _unknown_topics(self) -> set[bytes]:
         return {topic_id for topic_id, _ in self.target or () if topic_id not in self.names}
@@ -354,7 +353,7 @@ class GroupCore:
             self._resolve_ms = now_ms + RESOLVE_AGAIN_MS
             self._resolve_count += 1
             if self._resolve_count > 1:
-                self._report_owned = True  # what it has so far: others may wait for what it gave up
+                self._report_owned = True  # others may wait for revoked partitions
             actions.append(Resolve(tuple(sorted(self._unknown_topics()))))
         if self.callback is None:
             self._reconcile(now_ms, actions)

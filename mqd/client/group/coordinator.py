@@ -1,9 +1,9 @@
-"""Where a group's coordinator is. On shared memory it is always this broker; but only who asks for
-it makes a broker that never had a group prepare to be one.
+"""Finds a group's coordinator. On shared memory requests always go to this broker; but a broker that
+never had a group prepares for groups only when a client looks up the coordinator.
 
-Asked when the consumer is made, and again when an answer says that the coordinator is away. Until
-the first answer nothing is sent to it: `when_known` waits. Concurrency: with the attachment's lock
-held, but `look_up` and `when_known`, which take it.
+It is looked up when the consumer is created, and again after a response that the coordinator is
+unavailable. Until the first response nothing is sent to it: `when_known` waits. Concurrency: with
+the attachment's lock held, except for `look_up` and `when_known`, which take it.
 """
 
 from __future__ import annotations

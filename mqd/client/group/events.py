@@ -1,7 +1,7 @@
-"""What goes into a group membership core and what comes out of it. Frozen, without clock, socket or
-thread; the same for both protocols.
+"""Events and actions of a group membership core. Frozen, without clock, socket or thread; the same
+for both protocols.
 
-The shell (runner.py) sends what Send says, over one connection, in order, and returns Answered
+The shell (runner.py) sends the requests of Send over one connection, in order, and returns Answered
 or Unanswered with the same number. Revoke, Assign and Lost are carried out by the application's
 thread, in poll(), one after the other; each is ended by Done.
 """
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Partition(NamedTuple):
-    """`topic_id`: b"" where the protocol speaks of names only (classic)."""
+    """`topic_id`: b"" where the protocol has only names (classic)."""
 
     topic: str
     index: int  # type: ignore[assignment]  # not tuple's method
@@ -27,7 +27,7 @@ Partitions = tuple[Partition, ...]
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Join, or change what the member wants. `regex`: RE2, matched against whole names by the
+    """Join, or change the subscription. `regex`: RE2, matched against whole names by the
     coordinator; None: no expression.
     """
 
@@ -36,7 +36,7 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Give everything back and go. Ends with Left."""
+    """Release all partitions and leave. Ends with Left."""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -45,8 +45,8 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Unanswered(msgspec.Struct, frozen=True):
-    """The connection ended, or the answer could not be read: the coordinator may have done it or
-    not.
+    """The connection ended, or the response could not be read: the coordinator may have handled the
+    request or not.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class TopicsKnown(msgspec.Struct, frozen=True):
-    """What Resolve asked for, and everything else that is known. KIP-848: `names` of ids. Classic:
+    """The topics of Resolve, and all others that are known. KIP-848: `names` of ids. Classic:
     `counts` of partitions by name, of all topics.
     """
 
@@ -86,7 +86,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Assign(msgspec.Struct, frozen=True):
-    """`partitions` come to what is assigned; `is_incremental` False: they are all there is (eager)."""
+    """Adds `partitions` to the assignment; `is_incremental` False: they are the whole one (eager)."""
 
     partitions: Partitions
     is_incremental: bool = True
@@ -100,7 +100,7 @@ class Revoke(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Stop; others may work on them already, a commit would be refused."""
+    """Stop: they may have other owners already, and a commit would be refused."""
 
     partitions: Partitions
     is_incremental: bool = True
@@ -126,7 +126,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """Not a member any more, as asked."""
+    """The member has left, as requested."""
 
 
 Event = Subscribe | Leave | Answered | Unanswered | Done | TopicsKnown | Polled | Tick

@@ -1,5 +1,5 @@
-"""A consumer's membership core, as its configuration says, and its subscription as the coordinator
-reads it.
+"""Creates a consumer's membership core from its configuration, and its subscription in the
+coordinator's form.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def classic_core(config: ConsumerConfig) -> ClassicCore:
 
 
 def subscribed(config: ConsumerConfig, topics: list[str]) -> tuple[tuple[str, ...], str | None]:
-    """(names, one expression for all that begin with ^ or None). librdkafka's expressions find, the
-    coordinator's match whole names; who asks for group.protocol=consumer writes the latter.
+    """(names, one expression for all that begin with ^ or None). librdkafka's expressions match
+    anywhere in a name, the coordinator's (used with group.protocol=consumer) match whole names.
     """
     names = tuple(sorted({topic for topic in topics if not topic.startswith("^")}))
     expressions = [topic for topic in topics if topic.startswith("^")]

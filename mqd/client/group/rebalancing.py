@@ -1,16 +1,17 @@
-"""A group's wishes, carried out on the application's thread: its callbacks are called, its
-assignment changed, its membership core told.
+"""Carries out rebalances on the application's thread: calls its callbacks, changes its assignment and
+informs its membership core.
 
-Two ways to see the same membership. Incremental (group.protocol=consumer, or cooperative-sticky):
-callbacks learn of what comes and what goes. Eager (librdkafka's default): they learn of everything,
-first that all of it goes, then what there is from now on; so an application written for range
-assignment may call assign() with what it is given. The group's other members notice no difference:
-what stays with this member is not given up.
+There are two views of the same membership. Incremental (group.protocol=consumer, or
+cooperative-sticky): callbacks get the partitions that are added or removed. Eager (librdkafka's
+default): callbacks first get all partitions as revoked, then the whole new assignment, so an
+application written for range assignment may call assign() with it. Other members of the group notice
+no difference: partitions that stay with this member are not released.
 
     B1  one operation at a time, each ended by exactly one done(), also when a callback raises; the
         exception leaves poll()
-    B2  what the callback has assigned itself is left as it is; else it is done for it, also when
-        it, or the one before it, raises: the group has given these partitions to this member alone
+    B2  if the callback has changed the assignment itself, that is kept; otherwise the assignment is
+        changed for it, even if this or an earlier callback raises, because the group has given
+        these partitions to this member only
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class Rebalancer:
         self._on_revoke: Callable | None = None
         self._on_lost: Callable | None = None
         self._group: dict[Key, bytes] = {}  # what the membership has, with topic ids
-        self._shown: list[Key] = []  # eager: what the application was last told that it has
+        self._shown: list[Key] = []  # eager: the last assignment passed to the application
         self._has_left = False
         self._application_assigned = False
-        self.is_lost = False  # what goes now is another's already
+        self.is_lost = False  # these partitions have other owners already
 
     def set_callbacks(self, on_assign: Callable | None, on_revoke: Callable | None, on_lost: Callable | None) -> None:
         self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
@@ -53,7 +54,7 @@ class Rebalancer:
         self._application_assigned = True
 
     def carry_out(self, operation: object) -> KafkaError | None:
-        """Returns an error to hand out."""
+        """Returns an error for the application."""
         match operation:
             case Problem(ErrorCode.GROUP_ID_NOT_FOUND, _, True) if self._consumer.speak_classic():
                 return None
@@ -146,7 +147,7 @@ class Rebalancer:
                 otherwise()
 
     def until_left(self, deadline: float) -> None:
-        """Carries out what giving everything back needs, until the coordinator has learned of it."""
+        """Carries out the release of all partitions, until the coordinator has learned of it."""
         consumer = self._consumer
         self._has_left = False
         while not self._has_left and time.monotonic() < deadline:

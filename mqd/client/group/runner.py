@@ -1,15 +1,15 @@
-"""The shell of a group membership core: sends its requests, keeps its time, and passes on what the
-application has to do.
+"""The shell of a group membership core: sends its requests, keeps its timers, and passes on the actions
+for the application.
 
-It is a listener on the consumer's attachment for requests: the thread that drives that attachment
-(its thread, mostly) gives it its turns, so a member keeps its place while the application is busy,
-and nothing runs while there is nothing to do.
+It is a listener on the consumer's attachment: the thread that drives the attachment (mostly the
+background thread) also runs this shell, so a member stays in its group while the application is
+busy, and nothing runs while there is nothing to do.
 
     R1  the core is called with `lock` held and nothing else; it makes no callbacks
-    R2  what the application has to do (Assign, Revoke, Lost, Problem, Left) goes to `notify`, in
-        order; the application's thread ends each of the first three with done()
-    R3  an answer is given to the core that asked: after a loss of the attachment every request
-        under way ends as Unanswered
+    R2  actions for the application (Assign, Revoke, Lost, Problem, Left) go to `notify`, in order; the
+        application's thread ends each of the first three with done()
+    R3  a response goes to the core that sent the request: when the attachment is lost, every
+        request under way ends as Unanswered
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def now_ms() -> int:
 
 class GroupRunner:
     """`core`: a membership core; `notify(action)`: any thread, must not block. `has_progressed()`:
-    whether poll() has handed something out since the last question.
+    whether poll() has returned something since the last call.
     """
 
     def __init__(
@@ -93,20 +93,20 @@ class GroupRunner:
         self._give(Done())
 
     def polled(self) -> None:
-        """Called by every poll() that does more than hand out what it has."""
+        """Called by every poll() that does more than return buffered records."""
         now = time.monotonic()
         if now - self._polled_at >= POLLED_EVERY_S or self.core.wants_poll:
             self._polled_at = now
             self._give(Polled())
 
     def identity(self) -> tuple[str, int]:
-        """(member id, generation) as a commit names them; generation -1: no member."""
+        """(member id, generation) for commits; generation -1: not a member."""
         with self.lock:
             return self.core.member_id, self.core.generation
 
     def _give(self, *events: Event) -> None:
-        """Events from any thread. What the core wants to send leaves with the attachment's lock, so
-        not from under ours.
+        """Events from any thread. The core's requests are sent with the attachment's lock held, so not
+        while this one is.
         """
         with self.lock:
             self._handle(events)

@@ -10,7 +10,7 @@ Invariants
         dropped when their locks expire
     C4  with strict limits a fetch is sent to one leader at a time
     C5  next_ms is never later than the next event
-Bounds: `ready` has one response a leader at most; problems are kept PROBLEMS_MAX, the oldest.
+Bounds: `ready` has at most one response per leader; only the oldest PROBLEMS_MAX problems are kept.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ShareCore:
         self.limits: Limits | None = None  # the application waits for records
         self.fatal: Problem | None = None
         self.is_closing = False
-        self.is_informed = False  # metadata came: which nodes there are is known
+        self.is_informed = False  # metadata has arrived: the nodes are known
         self._sends: list[Send] = []
         self._number = 0
         self._under_way: dict[int, tuple[str, Any]] = {}
@@ -212,7 +212,7 @@ class ShareCore:
         return sends
 
     def advance(self, now_ms: int) -> None:
-        """Whatever is due becomes a request."""
+        """Creates all requests that are due."""
         problem = self.membership.tick(now_ms)
         if problem is not None:
             self._report(problem)
@@ -293,7 +293,7 @@ class ShareCore:
             self._is_flushing = False
 
     def _asked(self, leaders: dict[int, frozenset[Key]], now_ms: int) -> list[int]:
-        """The leaders that are sent a fetch now."""
+        """The leaders to which a fetch is sent now."""
         free = [node for node in sorted(leaders) if self._is_free(node, now_ms)]
         assert self.limits is not None
         if not self.limits.is_strict or not free:
@@ -327,7 +327,7 @@ class ShareCore:
     # -- responses ---------------------------------------------------------------------------------
 
     def on_response(self, number: int, response: Any, error: KafkaError | None, now_ms: int) -> None:
-        """Of take_sends()' request `number`; `error`: there is none."""
+        """The response to request `number` of take_sends(), or the `error` instead of it."""
         what, about = self._under_way.pop(number)
         if error is not None and error.code() in (KafkaError._UNSUPPORTED_FEATURE, KafkaError._AUTHENTICATION):
             self._report(Problem(error.code(), error.str(), error.code() == KafkaError._UNSUPPORTED_FEATURE))
@@ -450,7 +450,7 @@ class ShareCore:
             for one in topic.partitions:
                 key = topic.topic_id, one.partition_index
                 if key[0] not in self.names:
-                    continue  # its locks end by themselves
+                    continue  # its locks expire
                 place = self._place(key)
                 try:
                     fetched = records.read(place, one.records, one.acquired_records, self.settings.check_crcs)

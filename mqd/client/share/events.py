@@ -1,4 +1,4 @@
-"""What the parts of a share group's member tell each other. Frozen, without clock, socket or thread."""
+"""Messages between the parts of a share group's member. Frozen, without clock, socket or thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Range(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Which connection a request takes. Each keeps the order of its requests, and a share session
+    """The connection for a request. Each keeps the order of its requests, and a share session
     belongs to its connection.
 
     kind: "control" any broker; "group" the coordinator; "share" a leader
@@ -30,7 +30,7 @@ class Target(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Ends with one ShareCore.on_response() with the same number."""
+    """A request; ends with one ShareCore.on_response() with the same number."""
 
     number: int
     target: Target
@@ -41,7 +41,7 @@ class Send(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of acknowledgements: `code` is Kafka's, 0 = done. `ranges` are without gaps."""
+    """The result of acknowledgements: `code` is Kafka's, 0 = done. `ranges` are without gaps."""
 
     place: Place
     ranges: tuple[Range, ...]
@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Of one fetch. `is_strict`: not one record more than records_max (KIP-1206)."""
+    """Limits of one fetch. `is_strict`: never more than records_max records (KIP-1206)."""
 
     records_max: int
     wait_ms: int
@@ -67,7 +67,7 @@ class Limits(NamedTuple):
 
 
 def merged(ranges: list[Range]) -> list[Range]:
-    """Ascending, and adjoining ranges of the same type as one. They do not overlap."""
+    """Sorted, with adjacent ranges of the same type merged. They do not overlap."""
     out: list[Range] = []
     for one in sorted(ranges):
         if out and out[-1].last + 1 == one.first and out[-1].type == one.type:

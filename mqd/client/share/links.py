@@ -1,5 +1,5 @@
-"""The ways of a share consumer's requests: connections over TCP, each with a thread of its own, and
-attachments of shared memory. `send` does not wait; `on_response(response, error)` is called exactly
+"""The links for a share consumer's requests: TCP connections, each with its own thread, and
+attachments by shared memory. `send` does not wait; `on_response(response, error)` is called exactly
 once, by another thread.
 """
 
@@ -28,12 +28,12 @@ class Link(Protocol):
         """Raises KafkaException: on_response will not be called."""
 
     def close(self) -> None:
-        """What is under way may end without on_response()."""
+        """Requests under way may end without on_response()."""
 
 
 class AttachmentLink:
-    """By shared memory. Where the broker is away, requests fail at once, or take `otherwise`: they
-    do not wait for it to come back, since other brokers may have its partitions by then.
+    """By shared memory. While the broker is down, requests fail at once, or use `otherwise`: they do
+    not wait for it, since other brokers may lead its partitions by then.
     """
 
     def __init__(self, attachment: Attachment, otherwise: Link | None = None) -> None:

@@ -1,14 +1,14 @@
 """A member of a share group (KIP-932): its heartbeats, and what is assigned to it. Sans-I/O.
 
-The coordinator assigns partitions to any number of members, so the member takes an assignment as it
-comes and gives nothing back before others may have it.
+The coordinator may assign a partition to several members, so a member applies each assignment at
+once, and others need not wait until it has released its partitions.
 
 Invariants
     G1  one heartbeat is under way at a time
-    G2  epoch 0 joins, and names the subscription; a later heartbeat names it when it has changed
+    G2  epoch 0 joins with the subscription; a later heartbeat contains it only if it has changed
     G3  a member that was fenced, left or does not poll has no assignment
     G4  a member, and one that joins or leaves, has a heartbeat due or under way
-Sources: KIP-932; Kafka's ShareMembershipManager for which error means what.
+Sources: KIP-932; Kafka's ShareMembershipManager for the meaning of errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
-INTERVAL_FIRST_MS = 5_000  # until the coordinator has said its own
+INTERVAL_FIRST_MS = 5_000  # until the coordinator has sent its own
 JOIN_EPOCH, LEAVE_EPOCH = 0, -1
 MAX_POLL_EXCEEDED = -147  # librdkafka's code
 COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
@@ -43,7 +43,7 @@ class State(enum.Enum):
 
 
 class Membership:
-    """See the module. Methods that return a Problem have one for the application."""
+    """See the module. A returned Problem is for the application."""
 
     def __init__(self, group_id: str, member_id: str, rack_id: str | None, max_poll_interval_ms: int) -> None:
         self.member_id = member_id
@@ -170,7 +170,7 @@ class Membership:
 
     @property
     def is_out(self) -> bool:
-        """Nothing is left to tell the coordinator."""
+        """The coordinator needs no further heartbeat."""
         return self.state in (State.IDLE, State.FATAL) and not self.is_under_way
 
     @property

@@ -1,10 +1,10 @@
-"""The records of a share group's fetch: which of them were acquired, what is missing between them,
-and what cannot be read. Sans-I/O.
+"""The records of a share group's fetch: which were acquired, which offsets are gaps, and which
+cannot be read. Sans-I/O.
 
-A response has whole batches, and says which offsets the member has acquired: others of the same
-batches are another member's. An acquired offset without a record (a control record, an aborted one,
-one that compaction has removed) is a gap; one in a batch that cannot be read is rejected, so that
-it does not come again without end.
+A response has whole batches and the offsets that the member has acquired; other offsets of the same
+batches belong to other members. An acquired offset without a record (a control record, an aborted
+record, or one removed by compaction) is a gap; offsets in a batch that cannot be read are rejected,
+so that they are not delivered again without end.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Fetched(NamedTuple):
 
 
 def read(place: Place, data: bytes | None, acquired: Iterable[Acquired], crc: bool) -> Fetched:
-    """What was acquired of one partition. Costs as much as there are records and runs, however long
-    the runs are. Raises ProtocolError: the runs are not sound.
+    """The acquired records of one partition. The cost depends on the number of records and runs, not on
+    the length of the runs. Raises ProtocolError: the runs are invalid.
     """
     runs = _sound(acquired)
     found = Fetched([], [], [])
     problem = ""
-    end = runs[0].first_offset if runs else 0  # of what was dealt with
+    end = runs[0].first_offset if runs else 0  # of the offsets handled so far
     try:
         for header, batch in iterate_batches(data or b"", allow_partial=True) if runs else ():
             if header.last_offset < end:
@@ -151,7 +151,7 @@ def _records(place: Place, header: BatchHeader, batch: memoryview, first: int, c
 
 
 def _take(view: RecordBatchView | None, runs: list[Acquired], first: int, last: int, found: Fetched) -> None:
-    """What was acquired from `first` to `last`: records of `view`, and gaps."""
+    """The acquired offsets from `first` to `last`: records of `view`, and gaps."""
     for one in runs:
         low, high = max(one.first_offset, first), min(one.last_offset, last)
         if low > high:
@@ -173,7 +173,7 @@ def _take(view: RecordBatchView | None, runs: list[Acquired], first: int, last: 
 
 
 def _gaps(offsets: list[int], low: int, high: int) -> list[Range]:
-    """What of `low` to `high` is not in `offsets`."""
+    """The offsets from `low` to `high` that are not in `offsets`."""
     gaps, position = [], low
     for offset in offsets:
         if offset > position:

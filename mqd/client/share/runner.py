@@ -1,10 +1,10 @@
-"""The shell of a share consumer's core: sends its requests, keeps its time, and lets the application
+"""The shell of a share consumer's core: sends its requests, keeps its timers, and lets the application
 wait for it.
 
-A thread of its own works while the application does not call: heartbeats are sent on time, and responses to
-fetches are received. While the application waits in a call, its own thread does the work.
+A background thread works between the application's calls: it sends heartbeats on time and receives
+responses to fetches. While the application waits in a call, the application's thread does the work.
 
-    R1  the core is used with `_lock` held; requests are sent and the user's functions called without
+    R1  the core is used with `_lock` held; requests and callbacks are made without it
     R2  each of the core's requests ends with one on_response(); a link that cannot send it, ends it
 Concurrency: links call from their threads, with their locks held; they only put into `_arrived`.
 """
@@ -49,7 +49,7 @@ class ShareRunner:
         self._thread.start()
 
     def call(self, work: Callable[[int], Any]) -> Any:
-        """work(now_ms) on the core, and what it wants to send is sent."""
+        """Runs work(now_ms) on the core, and sends its requests."""
         with self.lock:
             result = work(now_ms())
             sends = self._take_turn()
@@ -150,7 +150,7 @@ class ShareRunner:
         return True
 
     def stop(self) -> None:
-        """At once: what is under way is lost. Again: nothing."""
+        """Ends at once; requests under way are lost. A second call has no effect."""
         with self.lock:
             self._is_stopped = True
             links, self._links = list(self._links.values()), {}

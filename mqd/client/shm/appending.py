@@ -1,5 +1,5 @@
-"""Records into the C core, and into the accounts of who waits for them: whatever interrupts that,
-its caller learns how many were taken.
+"""Passes records to the C core and registers the callers that wait for them: even if interrupted,
+the caller learns how many were accepted.
 
 Concurrency: with the attachment's lock held.
 """
@@ -19,7 +19,7 @@ from mqd.client.shm.transactional import Transactions
 from mqd.native import E_INVALID, NativeError
 from mqd.native.client import Producer as NativeProducer
 
-PART_MAX = 8192  # records at a time: others want the lock, too
+PART_MAX = 8192  # records at a time, so that others can get the lock
 
 
 class Driver(Protocol):
@@ -37,9 +37,9 @@ class Appender:
         self._batch_of = np.empty(PART_MAX, np.uint64)
 
     def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: Taken, first_index: int = 0) -> None:
-        """Records into the C core, counted in `taken`; fewer when it is full. `rows`: see Delivery,
-        their indices begin at first_index. Raises Refused when the first record is one that it will
-        never take.
+        """Passes records to the C core, counted in `taken`; fewer when it is full. `rows`: see Delivery,
+        their indices begin at first_index. Raises Refused if the C core will never accept the first
+        record.
         """
         producer = self._producer
         if producer.compressor.enabled:

@@ -1,10 +1,10 @@
-"""An attachment to this host's broker: requests, wake-ups, the way back after the worker has died.
-Shared by producers and consumers; each has its own.
+"""An attachment to this host's broker: requests, wake-ups, and attaching again after the worker has
+died. Used by producers and consumers; each has its own.
 
     attachment = Attachment(opener, client_id="app")           # opener() -> an object with the
                                                                methods of NativeClient below
     attachment.subscribe(listener)                             # see Listener; held weakly
-    response = attachment.request(api_key, version, message, timeout)          # blocks; KafkaException when there is no answer
+    response = attachment.request(api_key, version, message, timeout)          # blocks; KafkaException without a response
     attachment.send(api_key, version, message, on_response, timeout)           # does not wait;
                                        # the driving thread calls on_response(response, error)
     attachment.wait_for(predicate, timeout)                                    # blocks until
@@ -12,21 +12,21 @@ Shared by producers and consumers; each has its own.
                                                                                drives meanwhile
 
 The C attachment takes one thread at a time. The thread with the role of the *driver* waits in C (GIL
-released) for something to come, then takes `lock`, takes in what came and gives every listener a
+released) for an event, then takes `lock`, processes what has arrived and gives every listener a
 turn. The driver is the background thread; but a thread of the application that waits for an outcome
-takes the role over, so that an answer needs no switch of threads. The background thread takes the
+takes over the role, so that a response needs no switch of threads. The background thread takes the
 role back when no other thread has driven for DRIVER_LEASE_S.
 
-1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (a new
-   attachment) by the driver alone, and never closed under a wake(): `_waking` is held over that.
+1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (by a new
+   attachment) only by the driver, and never closed during a wake(), which holds `_waking`.
 2. Callbacks (on_response, Listener) run with `lock` held, in any thread. They do not block and
    never call the user's code.
 3. Every request ends exactly once: with its response, _TIMED_OUT, _TRANSPORT (the worker died;
    whether the request took effect is unknown) or _DESTROY.
-4. What wake_by() asks for is never slept through: `_turn_requested` is set before `_sleep_until` is looked
-   at, and looked at after that is set, so one of the two threads sees the other.
-5. A child of fork has no attachment: every call raises KafkaException (_STATE) there, and nothing
-   of the parent's is touched.
+4. The driver never sleeps through a time given to wake_by(): one thread sets `_turn_requested` before
+   it reads `_sleep_until`, the other sets `_sleep_until` before it reads `_turn_requested`.
+5. A child of fork has no attachment: every call raises KafkaException (_STATE) there, and the
+   parent's objects are not touched.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DRIVER_LEASE_S = 0.001
 CORRELATION_ID_END = 1 << 30  # the producer's own begin here
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.01, 1.0
 IDLE_WAIT_S = 60.0
-ROOM_WAIT_S = 0.001  # nothing tells that requests were taken in: looked at again after this
+ROOM_WAIT_S = 0.001  # there is no signal that requests were consumed: checked again after this time
 
 _log = logging.getLogger("mqd.client")
 
@@ -62,7 +62,7 @@ OnResponse = Callable[[Any, KafkaError | None], None]
 
 
 class NativeClient(Protocol):
-    """What an opener gives: mqd_client of native/client/client.h. OSError with errno EPIPE: the
+    """The result of an opener: mqd_client of native/client/client.h. OSError with errno EPIPE: the
     worker has ended.
     """
 
@@ -78,18 +78,18 @@ class NativeClient(Protocol):
 
 
 class Listener(Protocol):
-    """Who works on an attachment. All with its lock held. Where there is an on_forked() as well, it
-    is called in a child of fork.
+    """A user of an attachment. All methods are called with its lock held; on_forked(), if there is one,
+    in a child of fork.
     """
 
     def on_turn(self, now: float) -> float | None:
-        """Something may have come, or the time last asked for has; not after a fatal loss. Returns
-        when it wants the next turn at the latest (time.monotonic), None = whenever something comes.
+        """Something may have arrived, or the requested time has come; not after a fatal loss. Returns
+        the latest time of the next turn (time.monotonic), None = only when something arrives.
         """
 
     def on_lost(self, error: KafkaError) -> None:
         """The worker has ended, or attaching failed again; fatal() = it will not be tried again.
-        Whatever was asked is unanswered; `native` is still the old one.
+        Requests under way have no response; `native` is still the old one.
         """
 
     def on_reattached(self, old: Any, new: Any) -> None:
@@ -118,7 +118,7 @@ class Attachment:
     ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self._waking = threading.RLock()  # nothing else is taken under it
+        self._waking = threading.RLock()  # no other lock is taken while it is held
         self._released = threading.Condition(self.lock)  # the background thread waits here for the role
         self._parked = False
         self.client_id = client_id
@@ -162,7 +162,7 @@ class Attachment:
         """Submits a request; returns its correlation id. on_response(response, None) or
         on_response(None, error), exactly once, possibly before this returns.
 
-        While there is no attachment the request waits for the next one; its time runs.
+        While there is no attachment the request waits for the next one, within its time-out.
         """
         self._require_usable()
         deadline = time.monotonic() + (self.request_timeout_s if timeout is None else timeout)
@@ -196,7 +196,7 @@ class Attachment:
         return response
 
     def cancel(self, correlation_id: int) -> None:
-        """No caller waits for this response any more; on_response will not be called."""
+        """The response is no longer needed; on_response will not be called."""
         with self.lock:
             self._pending.pop(correlation_id, None)
 
@@ -218,8 +218,8 @@ class Attachment:
                 self.native.wake()
 
     def wake_by(self, due: float) -> None:
-        """As wake, but only when the driver would sleep beyond `due`. A turn that is under way may
-        have passed by what is due: another follows before the driver sleeps (4).
+        """As wake, but only when the driver would sleep beyond `due`. If a turn under way
+        may have missed it, another follows before the driver sleeps (4).
         """
         self._turn_requested = True
         if due < self._sleep_until:
@@ -259,8 +259,8 @@ class Attachment:
     # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends everything at once; requests under way end with _DESTROY. Again: nothing. In a child
-        of fork: nothing.
+        """Ends everything at once; requests under way end with _DESTROY. No effect the second time, or in
+        a child of fork.
         """
         if self._closed or os.getpid() != self._pid:
             self._closed = True
@@ -309,14 +309,14 @@ class Attachment:
         with self.lock:
             while not self._closed and self.fatal is None:
                 if self._driver is not None or self._waiting or self._driven != seen:
-                    self._parked = self._driven == seen  # for long: who drives has had no turn meanwhile
+                    self._parked = self._driven == seen  # for long: no turn was driven meanwhile
                     seen = self._driven
                     self._released.wait(IDLE_WAIT_S if self._parked else DRIVER_LEASE_S)
                     self._parked = False
                     continue
                 try:
                     self._drive_once(me, float("inf"))
-                # a fault of ours: no thread would drive, and all would wait
+                # a bug: otherwise no thread would drive, and all would wait
                 except Exception as error:
                     _log.exception("%s: the client has failed", self.client_id)
                     self._end_for_good(local_error(KafkaError._FATAL, f"a fault in the client: {error!r}", fatal=True))
@@ -354,7 +354,7 @@ class Attachment:
                 elif not self._reattach_due():
                     time.sleep(min(wait_us / 1e6, self._backoff_s))
             except OSError:
-                pass  # the turn finds out what it is
+                pass  # the turn detects the cause
             finally:
                 self.lock.acquire()
                 self._sleep_until = 0.0
@@ -363,8 +363,8 @@ class Attachment:
             self._driver = None
 
     def _turn(self) -> float:
-        """Takes in what came; every listener's turn. Returns when the next is due. Lock held; by
-        the driver.
+        """Processes arrivals and gives every listener a turn. Returns when the next is due. Lock held;
+        by the driver.
         """
         now = time.monotonic()
         if self._closed:
@@ -430,7 +430,7 @@ class Attachment:
         return float("inf")
 
     def _fail_pending(self, error: KafkaError) -> None:
-        """All but those that were never sent."""
+        """All except those that were never sent."""
         unsent = {correlation_id for correlation_id, _ in self._unsent} if not self._closed else set()
         for correlation_id in [number for number in self._pending if number not in unsent]:
             self._notify(self._pending.pop(correlation_id).on_response, None, error)
@@ -460,7 +460,7 @@ class Attachment:
             callback(*what)
         except Exception:
             if self.fatal is None:
-                raise  # _run tells all of it
+                raise  # _run informs all listeners
             # the other listeners are still notified
             _log.exception("%s: a fault in the client, at its end", self.client_id)
 
@@ -507,7 +507,7 @@ class Attachment:
         self.changed.notify_all()
 
     def _use(self, native: NativeClient, attached: bool) -> None:
-        """From here on; the previous one is no longer woken, so it may be closed."""
+        """Uses this one from now on; the previous one is no longer woken, so it may be closed."""
         with self._waking:
             self.native, self.attached = native, attached
 
@@ -527,7 +527,7 @@ class Attachment:
 
     def _end_for_good(self, error: KafkaError) -> None:
         if self.fatal is not None:
-            return  # what follows from the first is not the cause
+            return  # later errors follow from the first
         self.fatal = error
         self._unsent.clear()
         self._fail_pending(error)

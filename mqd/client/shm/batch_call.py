@@ -1,4 +1,4 @@
-"""A call of produce_batch under way: how far it is, and one step more whenever there is room."""
+"""A call of produce_batch under way: its progress, and one more step whenever there is room."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mqd.client.shm.staging import Chunk, Refused, Stage, Taken
 
 
 class BatchCall:
-    """A call of produce_batch under way: `taken` of its records so far; `error` when it cannot go
-    on.
+    """A call of produce_batch under way: `taken` of its records so far; `error` if it cannot
+    continue.
     """
 
     def __init__(self, producer: ProducerDriver, stage: Stage, records: Chunk, report: CallReport | None) -> None:
@@ -28,8 +28,8 @@ class BatchCall:
         return self.error is not None or self.taken == self.count
 
     def step(self) -> bool:
-        """Continues as far as there is room; True when there is nothing left to do. Lock held. What
-        was produced one by one before goes first.
+        """Continues as far as there is room; True when it is complete. Lock held. Records produced
+        one by one before it are sent first.
         """
         producer, stage = self._producer, self._stage
         if self.finished or not self._may_go():
@@ -65,7 +65,7 @@ class BatchCall:
         producer, stage = self._producer, self._stage
         try:
             producer.require_usable()
-            # it may have failed since: then there will never be room for the rest
+            # it may have failed since; then the rest can never be sent
             producer.transactions.require_may_produce()
         except (KafkaException, RuntimeError) as refused:
             self.error = refused.args[0] if isinstance(refused, KafkaException) else local_error(KafkaError._DESTROY)

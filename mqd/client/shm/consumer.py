@@ -3,7 +3,7 @@ and a group membership core.
 
 Threads: the application's thread reads, and applies the group's changes, in poll(), consume() and
 consume_batch(); the attachment's thread maintains the membership. Two
-attachments: one for requests, one for the Fetch that sleeps (fetching.py), since answers keep their
+attachments: one for requests, one for the Fetch that sleeps (fetching.py), since responses keep their
 order.
 
     L1  a record is returned once: a chunk read ahead is dropped, and its partition set back, by
@@ -434,7 +434,7 @@ class ShmConsumer:
                 commit.on_commit(*commit.outcome)
 
     def until(self, is_done: Callable[[], object], deadline: float) -> bool:
-        """Processes answers until the condition holds; calls no user callback. False: `deadline`
+        """Processes responses until the condition holds; calls no user callback. False: `deadline`
         came first.
         """
         while True:
@@ -511,7 +511,7 @@ class ShmConsumer:
         """
         if self._runner is None or isinstance(self._runner.core, ClassicCore) or not self._subscription:
             return False
-        _log.info("group %s keeps to the classic protocol: joining by that", self.config["group.id"])
+        _log.info("group %s stays with the classic protocol: joining with it", self.config["group.id"])
         self._runner.close()
         self._join_by(classic_core(self.config))
         return True

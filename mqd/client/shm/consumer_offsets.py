@@ -96,7 +96,7 @@ class ConsumerOffsets:
         stored = self._stored(part for part in self._parts if not part.is_unknown)
         if stored:
             self.commits.add(stored, self._config["on_commit"], self._timeout_s)
-        # nothing else would commit what is left out now
+        # offsets that are left out now would not be committed otherwise
         if again or any(
             part.stored >= 0 and part.stored != part.committed and part.key not in stored for part in self._parts
         ):
@@ -136,10 +136,9 @@ class ConsumerOffsets:
         }
 
     def _with_unknown(self, known: dict[Key, Committed], parts: Iterable[Part]) -> dict[Key, Committed]:
-        """`known`, and what the broker did not know for a moment and has not been committed: this
-        may be its last chance. Told its id, the broker refuses what is gone; by its name, which
-        counts for all of a request as soon as one id is missing, it might be taken for another
-        topic's.
+        """`known`, and uncommitted offsets of partitions that the broker did not know for a moment: this
+        may be the last chance to commit them. By id the broker refuses a deleted topic; by name
+        (used for the whole request if one id is missing) they might be committed for a new topic.
         """
         if not self.commits.by_id or any(one.topic_id == requests.NO_TOPIC_ID for one in known.values()):
             return known

@@ -230,7 +230,7 @@ class Fates:
         self.take_deliveries(time.monotonic())
         for number in list(self.batches):
             self.give_up(number, -1, error)
-        self._producer.compressor.drop_all(error)  # what is there came later
+        self._producer.compressor.drop_all(error)  # these records are later ones
         self._producer.attachment.changed.notify_all()
 
     def retry_parked(self) -> None:

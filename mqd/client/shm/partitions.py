@@ -1,11 +1,11 @@
 """A consumer's assigned partitions: their positions, and which one is read next.
 
-P1  `fetched` is the next offset to read, `position` the one behind the last record that the
+P1  `fetched` is the next offset to read, `position` the offset after the last record that the
     application received (OFFSET_INVALID: none yet), `stored` the offset of the next commit
-P2  a partition is read only when ACTIVE and not paused; turns go round, one chunk each, so that
-    none waits for a busy one
-P3  an answer for a partition counts only when `serial` is still the one it was asked with:
-    seek, unassign and a new start change it
+P2  a partition is read only when ACTIVE and not paused; partitions take
+    turns, one chunk each, so that a busy one does not delay the others
+P3  a response for a partition counts only if `serial` has not changed since the request: seek,
+    unassign and a new start change it
 """
 
 from __future__ import annotations

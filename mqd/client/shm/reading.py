@@ -138,7 +138,7 @@ class PartitionReader:
         return -1 if end < 0 else max(0, end - self.position)
 
     def seek(self, offset: int) -> None:
-        """read() continues at `offset`. What is known of aborted transactions is dropped."""
+        """read() continues at `offset`. Drops the list of aborted transactions."""
         self._rest = self._problem = None
         self._reader.seek(offset)
 

@@ -2,17 +2,17 @@
 broker's feature transaction.version says so.
 
     READY -> OPEN -> (commit, abort) -> READY        BROKEN: the transaction must be aborted       fatal: the producer's
-                     UNDECIDED: a commit was left before its outcome was known: nothing more is
-                     written, and an abort may find that the coordinator has committed
+                     UNDECIDED: a commit was abandoned before its outcome was known: nothing
+                     more is written, and an abort may find that the coordinator has committed
 
-1. A record is produced only while OPEN, and reaches the C core only while OPEN: a transaction that
-   ended left nothing behind in a stage.
-2. Version 2: a partition joins by being written; the end gives the next epoch, under which
-   everything is numbered from 0. Version 1: all partitions of a topic join before the first record
-   goes to it: an empty marker in each is the price of a single request.
+1. A record is produced only while OPEN, and reaches the C core only while OPEN: when a transaction
+   ends, no staged records remain.
+2. Version 2: writing to a partition adds it to the transaction; ending the transaction returns the
+   next epoch, in which sequences start from 0. Version 1: all partitions of a topic are added
+   before the first record is sent to it: this needs one request, but writes a marker to each.
 3. After an abort, even one that came too late, the sequences of dropped records are missing:
    version 1 requests the next epoch, version 2 gets it anyway.
-4. Requests whose answer was lost are repeated: all of them are idempotent.
+4. Requests whose response was lost are repeated: all of them are idempotent.
 
 Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods block
 their caller; the driver continues.
@@ -388,7 +388,7 @@ class Transactions:
     def _request(
         self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0
     ) -> Any:
-        """The response, after as many attempts as necessary; it has no error, or the one that is
+        """The response, after as many attempts as necessary; it has no error, or the error
         `expected`. Raises KafkaException with librdkafka's flags.
         """
         attachment = self._producer.attachment

@@ -119,7 +119,7 @@ class BrokerCore(Reports):
             return []
         actions = self._changes_lost()
         if self._controller >= 0:
-            # the new controller knows of no directories and would consider all of them usable
+            # the new controller has no report of directories and would consider all of them usable
             self._directories = tuple(self._registration.directories) if self._registration is not None else None
             actions += (
                 self._register(now_ms)

@@ -75,7 +75,7 @@ class FormationAnswer(msgspec.Struct, tag=True, frozen=True):
     seeds: tuple[str, ...]  # as normalised by normalise(), sorted
     sees: str  # digest of the complete set of seeds it has seen, all empty; "" = not complete
     voters: tuple[Member, ...]  # of its cluster
-    # it belonged to a cluster and has lost its metadata: it is not empty, and knows nothing
+    # it belonged to a cluster and has lost its metadata: it is not empty, but has no state
     lost: bool = False
 
 

@@ -1,4 +1,4 @@
-"""What the leader knows of the replicas that fetch from it, and the answer to DescribeQuorum."""
+"""The leader's view of the replicas that fetch from it, and the response to DescribeQuorum."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from mqd.console.page_request import PageRequest
 from mqd.console.pages.overview import HEALTH_S
 
 MOVES_S = 2.0
-TOPICS_MAX = 20  # whose progress is looked up: brokers are asked for each
+TOPICS_MAX = 20  # whose progress is looked up, with a request to brokers for each
 ROWS_MAX = 200
 
 
@@ -54,7 +54,7 @@ def under_way(settings: Settings) -> UnderWay:
 
 
 class Pace:
-    """How long what is left will take, from how fast it became less. Thread-safe; of one user."""
+    """Estimates the remaining time from how fast the rest has decreased. Thread-safe; of one user."""
 
     def __init__(self) -> None:
         self._begun: tuple[float, int] | None = None

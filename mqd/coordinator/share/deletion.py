@@ -1,17 +1,17 @@
-"""Deletion on acknowledgement (queue.delete.on.ack): up to where every share group is done with the
-records of a partition. Sans-I/O.
+"""Deletion on acknowledgement (queue.delete.on.ack): the offset up to which every share group is done
+with a partition. Sans-I/O.
 
-A share group is done with what is before its start offset: it was accepted, rejected, or delivered as
-often as it may be. The states of a partition's groups are spread over the coordinators of
-`__share_group_state`, so its leader asks all of them.
+A share group is done with the records before its start offset: they were accepted, rejected, or
+delivered the maximum number of times. The states of a partition's groups are spread over the
+coordinators of `__share_group_state`, so its leader queries all of them.
 
 Invariants
     Q1  no group loses a record that it is not done with: nothing is deleted from the start offset
-        of any of the partition's groups on. A group that begins while the coordinators are asked may
-        begin after what is deleted
-    Q2  unless each partition of `__share_group_state` has answered, nothing is deleted
-    Q3  a start offset counts when it is written: a host answers what it would find again
-    Q4  where no group has begun, nothing is deleted; nor where one has not chosen its start yet
+        of any of the partition's groups on. A group that begins while the coordinators are queried may
+        begin after the deleted records
+    Q2  nothing is deleted until each partition of `__share_group_state` has responded
+    Q3  a start offset counts when it is persisted: a host reports only what it would load again
+    Q4  nothing is deleted if no group has begun, or if one has no start offset yet
 """
 
 from __future__ import annotations

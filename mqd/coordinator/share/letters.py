@@ -1,34 +1,34 @@
 """The dead letters of one share-partition (KIP-1191), on the host that leads it. Sans-I/O.
 
-The share-partition's owner persists what is rejected or exhausted as Archiving. This core learns of
-it from the WRITEs that pass its host on their way to the share coordinator, has the letters written,
-and then tells the owner to archive the records, whose next WRITE says so.
+The share-partition's owner persists rejected and exhausted records as Archiving. This core sees them
+in the WRITEs that pass its host on their way to the share coordinator, has the letters written, and
+then tells the owner to archive the records; the owner's next WRITE confirms that.
 
-A letter is written once by a transaction that also commits a note: which offsets its letters are
-about. One transaction at a time, in this order:
+A letter is written once, by a transaction that also commits a note with the offsets of its records.
+One transaction at a time, in this order:
 
-    FENCING     InitProducerId ends what an earlier mover of this share-partition left open; no
-                later step of that one succeeds any more
-    LOADING     what is Archiving, as the share coordinator has it. It refuses the mover of an
-                earlier leader, which stops
+    FENCING     InitProducerId ends an open transaction of an earlier mover of this share-partition,
+                whose later steps then fail
+    LOADING     the records that are Archiving, from the share coordinator. It refuses the mover of
+                an earlier leader, which stops
     READING     the note of the last transaction that was committed
     IDLE        nothing is Archiving
     WRITING     letters into the dead-letter topic
     NOTING      the note, in the same transaction
     COMMITTING  EndTxn
-    ARCHIVING   the owner has been told; until the WRITE that says so
+    ARCHIVING   the owner has been told to archive them; ends with its WRITE
 
-Whatever fails, or is fenced, begins again with FENCING after a backoff, without end. LOADING comes
-after FENCING: a mover that was delayed in between would write letters of records that another one
-has finished meanwhile.
+After a failure or fencing it starts again with FENCING after a backoff, without limit. LOADING comes
+after FENCING: in the other order, a mover that was delayed between the two would write letters for
+records that another mover has finished meanwhile.
 
 Invariants (check())
     L1  each record that is Archiving gets one committed letter, unless the log loses the record or
         no letter is wanted any more
-    L2  a transaction is begun when all that the last note names is archived: one note is enough
-    L3  a note is believed for its own state epoch alone: after AlterShareGroupOffsets a record may
-        be rejected again
-    L4  only what has a committed letter, or is to have none, is reported to the owner
+    L2  a transaction begins when all records of the last note are archived: one note is enough
+    L3  a note is valid only for its own state epoch: after AlterShareGroupOffsets a record may be
+        rejected again
+    L4  only records with a committed letter, or without need of one, are reported to the owner
 Bounds: LETTERS_MAX letters and `note_bytes_max` of note a transaction.
 """
 

@@ -169,7 +169,7 @@ def test_a_value_that_cannot_be_opened(
     consumer = _consumer(shared_broker, foreign, transport, topic, enable_auto_commit=False)
     consumer.assign([TopicPartition(topic, 0, 0)])
     (message,) = _take(consumer, 1)
-    assert "its key 'key-1' is not to be had" in message.error().str() and message.value().startswith(MAGIC)
+    assert "its key 'key-1' cannot be obtained" in message.error().str() and message.value().startswith(MAGIC)
     consumer.close()
     raw = _consumer(shared_broker, foreign, transport, topic, enable_auto_commit=False, encryption_on_failure="raw")
     raw.assign([TopicPartition(topic, 0, 0)])
@@ -269,7 +269,7 @@ def test_the_command_line(
     other = tmp_path / "other"
     assert mqd("key", "create", str(other), "--id", "key-2")[0] == 0
     code, out, error = mqd("consume", topic, "-e", "-X", f"encryption.key.provider=file:{other}")
-    assert (code, out) == (1, "") and "its key 'key-1' is not to be had" in error
+    assert (code, out) == (1, "") and "its key 'key-1' cannot be obtained" in error
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def test_what_no_coordinator_knows_of_hangs(
 
 def test_nothing_is_told_to_hang_while_a_coordinator_is_away(world: World) -> None:
     world.leaders[TRANSACTIONS] = [1, -1]
-    with pytest.raises(CliError, match="__transaction_state-1 first.*coordinators are away"):
+    with pytest.raises(CliError, match="__transaction_state-1 first.*coordinators are unavailable"):
         hanging()
 
 
@@ -267,7 +267,7 @@ def test_none_is_aborted_by_its_place_while_a_coordinator_is_away(
     monkeypatch.setenv("MQD_BOOTSTRAP", "host1:9092")
     world.leaders[TRANSACTIONS] = [1, -1]
     assert main._run(["txn", "abort", "t", "0", "41", "--execute"]) == 1
-    assert "coordinators are away" in capsys.readouterr().err
+    assert "coordinators are unavailable" in capsys.readouterr().err
     assert not any(isinstance(request, WriteTxnMarkersRequest) for request in world.requested)
 
 

@@ -302,13 +302,13 @@ def test_a_plan_of_another_topic_is_not_verified_under_this_name(mqd, played: Pl
 # -- a balance -------------------------------------------------------------------------------------
 
 
-def test_a_balance_that_nobody_waits_for_says_what_ends_it(mqd, played: PlayedCluster) -> None:
+def test_a_balance_without_waiting_says_what_ends_it(mqd, played: PlayedCluster) -> None:
     played.balanced = [3, 4]
     code, output, _ = mqd("--no-wait", command=("cluster", "balance"))
     assert (
         code == 0
         and output.startswith("1 partition to move\n")
-        and "another active controller" in output
+        and "another controller becomes active" in output
         and "mqd cluster balance" in output
     )
 

@@ -198,7 +198,7 @@ def _leaves(
     starts again. One that has filled a disk waits there: the next target might be filled too, and
     then the first one, which has space again once its copy is deleted, would be chosen after it.
     """
-    # a retired partition follows the one that takes its records
+    # a retired partition follows the partition that takes its records
     if partition.leader < 0 or partition.redirect >= 0:
         return None
     base = there_before(partition)
@@ -218,9 +218,9 @@ def replacements(
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Starts moving the replicas of these hosts (lost or drained ones) to others, a limited number
     at a time in the whole cluster. Current reassignments are left alone unless they go to one of
-    these hosts or to a failed directory. Moves that cannot proceed do not occupy the places of
-    those that can: partitions without a leader, and those for which only hosts without space
-    remain, of which at most the same number are started separately.
+    these hosts or to a failed directory. Moves that cannot proceed (partitions without a
+    leader, and those for which only hosts without space remain) do not count against the limit;
+    at most the same number of the latter are started in addition.
     """
     leaving = set(nodes)
     found: list[tuple[TopicState, PartitionChange]] = []

@@ -1,9 +1,9 @@
-"""From the seal on, a retired partition (a follower, here) and the one that takes its records (its
-goal) are led by the same host. These rules keep them together while replicas move
+"""From the seal on, a retired partition (called a follower here) and the partition that takes its
+records (its goal) are led by the same host. These rules keep them together while replicas move
 (docs/decisions/cluster/2026-11-21-retired-partitions.md).
 
     * no reassignment of either ends if that would leave no host in sync with both (held())
-    * among the in-sync replicas of a goal the best leader is the one that is also in sync for the
+    * among the in-sync replicas of a goal the best leader is the host that is also in sync for the
       most followers (better_leader()); a leadership does not return to a preferred replica that is
       in sync for fewer of them
 A partition without a leader blocks nothing: no records can be redirected to it or by it.

@@ -90,7 +90,7 @@ def test_what_becomes_too_much_is_stopped(codec: int, monkeypatch: pytest.Monkey
     """Also by who has the keys: neither the size that is said nor the bytes decide alone."""
     monkeypatch.setattr(envelope, "VALUE_BYTES_MAX", 1 << 16)
     bomb = compress(codec, bytes(1 << 20))
-    for message, why in ((1 << 20, "65536 are the most"), (1 << 16, "more than 65536 bytes"), (1, "more than 1 bytes")):
+    for message, why in ((1 << 20, "maximum of 65536"), (1 << 16, "more than 65536 bytes"), (1, "more than 1 bytes")):
         vector = sealed("bomb", codec=codec, text=message.to_bytes(4, "big") + bomb)
         with pytest.raises(PayloadError, match=why):
             _open(vector)

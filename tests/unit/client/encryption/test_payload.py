@@ -112,7 +112,7 @@ def test_a_copied_topic_is_opened_by_its_first_name() -> None:
 def test_what_is_let_pass() -> None:
     provider, other = Provider("a"), Provider("b")
     data = Sealer(Encryption(provider), provider).seal("t", None, b"v")
-    with pytest.raises(PayloadError, match=r"its key 'a' is not to be had: the provider has no key 'a'; it has b"):
+    with pytest.raises(PayloadError, match=r"its key 'a' cannot be obtained: the provider has no key 'a'; it has b"):
         Opener(Encryption(other), other).open("t", None, data)
     with pytest.raises(PayloadError, match="it is not sealed; encryption.plaintext.allow=true"):
         Opener(Encryption(provider), provider).open("t", None, b"v")
@@ -191,7 +191,7 @@ def test_a_key_that_is_not_to_be_had_is_asked_for_again_later() -> None:
     opener = Opener(Encryption(provider), provider, clock)
     provider.problem = OSError("the service is away")
     for _ in range(5):
-        with pytest.raises(PayloadError, match="its key 'a' is not to be had: the service is away"):
+        with pytest.raises(PayloadError, match="its key 'a' cannot be obtained: the service is away"):
             opener.open("t", None, data)
     assert provider.unwrapped == 1
     provider.problem = None
