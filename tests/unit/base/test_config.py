@@ -485,6 +485,20 @@ def test_listeners_with_tls_beyond_loopback_demand_certificates():
     refused(lambda: read(listeners=many, listener_security_protocol_map=names), "at most 64")
 
 
+def test_only_listeners_that_prove_their_clients_are_reached_from_other_hosts():
+    """Nothing but the listener is set: no listeners.insecure.allow."""
+
+    def host(text: str) -> str:
+        return of_clients.parse_listeners({"listeners": text})[0].host
+
+    for address in ("0.0.0.0", "[::]", "broker.example.org"):
+        assert host(f"SASL_SSL://{address}:9092") == address.strip("[]")
+        refused(lambda address=address: host(f"PLAINTEXT://{address}:9092"), "without authentication")
+        refused(lambda address=address: host(f"SSL://{address}:9092"), "without authentication")
+        refused(lambda address=address: host(f"SASL_PLAINTEXT://{address}:9092"), "are not encrypted")
+    assert host("SASL_SSL://:9092") == "" and host("SASL_PLAINTEXT://:9092") == "127.0.0.1"
+
+
 def test_hosts_with_rights_prove_who_they_are_on_loopback_too():
     cluster = {"cluster.seeds": "127.0.0.1:9094", "authorizer.class.name": "standard"}
     refused(lambda: c.load_broker(None, {}, cluster), "other users of this machine", "cluster.key.file")
