@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from mqd.acceptor.broker_state import BrokerState
+from mqd.base.fifo import parse_fifo
 from mqd.base.offset_reset import parse_offset_reset
 from mqd.cluster.metadata.features import has_dead_letters, has_share_groups, levels
 from mqd.coordinator.group.consumer.cluster import Reader, Topic
@@ -170,6 +171,7 @@ _OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "share.retry.backoff.max.ms": ("share", "retry_backoff_max_ms", int),
     "errors.deadletterqueue.topic.name": ("share", "dead_letter_topic", str),
     "errors.deadletterqueue.copy.record.enable": ("share", "copies_dead_records", lambda text: text == "true"),
+    "share.fifo": ("share", "fifo", parse_fifo),
     "share.isolation.level": ("share", "read_committed", lambda text: text == "read_committed"),
     "share.auto.offset.reset": ("share", "offset_reset", parse_offset_reset),
 }

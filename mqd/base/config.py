@@ -19,6 +19,7 @@ import msgspec
 
 from mqd.base import cluster_config, dead_letters, deduplication, listeners
 from mqd.base.config_providers import PARAMETERS, PROVIDERS, Providers
+from mqd.base.fifo import FIFO, parse_fifo
 from mqd.base.kafka_names import ALIASES, ALREADY_SO, REFUSED
 from mqd.base.offset_reset import parse_offset_reset
 from mqd.base.properties import BROKER as BROKER
@@ -555,6 +556,10 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
         parse_offset_reset(effective[reset])
     except ValueError as error:
         raise ConfigError(f"{reset}={effective[reset]} cannot be: {error}", reset, effective[reset]) from error
+    try:
+        parse_fifo(effective[FIFO])
+    except ValueError as error:
+        raise ConfigError(f"{FIFO}={effective[FIFO]} cannot be: {error}", FIFO, effective[FIFO]) from error
     if letters := effective[dead_letters.TOPIC]:
         problem = dead_letters.problem_of_name(letters, str(broker_value(broker, dead_letters.TOPIC_PREFIX) or ""))
         _require(not problem, problem, dead_letters.TOPIC, effective)

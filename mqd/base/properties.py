@@ -729,6 +729,11 @@ errors.deadletterqueue.topic.name: string dynamic =
 errors.deadletterqueue.copy.record.enable: bool dynamic = false
     Dead letters have the key, the value and the headers of their records. false: only headers that say which records
     they are.
+share.fifo: string dynamic =
+    (mqd) key: the records of a partition that have the same key are delivered one after the other, each
+    when the one before is accepted, rejected, or delivered for the last time. header:NAME: the same for
+    records with the same value of the header NAME. Records without a key, or without the header, have
+    no order. Empty: none has. Needs mqd.version 7.
 share.retry.backoff.ms: int >=0 <=60000 dynamic = 0
     (mqd) A record that was delivered and not accepted is delivered again after this time at the
     earliest; the time doubles with each delivery, up to share.retry.backoff.max.ms. 0: at once.

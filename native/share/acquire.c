@@ -252,6 +252,20 @@ static bool take_hashed(struct taking *t, int64_t offset, uint32_t hash)
     return cell_state(page->cells[offset & PAGE_MASK]) != MQD_SHARE_AVAILABLE || take_one(t, page, offset);
 }
 
+/* The first record at or above `offset`. */
+static uint32_t record_at(const struct mqd_share_batch *batch, int64_t offset)
+{
+    uint32_t low = 0, high = batch->record_count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (batch->first + batch->records[middle].delta < offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* As take, where records of a key are in order. */
 static bool take_in_order(struct taking *t, const struct mqd_share_batch *batch, int64_t position)
 {
@@ -265,10 +279,9 @@ static bool take_in_order(struct taking *t, const struct mqd_share_batch *batch,
     }
     if (position <= batch->last && !batch->records)
         return false;
-    for (uint32_t index = 0; index < batch->record_count && position <= batch->last; index++) {
+    uint32_t index = record_at(batch, position);
+    for (; index < batch->record_count && position <= batch->last; index++) {
         int64_t offset = batch->first + batch->records[index].delta;
-        if (offset < position)
-            continue;
         if (position < offset && !skip(share, position, offset - 1))
             return false;
         position = offset + 1;

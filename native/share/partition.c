@@ -6,6 +6,7 @@
 
 #include "base/assert.h"
 #include "share/planted.h"
+#include "share/sessions.h"
 #include "wire/kafka_errors.h"
 
 #define RUNS_A_WRITE 1024
@@ -13,10 +14,19 @@
 #define BACKOFF_MS_MAX 5000
 #define BODY_KEEP_BYTES 4096
 
+/* A number for what is taken as a record's key: the state begins anew where it changes. */
+static uint32_t fifo_id(const uint8_t *header, uint32_t header_bytes)
+{
+    return header_bytes ? (uint32_t)mqd_share_member_hash(header, header_bytes) | 2 : 1;
+}
+
 int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct mqd_share_group_settings *out)
 {
     int32_t words[3], backoffs[2];
     if (size_bytes < MQD_SHARE_SETTINGS_BYTES)
+        return -1;
+    uint8_t header_bytes = bytes[15];
+    if (header_bytes > MQD_SHARE_FIFO_HEADER_BYTES_MAX || header_bytes > size_bytes - MQD_SHARE_SETTINGS_BYTES)
         return -1;
     memcpy(words, bytes, sizeof words);
     memcpy(backoffs, bytes + 24, sizeof backoffs);
@@ -26,13 +36,16 @@ int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct m
                                                        .backoff_ms = backoffs[0],
                                                        .backoff_ms_max = backoffs[1],
                                                        .dead_letters = bytes[14] & 1},
+                                             .fifo_header_bytes = header_bytes,
                                              .committed = bytes[12],
                                              .reset = bytes[13]};
     memcpy(&out->reset_offset, bytes + 16, sizeof out->reset_offset);
+    memcpy(out->fifo_header, bytes + MQD_SHARE_SETTINGS_BYTES, header_bytes);
+    out->state.fifo = bytes[14] & 2 ? fifo_id(out->fifo_header, header_bytes) : 0;
     bool good = words[0] > 0 && words[1] > 0 && words[1] <= INT16_MAX && words[2] > 0 &&
                 words[2] <= MQD_SHARE_SPAN_MAX && out->reset <= MQD_SHARE_RESET_BY_DURATION &&
                 out->reset_offset >= -1 && backoffs[0] >= 0 && backoffs[1] >= backoffs[0];
-    return good ? 0 : -1;
+    return good ? MQD_SHARE_SETTINGS_BYTES + header_bytes : -1;
 }
 
 /* ---- its life ---- */
@@ -267,9 +280,10 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
     int api_key = partition->in_flight;
     if (!api_key)
         return;
-    bool good = mqd_share_settings_parse(bytes, size_bytes, &settings) == 0 &&
-                mqd_share_response_parse(bytes + MQD_SHARE_SETTINGS_BYTES, size_bytes - MQD_SHARE_SETTINGS_BYTES,
-                                         api_key, &partition->name, &response) == 0;
+    int settings_bytes = mqd_share_settings_parse(bytes, size_bytes, &settings);
+    bool good =
+        settings_bytes > 0 && mqd_share_response_parse(bytes + settings_bytes, size_bytes - (uint32_t)settings_bytes,
+                                                       api_key, &partition->name, &response) == 0;
     partition->in_flight = 0;
     if (good && is_retriable(response.error)) {
         partition->due_ms = now_ms + partition->backoff_ms;

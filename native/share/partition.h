@@ -24,7 +24,8 @@
 #include "share/state.h"
 #include "wire/share_state.h"
 
-#define MQD_SHARE_SETTINGS_BYTES 32
+#define MQD_SHARE_SETTINGS_BYTES 32 /* then a header's name, as long as byte 15 says */
+#define MQD_SHARE_FIFO_HEADER_BYTES_MAX 63
 #define MQD_SHARE_LAZY_MS 100 /* changes that no answer waits for are written after so long */
 
 enum mqd_share_phase { MQD_SHARE_LOADING, MQD_SHARE_UNPLACED, MQD_SHARE_ACTIVE, MQD_SHARE_FAILED };
@@ -33,11 +34,13 @@ enum mqd_share_reset { MQD_SHARE_RESET_LATEST, MQD_SHARE_RESET_EARLIEST, MQD_SHA
 /* The group's effective configuration as far as the owner needs it. */
 struct mqd_share_group_settings {
     struct mqd_share_settings state;
-    uint8_t committed;    /* share.isolation.level=read_committed */
-    uint8_t reset;        /* enum mqd_share_reset */
-    int64_t reset_offset; /* of by_duration, where READ's start is -1; -1 = no record is that new */
+    uint8_t committed;         /* share.isolation.level=read_committed */
+    uint8_t reset;             /* enum mqd_share_reset */
+    int64_t reset_offset;      /* of by_duration, where READ's start is -1; -1 = no record is that new */
+    uint8_t fifo_header_bytes; /* with state.fifo: the header whose value is a record's key; 0: its key is */
+    uint8_t fifo_header[MQD_SHARE_FIFO_HEADER_BYTES_MAX];
 };
-/* 0, or -1: not MQD_SHARE_SETTINGS_BYTES that make sense. */
+/* How many bytes they are, or -1: they make no sense. */
 int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct mqd_share_group_settings *out);
 
 /* A response that waits for persistence. */

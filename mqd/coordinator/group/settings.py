@@ -6,10 +6,12 @@ import struct
 
 import msgspec
 
+from mqd.base.fifo import Fifo
 from mqd.base.offset_reset import LATEST, OffsetReset
 
 GROUP_SIZE_MAX = 2**31 - 1
-PACKED = struct.Struct("=iiiBBBxqii")
+PACKED = struct.Struct("=iiiBBBBqii")  # then a header's name
+HAS_DEAD_LETTERS, HAS_FIFO = 1, 2
 
 
 class ClassicSettings(msgspec.Struct, frozen=True):
@@ -63,6 +65,7 @@ class ShareSettings(msgspec.Struct, frozen=True):
     retry_backoff_max_ms: int = 60_000
     dead_letter_topic: str = ""  # errors.deadletterqueue.topic.name; "": none
     copies_dead_records: bool = False  # errors.deadletterqueue.copy.record.enable
+    fifo: Fifo = Fifo()
     read_committed: bool = False
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
@@ -70,14 +73,18 @@ class ShareSettings(msgspec.Struct, frozen=True):
         """The settings that workers need, laid out as in docs/design/share-groups.md. `begin`:
         by_duration's offset.
         """
-        return PACKED.pack(
-            self.record_lock_ms,
-            self.delivery_count_limit,
-            self.record_locks_max,
-            self.read_committed,
-            self.offset_reset.kind,
-            has_dead_letters and bool(self.dead_letter_topic),
-            begin,
-            self.retry_backoff_ms,
-            self.retry_backoff_max_ms,
+        return (
+            PACKED.pack(
+                self.record_lock_ms,
+                self.delivery_count_limit,
+                self.record_locks_max,
+                self.read_committed,
+                self.offset_reset.kind,
+                HAS_DEAD_LETTERS * (has_dead_letters and bool(self.dead_letter_topic)) | HAS_FIFO * self.fifo.is_on,
+                len(self.fifo.header),
+                begin,
+                self.retry_backoff_ms,
+                self.retry_backoff_max_ms,
+            )
+            + self.fifo.header
         )

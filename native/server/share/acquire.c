@@ -110,10 +110,16 @@ static bool is_warm(struct walk *w)
 void mqd_share_on_read_ahead(struct mqd_reactor *r, uint64_t index)
 {
     struct mqd_shares *shares = r->shares;
+    bool of_keys = index & MQD_SHARE_TOKEN_KEYS;
+    index &= ~MQD_SHARE_TOKEN_KEYS;
     if (!shares || index >= shares->owned_capacity || !shares->owned[index])
         return;
-    shares->owned[index]->reads_ahead = 0;
-    shares->owned[index]->warmed = shares->owned[index]->warming;
+    if (of_keys) {
+        shares->owned[index]->reads_keys = 0;
+    } else {
+        shares->owned[index]->reads_ahead = 0;
+        shares->owned[index]->warmed = shares->owned[index]->warming;
+    }
     mqd_owner_wake_slot(r, shares->owned[index]->slot);
 }
 
@@ -219,8 +225,17 @@ static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *
         response->error = MQD_KAFKA_CORRUPT_MESSAGE;
         return false;
     }
-    uint32_t count =
-        mqd_share_acquire(state, &acquisition, w->from, w->batches, w->batch_count, runs, MQD_SHARE_RUNS_A_PART);
+    response->error = mqd_share_keys_read(w->r, w->owned, mqd_segment_ref_fd(w->range.segment), w->batches, w->places,
+                                          w->batch_count);
+    uint32_t count = response->error ? 0
+                                     : mqd_share_acquire(state, &acquisition, w->from, w->batches, w->batch_count, runs,
+                                                         MQD_SHARE_RUNS_A_PART);
+    mqd_share_keys_done(w->r->shares);
+    if (response->error) {
+        mqd_log(w->r, 4, 0, w->slot, "a share group with share.fifo cannot read keys from offset %lld on: error %d",
+                (long long)w->from, response->error);
+        return false;
+    }
     if (count)
         send_runs(w, from, runs, count, response);
     return count == 0 && !state->starved && mqd_share_next(state) > w->from;

@@ -94,6 +94,7 @@ static void release(struct mqd_shares *shares, struct mqd_share_owned *owned)
     shares->owned_count--;
     mqd_list_remove(&owned->touched);
     mqd_share_partition_free(&owned->partition);
+    mqd_share_keys_forget(owned);
     free(owned);
 }
 
@@ -250,7 +251,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     int api_key = owned->lent < 0 ? mqd_share_partition_next_request(partition, r->now_ms) : 0;
     if (api_key && !send_to_acceptor(r, owned, api_key))
         mqd_share_partition_unsent(partition, r->now_ms + AGAIN_MS);
-    bool is_used = owned->lent >= 0 || owned->reads_ahead || has_users(owned);
+    bool is_used = owned->lent >= 0 || owned->reads_ahead || owned->reads_keys || has_users(owned);
     if (!is_used && mqd_share_partition_is_idle(partition)) {
         release(shares, owned);
         return;

@@ -89,6 +89,8 @@ void mqd_shares_destroy(struct mqd_reactor *r)
     free(shares->chunk);
     free(shares->batches);
     free(shares->places);
+    free(shares->keys.bytes);
+    free(shares->keys.records);
     free(shares);
     r->shares = NULL;
 }

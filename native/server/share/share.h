@@ -9,6 +9,7 @@
  *               the same functions are called without the link
  *   owner.c     the owner's side: requests, persistence, leadership, expiry
  *   acquire.c   which record batches an acquisition may take
+ *   keys.c      with FIFO: the keys of their records
  *
  * Invariants
  *   H1  requests to one owner arrive in the order in which they were made, so that the end of a
@@ -127,6 +128,20 @@ struct mqd_share_work {
 
 /* ---- the owner's side ---- */
 
+/* The keys of one batch, which a thread of the pool has read (keys.c). */
+struct mqd_share_keys {
+    int64_t first, last; /* the batch's */
+    int32_t leader_epoch;
+    uint32_t fifo; /* of the settings */
+    int16_t error; /* they cannot be read */
+    uint8_t header_bytes, codec;
+    uint8_t header[MQD_SHARE_FIFO_HEADER_BYTES_MAX];
+    uint8_t *bytes; /* of the batch */
+    uint32_t size_bytes, capacity_bytes;
+    struct mqd_share_record *records;
+    uint32_t count, capacity;
+};
+
 struct mqd_share_owned {
     struct mqd_share_partition partition;
     struct mqd_share_owned *next; /* in its bucket */
@@ -139,7 +154,9 @@ struct mqd_share_owned {
     uint64_t acceptor_generation;
     uint32_t sequence;
     uint8_t reads_ahead;
-    int64_t warming, warmed; /* offset + 1 from which it reads ahead; has read ahead */
+    int64_t warming, warmed;     /* offset + 1 from which it reads ahead; has read ahead */
+    struct mqd_share_keys *keys; /* of a large batch; NULL: none */
+    uint8_t reads_keys;          /* they are being read */
     uint8_t group[];
 };
 
@@ -164,10 +181,12 @@ struct mqd_shares {
     uint8_t *chunk;   /* for headers of batches */
     struct mqd_share_batch *batches;
     uint32_t *places;
+    struct mqd_share_keys keys; /* of the batches that an acquisition looks at */
 };
 
 #define MQD_SHARE_CHUNK_BYTES 65536
 #define MQD_SHARE_BATCHES_A_RANGE 4096
+#define MQD_SHARE_TOKEN_KEYS (1ull << 32) /* with the index of what is owned: a thread has read keys */
 
 /* ---- what the reactor calls ---- */
 
@@ -218,6 +237,15 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
 void mqd_share_archive_on(struct mqd_reactor *r, uint32_t slot, const uint8_t *payload, uint32_t size_bytes);
 void mqd_share_owners_run(struct mqd_reactor *r);
 void mqd_shares_owned_destroy(struct mqd_shares *shares);
+
+/* ---- keys.c ---- */
+/* Sets the records of `count` batches, which begin at `places` in the file, as far as their keys are to
+ * be known and can be read now; larger compressed ones are read by a thread, which wakes the slot. Until
+ * mqd_share_keys_done. Returns an error: a batch is damaged. */
+int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
+                            struct mqd_share_batch *batches, const uint32_t *places, uint32_t count);
+void mqd_share_keys_done(struct mqd_shares *shares);
+void mqd_share_keys_forget(struct mqd_share_owned *owned); /* no thread reads them */
 
 /* ---- acquire.c ---- */
 /* Fills in the response; its runs are sent first. */

@@ -378,7 +378,18 @@ TEST(settings_that_make_no_sense_are_refused)
     static const struct {
         int at, value;
     } wrong[] = {{0, 0}, {4, 0}, {8, 0}, {6, 1}, {11, 1}, {13, 3}, {23, 0x80}, {24, 1}, {27, 0x80}};
-    CHECK_EQUAL(mqd_share_settings_parse(settings_bytes, sizeof settings_bytes, &settings), 0);
+    CHECK_EQUAL(mqd_share_settings_parse(settings_bytes, sizeof settings_bytes, &settings), MQD_SHARE_SETTINGS_BYTES);
+    CHECK_EQUAL(settings.state.fifo, 0);
+    uint8_t ordered[MQD_SHARE_SETTINGS_BYTES + 3] = {[0] = 100, [4] = 5, [8] = 40, [14] = 2, [32] = 'o', 'r', 'd'};
+    CHECK_EQUAL(mqd_share_settings_parse(ordered, sizeof ordered, &settings), MQD_SHARE_SETTINGS_BYTES);
+    uint32_t by_key = settings.state.fifo;
+    ordered[15] = 3;
+    CHECK_EQUAL(mqd_share_settings_parse(ordered, sizeof ordered, &settings), sizeof ordered);
+    CHECK(by_key && settings.state.fifo && settings.state.fifo != by_key);
+    CHECK(settings.fifo_header_bytes == 3 && memcmp(settings.fifo_header, "ord", 3) == 0);
+    CHECK_EQUAL(mqd_share_settings_parse(ordered, sizeof ordered - 1, &settings), -1);
+    ordered[15] = MQD_SHARE_FIFO_HEADER_BYTES_MAX + 1;
+    CHECK_EQUAL(mqd_share_settings_parse(ordered, 200, &settings), -1);
     CHECK_EQUAL(mqd_share_settings_parse(settings_bytes, sizeof settings_bytes - 1, &settings), -1);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         uint8_t bytes[MQD_SHARE_SETTINGS_BYTES];

@@ -41,6 +41,10 @@ static void walk_records(const uint8_t *data, size_t size)
     mqd_records_begin(&records, &batch, bytes + MQD_BATCH_HEADER_BYTES, length);
     while ((more = mqd_records_next(&records, &record[walked])) == 1) {
         unkeyed_count += record[walked].key_bytes < 0;
+        const uint8_t *value = NULL, *end = record[walked].bytes + record[walked].size_bytes;
+        int32_t value_bytes = 0;
+        bool found = mqd_record_header(&record[walked], "h", 1, &value, &value_bytes);
+        require(!found || (value > record[walked].body && value <= end && value_bytes <= end - value));
         walked++;
     }
     int32_t admitted =

@@ -78,7 +78,15 @@ def purge(broker: Broker) -> None:
 
 
 def test_the_page_has_the_programs() -> None:
-    assert list(PROGRAMS) == ["send.py", "worker.py", "one_at_a_time.py", "slow_job.py", "retry.py", "failed_jobs.py"]
+    assert list(PROGRAMS) == [
+        "send.py",
+        "worker.py",
+        "one_at_a_time.py",
+        "slow_job.py",
+        "retry.py",
+        "in_order.py",
+        "failed_jobs.py",
+    ]
 
 
 def test_sending_and_working(broker: Broker, run: Callable[[str], str]) -> None:
@@ -105,6 +113,13 @@ def test_retries_wait(broker: Broker, run: Callable[[str], str]) -> None:
     purge(broker)
     type_in(broker, *commands("Retry with a backoff"))
     assert run("retry.py") == "again after 1 s and 2 s\n"
+
+
+def test_jobs_of_a_key_are_in_order(broker: Broker, run: Callable[[str], str]) -> None:
+    purge(broker)
+    type_in(broker, "mqd config set group/workers share.retry.backoff.ms=0", *commands("Order by key"))
+    expected = [[f"{account}-{number}" for number in range(4)] for account in ("anna", "bert")]
+    assert run("in_order.py") == f"{expected[0]}\n{expected[1]}\n"
 
 
 def test_failed_jobs_go_to_a_topic_of_their_own(broker: Broker, run: Callable[[str], str]) -> None:

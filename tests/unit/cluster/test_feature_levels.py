@@ -53,7 +53,7 @@ def world() -> World:
 
 
 def test_a_rolling_upgrade_changes_nothing_before_the_last_host_is_there_and_somebody_says_so(world: World) -> None:
-    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 6)
+    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 7)
     for node in (1, 2):
         upgrade(world, node)
         assert [level(world, host) for host in world.hosts] == [0, 0, 0]
@@ -124,6 +124,20 @@ def test_what_older_hosts_cannot_read_is_not_written_until_all_are_upgraded(
     assert world.send_request(change).error == 0 and any(isinstance(record, GroupConfigured) for record in world.log)
 
 
+def test_fifo_is_refused_until_all_hosts_keep_the_order(world: World) -> None:
+    def change(name: str, value: str) -> messages.AlterConfig:
+        return messages.AlterConfig(32, "g", [messages.ConfigOperation(name, "set", value)], False)
+
+    refused = world.send_request(change("share.fifo", "key"))
+    assert refused.error == E.INVALID_CONFIG
+    assert "share.fifo needs mqd.version 7; the cluster is at 0." in refused.message
+    assert world.send_request(change("share.isolation.level", "read_committed")).error == 0
+    for node in (1, 2, 3):
+        upgrade(world, node)
+    assert raise_level(world, 7).error == 0
+    assert world.send_request(change("share.fifo", "key")).error == 0
+
+
 def test_a_level_of_mqd_never_falls(world: World) -> None:
     for node in (1, 2, 3):
         upgrade(world, node)
@@ -191,7 +205,7 @@ def test_what_is_in_force_and_not_supported_is_named() -> None:
         == "mqd.version 1 is the level, it supports 0 to 0"
         and features.supported_levels(OLD) == OLD
     )
-    assert features.unsupported({MQD_VERSION: 7}, NEW) == "mqd.version 7 is the level, it supports 0 to 6"
+    assert features.unsupported({MQD_VERSION: 8}, NEW) == "mqd.version 8 is the level, it supports 0 to 7"
     assert (
         features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is the level, it supports 0 to 0"
     )

@@ -93,16 +93,20 @@ def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
 
     async def scenario(broker: HandlerBroker) -> None:
         assert PACKED.size == 32
-        assert await settings(broker) == (30_000, 5, 2_000, 0, 0, False, 0, 0, 60_000)
+        assert await settings(broker) == (30_000, 5, 2_000, 0, 0, 0, 0, 0, 0, 60_000)
         assert not await alter(broker, share_isolation_level="read_committed", share_auto_offset_reset="earliest")
-        assert await settings(broker) == (30_000, 5, 2_000, 1, 1, False, 0, 0, 60_000)
+        assert await settings(broker) == (30_000, 5, 2_000, 1, 1, 0, 0, 0, 0, 60_000)
         by_duration = {"share_record_lock_duration_ms": "45000", "share_auto_offset_reset": "by_duration:PT2M"}
         assert not await alter(broker, **by_duration)
         assert not await alter(broker, share_retry_backoff_ms="250", share_retry_backoff_max_ms="4000")
-        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, False, 0, 250, 4_000)
+        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, 0, 0, 0, 250, 4_000)
         assert not await alter(broker, errors_deadletterqueue_topic_name="dlq.g")
-        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, True, 0, 250, 4_000)
-        assert not await alter(broker, errors_deadletterqueue_topic_name="")
+        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, 1, 0, 0, 250, 4_000)
+        assert not await alter(broker, share_fifo="key")
+        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, 3, 0, 0, 250, 4_000)
+        assert not await alter(broker, errors_deadletterqueue_topic_name="", share_fifo="header:ord")
+        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, 2, 3, 0, 250, 4_000)
+        assert not await alter(broker, share_fifo="")
         for refused in (
             {"share_record_lock_duration_ms": "14999"},
             {"share_record_lock_duration_ms": "60001"},
@@ -111,6 +115,9 @@ def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
             {"share_retry_backoff_ms": "4001"},
             {"share_retry_backoff_max_ms": "249"},
             {"share_retry_backoff_max_ms": "60001"},
+            {"share_fifo": "order-id"},
+            {"share_fifo": "header:"},
+            {"share_fifo": "header:" + 64 * "x"},
             {"errors_deadletterqueue_topic_name": "letters"},
             {"errors_deadletterqueue_topic_name": "__letters"},
         ):
@@ -145,7 +152,7 @@ def test_a_share_partition_begins_by_duration(tmp_path: Path) -> None:
             request = message(group_id="g", topics=[message.Topic(topic_id=topic_id, partitions=[one])])
             body = await states_of(broker).ask(READ, bytes(codec.encode(request, 0)))
             response = codec.decode(message_class(READ, "Response"), 0, body[PACKED.size :])
-            return PACKED.unpack(body[: PACKED.size])[6], response.results[0].partitions[0].error_code
+            return PACKED.unpack(body[: PACKED.size])[7], response.results[0].partitions[0].error_code
 
         states_of(broker).first_since = first_since
         message = IncrementalAlterConfigsRequest

@@ -25,7 +25,7 @@ from mqd.cluster.metadata.records import (
     TopicState,
 )
 from mqd.cluster.metadata.refusal import Refusal
-from mqd.cluster.metadata.rules import client_metrics, deduplication, schedules
+from mqd.cluster.metadata.rules import client_metrics, deduplication, fifo, schedules
 from mqd.cluster.metadata.rules.configs import (
     RESOURCE_BROKER,
     RESOURCE_CLIENT_METRICS,
@@ -487,6 +487,7 @@ def alter_config(
                 f"{GROUP_CONFIGS_MAX} groups have a configuration of their own already; delete some.",
             )
         config = _checked(updated, change, rules)
+        fifo.check(state, config, current)
         return [] if config == current else [GroupConfigured(change.resource_name, config)]
     if change.resource_type == RESOURCE_CLIENT_METRICS:
         current = state.client_metrics.get(change.resource_name, {})

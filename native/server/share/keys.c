@@ -1,0 +1,232 @@
+/* The keys of records, for groups with FIFO (share/fifo.c): read once a group, when the first member
+ * comes to them, from pages that are in memory.
+ *
+ *   small batches    at once, each time that an acquisition needs them
+ *   larger ones      one of a share-partition is kept, until all its keys are known to the state; a
+ *                    thread of the worker's pool decompresses it, and then the slot is woken
+ *
+ * A record's key is its own, or the value of its last header of a name. Only hashes are kept. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "codec/codec.h"
+#include "server/share/share.h"
+#include "wire/record_scan.h"
+
+#define ROUND_BYTES_MAX (512u << 10) /* of batches that are read in one go; one at least */
+#define HERE_BYTES_MAX (8u << 10)    /* as in server/check/check_records.c */
+#define HERE_RECORDS_BYTES_MAX (32u << 10)
+#define ATTRIBUTES_AT 22 /* their low byte, in a batch's header */
+#define TOO_LARGE (-1)
+#define KEEP_BYTES (64u << 10) /* of memory, between acquisitions */
+
+static const struct mqd_share_record here[1];
+
+static uint32_t hash_of(const uint8_t *key, int32_t key_bytes)
+{
+    uint32_t hash = mqd_crc32c(0, key, (size_t)key_bytes);
+    hash = (hash ^ hash >> 16) * 0x9e3779b1u;
+    hash ^= hash >> 15;
+    return hash ? hash : 1;
+}
+
+static bool room(struct mqd_share_keys *keys)
+{
+    if (keys->count < keys->capacity)
+        return true;
+    uint32_t capacity = keys->capacity ? keys->capacity * 2 : 1024;
+    struct mqd_share_record *grown = realloc(keys->records, capacity * sizeof *grown);
+    if (!grown)
+        return false;
+    keys->records = grown;
+    keys->capacity = capacity;
+    return true;
+}
+
+/* Appends the keys of the batch in keys->bytes. 0; an error, as a client gets it; or TOO_LARGE: its
+ * records would become more than `size_max` bytes. */
+static int16_t read_batch(struct mqd_share_keys *keys, uint32_t size_max)
+{
+    struct mqd_batch batch;
+    struct mqd_records records;
+    struct mqd_record record;
+    const uint8_t *bytes = keys->bytes + MQD_BATCH_HEADER_BYTES;
+    const char *reason;
+    int found;
+    if (mqd_batch_decode(keys->bytes, MQD_BATCH_HEADER_BYTES, &batch) < 0 || !room(keys))
+        return MQD_KAFKA_CORRUPT_MESSAGE;
+    int64_t size_bytes = keys->size_bytes - MQD_BATCH_HEADER_BYTES;
+    if (keys->codec)
+        size_bytes = mqd_decompress(keys->codec, bytes, (size_t)size_bytes, size_max, &bytes, &reason);
+    if (size_bytes == MQD_CODEC_TOO_LARGE && size_max < MQD_RECORDS_BYTES_MAX)
+        return TOO_LARGE;
+    if (size_bytes < 0)
+        return size_bytes == MQD_CODEC_NO_MEMORY ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_CORRUPT_MESSAGE;
+    mqd_records_begin(&records, &batch, bytes, (uint64_t)size_bytes);
+    while ((found = mqd_records_next(&records, &record)) > 0) {
+        const uint8_t *key = record.key;
+        int32_t key_bytes = record.key_bytes;
+        if (keys->header_bytes &&
+            !mqd_record_header(&record, (const char *)keys->header, keys->header_bytes, &key, &key_bytes))
+            key_bytes = -1;
+        if (!room(keys))
+            return MQD_KAFKA_STORAGE_ERROR;
+        keys->records[keys->count++] =
+            (struct mqd_share_record){record.offset_delta, key_bytes < 0 ? 0 : hash_of(key, key_bytes)};
+    }
+    return found < 0 ? MQD_KAFKA_CORRUPT_MESSAGE : 0;
+}
+
+/* ---- larger batches, which many acquisitions may need ---- */
+
+static int run(void *argument)
+{
+    struct mqd_share_keys *keys = argument;
+    keys->error = read_batch(keys, MQD_RECORDS_BYTES_MAX);
+    free(keys->bytes);
+    keys->bytes = NULL;
+    mqd_decompress_trim();
+    return 0;
+}
+
+void mqd_share_keys_forget(struct mqd_share_owned *owned)
+{
+    if (!owned->keys)
+        return;
+    free(owned->keys->records);
+    free(owned->keys->bytes);
+    free(owned->keys);
+    owned->keys = NULL;
+}
+
+static bool is_of(const struct mqd_share_keys *keys, const struct mqd_share_owned *owned,
+                  const struct mqd_share_batch *batch)
+{
+    return keys->first == batch->first && keys->last == batch->last &&
+           keys->fifo == owned->partition.state.settings.fifo && keys->leader_epoch == owned->partition.leader_epoch;
+}
+
+/* Whether they are read. */
+static bool take_apart(struct mqd_share_owned *owned, struct mqd_share_batch *batch, int16_t *error)
+{
+    if (!owned->keys || owned->reads_keys || !is_of(owned->keys, owned, batch))
+        return false;
+    batch->records = owned->keys->records;
+    batch->record_count = owned->keys->count;
+    *error = owned->keys->error;
+    if (*error)
+        mqd_share_keys_forget(owned);
+    return true;
+}
+
+/* Reads the keys of the batch whose bytes shares->keys has: with a codec, a thread does. */
+static int16_t read_apart(struct mqd_reactor *r, struct mqd_share_owned *owned, const struct mqd_share_batch *batch)
+{
+    struct mqd_share_keys *loaded = &r->shares->keys, *keys;
+    if (owned->reads_keys)
+        return 0;
+    mqd_share_keys_forget(owned);
+    if (!(keys = malloc(sizeof *keys)))
+        return MQD_KAFKA_STORAGE_ERROR;
+    *keys = *loaded;
+    loaded->bytes = NULL;
+    loaded->capacity_bytes = 0;
+    keys->first = batch->first;
+    keys->last = batch->last;
+    keys->leader_epoch = owned->partition.leader_epoch;
+    keys->fifo = owned->partition.state.settings.fifo;
+    keys->records = NULL;
+    keys->count = keys->capacity = 0;
+    owned->keys = keys;
+    uint64_t token = mqd_token(MQD_TOKEN_SHARE, MQD_SHARE_TOKEN_KEYS | owned->index);
+    if (keys->codec && mqd_poll_run(r->poll, -1, run, keys, token) == 0)
+        owned->reads_keys = 1;
+    else
+        run(keys); /* or there is no place for it */
+    return 0;
+}
+
+/* ---- what the owner calls ---- */
+
+static int16_t load(struct mqd_share_keys *keys, int fd, uint32_t position, uint32_t size_bytes)
+{
+    uint8_t *grown = size_bytes > keys->capacity_bytes ? realloc(keys->bytes, size_bytes) : keys->bytes;
+    if (!grown)
+        return MQD_KAFKA_STORAGE_ERROR;
+    keys->capacity_bytes = size_bytes > keys->capacity_bytes ? size_bytes : keys->capacity_bytes;
+    keys->bytes = grown;
+    keys->size_bytes = size_bytes;
+    if (pread(fd, grown, size_bytes, position) != (ssize_t)size_bytes)
+        return MQD_KAFKA_CORRUPT_MESSAGE;
+    keys->codec = grown[ATTRIBUTES_AT] & MQD_ATTRIBUTE_COMPRESSION;
+    return keys->codec && !mqd_codec_available(keys->codec) ? MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE : 0;
+}
+
+/* batch->records is `here` where they are the next ones of shares->keys, NULL where a thread reads them. */
+static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd, struct mqd_share_batch *batch,
+                        uint32_t position, uint32_t size_bytes)
+{
+    struct mqd_share_keys *keys = &r->shares->keys;
+    uint32_t before = keys->count;
+    int16_t error = load(keys, fd, position, size_bytes);
+    if (error)
+        return error;
+    error = size_bytes > HERE_BYTES_MAX ? TOO_LARGE : read_batch(keys, HERE_RECORDS_BYTES_MAX);
+    if (error == TOO_LARGE) {
+        keys->count = before;
+        error = read_apart(r, owned, batch);
+        if (!error)
+            take_apart(owned, batch, &error);
+        return error;
+    }
+    batch->records = here;
+    batch->record_count = keys->count - before;
+    return error;
+}
+
+int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
+                            struct mqd_share_batch *batches, const uint32_t *places, uint32_t count)
+{
+    struct mqd_share_keys *keys = &r->shares->keys;
+    const struct mqd_share_group_settings *settings = &owned->partition.settings;
+    int64_t hashed = mqd_share_hashed(&owned->partition.state);
+    uint32_t read_bytes = 0, at = 0;
+    int16_t error = 0;
+    if (hashed == MQD_SHARE_NEVER)
+        return 0;
+    if (owned->keys && !owned->reads_keys && owned->keys->last < hashed)
+        mqd_share_keys_forget(owned);
+    keys->count = 0;
+    keys->header_bytes = settings->fifo_header_bytes;
+    memcpy(keys->header, settings->fifo_header, settings->fifo_header_bytes);
+    for (uint32_t i = 0; i < count && read_bytes < ROUND_BYTES_MAX && !error; i++) {
+        if (batches[i].skipped || batches[i].last < hashed || take_apart(owned, &batches[i], &error))
+            continue;
+        error = read_one(r, owned, fd, &batches[i], places[i], places[i + 1] - places[i]);
+        if (!batches[i].records)
+            break;
+        read_bytes += places[i + 1] - places[i];
+    }
+    for (uint32_t i = 0; i < count; i++)
+        if (batches[i].records == here) {
+            batches[i].records = &keys->records[at];
+            at += batches[i].record_count;
+        }
+    return error;
+}
+
+void mqd_share_keys_done(struct mqd_shares *shares)
+{
+    struct mqd_share_keys *keys = &shares->keys;
+    if (keys->capacity * sizeof *keys->records > KEEP_BYTES) {
+        free(keys->records);
+        keys->records = NULL;
+        keys->capacity = 0;
+    }
+    if (keys->capacity_bytes > KEEP_BYTES) {
+        free(keys->bytes);
+        keys->bytes = NULL;
+        keys->capacity_bytes = 0;
+    }
+}
