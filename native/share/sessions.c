@@ -53,6 +53,15 @@ struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions
     return session;
 }
 
+struct mqd_share_session *mqd_share_session_numbered(const struct mqd_share_sessions *sessions, uint64_t hash,
+                                                     uint64_t number)
+{
+    struct mqd_share_session *session = sessions->buckets[hash % MQD_SHARE_SESSION_BUCKET_COUNT];
+    while (session && session->number != number)
+        session = session->next;
+    return session;
+}
+
 int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t epoch,
                                 enum mqd_share_session_need need)
 {
@@ -85,6 +94,7 @@ struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sess
         return NULL;
     session->hash = hash_of(group, member);
     session->member = mqd_share_member_hash(member.bytes, size_of(member));
+    session->number = ++sessions->opened;
     session->epoch = 1;
     session->lock_ms = LOCK_MS;
     session->group_bytes = size_of(group);

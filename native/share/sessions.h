@@ -34,6 +34,7 @@ struct mqd_share_session {
     struct mqd_share_session *next; /* in its bucket */
     struct mqd_node node;           /* of the connection's sessions */
     uint64_t hash, member;          /* of group and member; of the member alone, which owners know it by */
+    uint64_t number;                /* of no other session */
     int32_t epoch;                  /* of the next request */
     int32_t lock_ms;                /* last reported by an owner */
     uint32_t entry_count, entry_capacity;
@@ -46,6 +47,7 @@ struct mqd_share_session {
 struct mqd_share_sessions {
     struct mqd_share_session *buckets[MQD_SHARE_SESSION_BUCKET_COUNT];
     uint32_t count, partition_count_max;
+    uint64_t opened;
     uint64_t bytes, bytes_max;
 };
 
@@ -55,6 +57,9 @@ uint64_t mqd_share_member_hash(const void *bytes, uint32_t size_bytes);
 /* NULL: there is none */
 struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions *sessions, struct mqd_text group,
                                                  struct mqd_text member);
+/* The same, by its hash and its number */
+struct mqd_share_session *mqd_share_session_numbered(const struct mqd_share_sessions *sessions, uint64_t hash,
+                                                     uint64_t number);
 /* Whether a request with this epoch may use `session` (NULL = there is none). MQD_SHARE_MAY_OPEN: a
  * ShareFetch, whose epoch 0 opens one. Returns 0, 122 SHARE_SESSION_NOT_FOUND or
  * 123 INVALID_SHARE_SESSION_EPOCH; then mqd_share_session_step counts the epoch. */

@@ -404,6 +404,7 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
     else if (!ends && !owned && !(owned = make(r, &request, slot, group)))
         response.error = MQD_KAFKA_REQUEST_TIMED_OUT;
     if (!owned || response.error) {
+        response.flags = MQD_SHARED_REFUSED;
         mqd_share_respond(r, from, &response);
         return;
     }

@@ -140,6 +140,7 @@ bool mqd_share_call_owner(struct mqd_reactor *r, struct mqd_share_part *part, ui
     if (part)
         *place_in(part, request->kind) = call;
     call->kind = request->kind;
+    call->joins = request->joins;
     call->size_bytes = size_bytes;
     call->slot = slot;
     call->lent = -1;
@@ -164,11 +165,13 @@ static void on_response(struct mqd_reactor *r, const struct mqd_descriptor *resp
     if (!call)
         return;
     struct mqd_share_part *part = call->part;
-    uint8_t kind = call->kind;
+    uint8_t kind = call->kind, joins = call->joins;
     if (!(response->flags & MQD_SHARED_RUN))
         call_end(r, call);
     if (!part)
         return;
+    if (response->flags & MQD_SHARED_REFUSED)
+        part->joins |= joins;
     if (kind == MQD_SHARE_REQUEST_ACKNOWLEDGE)
         mqd_share_on_acknowledged(r, part, response);
     else

@@ -328,6 +328,8 @@ static struct mqd_share_work *make_work(struct mqd_reactor *r, struct arrival *a
     work->member = mqd_share_member_hash(wire->member_id.bytes, (uint32_t)wire->member_id.size_bytes);
     work->opens = wire->session_epoch == 0;
     work->lock_ms = a->session ? a->session->lock_ms : 0;
+    work->session_hash = a->session ? a->session->hash : 0;
+    work->session_number = a->session ? a->session->number : 0;
     work->records_max = wire->records_max > 0 ? (uint32_t)wire->records_max : 0;
     work->bytes_max = a->request->bytes_max > 0 ? (uint32_t)a->request->bytes_max : 0;
     work->bytes_min = wire->bytes_min > 0 ? (uint32_t)wire->bytes_min : 0;
@@ -385,6 +387,17 @@ static void join(struct mqd_reactor *r, struct mqd_share_part *part, struct mqd_
     entry->slot = part->slot;
 }
 
+void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part)
+{
+    const struct mqd_share_work *work = part->work;
+    struct mqd_share_session *session =
+        mqd_share_session_numbered(&r->shares->sessions, work->session_hash, work->session_number);
+    struct mqd_share_entry *entry =
+        session ? mqd_share_session_get(session, part->topic_id, part->partition_index) : NULL;
+    if (entry)
+        entry->joined = 0;
+}
+
 static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_share_part *part,
                         const struct named *named)
 {
@@ -415,6 +428,7 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
     work->acknowledgements++;
     if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, work->group, &ranges)) {
         work->acknowledgements--;
+        part->joins = request.joins;
         *error = MQD_KAFKA_REQUEST_TIMED_OUT;
     }
 }

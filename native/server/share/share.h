@@ -18,6 +18,8 @@
  *       request to its owner; what happens later wakes it.
  *   H3  only a leader with its lease serves (S1); a share-partition is of one leader epoch.
  *   H4  a request's payload is lent until its response, or its owner has died.
+ *   H5  an owner counts a session once; one that it did not count joins with its next request, since
+ *       a share-partition without sessions is unloaded.
  * Bounds: works are bounded by their connections and held on the heap; sessions by
  * group.share.max.share.sessions and SESSION_BYTES_MAX; states by share.memory.max.bytes and
  * OWNED_COUNT_MAX. Concurrency: the reactor's thread.
@@ -59,8 +61,10 @@ struct mqd_share_owner_request {
 };
 /* Response: MQD_LINK_SHARED. With MQD_SHARED_RUN: a run that was acquired, first in a, last in b, count
  * in c; then one without: `error`; a and b: the offsets from which and up to which to read, size_bytes
- * of them (LOOK: how many there are); slot: how long locks last, in ms, 0 = not known. */
+ * of them (LOOK: how many there are); slot: how long locks last, in ms, 0 = not known. With
+ * MQD_SHARED_REFUSED: the owner does not serve the partition now, and has not counted who joins. */
 #define MQD_SHARED_RUN 1
+#define MQD_SHARED_REFUSED 2
 
 struct mqd_share_part;
 struct mqd_share_work;
@@ -74,7 +78,7 @@ struct mqd_share_call {
     uint64_t owner_generation;
     uint32_t index, sequence, next_free;
     uint16_t owner;
-    uint8_t kind, used;
+    uint8_t kind, used, joins;
 };
 
 /* ---- works ---- */
@@ -107,11 +111,12 @@ struct mqd_share_work {
     struct mqd_request *request;
     uint8_t *group; /* behind the parts */
     uint64_t member;
-    struct mqd_share_part *parts;    /* in order of topic id and index */
-    uint32_t part_count, turn, next; /* `next`: how many parts of this pass were looked at */
-    uint32_t awaits_owner;           /* a request for records to a part's owner is in flight: 0 or 1 */
-    uint32_t acknowledgements;       /* that wait for their outcome */
-    uint32_t records_max, bytes_max; /* left of them */
+    uint64_t session_hash, session_number; /* 0 = none */
+    struct mqd_share_part *parts;          /* in order of topic id and index */
+    uint32_t part_count, turn, next;       /* `next`: how many parts of this pass were looked at */
+    uint32_t awaits_owner;                 /* a request for records to a part's owner is in flight: 0 or 1 */
+    uint32_t acknowledgements;             /* that wait for their outcome */
+    uint32_t records_max, bytes_max;       /* left of them */
     uint32_t bytes_min;
     int32_t lock_ms;
     uint16_t group_bytes;
@@ -209,6 +214,8 @@ void mqd_shares_destroy(struct mqd_reactor *r);
 
 /* ---- request.c ---- */
 struct mqd_shares *mqd_shares_of(struct mqd_reactor *r); /* made with the first use; NULL: no memory */
+/* The owner has not counted the session: its next request about the partition joins (H5). */
+void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part);
 /* Appends to the ranges of a request to an owner. */
 void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last, const uint8_t *types,
                          uint32_t type_count);

@@ -87,6 +87,7 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
     work->awaits_owner = 1;
     if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, work->group, NULL)) {
         work->awaits_owner = 0;
+        part->joins = request.joins;
         refused(part, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
 }
@@ -376,6 +377,8 @@ void mqd_share_work_free(struct mqd_reactor *r, struct mqd_request *request)
     for (uint32_t i = 0; i < work->part_count; i++) {
         struct mqd_share_part *part = &work->parts[i];
         mqd_list_remove(&part->waiter);
+        if (part->joins)
+            mqd_share_rejoin(r, part);
         if (part->acquire_call)
             part->acquire_call->part = NULL;
         if (part->acknowledge_call)

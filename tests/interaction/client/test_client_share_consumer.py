@@ -26,12 +26,12 @@ from mqd import (
     ShareConsumer,
     TopicPartition,
 )
-from tests.broker import Broker
+from tests.broker import Broker, is_alive
 from tests.interaction.share_members import begin_at_first_record, configure_group
-from tests.polling import PATIENCE_S
+from tests.polling import PATIENCE_S, eventually
 
 SECONDS = PATIENCE_S
-LOCK_S = 1.0
+LOCK_S = 5.0  # shorter, a slow machine would be late with the first renewal
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,9 @@ class Jobs:
         self.consumers.append(consumer)
         consumer.subscribe([self.name])
         return consumer
+
+    def shorten_locks(self) -> None:
+        configure_group(self.broker.bootstrap, self.name, "share.record.lock.duration.ms", str(int(LOCK_S * 1000)))
 
 
 @pytest.fixture
@@ -186,7 +189,7 @@ def test_a_callback_that_raises_costs_no_record(queue: Jobs) -> None:
 
 
 def test_a_renewed_lock_does_not_end_and_another_does(queue: Jobs) -> None:
-    configure_group(queue.broker.bootstrap, queue.name, "share.record.lock.duration.ms", str(int(LOCK_S * 1000)))
+    queue.shorten_locks()
     queue.produce("renewed", "forgotten")
     slow, other = queue.consumer(), queue.consumer()
     renewed, forgotten = polled(lambda: slow.poll(1.0))
@@ -256,14 +259,17 @@ def test_configurations_are_judged_as_confluent_kafka_judges_them(broker: Broker
 
 
 def test_a_worker_that_is_killed_costs_no_record(jobs: Jobs) -> None:
+    jobs.shorten_locks()
     consumer = jobs.consumer()
     jobs.produce(*(f"before-{number}" for number in range(20)))
     accepted: set[str] = set()
-    for worker in [name for name in (entry["name"] for entry in jobs.broker.running()) if name.startswith("worker")]:
+    for worker in [entry["name"] for entry in jobs.broker.running() if entry["role"] == "worker"]:
         messages = polled(lambda: consumer.poll(1.0))
         pid = jobs.broker.pid(worker)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+        # before that it may take an acknowledgement whose response is lost
+        eventually(lambda pid=pid: not is_alive(pid), "the worker has ended")
         consumer.acknowledge_batch(messages)
         outcome = consumer.commit_sync(SECONDS)
         accepted.update(

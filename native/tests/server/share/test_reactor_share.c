@@ -4,6 +4,8 @@
  * in tests/share. */
 #include "mqd_reactor_share_test.h"
 
+#include "server/share/share.h"
+
 static void sparse_index(struct bench *b)
 {
     b->log_options.index_interval_bytes = 4096;
@@ -278,6 +280,55 @@ BOTH(sessions_are_bounded_and_end_with_their_connection)
     for (int i = 0; i < 9; i++)
         if (i != 1)
             client_close(&clients[i]);
+    stop(k);
+}
+
+/* H5: an owner that starts has the partition's slot before it leads. The test is the owner of partition 4. */
+BOTH(a_session_joins_again_where_it_was_not_counted)
+{
+    struct coordinator *k = start(backend);
+    struct client one = client_open(k->b, 0);
+    static const struct {
+        int16_t error;
+        uint16_t flags;
+        uint8_t joins;
+    } steps[] = {{MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, MQD_SHARED_REFUSED, 1},
+                 {0, 0, 1},
+                 {MQD_KAFKA_FENCED_STATE_EPOCH, 0, 0}, /* of its state: it counts the session */
+                 {0, 0, 0}};
+    for (int32_t step = 0; step < 4; step++) {
+        struct asks a = {.member = "a", .epoch = step, .partition = 4, .type = -1, .wait_ms = 1};
+        struct mqd_share_owner_request asked;
+        uint32_t from;
+        send_asks(k, &one, FETCH, a);
+        struct mqd_descriptor request = bench_expect(k->b, FAKE, MQD_LINK_SHARE, &from);
+        memcpy(&asked, k->b->arenas[from] + request.offset, sizeof asked);
+        CHECK_EQUAL(asked.joins, steps[step].joins);
+        bench_put(k->b, FAKE, from,
+                  (struct mqd_descriptor){.kind = MQD_LINK_SHARED,
+                                          .token = request.token,
+                                          .error = steps[step].error,
+                                          .flags = steps[step].flags});
+        CHECK_EQUAL(take_answer(&one, FETCH).error, 0);
+    }
+    client_close(&one);
+    stop(k);
+}
+
+BOTH(an_owner_that_does_not_lead_counts_no_session)
+{
+    struct coordinator *k = start(backend);
+    struct mqd_share_owner_request request = {.kind = MQD_SHARE_REQUEST_ACQUIRE, .joins = 1};
+    memcpy(request.topic_id, k->b->topic_id, sizeof request.topic_id);
+    memcpy(k->b->arenas[FAKE], &request, sizeof request);
+    bench_put(k->b, FAKE, 1, /* partition 0 is worker 0's */
+              (struct mqd_descriptor){.kind = MQD_LINK_SHARE,
+                                      .token = 5,
+                                      .size_bytes = sizeof request,
+                                      .c = (int64_t)mqd_endpoint_generation(k->b->control, 1)});
+    struct mqd_descriptor response = bench_expect(k->b, FAKE, MQD_LINK_SHARED, NULL);
+    CHECK_EQUAL(response.error, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+    CHECK_EQUAL(response.flags, MQD_SHARED_REFUSED);
     stop(k);
 }
 
