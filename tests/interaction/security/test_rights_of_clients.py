@@ -9,19 +9,25 @@ import time
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import AcknowledgeType, KafkaError, KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     NewTopic,
     ResourcePatternType,
     ResourceType,
 )
 
+import mqd
+from mqd.protocol import KNOWN
 from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import SUPPORTED
 from mqd.protocol.messages import (
     CreateAclsRequest,
     DeleteAclsRequest,
@@ -32,8 +38,9 @@ from mqd.protocol.messages import (
 from mqd.security.client import of_properties
 from tests.broker import Broker
 from tests.interaction.security.secured import Secured
+from tests.interaction.share_members import configure_group
 from tests.interaction.traffic import eventually
-from tests.kafka_connection import KafkaConnection
+from tests.kafka_connection import ConnectionEnded, KafkaConnection
 from tests.polling import PATIENCE_S
 
 
@@ -222,3 +229,83 @@ def test_a_share_group_needs_rights_on_group_and_topic(secured: Secured) -> None
         revoke(secured, of_group)
         assert fetched() == [ErrorCode.GROUP_AUTHORIZATION_FAILED]
         assert acknowledged() == ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+
+LETTERS_TOPIC, TAKES_LETTERS = "errors.deadletterqueue.topic.name", "errors.deadletterqueue.group.enable"
+
+
+def set_topic(settings: dict, topic: str, name: str, value: str) -> None:
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    client = AdminClient(settings)
+    client.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
+
+
+def test_dead_letters_need_the_consent_of_their_topic(secured: Secured) -> None:
+    """KIP-1191: who configures a group can name only a topic whose configuration takes letters, and
+    that is set by who may alter the topic. A topic that the user may not see looks like a missing one.
+    """
+    hidden, letters = (topic_of(secured, name) for name in ("dlq.hidden", "dlq.seen"))
+    group, alice = "workers", secured.client("alice")
+    grant(
+        secured,
+        rule("alice", AclOperation.DESCRIBE, letters),
+        rule("alice", AclOperation.ALTER_CONFIGS, group, ResourceType.GROUP),
+    )
+    with pytest.raises(KafkaException, match="takes no dead letters"):
+        configure_group(alice, group, LETTERS_TOPIC, letters)
+    configure_group(alice, group, LETTERS_TOPIC, hidden)
+    configure_group(alice, group, LETTERS_TOPIC, "dlq.missing")
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        set_topic(alice, letters, TAKES_LETTERS, "true")
+    set_topic({"bootstrap.servers": secured.broker.bootstrap}, letters, TAKES_LETTERS, "true")
+    configure_group(alice, group, LETTERS_TOPIC, letters)
+
+
+@pytest.mark.slow
+def test_dead_letters_are_written_by_the_broker(secured: Secured) -> None:
+    """Neither on behalf of the user who rejects the record nor of the one who configured the group."""
+    topic, letters, group, alice = topic_of(secured, "worked"), "dlq.worked", "rejecting", secured.client("alice")
+    operator = {"bootstrap.servers": secured.broker.bootstrap}
+    set_topic(operator, topic_of(secured, letters), TAKES_LETTERS, "true")
+    grant(
+        secured,
+        rule("alice", AclOperation.READ, topic),
+        rule("alice", AclOperation.READ, group, ResourceType.GROUP),
+        rule("alice", AclOperation.ALTER_CONFIGS, group, ResourceType.GROUP),
+        rule("bob", AclOperation.WRITE, topic),
+    )
+    configure_group(alice, group, LETTERS_TOPIC, letters)
+    configure_group(alice, group, "share.auto.offset.reset", "earliest")
+    assert written(secured, "bob", topic, b"rejected") is None
+    share = {**alice, "group.id": group, "transport": "tcp", "share.acknowledgement.mode": "explicit"}
+    with mqd.ShareConsumer(share) as consumer:
+        consumer.subscribe([topic])
+        (message,) = consumer.poll(PATIENCE_S)
+        consumer.acknowledge(message, AcknowledgeType.REJECT)
+        assert set(consumer.commit_sync(PATIENCE_S).values()) == {None}
+    found = confluent_kafka.Consumer({**operator, "group.id": "group", "isolation.level": "read_committed"})
+    found.assign([confluent_kafka.TopicPartition(letters, 0, 0)])
+    headers = dict(found.poll(PATIENCE_S).headers())
+    found.close()
+    assert (headers["__dlq.errors.topic"], headers["__dlq.errors.group"]) == (topic.encode(), group.encode())
+    assert written(secured, "alice", letters) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+# Envelope, the states of share groups, and mqd's own (20,000 and above)
+BETWEEN_HOSTS = sorted(KNOWN.keys() - SUPPORTED.keys())
+
+
+def test_what_hosts_ask_each_other_is_refused_to_every_client(secured: Secured) -> None:
+    """To super users too: who asks is no host that has proven that it has the cluster's key."""
+    assert {58, 83, 20_000} <= set(BETWEEN_HOSTS)
+    settings = {name: str(value) for name, value in secured.client("alice").items()}
+    with KafkaConnection(port=secured.broker.port) as bystander:
+        for key in BETWEEN_HOSTS:
+            with KafkaConnection(port=secured.broker.port) as super_user, pytest.raises(ConnectionEnded):
+                super_user.call(key, KNOWN[key].max_version)
+            with secured.connect() as alice:
+                of_properties(settings).authenticate(lambda key, request, version: alice.call(key, version, request))
+                with pytest.raises(ConnectionEnded):
+                    alice.call(key, KNOWN[key].max_version)
+            assert bystander.call(18, 3).error_code == 0

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from typing import NamedTuple
 
-from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.configs import broker_loggers
 from mqd.base import dead_letters
 from mqd.base.config import topic_effective
@@ -17,6 +17,7 @@ from mqd.cluster.metadata.rules.configs import RESOURCE_GROUP
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterConfigsRequest, AlterConfigsResponse
+from mqd.security.acl import Operation, ResourceType
 
 TIMEOUT_MS = 30_000  # the request has none
 
@@ -43,7 +44,7 @@ async def handle(context: Context, header: RequestHeader, request: AlterConfigsR
         )
         for resource in request.resources
     ]
-    results = await alter(context.broker, resources, replace=True, validate_only=request.validate_only)
+    results = await alter(context, resources, replace=True, validate_only=request.validate_only)
     return AlterConfigsResponse(
         responses=[
             AlterConfigsResponse.ResourceResponse(
@@ -57,17 +58,22 @@ async def handle(context: Context, header: RequestHeader, request: AlterConfigsR
     )
 
 
-def _problem_of_dead_letters(broker: Broker, resource: Resource) -> str:
-    """A group's topic may be missing, and be created later; one that is there has to take them."""
+def _problem_of_dead_letters(context: Context, resource: Resource) -> str:
+    """A group's topic may be missing, and be created later; one that is there has to take them. A topic
+    that the client may not describe looks like a missing one: it gets no letters as long as it takes none.
+    """
     names = [one.value for one in resource.operations if one.name == dead_letters.TOPIC and one.value]
-    image = broker.metadata.topics.get(names[0]) if resource.type == RESOURCE_GROUP and names else None
-    if image is None or topic_effective(broker.effective(), image.config)[dead_letters.ENABLED] == "true":
+    image = context.broker.metadata.topics.get(names[0]) if resource.type == RESOURCE_GROUP and names else None
+    if image is None or topic_effective(context.broker.effective(), image.config)[dead_letters.ENABLED] == "true":
+        return ""
+    if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, image.name):
         return ""
     return f"topic {image.name} takes no dead letters; set its {dead_letters.ENABLED}=true first"
 
 
-async def alter(broker: Broker, resources: list[Resource], replace: bool, validate_only: bool) -> list[Result]:
+async def alter(context: Context, resources: list[Resource], replace: bool, validate_only: bool) -> list[Result]:
     """One result for each distinct resource, in order."""
+    broker = context.broker
     counts = Counter((resource.type, resource.name) for resource in resources)
     by_key = {(resource.type, resource.name): resource for resource in resources}
 
@@ -82,7 +88,7 @@ async def alter(broker: Broker, resources: list[Resource], replace: bool, valida
             except Refusal as refusal:
                 return Result(resource.type, resource.name, refusal.error, refusal.message)
             return Result(resource.type, resource.name, 0, None)
-        if problem := _problem_of_dead_letters(broker, resource):
+        if problem := _problem_of_dead_letters(context, resource):
             return Result(resource.type, resource.name, int(ErrorCode.INVALID_CONFIG), problem)
         change = messages.AlterConfig(resource.type, resource.name, resource.operations, replace)
         answer = await broker.controller.request(change, TIMEOUT_MS, validate_only)

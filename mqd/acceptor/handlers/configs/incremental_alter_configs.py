@@ -29,7 +29,7 @@ async def handle(
         )
         for resource in request.resources
     ]
-    results = await alter_configs.alter(context.broker, resources, replace=False, validate_only=request.validate_only)
+    results = await alter_configs.alter(context, resources, replace=False, validate_only=request.validate_only)
     return IncrementalAlterConfigsResponse(
         responses=[
             IncrementalAlterConfigsResponse.ResourceResponse(
