@@ -9,8 +9,17 @@ from typing import Any
 from mqd.protocol import messages as m
 from mqd.protocol.records import Record, encode_batch
 from mqd.security.acl import Operation, Permission
-from tests.judge.rights.table import Ask, Granting, Rule, make_topic
-from tests.unit.acceptor.rights_cases import Right, topic, transaction
+from tests.judge.rights.table import (
+    AUTHORIZATION,
+    Ask,
+    Granting,
+    Rule,
+    make_topic,
+    member_id,
+    share_acknowledge,
+    share_fetch,
+)
+from tests.unit.acceptor.rights_cases import Right, group, topic, transaction
 
 STORY = "hidden-story"
 Steps = list[tuple[str, Any]]
@@ -116,7 +125,30 @@ def _end(admin: Ask) -> int:
     return answer.responses[0].partitions[0].high_watermark
 
 
-STORIES = (session, markers)
+def _codes(answer: Any) -> tuple[int, set[int]]:
+    """The error of the whole, and those of partitions that concern rights."""
+    return answer.error_code, {part.error_code for one in answer.responses for part in one.partitions} & AUTHORIZATION
+
+
+def share_session(admin: Ask, alice: Ask) -> Steps:
+    """A member of a share group that loses its rights after it has begun to fetch."""
+    granting = Granting(admin)
+    topic_id = make_topic(admin, STORY)
+    member, epoch, steps = member_id(), 0, []
+    own_group, own_topic = group(Operation.READ), _on_story(Operation.READ)
+    for rights in ([own_group, own_topic], [own_group], [own_topic], [own_group, own_topic]):
+        granting.grant(_rules(*rights))
+        names = " and ".join(right[1].name for right in rights)
+        for api_key, request in ((78, share_fetch), (79, share_acknowledge)):
+            if api_key == 79 and epoch == 1:
+                continue  # nothing has been granted less yet
+            answer: Any = alice(api_key, 1, request(topic_id, member, epoch))
+            epoch += not answer.error_code
+            steps.append((f"{api_key} with {names}", _codes(answer)))
+    return steps
+
+
+STORIES = (session, markers, share_session)
 # by Apache Kafka, which the slow tier asks again
 TOLD: dict[str, Steps] = {
     "session": [
@@ -133,5 +165,14 @@ TOLD: dict[str, Steps] = {
         ("commits without the id", 53),
         ("commits without the topic", 0),
         ("read committed", ([(0, True)], 0)),
+    ],
+    "share_session": [
+        ("78 with GROUP and TOPIC", (0, set())),
+        ("78 with GROUP", (0, {29})),
+        ("79 with GROUP", (0, {29})),
+        ("78 with TOPIC", (30, set())),
+        ("79 with TOPIC", (30, set())),
+        ("78 with GROUP and TOPIC", (0, set())),
+        ("79 with GROUP and TOPIC", (0, set())),
     ],
 }

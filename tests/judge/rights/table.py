@@ -7,7 +7,9 @@ rules there are for the client. `run` asks one broker.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -58,6 +60,35 @@ def fetch(version: int, topic_id: bytes) -> Any:
     return m.FetchRequest(
         replica_id=-1, max_wait_ms=0, min_bytes=0, topics=[m.FetchRequest.Topic(partitions=[part], **named)]
     )
+
+
+def share_fetch(topic_id: bytes, member: str, epoch: int) -> Any:
+    part = m.ShareFetchRequest.Partition(partition_index=0)
+    return m.ShareFetchRequest(
+        group_id="g",
+        member_id=member,
+        share_session_epoch=epoch,
+        max_bytes=1 << 20,
+        max_records=10,
+        batch_size=10,
+        topics=[m.ShareFetchRequest.Topic(topic_id=topic_id, partitions=[part])],
+    )
+
+
+def share_acknowledge(topic_id: bytes, member: str, epoch: int) -> Any:
+    batch = m.ShareAcknowledgeRequest.AcknowledgementBatch(1 << 40, 1 << 40, [1])  # which it does not hold
+    part = m.ShareAcknowledgeRequest.Partition(partition_index=0, acknowledgement_batches=[batch])
+    return m.ShareAcknowledgeRequest(
+        group_id="g",
+        member_id=member,
+        share_session_epoch=epoch,
+        topics=[m.ShareAcknowledgeRequest.Topic(topic_id=topic_id, partitions=[part])],
+    )
+
+
+def member_id() -> str:
+    """A Kafka UUID."""
+    return base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
 
 
 def create_topics(name: str) -> Callable[[int, bytes], Any]:
@@ -151,6 +182,20 @@ MORE: dict[int, list[Case]] = {
     ],
     66: [Case(lambda *_: m.ListTransactionsRequest(), (transaction(DESCRIBE),), E.NONE)],
     75: [Case(lambda *_: m.DescribeTopicPartitionsRequest(), (topic(DESCRIBE),), E.NONE)],
+    78: [
+        Case(
+            lambda _, topic_id: share_fetch(topic_id, member_id(), 0),
+            (group(Operation.READ), topic(Operation.READ)),
+            E.NONE,
+        )
+    ],
+    79: [
+        Case(
+            lambda _, topic_id: share_acknowledge(topic_id, member_id(), 1),
+            (group(Operation.READ), topic(Operation.READ)),
+            E.NONE,
+        )
+    ],
 }
 
 

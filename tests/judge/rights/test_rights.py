@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from mqd.acceptor.local.relay import RELAYED
+from mqd.protocol import messages as m
+from mqd.protocol.codec import owner_of
 from mqd.protocol.errors import ErrorCode as E
 from mqd.security.acl import Operation, Permission
 from perf.peers.peer import Unavailable
@@ -154,6 +156,16 @@ def test_tcp(broker: Users) -> None:
 def test_rights_that_go(broker: Users, story: Callable[[Ask, Ask], stories.Steps]) -> None:
     with asking(broker.admin) as admin, asking(broker.alice) as alice:
         assert story(admin, alice) == stories.TOLD[story.__name__]
+
+
+@pytest.mark.parametrize("request_", [m.ShareStartsRequest(), m.EnvelopeRequest()])
+def test_what_hosts_send_each_other_is_refused_to_every_client(broker: Users, request_: Any) -> None:
+    """By the end of the connection, as an API that the broker does not have; also to a super user."""
+    api = owner_of(type(request_))[0]
+    for connect in (broker.admin, broker.operator, broker.alice):
+        with asking(connect) as ask:
+            assert api.api_key not in {one.api_key for one in ask(18, 0, m.ApiVersionsRequest()).api_keys}
+            assert ask(api.api_key, api.versions.first, request_) is None
 
 
 def test_a_session_is_its_principals(broker: Users) -> None:
