@@ -294,7 +294,7 @@ def idle_consumer(bench: Bench) -> None:
     broker, kept = broker_of(bench), _Kept()
     topic = broker.topic("local-idle", flush_on_ack="false")
     for _ in bench.repeat("local: idle consumer", 3):
-        kept("nobody", _idle_us(broker, 2.0))
+        kept("no client", _idle_us(broker, 2.0))
         with subprocess.Popen(
             python_command(broker, "idle", "shm", topic=topic, record=RECORD, seconds=4),
             stdout=subprocess.PIPE,
@@ -312,7 +312,7 @@ def idle_consumer(bench: Bench) -> None:
             _, errors = process.communicate(timeout=60)
             if process.returncode:
                 raise loading.LoadFailed(f"the idle consumer: {errors[-2000:]}")
-    more = [with_it - without for with_it, without in zip(kept.values["worker"], kept.values["nobody"], strict=True)]
+    more = [with_it - without for with_it, without in zip(kept.values["worker"], kept.values["no client"], strict=True)]
     bench.add(
         "local: idle consumer, its own CPU",
         "CPU-µs/s",
@@ -324,9 +324,7 @@ def idle_consumer(bench: Bench) -> None:
 
 
 def _idle_us(broker: Measured, seconds: float) -> float:
-    """Of the reactor, which serves clients; what the worker does for itself on other threads goes
-    on beside.
-    """
+    """CPU time of the reactor, which serves clients; the worker has other threads beside it."""
     before, began = cpu_time(broker.worker_pids), time.monotonic()
     time.sleep(seconds)
     return (cpu_time(broker.worker_pids) - before).reactor_ns / 1e3 / (time.monotonic() - began)

@@ -1,8 +1,8 @@
 """Line charts as SVG: points with their spread, curves, a legend; text and numbers stay text, so
 that a page can be searched and a diff read. Pure.
 
-Colours are told apart by people who see few (Okabe and Ito's set), and every series has a marker or
-dash of its own besides.
+The colours can be distinguished by colour-blind readers (Okabe and Ito's set), and every series also
+has its own marker or dash.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Member:
             if joined.error_code:
                 raise SystemExit(f"JoinGroup is answered error {joined.error_code}")
             self.member_id, self.generation = joined.member_id, joined.generation_id
-            # only the leader is told the members
+            # only the leader gets the list of members
             shares = [
                 SyncGroupRequest.Assignment(member_id=one.member_id, assignment=bytes(50)) for one in joined.members
             ]

@@ -1,5 +1,5 @@
 """Figures, verdicts, and where they are written: the table, perf/history.jsonl,
-docs/performance.md. Pure but for the files it is told to write.
+docs/performance.md. Pure except for the files that it writes.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def median_text(figure: Figure) -> str:
 
 
 def spread(figure: Figure) -> str:
-    """Lowest to highest; what is below 0 is noise, and 0 is said."""
+    """Lowest to highest; values below 0 are noise, and shown as 0."""
     return f"{number(max(0, min(figure.values)))}–{number(max(0, max(figure.values)))}"
 
 

@@ -1,5 +1,5 @@
-"""The costs that `mqd size` reckons with, out of what was measured: mqd/cli/sizing.json. Pure but
-for the files it is told to read and write.
+"""The costs that `mqd size` uses, from measurements: mqd/cli/sizing.json. Pure except for the files
+that it reads and writes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FETCH = {65536: "fetch of 64 KiB, io_uring", 1 << 20: "fetch of 1 MiB, io_uring"
 def figures(run: dict, scaled: dict) -> Figures:
     """`run`: a line of perf/history.jsonl; `scaled`: perf/scaling.json. KeyError when a figure is
     missing. Noise does not make larger batches cheaper, nor a difference negative; of the
-    scalability law the careful end counts, at CAREFUL_AT workers: whoever buys by it has too much
-    rather than too little.
+    scalability law's range the conservative end counts, at CAREFUL_AT workers: the machine is too large
+    rather than too small.
     """
 
     def of(name: str) -> float:

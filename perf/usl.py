@@ -1,16 +1,16 @@
 """The Universal Scalability Law, fitted by least squares: X(n) = rate n / (1 + contention (n - 1) +
 coherency n (n - 1)).
 
-`rate` is what one does, `contention` the part of the work that waits for a shared thing,
-`coherency` what each pays to agree with each other one. n / X(n) is linear in 1 / rate, contention
+`rate` is the throughput of one, `contention` the part of the work that waits for a shared resource,
+`coherency` the cost for each pair to stay consistent. n / X(n) is linear in 1 / rate, contention
 / rate and coherency / rate, so that no iteration and no starting point is needed; errors count
 relative to what was measured. Neither coefficient may be negative: the best of the four fits with
 none, one or both of them left out counts. (N. Gunther, Guerrilla Capacity Planning, 2007.)
 
 Intervals come from drawing the repetitions of each n again, with replacement, and fitting again:
-they tell how far chance could have moved the fit, not whether the law holds beyond the largest n.
-With two different n, coherency cannot be told from contention and is taken to be 0; with one, both
-are.
+they show how far chance could have moved the fit, not whether the law holds beyond the largest n.
+With two different n, coherency cannot be separated from contention and is assumed to be 0; with one n,
+both are.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Dead letters of the share-partitions that this host leads (KIP-1191): carries out what their movers
-decide (mqd/coordinator/share/letters.py).
+"""Dead letters of the share-partitions that this host leads (KIP-1191): carries out the actions of
+their movers (mqd/coordinator/share/letters.py).
 
 A mover's transactional id names its share-partition; its requests are those of a transactional
 client (InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn, OffsetFetch),
-answered here or by the host that coordinates, as those of a local client are (local/relay.py). The
+handled here or by the coordinator's host, like those of a local client (local/relay.py). The
 note is the metadata of an offset of the group NOTE_GROUP + the share group. Letters go to the owner
-of their partition as a coordinator's records do, on another host through its acceptor.
+of their partition like a coordinator's records, on another host through its acceptor.
 
-Why in this process, and not in one of its own: it sees the states that are written anyway, and
-dead letters are rare. What it takes from the process is bounded: AT_ONCE transactions write at a
-time, each CHUNK_BYTES of copied records at a time, read in the disks' threads.
+This runs in the acceptor and not in a process of its own, because the written states pass through
+it anyway, and dead letters are rare. Its load is bounded: AT_ONCE transactions write at a time, each
+CHUNK_BYTES of copied records at a time, which are read in the disks' threads.
 
 Bounds: one mover for each share-partition that this host leads and that has had dead letters;
 IDLE_MAX of them without any are kept. Concurrency: the event loop's thread.
@@ -83,7 +83,7 @@ CHUNK_BYTES = 4 << 20
 IDLE_MAX = 10_000
 GROUPS_COUNTED_MAX = 10_000
 
-# what passes while a coordinator loads or moves, or ends the transaction before
+# transient while a coordinator loads or moves, or ends the previous transaction
 _PASSING = frozenset(
     map(
         int,
@@ -105,7 +105,7 @@ log = logging.get("acceptor.dead_letters")
 
 
 class Failed(Exception):
-    """A step is tried again later."""
+    """The step is retried later."""
 
 
 class Owners(Protocol):
@@ -249,7 +249,7 @@ class DeadLetters:
                 mover.timer = loop.call_later(delay_s, self._handle, mover, Woken())
 
     def _archive(self, mover: _Mover, action: Archive) -> None:
-        """What cannot be sent is found again by the mover's next LOADING."""
+        """Records that cannot be reported are found again by the mover's next LOADING."""
         image = self._broker.metadata.by_id(mover.topic_id)
         state = image.partitions[mover.partition] if image and mover.partition < len(image.partitions) else None
         view = self._broker.view(state) if state is not None else None
@@ -276,7 +276,7 @@ class DeadLetters:
             outcome = Outcome(step.token, is_done=False)  # TimeoutError is an OSError
             self._report(mover, step, str(error) or "time-out")
         except Exception:
-            log.exception("dead letters cannot be moved; it is tried again", group=mover.group_id, step=step.kind)
+            log.exception("dead letters cannot be moved; retrying", group=mover.group_id, step=step.kind)
             outcome = Outcome(step.token, is_done=False)
         if self._movers.get(mover.name) is mover:
             self._handle(mover, outcome)
@@ -285,7 +285,7 @@ class DeadLetters:
         if problem != mover.problem:
             mover.problem = problem
             log.warning(
-                "dead letters wait; it is tried again until it succeeds",
+                "dead letters wait; retrying until it succeeds",
                 group=mover.group_id,
                 partition=mover.partition,
                 step=step.kind,
@@ -452,7 +452,7 @@ class DeadLetters:
         return image
 
     async def _copied(self, mover: _Mover, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
-        """(how many of the letters, their records). What the log does not have any more is missing."""
+        """(number of letters, their records). Records that the log no longer has are missing."""
         image = self._broker.metadata.by_id(mover.topic_id)
         if image is None:
             raise Failed("the topic was deleted")
@@ -462,12 +462,12 @@ class DeadLetters:
         try:
             count, found = await self._broker.disks.read(state.log_dir, records_at, path, offsets, CHUNK_BYTES)
         except CorruptBatch as error:
-            log.error("a dead record cannot be read; its letter has headers alone", topic=image.name, reason=str(error))
+            log.error("a dead record cannot be read; its letter has only headers", topic=image.name, reason=str(error))
             return 1, {}
         return count, {one.offset: Copied(one.key, one.value, one.headers) for one in found}
 
     async def _append(self, topic: str, index: int, batch: bytes) -> None:
-        """Raises AppendError or PeerError. Then it may have been written: what follows is FENCING."""
+        """Raises AppendError or PeerError. Then it may have been written, and FENCING follows."""
         node_id = leader_elsewhere(self._broker, topic, index)
         if node_id < 0:
             await self._coordinators.log.append(topic, index, batch)
@@ -505,7 +505,7 @@ class DeadLetters:
     # -- requests as a client's --------------------------------------------------------------------
 
     async def _done(self, request: object, version: int) -> Any:
-        """The response, in which no error is left. Raises Failed."""
+        """The response, without an error. Raises Failed."""
         api_key, delay_s = codec.owner_of(type(request))[0].api_key, RETRY_S
         frame = encode_request(request, version, 1, "mqd-dead-letters")
         until_s = time.monotonic() + RETRIES_S

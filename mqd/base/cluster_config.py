@@ -99,7 +99,7 @@ def _place(
     advertised_host = fallback_host if host in _WILDCARDS else host
     if advertised_host in _WILDCARDS:
         raise ConfigError(
-            f"{name} listens on every address, so the one that other hosts use must be configured: set"
+            f"{name} listens on every address, so the address for other hosts must be configured: set"
             f" {advertised_name}=HOST:PORT",
             name,
             text,

@@ -30,7 +30,7 @@ class CliError(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click's exceptions have one exit code per class
 
 
-class NobodyReadsError(Exception):
+class OutputClosedError(Exception):
     """The reader of our output has closed it (mqd consume ... | head): not a failure. A
     BrokenPipeError may come from another pipe.
     """
@@ -198,11 +198,11 @@ def complete_topic(ctx: click.Context, _parameter: click.Parameter, incomplete: 
 
 
 def print_note(text: str) -> None:
-    """Prints a line of output. Raises NobodyReadsError."""
+    """Prints a line of output. Raises OutputClosedError."""
     try:
         click.echo(text)
     except BrokenPipeError as error:
-        raise NobodyReadsError from error
+        raise OutputClosedError from error
 
 
 def emit_json(value: Any) -> None:

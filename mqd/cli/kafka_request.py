@@ -97,11 +97,11 @@ class Broker:
             self._socket.sendall(frame)
             (size,) = struct.unpack(">i", self._receive(4))
             if not 4 <= size <= FRAME_BYTES_MAX:
-                raise CliError(f"what answers at {self._bootstrap} does not speak the Kafka protocol")
+                raise CliError(f"{self._bootstrap} does not speak the Kafka protocol")
             number, answer = decode_response(self._receive(size), api_key, version)
             if number != self._correlation_id:
                 raise CliError(
-                    f"what answers at {self._bootstrap} does not speak the Kafka protocol: an answer to request"
+                    f"{self._bootstrap} does not speak the Kafka protocol: a response to request"
                     f" {number} where {self._correlation_id} was expected"
                 )
             return answer

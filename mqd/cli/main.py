@@ -18,7 +18,7 @@ from mqd.cli.common import EXIT_FAILED as EXIT_FAILED
 from mqd.cli.common import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
-    NobodyReadsError,
+    OutputClosedError,
     client_config_option,
     error_line,
     explain,
@@ -99,7 +99,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError as error:  # click would exit with code 1 without a message
             if _has_no_reader():
-                raise NobodyReadsError from error
+                raise OutputClosedError from error
             raise CliError(explain(error)[0]) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -163,7 +163,7 @@ def _run(arguments: list[str] | None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except (NobodyReadsError, BrokenPipeError):
+    except (OutputClosedError, BrokenPipeError):
         # redirect stdout so that the interpreter's last flush is quiet
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -42,9 +42,7 @@ def set_password(settings: Settings, form: Form) -> Change:
             " again."
         )
     else:
-        effects.append(
-            f"{who} may do what rules allow it, nothing as yet unless there are some for it or for all users."
-        )
+        effects.append(f"{who} may only do what rules allow: nothing, unless there are rules for it or for all users.")
     return Change(
         f"{'Give a new password to' if is_known else 'Create'} the user {name}?",
         command_of(settings, "user", "create", name),
@@ -154,7 +152,7 @@ def remove_rule(settings: Settings, form: Form) -> Change:
 
 
 def _entity(form: Form) -> tuple[Entity, list[str]]:
-    """And the words by which `mqd quota` names it."""
+    """And its options of `mqd quota`."""
     found: Entity = {}
     words: list[str] = []
     options = {"user": ("user", "--user", "--default-user"), "client": ("client-id", "", "--default"),

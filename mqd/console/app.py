@@ -138,7 +138,7 @@ def _answer(page_request: PageRequest, page: Page) -> Response:
 
 async def _not_found(console: Console, request: Request, _error: Exception) -> Response:
     def page(_page_request: PageRequest) -> Response:
-        raise Refused(404, "the console has no page of this address")
+        raise Refused(404, "the console has no page at this address")
 
     return await _show(console, page, request)
 

@@ -41,14 +41,14 @@ def abort(settings: Settings, form: Form) -> Change:
     ]
     if owner is not None and owner.state == "Ongoing":
         effects.append(
-            f"It is that of {owner.transactional_id}: it is aborted in all of its partitions, and its producer fenced."
+            f"It belongs to {owner.transactional_id}: it is aborted in all of its partitions, and its producer fenced."
         )
     else:
         effects.append(f"It has written nothing for {lasting(one.idle_ms)}, and no coordinator will end it.")
     if txns.maybe_committed(owner, one):
         assert owner is not None
         effects.append(
-            f"It may be what {owner.transactional_id} committed last, its marker lost in a power cut: once it is"
+            f"It may be the last commit of {owner.transactional_id}, whose marker was lost in a power failure: once it is"
             " aborted, readers of committed records never see it here."
         )
 

@@ -30,7 +30,7 @@ KEEP_ALIVE_S = 75  # longer than the refresh interval of pages, so that they nee
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A name by which browsers reach the page; may be repeated.",
+    help="A host name that browsers use for the page; may be repeated.",
 )
 @click.option(
     "--tls-certificate",
@@ -40,7 +40,7 @@ KEEP_ALIVE_S = 75  # longer than the refresh interval of pages, so that they nee
 @click.option(
     "--tls-key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="PEM file of its key, where it is another one.",
+    help="PEM file of its key, if it is a separate file.",
 )
 @click.option(
     "--metrics",
@@ -79,7 +79,7 @@ def command(
 
     It is a client of the cluster and works with any that speaks the Kafka protocol. It listens on
     this host's loopback address; elsewhere it needs a login and TLS. Where the cluster's listener
-    has SASL (--client-config), users log in as themselves, and each acts by its own rights.
+    has SASL (--client-config), users log in as themselves, and each acts with its own rights.
     """
     if any(not url.startswith(("http://", "https://")) for url in metrics):
         raise CliError("--metrics takes the URL of a metrics page, as mqd status shows it", EXIT_USAGE)
@@ -140,7 +140,7 @@ def server_of(options: Options) -> uvicorn.Server:
 
 
 def _check_pair(certificate: Path, key: Path) -> None:
-    """Raises CliError: the server would end with less to say of it, or ask for a password."""
+    """Raises CliError: the server's own error would say less, or it would ask for a password."""
 
     def no_password() -> str:
         raise CliError(f"--tls-key {key} has a password; openssl pkey -in {key} -out FILE writes it without")

@@ -91,7 +91,7 @@ def checked(options: Options) -> Options:
         hosts.add(options.host)
     if not hosts:
         raise CliError(
-            f"--listen {options.host}: say by which names browsers reach the page: --allow-host NAME", EXIT_USAGE
+            f"--listen {options.host}: give the names that browsers use for the page: --allow-host NAME", EXIT_USAGE
         )
     if security.has_sasl:
         kept = {name: value for name, value in security.settings.items() if name not in _OF_A_USER}

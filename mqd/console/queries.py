@@ -495,7 +495,7 @@ def group(settings: Settings, name: str) -> Consumed:
     try:
         ages = _ages(settings, chosen) if chosen else {}
     except (CliError, KafkaException):
-        ages = {}  # this user may not read there: the lag in records is shown
+        ages = {}  # this user may not read there: only the lag in records is shown
     return Consumed(described, rows, ages)
 
 

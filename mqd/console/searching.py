@@ -1,5 +1,5 @@
 """Searches a topic's records from a starting point with a filter, and reports its progress. A
-search ends at the partitions' ends as of its start; a live one does not end by itself.
+search ends at the partitions' ends as of its start; a live search continues until it is stopped.
 """
 
 from __future__ import annotations

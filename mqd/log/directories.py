@@ -176,7 +176,7 @@ def delete_tree(path: Path, files: Files) -> Iterator[Path]:
     try:
         entries = sorted(path.iterdir())
     except FileNotFoundError:
-        # each worker that starts cleans up, even concurrently with the one that set it aside
+        # each worker that starts cleans up, even concurrently with the worker that set it aside
         return
     entries.sort(key=lambda entry: entry.name == METADATA)  # last: it identifies the partition
     for entry in entries:

@@ -107,7 +107,7 @@ _TABLE = """
 69  GROUP_ID_NOT_FOUND                      no   no such group
 70  FETCH_SESSION_ID_NOT_FOUND              yes  no such fetch session
 71  INVALID_FETCH_SESSION_EPOCH             yes  the epoch of the fetch session is not the expected one
-72  LISTENER_NOT_FOUND                      yes  the leader has no listener with the name of the one that got the request
+72  LISTENER_NOT_FOUND                      yes  the leader has no listener of the same name
 73  TOPIC_DELETION_DISABLED                 no   topic deletion is disabled
 74  FENCED_LEADER_EPOCH                     yes  the request's leader epoch is older than the broker's
 75  UNKNOWN_LEADER_EPOCH                    yes  the request's leader epoch is newer than the broker's

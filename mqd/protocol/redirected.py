@@ -1,4 +1,4 @@
-"""Producer ids of records that were sent to a retired partition and are stored in the one that
+"""Producer ids of records that were sent to a retired partition and are stored in the partition that
 takes its records: docs/decisions/cluster/2026-11-21-retired-partitions.md. As
 native/server/redirect.h.
 """

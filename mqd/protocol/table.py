@@ -119,7 +119,7 @@ NOTES = """
   3 ends the pause of their producers, 4 changes nothing. The response to each has the field of the
   same number: `step` (0 none is being retired; 1 they move to the hosts of those that take their
   records, 2 sealed, 3 redirected, 4 hidden), whether this host's workers have applied it
-  (`applied`), how many remain, and for each retired partition the one that takes its records, its
+  (`applied`), how many remain, and for each retired partition the partition that takes its records, its
   leader and leader epoch. CONCURRENT_TRANSACTIONS: a transaction is open on one of them.
 * **GetTelemetrySubscriptions** and **PushTelemetry** (71, 72; KIP-714) are not offered, as by an
   Apache Kafka that has no receiver of metrics (a `ClientTelemetry` among its `metric.reporters`).

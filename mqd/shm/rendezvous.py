@@ -20,7 +20,7 @@ colons) for both.
 2. A link proves nothing: its broker may have been killed, and its path may lead elsewhere in
    another container. The client sends the name in its hello, and a broker that does not serve that
    name refuses (mqd/acceptor/local/clients.py). One socket at a time listens on an address and port
-   of a network namespace, so a broker that serves the name is the one that TCP would reach.
+   of a network namespace, so a broker that serves the name is the broker that TCP would reach.
 3. A link whose lock is held is never replaced or removed by another broker. The kernel releases the
    lock when the keeper ends, however it ends. A broker removes its own links at its end, and the
    links of killed brokers at its start.

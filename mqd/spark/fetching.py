@@ -112,7 +112,7 @@ def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partit
     cursor = _Cursor(frame)
     (number,) = cursor.take(_HEAD)
     if number != correlation_id:
-        raise ValueError(f"an answer to request {number} where {correlation_id} was expected")
+        raise ValueError(f"a response to request {number} where {correlation_id} was expected")
     cursor.skip_tags()
     _, error, _ = cursor.take(_FRONT)
     if error:
@@ -286,7 +286,7 @@ class TcpViews:
                 answer = parse_answer(frame, sent, self._topic_id, self._range.partition)
             except ValueError as error:
                 raise _Again(
-                    f"broker {self._link.host}:{self._link.port} does not answer as a Kafka broker does: {error}"
+                    f"broker {self._link.host}:{self._link.port} does not respond like a Kafka broker: {error}"
                 ) from error
             self._judge(answer)
             size, following = self._extent(answer)

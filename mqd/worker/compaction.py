@@ -146,7 +146,7 @@ class Compactor:
                     await self._compact(chosen)
                     continue
             except Exception:  # a failed compaction must not end the worker
-                self._log.exception("compaction failed; it is tried again")
+                self._log.exception("compaction failed; retrying")
             await asyncio.sleep(self._value("log.cleaner.backoff.ms") / 1000)
 
     def _value(self, name: str) -> Any:
@@ -191,9 +191,7 @@ class Compactor:
         except OSError as error:
             if error.errno != errno.ENOENT:
                 self._log.warning(
-                    "segments cannot be listed for compaction; it is tried again",
-                    partition=opened.owned.name,
-                    reason=str(error),
+                    "segments cannot be listed for compaction; retrying", partition=opened.owned.name, reason=str(error)
                 )
             return None
         if opened.closing or not stored or stored[-1].base_offset != view.log_end_segment:
@@ -359,7 +357,7 @@ class Compactor:
     async def _complete(self, step: Callable[[Path, int], None], opened: OpenPartition, base: int) -> None:
         def failed(error: OSError) -> None:
             self._log.error(
-                "compacted segments cannot be put in place; readers of committed records wait, and it is tried again",
+                "compacted segments cannot be put in place; readers of committed records wait; retrying",
                 partition=opened.owned.name,
                 reason=str(error),
             )
@@ -418,7 +416,7 @@ class Compactor:
         self._retry_at[opened.owned.key] = time.monotonic() + (1.0 if error.errno in _QUIET else RETRY_S)
         if error.errno not in _QUIET and not opened.closing:
             self._report.failures += 1
-            self._log.warning("compaction failed; it is tried again", partition=opened.owned.name, reason=str(error))
+            self._log.warning("compaction failed; retrying", partition=opened.owned.name, reason=str(error))
 
     async def _publish(self) -> None:
         self._report.partitions = list(self._cleaned.values())

@@ -293,9 +293,7 @@ class Upkeep:
                 await self._carry_out(opened, log_dir, decision)
             except OSError as error:
                 if not opened.closing:
-                    self._log.warning(
-                        "retention failed; it is tried again", partition=opened.owned.name, reason=str(error)
-                    )
+                    self._log.warning("retention failed; retrying", partition=opened.owned.name, reason=str(error))
 
     def _decide(self, opened: OpenPartition, view: native.SlotView, log_dir: LogDirectory) -> Decision:
         """Blocking."""
@@ -339,9 +337,7 @@ class Upkeep:
                 await self._commands.run(self._reactor.advance_start, opened.owned.slot, event.offset)
         except OSError as error:
             self._log.warning(
-                "files of deleted segments cannot be removed; it is tried again",
-                partition=opened.owned.name,
-                reason=str(error),
+                "files of deleted segments cannot be removed; retrying", partition=opened.owned.name, reason=str(error)
             )
         if not written:
             await self.checkpoint(log_dir)  # the disk was full: there may be room now

@@ -202,7 +202,7 @@ class Scrubber:
                 else:
                     await self._visit(segment)
             except Exception:  # a failed scrub must not end the worker
-                self._log.exception("checking of stored segments failed; it is tried again")
+                self._log.exception("checking of stored segments failed; retrying")
                 await asyncio.sleep(RETRY_MS / 1000)
 
     # -- survey ------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Scrubber:
             self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)
         except OSError as error:
             self._log.warning(
-                "stored segment cannot be checked; it is tried again",
+                "stored segment cannot be checked; retrying",
                 partition=opened.owned.name,
                 segment=path.name,
                 reason=str(error),

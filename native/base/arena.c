@@ -13,7 +13,7 @@
  *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its reference
  *       count is 0.
  *   A2  reference count and length are stored at a run's first extent; `first` of every extent of a
- *       run is the index of that one.
+ *       run is the index of the run's first extent.
  * Concurrency: one thread.
  */
 #include <errno.h>

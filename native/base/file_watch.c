@@ -138,7 +138,7 @@ static void write_record(struct iovec *iov, int count)
     }
 }
 
-/* Mutex held. data: `count` iovecs, of which the first record.data_bytes bytes count. Returns the
+/* Mutex held. data: the first record.data_bytes bytes of `count` iovecs. Returns the
  * sequence number (0 without a journal). Preserves errno. */
 static uint64_t journal_add(struct record record, const char *path, const struct iovec *data, int count)
 {

@@ -1,7 +1,7 @@
 /* io_uring by raw system calls; see io/uring.h.
  *
  * The ring is created disabled and enabled by the thread that enters first: SINGLE_ISSUER binds it
- * to that thread, not to the one that called mqd_uring_open. With DEFER_TASKRUN completions are
+ * to that thread, not to the caller of mqd_uring_open. With DEFER_TASKRUN completions are
  * posted only while that thread waits, so the reactor is not interrupted; older kernels fall back
  * step by step.
  */

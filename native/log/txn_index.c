@@ -334,7 +334,7 @@ int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offs
     while (result == 0 && more) {
         count = read_chunk(&files, out->count, CHUNK_COUNT, bytes);
         if (count < 0 && errno == EBADMSG)
-            count = read_chunk(&files, out->count, 1, bytes); /* those before the one that fails verification */
+            count = read_chunk(&files, out->count, 1, bytes); /* up to the first that fails verification */
         more = count > 0;
         for (int i = 0; i < count && result == 0 && more; i++) {
             const uint8_t *at = bytes + i * MQD_TXN_INDEX_ENTRY_BYTES;

@@ -138,7 +138,7 @@ static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd
         if (batch->producer_id >= 0)
             mqd_partition_note_refused(owned->partition, batch, r->wall_ms);
         return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
-                      "the partition is retired: the one that takes its records is not here");
+                      "the partition is retired: the partition that takes its records is not here");
     }
     if (batch->producer_id >> MQD_REDIRECT_SHIFT > 0)
         return refuse(r, append, MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING, "no broker has given out this producer id");
@@ -213,6 +213,6 @@ int16_t mqd_redirect_outcome(struct mqd_append *append, int16_t error)
         return append->verdict;
     if (error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER)
         return error;
-    append->message = "the partition is retired: the one that takes its records is led elsewhere";
+    append->message = "the partition is retired: the partition that takes its records is led elsewhere";
     return MQD_KAFKA_NOT_ENOUGH_REPLICAS; /* the partition that the client knows is led here */
 }

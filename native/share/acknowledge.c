@@ -2,8 +2,8 @@
 #include "base/assert.h"
 #include "share/internal.h"
 
-/* How many offsets from `offset` on have cells alike, in its page and up to `last`. */
-static uint32_t alike(const struct mqd_share_page *page, int64_t offset, int64_t last)
+/* How many offsets from `offset` on have equal cells, in its page and up to `last`. */
+static uint32_t equal_cells(const struct mqd_share_page *page, int64_t offset, int64_t last)
 {
     const uint64_t *cells = &page->cells[offset & PAGE_MASK];
     int64_t most = (last < page_end(offset) ? last + 1 : page_end(offset)) - offset;
@@ -13,7 +13,7 @@ static uint32_t alike(const struct mqd_share_page *page, int64_t offset, int64_t
     return count;
 }
 
-/* Ends the acquisition or the backoff of `records` offsets, whose cells in one page are alike. */
+/* Ends the acquisition or the backoff of `records` offsets, whose cells in one page are equal. */
 static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records, uint8_t type,
                    int64_t now_ms)
 {
@@ -125,7 +125,7 @@ static void apply(struct mqd_share *share, const struct mqd_share_acknowledgemen
     for (int64_t offset = first_here(share, given); offset <= given->last; offset += records) {
         struct mqd_share_page *page = page_of(share, offset);
         uint8_t type = given->types[given->type_count == 1 ? 0 : offset - given->first];
-        records = type != MQD_SHARE_RENEW && given->type_count == 1 ? alike(page, offset, given->last) : 1;
+        records = type != MQD_SHARE_RENEW && given->type_count == 1 ? equal_cells(page, offset, given->last) : 1;
         if (type == MQD_SHARE_RENEW)
             renew(share, page, offset, &row, now_ms);
         else
@@ -166,7 +166,7 @@ uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last)
             continue;
         }
         uint64_t cell = page->cells[offset & PAGE_MASK];
-        records = alike(page, offset, last);
+        records = equal_cells(page, offset, last);
         if (cell_state(cell) != MQD_SHARE_ARCHIVING)
             continue;
         finish(share, page, offset, records, MQD_SHARE_GAP, 0);
@@ -205,7 +205,7 @@ static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now
         }
         uint64_t cell = page->cells[offset & PAGE_MASK];
         bool is_mine = cell_state(cell) == state && cell_row(cell) == index;
-        uint32_t records = alike(page, offset, last);
+        uint32_t records = equal_cells(page, offset, last);
         if (is_mine && !is_lock)
             make_available(share, page, offset, records);
         else if (is_mine || (PLANTED(share, ANY_ROW) && cell_state(cell) != MQD_SHARE_AVAILABLE))

@@ -144,7 +144,7 @@ static bool out_append(struct taking *t, int64_t first, uint32_t records, uint32
     return true;
 }
 
-/* Acquires offsets of a page whose cells are alike. false: no memory, or no room in `out` */
+/* Acquires offsets of a page whose cells are equal. false: no memory, or no room in `out` */
 static bool take_alike(struct taking *t, struct mqd_share_page *page, int64_t first, uint32_t records)
 {
     struct mqd_share *share = t->share;

@@ -109,9 +109,9 @@ struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offs
 /* Makes a cell for each of its offsets. false: the pool is used up. */
 bool mqd_share_page_split(struct mqd_share *share, struct mqd_share_page *page);
 void mqd_share_page_drop(struct mqd_share *share, int64_t offset);
-/* Makes a split page of finished offsets that are alike uniform again. */
+/* Makes a split page uniform again if its offsets are finished in the same way. */
 void mqd_share_page_merge(struct mqd_share *share, int64_t offset);
-/* Replaces cells that are alike, of offsets from start to end in one split page. */
+/* Replaces equal cells, of offsets from start to end in one split page. */
 void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, int64_t first, uint32_t count,
                          uint64_t cell);
 /* Archives a uniform page of Available offsets, all from start to end. */

@@ -14,7 +14,7 @@
 #define BACKOFF_MS_MAX 5000
 #define BODY_KEEP_BYTES 4096
 
-/* A number for what is taken as a record's key: the state begins anew where it changes. */
+/* Identifies the header that holds a record's key; the state is reset when it changes. */
 static uint32_t fifo_id(const uint8_t *header, uint32_t header_bytes)
 {
     return header_bytes ? (uint32_t)mqd_share_member_hash(header, header_bytes) | 2 : 1;

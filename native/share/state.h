@@ -9,7 +9,7 @@
  * the last offset that was ever acquired or skipped. Finished: Acknowledged or Archived. Open: at
  * or above the start, below the end, not finished.
  *
- * Layout: pages of 1,024 offsets. A page whose offsets are all alike is one cell, any other one has
+ * Layout: pages of 1,024 offsets. A page of equal offsets is one cell, any other page has
  * a cell of 8 bytes for each offset:
  *
  *   bits 0-2 state, 3 changed since the last difference, 4-19 delivery count, 32-63 its acquisition

@@ -211,7 +211,7 @@ int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, 
 
 #define OTHER_BUILD                                                                                                    \
     "; the processes of this broker are of different builds: stop it (mqd down) and start it again, so that all run "  \
-    "the one that is installed"
+    "the installed build"
 
 int mqd_control_attach(void *control, size_t size_bytes)
 {

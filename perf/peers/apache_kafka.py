@@ -59,7 +59,7 @@ TOOL_LOGGING = LOGGING.replace('level="INFO"', 'level="WARN"').replace('name="ou
 
 
 def cluster_id() -> str:
-    """As `kafka-storage.sh random-uuid` makes them: 22 characters, of which the first is no dash,
+    """As `kafka-storage.sh random-uuid` makes them: 22 characters, the first not a dash,
     which would read as an option.
     """
     while (text := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):

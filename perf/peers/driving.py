@@ -1,10 +1,10 @@
-"""Load generators: what drives a peer, and what they print made into figures.
+"""Load generators: they drive a peer, and their output becomes figures.
 
 `neutral` is one program per protocol, the same for every peer that speaks it. `kafka tools` are
-Apache Kafka's own, run from its jars against every broker that speaks its protocol, so that nobody
-can say our client favours us. `lean` spends next to nothing in the client, so that the broker is
-what is measured: it is perf/native's generator for Kafka's protocol and stream_load, which is lean
-already, for the others.
+Apache Kafka's own, run from its jars against every broker that speaks its protocol, so that the
+client cannot favour mqd. `lean` uses almost no CPU in the client, so that the broker is measured: it
+is perf/native's generator for Kafka's protocol, and stream_load, which is lean already, for the
+others.
 """
 
 from __future__ import annotations

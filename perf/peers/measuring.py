@@ -184,7 +184,7 @@ class Laboratory:
             self._drop(peer, topic)
 
     def _start(self, peer: Peer) -> dict[str, float]:
-        """Of a second instance on an empty directory beside the one that is measured, so that the
+        """Of a second instance on an empty directory beside the measured one, so that the
         warm one stays warm. Its memory is of a broker without any client so far.
         """
         settle()

@@ -14,7 +14,7 @@ from perf.report import MISSED, REACHED, markdown_table, number, paragraph
 
 DURABLE = dataclasses.replace(BASE, durable=True)
 NOT_MEASURED = "–"
-BUSY_MAX = 0.2  # of all CPUs, by other programs when a run begins: above it a reader is told
+BUSY_MAX = 0.2  # of all CPUs, by other programs when a run begins: above it the report says so
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _best(run: Run, peers: Sequence[PeerFacts], row: Row) -> str | None:
 
 
 def table(run: Run, rows: Sequence[Row], heading: str, markdown: bool = True) -> str:
-    """Rows and peers of which there is nothing are left out."""
+    """Rows and peers without figures are left out."""
     peers = [
         facts
         for facts in run.measured()

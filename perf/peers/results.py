@@ -1,5 +1,5 @@
 """What was measured: samples, their medians and spreads, and the line of perf/history.jsonl. Pure
-but for the files it is told to read or write.
+except for the files that it reads and writes.
 
 A sample is one measurement of one step on one peer; a result is all samples of the same (peer,
 driver, step), each figure with median, minimum, maximum and count.

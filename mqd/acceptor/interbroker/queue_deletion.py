@@ -1,12 +1,12 @@
-"""Deletion on acknowledgement: records of topics with queue.delete.on.ack go when every share group is
-done with them.
+"""Deletion on acknowledgement: records of topics with queue.delete.on.ack are deleted when every share
+group is done with them.
 
-Each host does it for the partitions that it leads: every
-`queue.delete.on.ack.interval.ms` it asks all coordinators of `__share_group_state` where the groups
-of its topics begin, and moves the log start of its partitions there, as DeleteRecords does. What is
-deleted and when: mqd/coordinator/share/deletion.py.
+Each host does it for the partitions that it leads: every `queue.delete.on.ack.interval.ms` it
+queries all coordinators of `__share_group_state` for the start offsets of the groups of its topics,
+and moves the log start of its partitions, as DeleteRecords does. For the rules see
+mqd/coordinator/share/deletion.py.
 
-Bounds: AT_ONCE questions to share-partitions, and deletions, are under way. Concurrency: the event
+Bounds: at most AT_ONCE queries of share-partitions, and deletions, are under way. Concurrency: the event
 loop's thread.
 """
 
@@ -79,10 +79,10 @@ class QueueDeletion:
         if answer.error:
             log.warning(FAILURE, topic=topic, partition=index, offset=offset, reason=answer.message)
 
-    # -- questions and answers ---------------------------------------------------------------------
+    # -- queries and responses ---------------------------------------------------------------------
 
     async def _ask(self, node_id: int, topic_ids: frozenset[bytes]) -> Starts | None:
-        """None: it does not answer, or is not known."""
+        """None: it does not respond, or is not known."""
         if node_id == self._broker.node_id:
             return await self._starts(topic_ids)
         if node_id < 0 or self.peers is None:
@@ -91,7 +91,7 @@ class QueueDeletion:
             request = ShareStartsRequest(topic_ids=list(topic_ids))
             response: ShareStartsResponse = await self.peers.request(node_id, request, VERSION, TIMEOUT_S)
         except PeerError as error:
-            log.info("a coordinator of share groups' states does not answer", node=node_id, reason=str(error))
+            log.info("a coordinator of share groups' states does not respond", node=node_id, reason=str(error))
             return None
         found = {
             (topic.topic_id, one.partition): one.start_offset for topic in response.topics for one in topic.partitions
@@ -127,7 +127,7 @@ class QueueDeletion:
         )
 
     async def _starts_of(self, place: Place, topic_ids: frozenset[bytes]) -> list[tuple[TopicPartition, int]] | None:
-        """None: one of them is not known. A core answers when what it answers is written (Q3)."""
+        """None: one of them is not known. A core responds when its response is persisted (Q3)."""
         assert place.shard is not None
         names = [
             name

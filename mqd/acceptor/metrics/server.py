@@ -4,9 +4,9 @@ connections, GET /metrics, /health/live, /health/ready and nothing else.
 Any local user can connect, so no client, active or idle, may cost the acceptor more than these
 bounds:
 
-M1  at most CONNECTIONS_MAX descriptors. When all are taken, a new connection evicts the one that
-    has been idle the longest, but not before GRACE_S: this also bounds the rate of accepted
-    connections. A scraper that sends its request immediately is answered even if others stay
+M1  at most CONNECTIONS_MAX descriptors. When all are taken, a new connection evicts the connection
+    that has been idle the longest, but not before GRACE_S: this also bounds the rate of accepted
+    connections. A scraper that sends its request immediately gets a response even if others stay
     silent.
 M2  a connection is closed if its request is not complete REQUEST_S after the accept, if the page is
     not ready RENDER_S after that, or if it has not read the page ANSWER_S after that.

@@ -14,7 +14,7 @@ from mqd.cli.common import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     CliError,
-    NobodyReadsError,
+    OutputClosedError,
     error_line,
     print_note,
     stop_when_interrupted,
@@ -72,7 +72,7 @@ def run(
     stop_when_interrupted(stop)
     try:
         ended = run_pipeline(spark, pipeline, report, stop)
-    except NobodyReadsError:
+    except OutputClosedError:
         raise
     except ReplayStoppedError as error:
         raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_INTERRUPTED) from None

@@ -11,7 +11,7 @@ import click
 from mqd.cli.common import (
     EXIT_USAGE,
     CliError,
-    NobodyReadsError,
+    OutputClosedError,
     Settings,
     error_line,
     options,
@@ -86,7 +86,7 @@ def command(
             spark, query, topics, settings.bootstrap, pairs(schemas, "--schema"), live, starting if live else "earliest"
         )
         return _follow(frame, settings.json) if live else _show(frame, settings.json, max_rows)
-    except (CliError, NobodyReadsError):
+    except (CliError, OutputClosedError):
         raise
     except Exception as error:
         raise CliError(explained(error)) from error
@@ -134,7 +134,7 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
             elif found := batch.collect():
                 _table(batch.columns, found)
             sys.stdout.flush()
-        except (NobodyReadsError, BrokenPipeError):  # raised here it would be a failure of the query's
+        except (OutputClosedError, BrokenPipeError):  # raised here it would be a failure of the query's
             unread.set()
             stop.set()
 
@@ -152,12 +152,12 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
     finally:
         query.stop()
     if unread.is_set():
-        raise NobodyReadsError
+        raise OutputClosedError
     return 0
 
 
 def _table(columns: list[str], found: list) -> None:
-    """Raises NobodyReadsError. Written by say(): a Console that meets a closed pipe raises
+    """Raises OutputClosedError. Written by say(): a Console that meets a closed pipe raises
     SystemExit, in whichever thread.
     """
     from rich.console import Console

@@ -50,7 +50,7 @@ def _stored_of(part: Part) -> Committed:
 
 
 def _gone(message: Message) -> KafkaError:
-    """The result with which the broker answers a commit by topic id."""
+    """The broker's result of a commit by topic id."""
     return broker_error(
         int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone"
     )

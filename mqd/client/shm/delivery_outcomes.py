@@ -50,7 +50,7 @@ class Verdict(enum.Enum):
 
 
 def judge(error: int, idempotent: bool, transactional: bool, renewing: bool) -> Verdict:
-    """`renewing`: a new identity has been requested, so answers under the old one prove nothing."""
+    """`renewing`: a new identity has been requested, so responses under the old one prove nothing."""
     if transactional:
         if error in _FENCED:
             return Verdict.FATAL
@@ -223,7 +223,7 @@ class Fates:
         try:
             self._producer.native.drop(number)
         except NativeError:
-            pass  # its answer came first and is about to be reported
+            pass  # its response came first and is about to be reported
 
     def drop_all(self, error: KafkaError) -> None:
         """Gives up everything that the C core holds."""

@@ -3,16 +3,16 @@ sleeping while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. When everything is
 read, one Fetch for positions only goes to the broker, with all partitions that are read to their
-end (parking.py); the broker answers it when one of them has grown. It has its own connection
-(`data`), since answers keep their order and it may wait for a long time.
+end (parking.py); the broker responds when one of them has grown. It has its own connection
+(`data`), since responses keep their order and it may wait for a long time.
 
     F1  at most one Fetch for positions is in flight. `covered` lists its partitions; while a caller
         waits for others, the wait ends after UNCOVERED_WAIT_S
     F2  a partition's beginning is looked up in the background: the group's committed offset, else
-        auto.offset.reset; an answer counts only if the partition still has the request's serial
+        auto.offset.reset; a response counts only if the partition still has the request's serial
     F3  an error of a partition is reported once until it changes, and retried
-    F4  a Fetch whose answer leads to no readable record is followed by a pause
-        (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
+    F4  a Fetch whose response leads to no readable record is followed by a pause
+        (PAUSE_MIN_S..PAUSE_MAX_S), so that errors cannot cause a busy loop
     F5  a partition without a usable replica on this host is read from its leader
         (remote_reading.py) until its replicas or its in-sync set change; then this host's replica
         is tried first again. A replica here that is in sync is read up to its own high watermark,
@@ -22,7 +22,7 @@ end (parking.py); the broker answers it when one of them has grown. It has its o
         at what the group has committed since, else by auto.offset.reset. Where the reader cannot
         notice the change (a paused partition, or one that is read by name from another host), the
         metadata show it: they are requested when an offset is out of range there
-Concurrency: the application's thread, except for the inbox, which answers enter from another one.
+Concurrency: the application's thread, except for the inbox, to which another thread adds responses.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application go
 LATER_AGAIN_S = 0.05  # a leader is being elected, or a replica here is a moment behind its leader
 UNKNOWN_REPORT_S = 1.0  # metadata may be behind: a topic that was just made or has grown
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
-NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # on this host, or none that has what is wanted; another host leads
+NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # on this host, or none with the required records; another host leads
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
 _LATER = frozenset(
     {
@@ -101,7 +101,7 @@ class Fetcher:
             parts,
             open_reader,
         )
-        self.on_restarted: Callable[[Part], None] = lambda part: None  # F6: what was read of it is another topic's
+        self.on_restarted: Callable[[Part], None] = lambda part: None  # F6: its records so far are from another topic
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
         self._covered: dict[tuple[bytes, int], int] | None = None
         self._fetch_serial = 0
@@ -149,7 +149,7 @@ class Fetcher:
 
     @property
     def due(self) -> float:
-        """The time of the next work for advance() that no answer triggers."""
+        """The time of the next work for advance() that no response triggers."""
         if not self._starting:
             return _INFINITY
         return min((part.retry_at for part in self._parts if part.phase is Phase.FAILED), default=_INFINITY)
@@ -416,8 +416,8 @@ class Fetcher:
             self._close_reader(part)
             self._control.metadata.refresh([part.topic])
         part.start = part.fetched
-        # A worker that has just started does not know its partitions yet: whether a topic is gone,
-        # the metadata says (_find_topic), as in librdkafka.
+        # A worker that has just started does not know its partitions yet: the metadata decide
+        # whether a topic was deleted (_find_topic), as in librdkafka.
         self._again(part, error, quietly=code in UNKNOWN or code in _LATER, soon=code in _LATER)
 
     def _request_topic(self, part: Part) -> None:

@@ -62,7 +62,7 @@ class Identity:
         if not self.renewing or not self._mine or self._producer.fatal is not None:
             return _NEVER
         if self._found is not None:
-            # answers cause turns; the time is for answers that never come
+            # responses cause turns; the time is for responses that never arrive
             return _NEVER if self._take_over() else now + _RETRY_S
         if self._requested or now < self._request_at:
             return self._request_at if not self._requested else _NEVER
@@ -94,8 +94,8 @@ class Identity:
         try:
             self._producer.native.set_identity(*self._found)
         except NativeError:
-            # Something sent is unanswered, or may be written: only under the old identity can the
-            # broker say which.
+            # A batch has no response, or may have been written: only under the old identity can the
+            # broker tell.
             self._producer.send_again()
             return False
         self._found = None

@@ -1,4 +1,4 @@
-"""Work that other threads leave for the application's thread: answers to its requests, and changes
+"""Work that other threads leave for the application's thread: responses to its requests, and changes
 from its group.
 
 Each put() sets the consumer's `attention`, which poll() checks before it returns a message, and
@@ -36,7 +36,7 @@ class Inbox:
         self._wake()
 
     def serve(self) -> None:
-        """Processes the answers that have arrived."""
+        """Processes the responses that have arrived."""
         while self.answers:
             handler, arguments = self.answers.popleft()
             handler(*arguments)

@@ -137,7 +137,7 @@ class Parts:
         self.version += 1
 
     def turns(self) -> Iterator[Part]:
-        """All readable partitions, once each, starting with the one that has waited longest. A
+        """All readable partitions, once each, starting with the longest waiting. A
         taken partition goes to the end.
         """
         turns = self._turns

@@ -2,7 +2,7 @@
 
 The path of a record: produce() appends it to a Stage (staging.py); the stage goes to the C core in
 bulk, which partitions it and builds batches in the memory shared with the broker; the attachment's
-driver receives answers, decides (retry, give up, done: delivery_outcomes.py) and queues events;
+driver receives responses, decides (retry, give up, done: delivery_outcomes.py) and queues events;
 poll() and flush() call back (delivering.py).
 
 1. A record is in exactly one place: a stage, the C core, an event. Their sum is the number of

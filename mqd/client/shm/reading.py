@@ -32,10 +32,10 @@ from mqd.protocol.errors import ProtocolError
 from mqd.protocol.records import RECORD_BYTES_MIN
 
 BLOCK_RECORDS = 16384
-LARGE_BLOCK_RECORDS = 65536  # for a caller that wants so many, and is so far behind
+LARGE_BLOCK_RECORDS = 65536  # for a caller that requests this many, and is this far behind
 BLOCK_COUNT_MAX = 4
 DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # of one read(): more than that is not gathered from several compressed batches
-TURNS_MAX = 16  # without a record, of one read(): then the caller has his turn
+TURNS_MAX = 16  # without a record, of one read(): then the caller has its turn
 
 CORRUPT_MESSAGE = 2
 
@@ -43,8 +43,8 @@ CORRUPT_MESSAGE = 2
 class Problem(NamedTuple):
     """The obstacle between the reader and the next record.
 
-    kind: "aborted"   which transactions were aborted from `position` on is not known: ask for
-                      positions there, set_aborted
+    kind: "aborted"   the aborted transactions from `position` on are not known: request positions
+                      there, then set_aborted
           "range"     the position is out of range (DeleteRecords, retention): seek
           "corrupt"   the next batch cannot be read; text says why and where. skip() leaves it out
           "gone"      the broker's error `code` on the partition (3 and 100: it, or its topic, is gone)
@@ -114,7 +114,7 @@ class PartitionReader:
             else SegmentReader.attached(native, topic_id, partition, offset, isolation_level)
         )
         self._pool = BlockPool() if pool is None else pool
-        self._probe = Block(0)  # to look at what comes, and take none of it
+        self._probe = Block(0)  # to look at the next records without taking them
         self._rest: RecordBatchView | None = None  # P1
         self._problem: Problem | None = None
 

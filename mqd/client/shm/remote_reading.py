@@ -136,7 +136,7 @@ class RemoteRecords:
         self._demand = threading.Condition(self.lock)
         self._open: set[RemoteReader] = set()
         self._orders: deque[tuple[RemoteReader, int, int]] = deque()  # (reader, its serial, offset; -1 = end it)
-        # the thread's: who reads, and which serial was carried out
+        # the thread's: the readers, and the serials that were carried out
         self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}
         self._thread: threading.Thread | None = None
         self._closed = self._failed = False
@@ -213,7 +213,7 @@ class RemoteRecords:
                     self._pause(consumer)
         # a bug of mqd: these partitions would not be read, and the application would wait
         except Exception:
-            _log.exception("partitions of other hosts are not read any more")
+            _log.exception("partitions on other hosts are no longer read")
             self._fail_all()
         finally:
             if consumer is not None:
@@ -251,7 +251,7 @@ class RemoteRecords:
         key = reader.topic, reader.partition
         current = self._readers.get(key)
         if offset < 0 and (current is None or current[0] is not reader):
-            return  # another reader of the partition has come meanwhile
+            return  # the partition has a new reader meanwhile
         if current is not None:
             consumer.incremental_unassign([confluent_kafka.TopicPartition(*key)])
             del self._readers[key]

@@ -39,8 +39,8 @@ from mqd.protocol.messages import (
 
 _NEVER = float("inf")
 _RETRY_S = 0.02
-# so long may a topic of committed offsets be unknown (it may be new); each try writes the offsets
-# of the other topics once more
+# how long a topic of committed offsets may be unknown (it may be new); each try writes the offsets
+# of the other topics again
 _GONE_S, _GONE_RETRY_S = 5.0, 0.25
 _WAIT_RETRIES = frozenset(
     {
@@ -73,7 +73,7 @@ _ABORTABLE = frozenset(
 )
 
 
-_COMMITTED = ErrorCode.INVALID_TXN_STATE  # the answer to an abort when a commit came first
+_COMMITTED = ErrorCode.INVALID_TXN_STATE  # the response to an abort after a commit
 
 
 class _CommittedError(KafkaException):
@@ -141,7 +141,7 @@ class Transactions:
         self._current.wrote = True
 
     def may_write(self, stage: Any) -> bool:
-        """False: no transaction is open, or the topic's partitions are joining it; a turn follows."""
+        """False: no transaction is open, or the topic's partitions are being added; a turn follows."""
         if not self.enabled:
             return True
         if self.state is not State.OPEN:
@@ -262,7 +262,7 @@ class Transactions:
             self._ends.discard(this)
 
     def _begin_end(self, this: object) -> None:
-        """Both under the lock: an end without a thread for it was interrupted by Ctrl-C."""
+        """Both under the lock: if the end has no thread, Ctrl-C has interrupted it."""
         self._ends.add(this)
         self.state = State.ENDING
 
@@ -297,12 +297,12 @@ class Transactions:
         """Does the remaining steps with the coordinator."""
         if not (self._current.wrote or self._current.joined):
             return
-        # before the C core learns of it: it forgets the sequences
+        # before the C core, which then discards the sequences
         self._current.renews |= not commit
         if not commit and not self._drained(deadline):
             raise failure(
                 KafkaError._TIMED_OUT,
-                "the broker has not answered what was sent: call abort_transaction() again",
+                "the broker has not responded to all batches: call abort_transaction() again",
                 retriable=True,
             )
         if self._current.ended is None:
@@ -326,8 +326,8 @@ class Transactions:
         return response
 
     def _drained(self, deadline: float) -> bool:
-        """Is everything that was sent answered? Only then can no late record join the next
-        transaction.
+        """Whether all sent batches have a response. Only then can no late record become part of the
+        next transaction.
         """
         producer = self._producer
         return producer.attachment.wait_for(
@@ -461,7 +461,7 @@ class Transactions:
     # -- version 1: a topic joins ------------------------------------------------------------------
 
     def _join(self, stage: Any) -> None:
-        """Sends the request without waiting; lock held. A late answer belongs to its own
+        """Sends the request without waiting; lock held. A late response belongs to its own
         transaction; once that is being ended, its end reports any error (the next epoch may have
         arrived, and the request is refused for its old one).
         """

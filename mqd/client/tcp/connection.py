@@ -1,13 +1,12 @@
 """One connection to a broker over TCP, blocking, one request at a time: TLS, versions and
-authentication first. For clients that do not go through librdkafka (share consumers, Spark).
+authentication first. For clients that do not use librdkafka (share consumers, Spark).
+Raises OSError if the broker cannot be reached or the connection ends, ProtocolError if its data is
+not Kafka's protocol, NotAuthenticated.
 
-Raises OSError when the broker cannot be reached or the connection ends, ProtocolError when what it
-says is not Kafka's protocol, NotAuthenticated.
-
-    T1  a connection that failed, or whose answer does not fit, is closed and never used again:
-        answers keep their order, a lost one would shift all later ones
-    T2  an answer is as long as the broker says, at most FRAME_BYTES_MAX
-Concurrency: one thread, but interrupt(). After fork nothing of the parent's may be used.
+    T1  a connection that failed, or received an unexpected response, is closed and never used
+        again: responses keep their order, so after a lost one all later ones would not match
+    T2  a response has the length that the broker announces, at most FRAME_BYTES_MAX
+Concurrency: one thread, except for interrupt(). After fork the parent's objects must not be used.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Connection:
                 ApiVersionsRequest(client_software_name=software, client_software_version="0.1.0"), version=3
             )
             if response.error_code:
-                raise self._broken(f"it answers ApiVersions with {error_name(response.error_code)}")
+                raise self._broken(f"ApiVersions failed with {error_name(response.error_code)}")
             self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
             security.authenticate(lambda _, request, version: self.request(request, version=version))
         except NotAuthenticated as error:
@@ -85,12 +84,12 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
-        """The newest version both speak. Raises NoCommonVersion."""
+        """The newest version that both support. Raises NoCommonVersion."""
         spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
         version = min(spec.max_version, last, at_most)
         if version < max(spec.min_version, first):
             raise NoCommonVersion(
-                f"the broker {self.host}:{self.port} does not speak {spec.name} as this client does: {first} to {last}"
+                f"the broker {self.host}:{self.port} does not support this client's versions of {spec.name}: {first} to {last}"
                 f" there, up to {min(spec.max_version, at_most)} here"
             )
         return version
@@ -107,7 +106,7 @@ class Connection:
         except ProtocolError as error:
             raise self._broken(str(error)) from error
         if got != number:
-            raise self._broken(f"an answer to request {got} where {number} was expected")
+            raise self._broken(f"a response to request {got} where {number} was expected")
         return response
 
     def send(self, request: Any, version: int) -> int:
@@ -120,7 +119,7 @@ class Connection:
         return number
 
     def ready(self, seconds: float) -> bool:
-        """Whether something has come, or the connection has ended; waits for it so long."""
+        """Waits up to this time for data or the end of the connection; whether there was either."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         waiting = select.poll()
@@ -160,4 +159,4 @@ class Connection:
 
     def _broken(self, problem: str) -> ConnectionError:
         self.close()
-        return ConnectionError(f"broker {self.host}:{self.port} does not answer as a Kafka broker does: {problem}")
+        return ConnectionError(f"broker {self.host}:{self.port} does not respond like a Kafka broker: {problem}")

@@ -1,7 +1,7 @@
 """The consumer over TCP: confluent_kafka's (librdkafka), with consume_batch over it.
 
-Where both have a method nothing stands in between: poll, consume and the rest are the bound methods
-of librdkafka's Consumer.
+Common methods have no wrapper: poll, consume and others are the bound methods of librdkafka's
+Consumer.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _TRUE = {"true", "t", "1"}
 
 class TcpConsumer:
     """Used by mqd.Consumer when the broker is on another host. Raises KafkaException as
-    confluent_kafka.Consumer does. `owner`: whom callbacks are given.
+    confluent_kafka.Consumer does. `owner`: the consumer that callbacks get.
 
-    With enable.auto.offset.store (the default) this class stores offsets, not librdkafka: that
-    would count records held here, received along with a batch, as returned.
+    With enable.auto.offset.store (the default) this class stores offsets instead of librdkafka,
+    which would count records that are still buffered here as returned.
     """
 
     transport = "tcp"
@@ -59,9 +59,9 @@ class TcpConsumer:
             self._consumer = consumer = OpeningConsumer(given, settings.encryption, **more)
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
-        self._held: list[Any] = []  # taken along with a batch, and of another partition than that
-        # where partitions continue that were paused with records here: librdkafka knows no position
-        # until it hands out the next one
+        self._held: list[Any] = []  # taken together with a batch, but from another partition
+        # where paused partitions with buffered records continue: librdkafka has no position until it
+        # returns the next record
         self._paused_at: dict[tuple[str, int], int] = {}
         # by the latest take(): stored by the next call, unless they are returned
         self._taken: list[Any] = []

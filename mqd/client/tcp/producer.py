@@ -1,8 +1,8 @@
 """The producer over TCP: confluent_kafka's (librdkafka), with produce_batch over it and a callable
 as partitioner.
 
-Where both have a method nothing stands in between: `produce`, `poll` and the rest are the bound
-methods of librdkafka's Producer.
+Common methods have no wrapper: `produce`, `poll` and others are the bound methods of librdkafka's
+Producer.
 """
 
 from __future__ import annotations

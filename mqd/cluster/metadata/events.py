@@ -194,7 +194,7 @@ class Publish(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()  # consumer groups whose configuration has changed
     client_quotas_changed: bool = False
     features_changed: bool = False
-    # For topics in `topics` of which only these partitions changed; a topic that is missing here
+    # For topics in `topics` if only these of their partitions changed; a topic that is missing here
     # changed as a whole.
     partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()
     # Topics that lost their partitions from this index on, in their earlier state (also in

@@ -161,7 +161,7 @@ class LogTail:
         self, batch: Batch, removed: tuple[TopicState, ...], vanishing: tuple[tuple[TopicState, int], ...]
     ) -> Publish:
         names: dict[str, None] = {}
-        partial: dict[str, dict[int, None]] = {}  # topics of which only these partitions changed
+        partial: dict[str, dict[int, None]] = {}  # topics and their changed partitions
         whole: set[str] = set()
         broker_config, brokers_changed, groups = None, False, []
         subscriptions: list[str] = []

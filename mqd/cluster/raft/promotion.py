@@ -28,7 +28,7 @@ def key_of(broker: BrokerState) -> ReplicaKey | None:
 def candidates(voters: Voters, brokers: Iterable[BrokerState], course: int) -> list[Voter]:
     """Hosts in service, reachable by the others and not voters yet; lowest node id first. Empty if
     there are not enough hosts for three, or if no growth is wanted. `course`: the history of the
-    number of voters. Two voters of which one was added are growing; two founding voters, or one or
+    number of voters. Two voters are growing if one of them was added; two founding voters, or one or
     two that are left, are deliberate.
     """
     count = len(voters)

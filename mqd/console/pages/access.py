@@ -57,7 +57,7 @@ def _user(name: str, known: list[tuple[int, int]]) -> tuple[str, ...]:
 
 
 def _quota(entity: Entity, values: dict[str, Any]) -> tuple[str, ...]:
-    """User, client id, address ("": it is of all of them), then the limits."""
+    """User, client id, address ("": all), then the limits."""
     names = (DEFAULT if entity[kind] is None else entity[kind] or "" for kind in access.NOUNS if kind in entity)
     by_kind = dict(zip((kind for kind in access.NOUNS if kind in entity), names, strict=True))
     limits = (access.quota_text(key, values[key]) if key in values else "–" for key in access.QUOTA_KEYS.values())

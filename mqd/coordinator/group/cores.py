@@ -1,5 +1,5 @@
-"""Builds the cores of groups and loads their records. Committed offsets, of which there may be a
-million, take a faster path than one call each.
+"""Builds the cores of groups and loads their records. Committed offsets, up to a
+million of them, take a faster path than one call each.
 
 A record with an unreadable value is detected here, not when a client requests it.
 """

@@ -8,7 +8,7 @@
     5          ConsumerGroupMemberMetadata                 member: its subscription
     6          ConsumerGroupTargetAssignmentMetadata       KIP-848 group: the epoch of the target assignment
     7          ConsumerGroupTargetAssignmentMember         member: its target assignment
-    8          ConsumerGroupCurrentMemberAssignment        member: what it holds
+    8          ConsumerGroupCurrentMemberAssignment        member: its partitions
     10         ShareGroupMemberMetadata                    member of a share group: what it subscribes to
     11         ShareGroupMetadata                          share group (KIP-932): its epoch
     12         ShareGroupTargetAssignmentMetadata          share group: the epoch of the target assignment

@@ -16,10 +16,10 @@ Invariants (check())
     P5  with updates since the last snapshot the timer of the next one is armed
 Bounds: RUNS_MAX runs, above which a write that adds some is refused: the snapshot is one record.
 
-Source: Kafka's own behaviour, down to which error has precedence. Differences: a start offset that
+Source: Kafka's own behaviour, including the precedence of errors. Differences: a start offset that
 is lower than the current one is ignored (P2), and so are state batches below it; an initialization
-without a start offset in the state epoch that is current changes nothing: it is one that was
-repeated, and its state may have been used since.
+without a start offset in the current state epoch changes nothing: it is a repetition, and the state
+may have been used since.
 """
 
 from __future__ import annotations

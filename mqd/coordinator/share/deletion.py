@@ -25,8 +25,8 @@ TopicPartition = tuple[bytes, int]  # topic id, partition
 
 
 class Starts(NamedTuple):
-    """What one host answers: the partitions of `__share_group_state` whose states it has, and by
-    partition of the topics the lowest start offset of its groups, UNINITIALIZED if one has none.
+    """The response of one host: the partitions of `__share_group_state` whose states it has, and the
+    lowest start offset of its groups by partition of the topics, UNINITIALIZED if one has none.
     """
 
     places: frozenset[int]

@@ -16,7 +16,7 @@ BATCH_OVERHEAD_BYTES = 61
 
 
 class Source(NamedTuple):
-    """Where the records come from, and for which group."""
+    """The source of the records, and the group."""
 
     topic: str
     partition: int
@@ -25,7 +25,7 @@ class Source(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """What a letter takes from its record."""
+    """The parts of a record that its letter copies."""
 
     key: bytes | None = None
     value: bytes | None = None
@@ -57,14 +57,14 @@ def size_max(record: Record) -> int:
 def letter_records(
     source: Source, letters: Sequence[Letter], copied: dict[int, Copied], now_ms: int, batch_bytes_max: int
 ) -> list[Record]:
-    """`copied`: of the records that are copied, by offset. A letter that would be larger than a batch
-    may be has its own headers alone.
+    """`copied`: the copied records, by offset. A letter that would exceed the maximum size of a batch has
+    only its own headers.
     """
     found = []
     for letter in letters:
         own = headers_of(source, letter)
         origin = copied.get(letter.offset, Copied())
-        # one that was a dead letter before says what became of it last
+        # a record that was a dead letter before has only the latest headers
         kept = [header for header in origin.headers if not header[0].startswith(PREFIX)]
         record = Record(key=origin.key, value=origin.value, headers=[*kept, *own], timestamp_ms=now_ms)
         if size_max(record) + BATCH_OVERHEAD_BYTES > batch_bytes_max:

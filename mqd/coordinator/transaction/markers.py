@@ -113,7 +113,7 @@ class _Job:
 
 class Markers:
     """`exists(topic, partition)`: whether an open transaction may remain in the partition, or in
-    the one that has taken its records.
+    the partition that has taken its records.
     """
 
     def __init__(self, append: Append, exists: Callable[[str, int], bool], offset_commits: OffsetCommits) -> None:

@@ -30,7 +30,7 @@ static int check_options(const int64_t *bases, const struct mqd_compact_options 
                                                        "to clean, and a load factor");
 }
 
-/* Among the segments to clean: the one that holds the offset, or the first. */
+/* The segment to clean that holds the offset, or the first. */
 static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = 0;

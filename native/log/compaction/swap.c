@@ -284,7 +284,7 @@ static int64_t swap_offset_of(const char *name)
 }
 
 /* The first one found; -1 none; -2 mqd_error set. There is at most one, except in a directory
- * assembled by hand. */
+ * assembled manually. */
 static int64_t find_swap(const char *directory)
 {
     DIR *stream = opendir(directory);

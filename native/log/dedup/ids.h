@@ -52,7 +52,7 @@ struct mqd_ids {
 enum mqd_id_state {
     MQD_ID_FREE,
     MQD_ID_USED,
-    /* of a transaction that is not decided yet, of another producer than the one that asks */
+    /* of an undecided transaction of another producer */
     MQD_ID_UNDECIDED
 };
 

@@ -112,7 +112,7 @@ int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64
     slot->listed = false; /* if it comes back, it is found */
     mqd_error_set(ENOENT,
                   "%s/%020lld: %s is missing, although the partition table lists it; it may have "
-                  "been removed by hand; restore "
+                  "been removed manually; restore "
                   "it or restart the broker for recovery",
                   slot->path, (long long)base_offset, what);
     return MQD_KAFKA_STORAGE_ERROR;

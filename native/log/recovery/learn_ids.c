@@ -53,7 +53,7 @@ static int learn(struct learning *learning, const struct mqd_batch *batch, int f
     return 0;
 }
 
-/* A damaged batch below the recovery point has no ids that could be read; the walk goes on after it. */
+/* A damaged batch below the recovery point has no readable ids; the walk continues after it. */
 static int walk(struct learning *learning, struct mqd_walk *walk)
 {
     struct mqd_batch batch;

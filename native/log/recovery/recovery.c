@@ -1,8 +1,8 @@
 /* mqd_partition_open: finds the segments and the log's end, and ensures that everything is on disk.
  * Rules: log/recovery/recovery.h.
  *
- * Segments in order: those below the trusted boundary only get their index completed; the one that
- * contains the boundary, and in checked mode all later ones, are walked. The first segment that
+ * Segments in order: those below the trusted boundary only get their index completed; the segment
+ * with the boundary, and in checked mode all later ones, are walked. The first segment that
  * does not end soundly becomes the active one, truncated; later ones are deleted.
  */
 #include "log/recovery/recovery.h"

@@ -16,8 +16,8 @@ static void complain(struct mqd_reactor *r, struct mqd_followed *followed, const
     if (r->now_ms - followed->complained_ms < COMPLAIN_MS)
         return;
     followed->complained_ms = r->now_ms;
-    mqd_log(r, 4, 0, followed->owned->slot, "following leader %d: %s%s%s; it is tried again",
-            followed->owned->replica->leader, what, detail ? ": " : "", detail ? detail : "");
+    mqd_log(r, 4, 0, followed->owned->slot, "following leader %d: %s%s%s; retrying", followed->owned->replica->leader,
+            what, detail ? ": " : "", detail ? detail : "");
 }
 
 static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)

@@ -78,7 +78,7 @@ struct mqd_answer {
 };
 /* from the length word, which does not count itself */
 void mqd_answer_begin(struct mqd_answer *answer, uint32_t frame_bytes);
-/* Parses the next step at `bytes`, of which *taken were consumed. RECORDS: the caller processes
+/* Parses the next step at `bytes` and consumes *taken of them. RECORDS: the caller processes
  * min(available, answer->records_left) bytes after *taken and reports by mqd_answer_records_taken
  * how many it consumed; until records_left is 0 the next step is RECORDS again. */
 enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *bytes, uint32_t size_bytes,

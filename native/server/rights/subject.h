@@ -47,7 +47,7 @@ struct mqd_subject {
     uint32_t size_bytes;                                /* all of it */
     bool requested;                                     /* the event has been emitted */
     struct mqd_node connections;                        /* by subject_node */
-    struct mqd_node unused_node;                        /* in subjects->unused, the one that was used last at the end */
+    struct mqd_node unused_node;                        /* in subjects->unused, most recently used last */
     uint8_t *tables;                                    /* the next three, one after the other; NULL = not known yet */
     const uint8_t *topics, *transactional_ids, *groups; /* server/rights/rights_table.h */
     uint64_t masks[MQD_SUBJECT_MASK_COUNT];             /* serial number of the topic << 16 | mask, by serial number */

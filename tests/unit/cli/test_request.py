@@ -107,7 +107,7 @@ def test_a_late_answer_is_never_that_to_the_next_request(server: Server) -> None
 
     server.misbehave = another
     with Broker(server.bootstrap) as broker:
-        with pytest.raises(CliError, match="an answer to request"):
+        with pytest.raises(CliError, match="a response to request"):
             names(broker)
         assert names(broker) == ["g2"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqd.cli.common import NobodyReadsError
+from mqd.cli.common import OutputClosedError
 from mqd.cli.verbs import sql
 from tests.unit.cli.unread_stdout import unread
 
@@ -98,7 +98,7 @@ class Query:
 
 
 def test_a_table_that_nobody_reads_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    with unread(monkeypatch), pytest.raises(NobodyReadsError):
+    with unread(monkeypatch), pytest.raises(OutputClosedError):
         sql._show(Frame(3), False, None)  # type: ignore[arg-type]
 
 
@@ -108,6 +108,6 @@ def test_a_live_query_whose_tables_nobody_reads_is_stopped(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pyspark.errors", errors)
     monkeypatch.setattr(sql, "stop_when_interrupted", lambda stop: None)
     query = Query(Frame(3))
-    with unread(monkeypatch), pytest.raises(NobodyReadsError):
+    with unread(monkeypatch), pytest.raises(OutputClosedError):
         sql._follow(SimpleNamespace(writeStream=query), False)  # type: ignore[arg-type]
     assert query.is_stopped and not query.failures

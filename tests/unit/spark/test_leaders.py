@@ -223,7 +223,7 @@ def test_a_peer_that_always_lies(world: World) -> None:
     with pytest.raises(
         MqdReadError,
         match=(
-            "orders-0: no records from offset 0 on .of 0 to 50. within 0.3 s: .*does not answer as a Kafka broker does"
+            "orders-0: no records from offset 0 on .of 0 to 50. within 0.3 s: .*does not respond like a Kafka broker"
         ),
     ):
         _read(world, **{"kafkaConsumer.pollTimeoutMs": "300"})

@@ -7,7 +7,7 @@ coordinator out of the partition.
 
 If the producer's coordinator knows the transaction as ongoing, the coordinator aborts it everywhere
 and fences the producer: a marker without the coordinator's knowledge would split the transaction.
-(Coordinators on other hosts are queried; the one that knows the transaction aborts it.) A marker of
+(Coordinators on other hosts are queried; the transaction's coordinator aborts it.) A marker of
 transactions v2 (KIP-1228) names an epoch above that of the transaction it ends: it does not belong
 to the transaction with that epoch.
 """

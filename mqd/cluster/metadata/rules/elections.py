@@ -100,7 +100,7 @@ def unclean_requested(view: View, topic: TopicState, of_file: bool) -> bool:
 
 
 def chosen_uncleanly(view: View, of_file: bool) -> list[tuple[TopicState, PartitionChange]]:
-    """Leaders for partitions of which no live replica has all records, where
+    """Leaders for partitions without a live replica that has all records, where
     unclean.leader.election.enable allows it. The records that such a leader lacks are lost,
     including acknowledged ones. Partitions with another possible leader are not handled here
     (found_again runs first).

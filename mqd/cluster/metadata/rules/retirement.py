@@ -16,7 +16,7 @@ All retiring partitions take every step together: no count between N and M is ev
 has at most two partitions, never three. Each step raises the leader epoch, which fences the leader
 of the previous step.
 
-From the first step to the last a retired partition has the same replicas and leader as the one that
+From the first step to the last a retired partition has the same replicas and leader as the partition that
 takes its records, so its leader can redirect records within the host. While that is briefly not so
 (the leader of one of them has changed), clients get a retriable error. Moving replicas takes
 longer: redirects.py keeps the two together in the meantime.

@@ -4,7 +4,7 @@ of its offsets. Sans-I/O.
 Epochs are those of a consumer group (consumer/core.py), but members share partitions: none waits
 for another, and a member moves to the target with its next heartbeat. Only share-partitions whose
 state is initialized are assigned. A heartbeat that meets others initializes them: they are
-recorded as initializing, a request goes to the share coordinator (an Effect), and its answer makes
+recorded as initializing, a request goes to the share coordinator (an Effect), and its response makes
 them assignable, in a new epoch. States are deleted in the same two steps.
 
 Invariants (check())
@@ -15,8 +15,8 @@ Invariants (check())
         partition of a subscribed topic has a member
     G4  a share-partition is initializing or initialized, not both; each topic has its name
     G5  each member has a session deadline
-    G6  a reply depends only on records persisted before it; each request is answered once. A change
-        of offsets is answered when the share coordinator has answered
+    G6  a reply depends only on records persisted before it; each request has one reply. The reply
+        to a change of offsets waits for the share coordinator
     G7  while states are being deleted none is initialized
     G8  `described_bytes` and `assigned_count` are the sums over all members
 Bounds: members by group.share.max.size; a heartbeat that changes nothing is O(1) and persists
@@ -112,7 +112,7 @@ class ShareGroup(ModernGroup):
         self.is_deleted = False  # by DeleteGroups: its last records are tombstones
         self.effects: list[Effect] = []
         self.admin = offsets.OffsetsAdmin(self)
-        self._initializing: dict[int, Partitions] = {}  # by token: without an answer yet
+        self._initializing: dict[int, Partitions] = {}  # by token: without a response yet
         self._retry_ms = 0  # of what is initializing
         self._looked_epoch = -1  # in which everything was initialized or initializing
         self._token = 0
@@ -340,7 +340,7 @@ class ShareGroup(ModernGroup):
     # -- states ------------------------------------------------------------------------------------
 
     def _maybe_initialize(self, now_ms: int) -> None:
-        """Initializes partitions that members may get, and again those without an answer for too
+        """Initializes partitions that members may get, and again those without a response for too
         long."""
         late = bool(self.states.initializing) and now_ms >= self._retry_ms
         if (self._looked_epoch == self.epoch and not late) or self.admin.is_deleting:

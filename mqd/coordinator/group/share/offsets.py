@@ -1,7 +1,7 @@
 """Administrators' changes of the offsets of a share group without members: AlterShareGroupOffsets,
 DeleteShareGroupOffsets, DeleteGroups. Each is recorded, then requested from the share coordinator,
-whose answer completes it. A coordinator that is loaded in between has lost the request, but the
-record shows the rest: topics to be deleted are `deleting`, and are deleted again with the next
+whose response completes it. A coordinator that is loaded in between has lost the request, but the
+record shows what is left to do: topics to be deleted are `deleting`, and are deleted again with the next
 request.
 
 Altering raises the group's epoch, which is the state epoch of the initialized share-partitions: a

@@ -1,0 +1,64 @@
+"""Words and phrases that have been removed from the code and the pages stay out of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# tests and perf/native are not read yet
+READ = ("docs", "mqd", "native", "perf", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+LEFT_OUT = ("native/tests/", "perf/native/", "perf/history.jsonl", "mqd/protocol/messages/")
+SUFFIXES = {".py", ".c", ".h", ".md"}
+# archaic words, translated turns, and processes that speak
+PHRASES = re.compile(
+    r"\b(nobody|whoever|whomever|anew|of whom|asked as|in vain|goes on|what it holds|in its stead"
+    r"|not to be had|(?:is|are|was|were|be) told|(?:is|are|was|were) (?:tried|asked) again"
+    r"|(?:at|of) hand|keep[s]? (?:their|its) answers|answers keep)\b",
+    re.IGNORECASE,
+)
+# the break between two lines of a comment: a new line, its indentation, and * of C or # of Python
+JOINED = re.compile(r"\n[ \t]*(?:\*(?!/)|#|//)?[ \t]*")
+
+
+def found(text: str) -> list[str]:
+    return [match.group() for match in PHRASES.finditer(JOINED.sub(" ", text))]
+
+
+def _pages() -> Iterator[Path]:
+    """All files of the tree in git; in a source distribution, all that are there."""
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(["git", "ls-files", *READ], cwd=ROOT, capture_output=True, text=True, check=True)
+        names = listed.stdout.splitlines()
+    else:
+        tops = [ROOT / name for name in READ]
+        names = [str(path.relative_to(ROOT)) for top in tops for path in ([top] if top.is_file() else top.rglob("*"))]
+    for name in names:
+        path = ROOT / name
+        if path.suffix in SUFFIXES and not name.startswith(LEFT_OUT) and path.name != "_native.c" and path.is_file():
+            yield path
+
+
+def test_the_language_is_plain() -> None:
+    assert {str(path.relative_to(ROOT)): phrases for path in _pages() if (phrases := found(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# the worker is told",
+        "/* its successor\n * is\n * told */",
+        "a key that is not\n    to be had",
+        "Nobody waits.",
+    ],
+)
+def test_a_phrase_is_found_also_across_lines(text: str) -> None:
+    assert found(text)
+
+
+def test_plain_text_passes() -> None:
+    assert not found("The response is sent again; no client waits for it, and the rest is handed out.")
