@@ -263,11 +263,17 @@ def all_groups(cluster: Cluster) -> list[Group]:
 
 def names(bootstrap: str) -> list[str]:
     with Cluster(bootstrap) as cluster:
-        return sorted(
-            one.group_id
-            for broker in cluster.nodes()
-            for one in broker.request(LIST_GROUPS, ListGroupsRequest()).groups
-        )
+        return listed_names(cluster)
+
+
+def listed_names(cluster: Cluster) -> list[str]:
+    """Of groups of every type. Raises CliError when a coordinator is loading its groups."""
+    found = set()
+    for broker in cluster.nodes():
+        answer = broker.request(LIST_GROUPS, ListGroupsRequest())
+        check("groups", answer.error_code, None)
+        found |= {one.group_id for one in answer.groups}
+    return sorted(found)
 
 
 class Commit(msgspec.Struct):

@@ -39,6 +39,7 @@ COMMANDS = {
     "topic": ("mqd.cli.verbs.topic", "Create, list, describe, alter and delete topics."),
     "config": ("mqd.cli.verbs.config", "Show and change the configuration of topics and brokers."),
     "group": ("mqd.cli.verbs.group", "List, describe, delete consumer groups, and move their offsets."),
+    "queue": ("mqd.cli.redrive.command", "Move dead letters back to the topics they came from."),
     "txn": ("mqd.cli.verbs.txn", "List, describe and abort transactions; find those that hang."),
     "quota": ("mqd.cli.verbs.quota", "Show and change how much clients may produce, fetch and ask."),
     "acl": ("mqd.cli.verbs.acl", "Allow or deny what clients do, show why, and test the rules."),

@@ -1,0 +1,100 @@
+"""`mqd queue`: redrive."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqd.cli.common import CliError, Settings, complete_topic, emit_json, emit_table, error_line, options
+from mqd.cli.records import parse_time
+from mqd.cli.redrive.plan import REASONS, Filter
+
+if TYPE_CHECKING:
+    from mqd.cli.redrive.moving import Outcome
+
+
+@click.group(help="Move dead letters back to the topics they came from.")
+def command() -> None:
+    pass
+
+
+@command.command(
+    epilog="TIME: 2026-01-31T12:00, milliseconds since 1970, or -15m. It is the letter's time, not its record's."
+)
+@options
+@click.argument("topic", metavar="DEAD_LETTER_TOPIC", shell_complete=complete_topic)
+@click.option("--group", default="", metavar="GROUP", help="Only letters of this share group.")
+@click.option("--source", default="", metavar="TOPIC", help="Only letters of records of this topic.")
+@click.option("--reason", type=click.Choice(list(REASONS)), help="Only rejected records, or those out of deliveries.")
+@click.option("--since", metavar="TIME", help="Only letters of this time or later.")
+@click.option("--until", metavar="TIME", help="Only letters before this time.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Move at most so many records.")
+@click.option("--rate", type=click.IntRange(1), metavar="N", help="Move at most so many records a second.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
+def redrive(
+    settings: Settings,
+    topic: str,
+    group: str,
+    source: str,
+    reason: str | None,
+    since: str | None,
+    until: str | None,
+    limit: int | None,
+    rate: int | None,
+    dry_run: bool,
+) -> None:
+    """Move the records of dead letters back to the topics they came from.
+
+    Takes the letters that are in DEAD_LETTER_TOPIC now and were not moved before. If it is killed,
+    the same command resumes it; each record is moved once for consumers with read_committed. Every
+    share group of the source topic gets the record, not only the one that gave it up.
+    """
+    from mqd.cli.redrive.moving import Redrive
+
+    now = datetime.now().astimezone()
+    chosen = Filter(
+        group, source, reason or "", parse_time(since, now) if since else 0, parse_time(until, now) if until else 0
+    )
+    problem: CliError | None = None
+    with Redrive(settings.bootstrap, topic, chosen, dry_run) as running:
+        try:
+            running.run(limit, rate)
+        except CliError as stopped:  # what was moved before is shown
+            problem = stopped
+    if settings.json:
+        emit_json({"topic": topic, "dry_run": dry_run, "group": running.group, **_json(running.outcome)})
+    else:
+        _show(topic, running.outcome, dry_run)
+    if problem is not None:
+        raise problem
+
+
+def _json(outcome: "Outcome") -> dict[str, Any]:
+    return {
+        "moved": [
+            {"topic": topic, "group": group, "message": message, "records": count}
+            for (topic, group, message), count in sorted(outcome.moved.items())
+        ],
+        "not_moved": [
+            {
+                "reason": why,
+                "letters": count,
+                "first": dict(zip(("partition", "offset"), outcome.first_refused[why], strict=True)),
+            }
+            for why, count in sorted(outcome.refused.items())
+        ],
+        "moved_before": outcome.moved_before,
+        "not_selected": outcome.not_selected,
+    }
+
+
+def _show(topic: str, outcome: "Outcome", is_dry_run: bool) -> None:
+    if outcome.moved:
+        rows = [(*what, count) for what, count in sorted(outcome.moved.items())]
+        emit_table(("TOPIC", "GROUP", "WHY IT WAS DEAD", "RECORDS"), rows)
+    count = outcome.moved.total()
+    records = f"{count} record{'s' * (count != 1)}"
+    click.echo(f"nothing was changed; {records} would be moved" if is_dry_run else f"{records} moved")
+    for why, letters in sorted(outcome.refused.items()):
+        index, offset = outcome.first_refused[why]
+        error_line(f"{letters} not moved, {why} ({topic}-{index} offset {offset}{' first' * (letters > 1)})")

@@ -1,0 +1,399 @@
+"""Redrives a dead-letter topic with librdkafka: plan.py decides what becomes of each letter.
+
+One transaction writes a batch of records and commits the positions after their letters. The
+transactional id names the topic only: a redrive fences an earlier one of the same topic, with any
+filter, and ends its open transaction before it reads positions. So a redrive that was killed is
+resumed by running it again, and each record is written once for readers with read_committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from mqd.base.dead_letters import ENABLED
+from mqd.cli.broker_lookup import GROUP, Cluster
+from mqd.cli.common import CliError
+from mqd.cli.group_listing import commits, listed_names
+from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, base_config, explain_kafka, metadata
+from mqd.cli.redrive import plan
+from mqd.cli.redrive.plan import Earlier, Filter, New, Origin, Stored
+
+BATCH = 500  # records of a transaction
+ATTEMPTS = 3  # of a transaction that has to be aborted, other than for a record that is refused
+TRANSACTION_TIMEOUT_MS = 30_000  # for so long a killed redrive holds up readers with read_committed
+PATIENCE_S = 60.0
+COORDINATORS_S = 15.0
+NEAR = 1000  # source records so close together are read on, not looked up
+_TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+
+
+class Source(NamedTuple):
+    """A topic that letters came from."""
+
+    partitions: int
+    takes_letters: bool
+
+
+class Outcome:
+    """`moved`: (topic, group, message) -> how many. `refused`: why -> how many, and the first."""
+
+    def __init__(self) -> None:
+        self.moved: Counter[tuple[str, str, str]] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.first_refused: dict[str, tuple[int, int]] = {}
+        self.not_selected = 0
+        self.moved_before = 0  # by a redrive with another filter
+
+    def refuse(self, letter: Stored, why: str) -> None:
+        self.refused[why] += 1
+        self.first_refused.setdefault(why, (letter.partition, letter.offset))
+
+
+class _Letter(NamedTuple):
+    letter: Stored
+    origin: Origin
+    source: Source
+
+
+def stored(message: Any) -> Stored:
+    return Stored(
+        message.partition(),
+        message.offset(),
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+    )
+
+
+class Redrive:
+    """`with Redrive(...) as one: one.run(...)`. Not thread-safe. Raises CliError, KafkaException."""
+
+    def __init__(self, bootstrap: str, topic: str, chosen: Filter, is_dry_run: bool) -> None:
+        self.topic, self.chosen, self.is_dry_run = topic, chosen, is_dry_run
+        self.group = plan.group_of(topic, chosen)
+        self.outcome = Outcome()
+        self._bootstrap = bootstrap
+        self._consumer = _consumer(bootstrap, self.group, "read_committed")
+        self._sources = SourceReader(bootstrap)
+        self._writer = None if is_dry_run else Writer(bootstrap, topic, self._consumer)
+        self._earlier: list[Earlier] = []
+        self._positions: dict[int, int] = {}  # after the letters that are done with, if not committed
+        self._ends: dict[int, int] = {}  # of partitions that are not read to their end
+        self._waiting: deque[Any] = deque()
+        self._problem: CliError | None = None
+
+    def __enter__(self) -> Redrive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+        self._sources.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def run(self, limit: int | None, rate: int | None) -> None:
+        """Moves the letters that are there now, at most `limit`, at most `rate` a second."""
+        partitions = sorted(metadata(self._consumer, self.topic).topics[self.topic].partitions)
+        if self._writer is not None:
+            self._writer.begin()
+        self._begin(partitions)
+        count, started_s = 0, time.monotonic()
+        while (self._ends or self._waiting) and self._problem is None and (limit is None or count < limit):
+            room = min(BATCH, rate or BATCH, BATCH if limit is None else limit - count)
+            records = self._records(self._take(room))
+            if records:
+                self._commit(records)
+                count += len(records)
+                if rate is not None and not self.is_dry_run:
+                    time.sleep(max(0.0, started_s + count / rate - time.monotonic()))
+        self._commit([])
+        if self._problem is not None:
+            raise self._problem
+
+    # -- letters -----------------------------------------------------------------------------------
+
+    def _begin(self, partitions: list[int]) -> None:
+        """Finds where to read on, and how far."""
+        own: dict[int, int] = {}
+        for chosen, positions in self._all_positions():
+            if chosen == self.chosen:
+                own = positions
+            else:
+                self._earlier.append(Earlier(chosen, positions))
+        starts = []
+        for index in partitions:
+            first, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, index), REQUEST_TIMEOUT_S)
+            start = max(first, own.get(index, 0))
+            if start < end:
+                self._ends[index] = end
+                starts.append(TopicPartition(self.topic, index, start))
+        self._consumer.assign(starts)
+
+    def _all_positions(self) -> list[tuple[Filter, dict[int, int]]]:
+        """Of every redrive of this topic."""
+        deadline = time.monotonic() + COORDINATORS_S
+        while True:
+            try:
+                with Cluster(self._bootstrap) as cluster:
+                    with cluster.every_coordinator(GROUP):
+                        names = listed_names(cluster)
+                    known = [
+                        (name, chosen) for name in names if (chosen := plan.filter_of(name, self.topic)) is not None
+                    ]
+                    return [(chosen, self._positions_of(cluster, name)) for name, chosen in known]
+            except CliError:  # coordinators are changing, or are created by the first client that needs one
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)  # there is no notification
+
+    def _positions_of(self, cluster: Cluster, group: str) -> dict[int, int]:
+        return {index: one.offset for (topic, index), one in commits(cluster, group).items() if topic == self.topic}
+
+    def _fill(self) -> None:
+        """Waits for messages."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._ends and not self._waiting:
+            messages: list[Any] = self._consumer.consume(BATCH, 0.5)
+            for message in messages:
+                error, index = message.error(), message.partition()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    if error.code() not in _TRANSIENT:
+                        raise KafkaException(error)
+                elif error is not None or message.offset() >= self._ends.get(index, 0):
+                    self._ends.pop(index, None)
+                else:
+                    self._waiting.append(message)
+            if time.monotonic() > deadline:
+                raise CliError(
+                    f"topic {self.topic}: nothing comes from partition {min(self._ends, default=0)} (mqd cluster status)"
+                )
+
+    def _take(self, room: int) -> list[_Letter]:
+        """The next letters to be moved."""
+        found: list[_Letter] = []
+        self._fill()
+        while self._waiting and len(found) < room:
+            letter = stored(self._waiting[0])
+            origin = plan.origin_of(letter)
+            if origin is None:
+                self.outcome.refuse(letter, plan.NO_LETTER)
+            elif not self.chosen.selects(letter, origin):
+                self.outcome.not_selected += 1
+            elif plan.is_moved(letter, origin, self._earlier):
+                self.outcome.moved_before += 1
+            else:
+                source = self._sources.topic(origin.topic)
+                if source is None:  # its letters are not passed: the topic may be created
+                    self._problem = CliError(
+                        f"stopped at {self.topic}-{letter.partition} offset {letter.offset}: its record came from topic"
+                        f" {origin.topic}, which does not exist; create it and redrive again, or redrive the letters of"
+                        " another topic (--source)"
+                    )
+                    break
+                found.append(_Letter(letter, origin, source))
+            self._positions[letter.partition] = letter.offset + 1
+            self._waiting.popleft()
+        return found
+
+    def _records(self, letters: list[_Letter]) -> list[New]:
+        wanted: dict[tuple[str, int], set[int]] = {}
+        for letter, origin, source in letters:
+            if plan.needs_source(letter) and not source.takes_letters and origin.partition < source.partitions:
+                wanted.setdefault((origin.topic, origin.partition), set()).add(origin.offset)
+        read = self._sources.read(wanted)
+        records = []
+        for letter, origin, source in letters:
+            record = read.get((origin.topic, origin.partition, origin.offset))
+            new = plan.record_of(letter, origin, record, source.takes_letters)
+            if isinstance(new, str):
+                self.outcome.refuse(letter, new)
+                continue
+            self.outcome.moved[(origin.topic, origin.group, origin.message)] += 1
+            records.append(new if origin.partition < source.partitions else new._replace(partition=-1))
+        return records
+
+    def _commit(self, records: list[New]) -> None:
+        if self._writer is not None and self._positions:
+            self._writer.commit(records, self._positions)
+        self._positions = {}
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+class Writer:
+    def __init__(self, bootstrap: str, topic: str, consumer: Consumer) -> None:
+        self._topic, self._consumer = topic, consumer
+        self._failure: Any = None  # of a record: (error, its topic)
+        config = {
+            "transactional.id": plan.GROUP_PREFIX + topic,
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "message.max.bytes": 1_000_000_000,  # topics have their own limits
+            "linger.ms": 5,
+            "on_delivery": self._on_delivery,
+        }
+        self._producer = Producer(base_config(bootstrap) | config)
+        self._is_open = False
+
+    def begin(self) -> None:
+        """Ends another redrive of the topic."""
+        self._call(self._producer.init_transactions)
+
+    def commit(self, records: Iterable[New], positions: dict[int, int]) -> None:
+        records = list(records)
+        offsets = [TopicPartition(self._topic, index, offset) for index, offset in sorted(positions.items())]
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._transaction(records, offsets)
+                return
+            except KafkaException as problem:
+                error = problem.args[0]
+                if error.fatal() or not error.txn_requires_abort():
+                    raise CliError(self._explained(problem)) from None
+                self._call(self._producer.abort_transaction)
+                self._is_open = False
+                if self._failure is not None or attempt == ATTEMPTS:
+                    raise CliError(self._explained(problem)) from None
+
+    def _transaction(self, records: list[New], offsets: list[TopicPartition]) -> None:
+        self._failure = None
+        self._producer.begin_transaction()
+        self._is_open = True
+        for one in records:
+            self._producer.produce(one.topic, one.value, one.key, one.partition, headers=list(one.headers))
+        self._call(
+            lambda timeout_s: self._producer.send_offsets_to_transaction(
+                offsets, self._consumer.consumer_group_metadata(), timeout_s
+            )
+        )
+        self._call(self._producer.commit_transaction)
+        self._is_open = False
+
+    def _call(self, step: Callable[[float], Any]) -> None:
+        """Repeats what librdkafka allows to be repeated."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                step(REQUEST_TIMEOUT_S)
+                return
+            except KafkaException as problem:
+                error = problem.args[0]
+                if not error.retriable() or error.txn_requires_abort() or time.monotonic() > deadline:
+                    raise
+
+    def _on_delivery(self, error: Any, message: Any) -> None:
+        # the others of its transaction are purged
+        if error is not None and self._failure is None and error.code() != KafkaError._PURGE_QUEUE:
+            self._failure = (error, message.topic())
+
+    def _explained(self, problem: KafkaException) -> str:
+        if problem.args[0].code() in (
+            KafkaError._FENCED,
+            KafkaError.PRODUCER_FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+        ):
+            return f"another redrive of {self._topic} has begun, and this one has ended; what it has moved stays moved"
+        if self._failure is not None:
+            error, topic = self._failure
+            return f"topic {topic}: {explain_kafka(KafkaException(error))[0]}; redrive again to resume"
+        return f"{explain_kafka(problem)[0]}; redrive again to resume"
+
+    def close(self) -> None:
+        if self._is_open:  # interrupted: readers need not wait for the time-out
+            with contextlib.suppress(KafkaException):
+                self._producer.abort_transaction(5.0)
+
+
+# -- source topics ---------------------------------------------------------------------------------
+
+
+class SourceReader:
+    """Looks up topics and records that letters are about. Records are read whether committed or not:
+    a share group may have been given either.
+    """
+
+    def __init__(self, bootstrap: str) -> None:
+        self._consumer = _consumer(bootstrap, "mqd-cli", "read_uncommitted")
+        self._admin: AdminClient = admin_client(bootstrap)
+        self._topics: dict[str, Source | None] = {}
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def topic(self, name: str) -> Source | None:
+        """None: there is no such topic."""
+        if name not in self._topics:
+            self._topics[name] = self._look_up(name)
+        return self._topics[name]
+
+    def _look_up(self, name: str) -> Source | None:
+        found = self._consumer.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics[name]
+        if found.error is not None:
+            if found.error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
+                return None
+            raise KafkaException(found.error)
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        entry = self._admin.describe_configs([resource])[resource].result(REQUEST_TIMEOUT_S).get(ENABLED)
+        return Source(len(found.partitions), entry is not None and entry.value == "true")
+
+    def read(self, wanted: dict[tuple[str, int], set[int]]) -> dict[tuple[str, int, int], Stored]:
+        """By topic, partition and offset, those that are still there."""
+        return {
+            (topic, index, one.offset): one
+            for (topic, index), offsets in wanted.items()
+            for one in self._read_partition(topic, index, offsets)
+        }
+
+    def _read_partition(self, topic: str, index: int, offsets: set[int]) -> list[Stored]:
+        first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, index), REQUEST_TIMEOUT_S)
+        left = deque(sorted(offset for offset in offsets if first <= offset < end))
+        found: list[Stored] = []
+        deadline = time.monotonic() + PATIENCE_S
+        at = -NEAR - 1
+        while left:
+            if left[0] - at > NEAR:
+                at = left[0]
+                self._consumer.assign([TopicPartition(topic, index, at)])
+            messages: list[Any] = self._consumer.consume(100, 0.5)
+            for message in messages:
+                error = message.error()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    left.clear()
+                elif error is not None:
+                    if error.code() not in _TRANSIENT:
+                        raise KafkaException(error)
+                else:
+                    at = message.offset()
+                    while left and left[0] < at:  # compacted
+                        left.popleft()
+                    if left and left[0] == at:
+                        found.append(stored(message))
+                        left.popleft()
+                    deadline = time.monotonic() + PATIENCE_S
+            if left and time.monotonic() > deadline:
+                raise CliError(f"topic {topic}: nothing comes from partition {index} (mqd cluster status)")
+        self._consumer.unassign()
+        return found
+
+
+def _consumer(bootstrap: str, group: str, isolation: str) -> Consumer:
+    config = {
+        "group.id": group,
+        "isolation.level": isolation,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
+        "fetch.wait.max.ms": 100,
+        "queued.max.messages.kbytes": 16_384,
+        "check.crcs": True,
+    }
+    return Consumer(base_config(bootstrap) | config)

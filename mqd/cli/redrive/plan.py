@@ -1,0 +1,166 @@
+"""What a redrive does with each dead letter. Pure.
+
+A redrive reads a dead-letter topic with a filter. Its positions are committed offsets of a group
+whose name contains both (`group_of`), so that a redrive with another filter does not skip letters
+that the first has passed. A letter that both filters select is moved once: `is_moved` also looks at
+the positions of the topic's other redrives.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from mqd.coordinator.share.letter_records import EXHAUSTED, PREFIX, REJECTED
+
+GROUP_PREFIX = "mqd-redrive:"  # then topic, and "?" and the filter: neither a topic nor a quoted value has ? or &
+COUNT = "mqd-redriven"  # header: how often the record was redriven
+COUNT_MAX = 3
+REASONS = {"rejected": REJECTED, "exhausted": EXHAUSTED}
+NEWER_MS = 60_000  # by how much a producer's clock may be ahead of the broker's
+
+# why a letter is not moved
+NO_LETTER = "no dead letter: its headers name no record"
+LOOP = "its source topic takes dead letters itself"
+TOO_OFTEN = f"already redriven {COUNT_MAX} times"
+GONE = "written without its record, and the source topic no longer has it"
+REPLACED = "written without its record, and the source topic has a newer one at that offset"
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Stored(NamedTuple):
+    """A record of a topic."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Origin(NamedTuple):
+    """What a letter's headers say."""
+
+    topic: str
+    partition: int
+    offset: int
+    group: str
+    message: str
+
+
+class New(NamedTuple):
+    """To be written. It belongs in the partition it came from, if that still exists."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Filter(NamedTuple):
+    """Which letters; a field that is empty or 0 selects all. Times are those of the letters:
+    `since_ms` is included, `until_ms` is not.
+    """
+
+    group: str = ""
+    topic: str = ""
+    reason: str = ""  # of REASONS
+    since_ms: int = 0
+    until_ms: int = 0
+
+    def selects(self, letter: Stored, origin: Origin) -> bool:
+        return (
+            self.group in ("", origin.group)
+            and self.topic in ("", origin.topic)
+            and (not self.reason or REASONS[self.reason] == origin.message)
+            and self.since_ms <= letter.timestamp_ms
+            and (not self.until_ms or letter.timestamp_ms < self.until_ms)
+        )
+
+
+class Earlier(NamedTuple):
+    """Another redrive of the topic: letters below its positions (by partition) are done."""
+
+    filter: Filter
+    positions: Mapping[int, int]
+
+
+def group_of(topic: str, chosen: Filter) -> str:
+    """The group whose committed offsets are the positions of this redrive."""
+    given = {name: value for name, value in chosen._asdict().items() if value}
+    return f"{GROUP_PREFIX}{topic}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+
+
+def filter_of(group: str, topic: str) -> Filter | None:
+    """The filter of a redrive of `topic`. None: the group is not that of one."""
+    name, _, query = group.partition("?")
+    if name != GROUP_PREFIX + topic:
+        return None
+    try:
+        given = dict(urllib.parse.parse_qsl(query, strict_parsing=bool(query)))
+        since_ms, until_ms = int(given.get("since_ms", 0)), int(given.get("until_ms", 0))
+        found = Filter(given.get("group", ""), given.get("topic", ""), given.get("reason", ""), since_ms, until_ms)
+    except ValueError:
+        return None
+    return found if group_of(topic, found) == group and found.reason in ("", *REASONS) else None
+
+
+def origin_of(letter: Stored) -> Origin | None:
+    """None: it is no dead letter."""
+    found = {name.removeprefix(PREFIX): value or b"" for name, value in letter.headers if name.startswith(PREFIX)}
+    try:
+        partition, offset = int(found["partition"]), int(found["offset"])
+        topic, group, message = (found[name].decode() for name in ("topic", "group", "message"))
+    except (KeyError, ValueError):  # UnicodeDecodeError is one
+        return None
+    return Origin(topic, partition, offset, group, message) if topic and partition >= 0 and offset >= 0 else None
+
+
+def is_moved(letter: Stored, origin: Origin, earlier: Iterable[Earlier]) -> bool:
+    """Whether another redrive is done with it."""
+    return any(
+        letter.offset < one.positions.get(letter.partition, 0) and one.filter.selects(letter, origin) for one in earlier
+    )
+
+
+def needs_source(letter: Stored) -> bool:
+    """Whether the record has to be read from its topic. A copy of a record without key, value and
+    headers looks the same, and is the same.
+    """
+    return letter.key is None and letter.value is None and not _own(letter.headers)
+
+
+def record_of(letter: Stored, origin: Origin, source: Stored | None, takes_letters: bool) -> New | str:
+    """What to write, or why nothing is. `source`: the record, where it is needed and still there.
+    `takes_letters`: the source topic takes dead letters. A record that is moved there would become
+    a dead letter without headers, or, over two topics, be redriven in a circle.
+    """
+    if takes_letters:
+        return LOOP
+    if needs_source(letter):
+        if source is None:
+            return GONE
+        if source.timestamp_ms > letter.timestamp_ms + NEWER_MS:  # the topic was deleted and created again
+            return REPLACED
+    else:
+        source = letter
+    count = _count(source.headers)
+    if count >= COUNT_MAX:
+        return TOO_OFTEN
+    headers = (*_own(source.headers), (COUNT, b"%d" % (count + 1)))
+    return New(origin.topic, origin.partition, source.key, source.value, headers)
+
+
+def _own(headers: Headers) -> Headers:
+    """Those of the application."""
+    return tuple(one for one in headers if one[0] != COUNT and not one[0].startswith(PREFIX))
+
+
+def _count(headers: Headers) -> int:
+    """What is not a number was not written by a redrive."""
+    texts = [value or b"" for name, value in headers if name == COUNT]
+    return max((int(text) for text in texts if text.isdigit() and len(text) < 10), default=0)

@@ -1,0 +1,152 @@
+"""What `mqd queue redrive` does with each letter."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis
+import pytest
+from hypothesis import strategies as some
+
+from mqd.cli.redrive import plan
+from mqd.cli.redrive.plan import Earlier, Filter, New, Origin, Stored
+from mqd.coordinator.share.letter_records import Copied, Source, letter_records
+from mqd.coordinator.share.letters import Letter
+from tests.tiers import examples
+
+NOW_MS = 1_000_000
+
+
+@dataclasses.dataclass
+class Written:
+    """A letter as the broker writes it."""
+
+    copied: Copied = Copied(b"key", b"value", (("own", b"1"), ("own", b"2")))
+    deliveries: int = 1
+    offset: int = 7
+
+    def letter(self) -> Stored:
+        source = Source("jobs", 2, "workers", delivery_limit=5)
+        (one,) = letter_records(
+            source, [Letter(41, self.deliveries)], {41: self.copied}, NOW_MS, batch_bytes_max=1 << 20
+        )
+        return Stored(1, self.offset, one.timestamp_ms, one.key, one.value, tuple(one.headers))
+
+
+ORIGIN = Origin("jobs", 2, 41, "workers", plan.REJECTED)
+
+
+def record(letter: Stored, source: Stored | None = None, takes_letters: bool = False) -> New | str:
+    origin = plan.origin_of(letter)
+    assert origin is not None
+    return plan.record_of(letter, origin, source, takes_letters)
+
+
+def test_a_copied_letter_becomes_its_record_again() -> None:
+    letter = Written().letter()
+    assert plan.origin_of(letter) == ORIGIN and not plan.needs_source(letter)
+    assert record(letter) == New("jobs", 2, b"key", b"value", (("own", b"1"), ("own", b"2"), ("mqd-redriven", b"1")))
+
+
+def test_each_redrive_is_counted_and_the_fourth_refused() -> None:
+    headers: tuple[tuple[str, bytes | None], ...] = (("own", b"1"),)
+    for count in (1, 2, 3):
+        new = record(Written(Copied(None, b"value", headers)).letter())
+        assert isinstance(new, New) and new.headers == (("own", b"1"), ("mqd-redriven", b"%d" % count))
+        headers = new.headers
+    assert record(Written(Copied(None, b"value", headers)).letter()) == plan.TOO_OFTEN
+
+
+@pytest.mark.parametrize("text", [b"many", b"", None, b"-5", b"9" * 5000])
+def test_a_count_that_no_redrive_has_written_is_none(text: bytes | None) -> None:
+    new = record(Written(Copied(None, b"value", (("mqd-redriven", text),))).letter())
+    assert isinstance(new, New) and new.headers == (("mqd-redriven", b"1"),)
+
+
+def test_a_letter_without_copy_takes_the_source_record() -> None:
+    letter = Written(Copied()).letter()
+    assert plan.needs_source(letter)
+    source = Stored(2, 41, NOW_MS - 1, b"k", None, (("own", b"3"), ("mqd-redriven", b"1")))
+    assert record(letter, source) == New("jobs", 2, b"k", None, (("own", b"3"), ("mqd-redriven", b"2")))
+    assert record(letter, source._replace(headers=(("mqd-redriven", b"3"),))) == plan.TOO_OFTEN
+    assert record(letter) == plan.GONE
+    assert record(letter, source._replace(timestamp_ms=NOW_MS + plan.NEWER_MS + 1)) == plan.REPLACED
+
+
+def test_a_copied_tombstone_needs_no_source() -> None:
+    new = record(Written(Copied(None, None, (("own", b"1"),))).letter())
+    assert isinstance(new, New) and (new.key, new.value) == (None, None)
+
+
+def test_a_topic_of_dead_letters_gets_none_back() -> None:
+    assert record(Written().letter(), takes_letters=True) == plan.LOOP
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("topic", None), ("topic", b""), ("topic", b"\xff"), ("partition", b"x"), ("partition", b"-1"), ("offset", b"")],
+)
+def test_what_names_no_record_is_no_letter(name: str, value: bytes | None) -> None:
+    letter = Written().letter()
+    changed = tuple((n, value if n == plan.PREFIX + name else v) for n, v in letter.headers)
+    without = tuple(one for one in letter.headers if one[0] != plan.PREFIX + name)
+    for headers in (changed, without, ()):
+        assert plan.origin_of(letter._replace(headers=headers)) is None
+
+
+@pytest.mark.parametrize(
+    "chosen, is_selected",
+    [
+        (Filter(), True),
+        (Filter(group="workers", topic="jobs", reason="rejected", since_ms=NOW_MS, until_ms=NOW_MS + 1), True),
+        (Filter(group="others"), False),
+        (Filter(topic="job"), False),
+        (Filter(reason="exhausted"), False),
+        (Filter(since_ms=NOW_MS + 1), False),
+        (Filter(until_ms=NOW_MS), False),
+    ],
+)
+def test_filters(chosen: Filter, is_selected: bool) -> None:
+    assert chosen.selects(Written().letter(), ORIGIN) is is_selected
+
+
+def test_the_limit_of_deliveries_is_a_reason() -> None:
+    letter = Written(deliveries=5).letter()
+    origin = plan.origin_of(letter)
+    assert origin is not None
+    assert [reason for reason in plan.REASONS if Filter(reason=reason).selects(letter, origin)] == ["exhausted"]
+
+
+def test_what_another_redrive_has_moved_is_not_moved_again() -> None:
+    letter = Written(offset=7).letter()
+    for chosen, positions, is_moved in (
+        (Filter(), {1: 8}, True),
+        (Filter(group="workers"), {1: 8}, True),
+        (Filter(), {1: 7}, False),
+        (Filter(), {0: 100}, False),
+        (Filter(group="others"), {1: 8}, False),
+    ):
+        other = Earlier(Filter(topic="other"), {1: 100})
+        assert plan.is_moved(letter, ORIGIN, [other, Earlier(chosen, positions)]) is is_moved
+
+
+TEXT = some.text(min_size=0, max_size=8)
+FILTERS = some.builds(
+    Filter, TEXT, TEXT, some.sampled_from(["", *plan.REASONS]), some.integers(0, 1 << 42), some.integers(0, 1 << 42)
+)
+
+
+@hypothesis.settings(max_examples=examples(50, 2000))
+@hypothesis.given(FILTERS, FILTERS)
+def test_a_group_is_named_for_its_filter(one: Filter, other: Filter) -> None:
+    group = plan.group_of("dlq.jobs", one)
+    assert plan.filter_of(group, "dlq.jobs") == one
+    assert plan.filter_of(group, "dlq.job") is plan.filter_of(group, "dlq.jobs.x") is None
+    assert (group == plan.group_of("dlq.jobs", other)) is (one == other)
+
+
+@pytest.mark.parametrize(
+    "group", ["dlq.jobs", "mqd-redrive:dlq.jobs?", "mqd-redrive:dlq.jobs?colour=red", "mqd-redrive:dlq.jobs?since_ms=x"]
+)
+def test_other_groups_are_no_redrives(group: str) -> None:
+    assert plan.filter_of(group, "dlq.jobs") is None
