@@ -216,7 +216,12 @@ def test_one_host_is_upgraded_and_back_until_the_features_are_raised(tmp_path: P
             sent.append(str(number).encode())
             producer.produce("kept", sent[-1])
         assert producer.flush(60) == 0
-        settings = {"bootstrap.servers": broker.bootstrap, "group.id": "kept", "auto.offset.reset": "earliest"}
+        settings = {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "kept",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
         with closing(Consumer(settings)) as consumer:
             consumer.subscribe(["kept"])
             while len(known) < len(sent):
