@@ -45,6 +45,8 @@ def describe(broker: Broker, name: str, names: set[str] | None) -> list[Entry]:
 def alter(broker: Broker, name: str, operations: list[ConfigOperation], validate_only: bool) -> None:
     """All or nothing. Raises Refusal."""
     check_name(broker, name)
+    if nulls := [one.name for one in operations if one.value is None and one.operation != "delete"]:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {', '.join(nulls)}")
     known = _levels(broker)
     for operation in operations:
         _check(operation, known)
