@@ -29,11 +29,25 @@ static inline const uint8_t *mqd_varlong(const uint8_t *at, const uint8_t *end, 
     return NULL;
 }
 
+/* The same without the number. */
+static inline const uint8_t *mqd_varlong_skip(const uint8_t *at, const uint8_t *end)
+{
+    for (int count = 1; count <= 10 && at != end; count++)
+        if (*at++ < 0x80)
+            return count < 10 || at[-1] <= 1 ? at : NULL;
+    return NULL;
+}
+
 static inline const uint8_t *mqd_varint(const uint8_t *at, const uint8_t *end, int64_t *out)
 {
     if (at != end && *at < 0x80) { /* the most frequent case */
         *out = (int64_t)(*at >> 1) ^ -(int64_t)(*at & 1);
         return at + 1;
+    }
+    if (end - at >= 2 && at[1] < 0x80) {
+        uint32_t value = (uint32_t)at[1] << 7 | (at[0] & 0x7f);
+        *out = (int32_t)(value >> 1) ^ -(int32_t)(value & 1);
+        return at + 2;
     }
     at = mqd_varlong(at, end, out);
     return at && *out >= INT32_MIN && *out <= INT32_MAX ? at : NULL;
@@ -42,6 +56,18 @@ static inline const uint8_t *mqd_varint(const uint8_t *at, const uint8_t *end, i
 /* The size of a blob (-1 = null) whose bytes follow. */
 static inline const uint8_t *mqd_varint_size(const uint8_t *at, const uint8_t *end, int64_t *out)
 {
+    int64_t left = end - at;
+    if (left == 0)
+        return NULL;
+    uint64_t first = at[0]; /* 64 bits save a conversion, for which the next address would wait */
+    if (__builtin_expect((first & 0x81) == 0, 1)) { /* one byte, and not null: most frequent */
+        *out = (int64_t)(first >> 1);
+        return *out < left ? at + 1 : NULL;
+    }
+    if (left >= 2 && (first & 1) == 0 && at[1] < 0x80) { /* two bytes */
+        *out = (int64_t)((uint64_t)at[1] << 6 | (first & 0x7f) >> 1);
+        return *out < left - 1 ? at + 2 : NULL;
+    }
     at = mqd_varint(at, end, out);
     return at && *out >= -1 && *out <= end - at ? at : NULL;
 }

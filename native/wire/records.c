@@ -35,7 +35,7 @@ static inline bool skip_blob(struct walk *walk, bool nullable, int64_t *size_byt
 {
     if (!move(walk, mqd_varint_size(walk->at, walk->end, size_bytes)) || *size_bytes < (nullable ? -1 : 0))
         return false;
-    if (*size_bytes > 0)
+    if (*size_bytes >= 0)
         walk->at += *size_bytes;
     return true;
 }
@@ -43,7 +43,7 @@ static inline bool skip_blob(struct walk *walk, bool nullable, int64_t *size_byt
 static const char *skip_headers(struct walk *walk)
 {
     int64_t count, size_bytes;
-    if (!move(walk, mqd_varint(walk->at, walk->end, &count)) || count < 0 || count > (walk->end - walk->at) / 2)
+    if (!move(walk, mqd_varint_size(walk->at, walk->end, &count)) || count < 0 || 2 * count > walk->end - walk->at)
         return "a record's header count is impossible";
     while (count-- > 0)
         if (!skip_blob(walk, false, &size_bytes) || !skip_blob(walk, true, &size_bytes))
@@ -55,11 +55,10 @@ static const char *skip_headers(struct walk *walk)
 static const char *skip_record(struct walk *walk, int32_t index, bool *keyed)
 {
     int64_t size_bytes, number;
-    if (!move(walk, mqd_varint(walk->at, walk->end, &size_bytes)) || size_bytes < RECORD_BYTES_MIN - 1 ||
-        size_bytes > walk->end - walk->at)
+    if (!move(walk, mqd_varint_size(walk->at, walk->end, &size_bytes)) || size_bytes < RECORD_BYTES_MIN - 1)
         return "a record's length is impossible";
     struct walk record = {walk->at + 1, walk->at + size_bytes}; /* + 1: attributes, all unused */
-    if (!move(&record, mqd_varlong(record.at, record.end, &number)))
+    if (!move(&record, mqd_varlong_skip(record.at, record.end)))
         return "a record's timestamp is cut off";
     if (!move(&record, mqd_varint(record.at, record.end, &number)) || number != index)
         return "a record's offset delta is not its place in the batch";
