@@ -57,7 +57,7 @@ def settings_stay() -> Iterator[None]:
 
 
 def keep_bytecode_apart(folder: Path) -> None:
-    """Python was told to leave no bytecode in the tree: it goes elsewhere. Without it each of five
+    """Python is set to leave no bytecode in the tree, so it goes to another directory. Without it each of five
     processes compiles all its modules whenever a test starts a broker, which doubles the CPU time.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -60,7 +60,7 @@ def command(test: str) -> str:
 
 
 class Share:
-    """The pytest plugin: order, the time, and what is said at the end."""
+    """The pytest plugin: order, time limit, and the summary at the end."""
 
     def __init__(self, seed: str, began: float) -> None:
         self._seed, self._began = seed, began

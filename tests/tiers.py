@@ -16,7 +16,7 @@ def examples(quick: int, whole: int) -> int:
 
 
 def quick(values: Iterable[Any], chosen: Collection[Any] | Callable[[Any], bool]) -> list[Any]:
-    """`values` for pytest.mark.parametrize, of which all but the chosen ones are slow. A tuple is
+    """`values` for pytest.mark.parametrize, all slow except the chosen ones. A tuple is
     several arguments, chosen by the first of them.
     """
     is_chosen = (

@@ -285,7 +285,7 @@ def giant_token(target: Target, rng: random.Random) -> str:
 
 
 def replayed_scram(target: Target, rng: random.Random) -> str:
-    """What a listener on the wire has learned of a good exchange is said once more, in whole or
+    """Replays what an eavesdropper has learned from a good exchange, in whole or
     with the new nonce.
     """
     if not target.received:

@@ -1,5 +1,5 @@
-"""One client of the chaos tests, as a process of its own in the clients' namespace; what it is told
-goes into its history file (history.py).
+"""One client of the chaos tests, as a process of its own in the clients' namespace; the results that
+it gets go into its history file (history.py).
 
     python -m tests.chaos.client '{"role": "producer", "name": "p1", "bootstrap": "...", "topics":
     {"t": 3}, "history": "p1.jsonl", "seed": 1, "rate": 100}'

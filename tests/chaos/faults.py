@@ -180,8 +180,8 @@ class PowerLoss(KillHost):
 
 
 class KillMajority(KillHost):
-    """Two of the three that found a cluster, at once: with them the majority of the voters, whoever
-    else is a member (and be it that one of the three does not vote: it was two of two, or one of
+    """Two of the three that found a cluster, at once: with them the majority of the voters, whatever
+    other members there are (and be it that one of the three does not vote: it was two of two, or one of
     them).
     """
 

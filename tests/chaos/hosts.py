@@ -218,7 +218,7 @@ class ChaosHost(Broker):
         self._on_disk = Tree()
 
     def disk(self) -> Disk:
-        """As the file layer has told of it."""
+        """As reported by the file layer."""
         disk = Disk()
         for operation in (*_as_operations(self._on_disk, str(self.data_dir)), *read_journals(self._journal, "journal")):
             disk.apply(operation)

@@ -3,7 +3,7 @@ became of it, in one line.
 
     python -m tests.chaos.operator reassign|cancel|elect|configure BOOTSTRAP SEED
 
-A refusal is told as any other answer: while hosts are away, much is refused, and rightly. Nothing
+Refusals are reported like other results: while hosts are down, many requests are rightly refused. Nothing
 here may harm a record: unclean elections are not asked for, and min.insync.replicas stays.
 """
 

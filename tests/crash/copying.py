@@ -1,5 +1,5 @@
 """What every copy job in transactions needs, on one broker or on several: its members as processes
-that are started again when they end, and what is said when the output is not the input.
+that are started again when they end, and the report when the output is not the input.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Transactions while processes are killed: each is in all of its partitions or in none, as its
-producer was told, and none stays open.
+"""Transactions while processes are killed: each is in all of its partitions or in none, matching the
+result that its producer got, and none stays open.
 
 Producers are raw (tests/interaction/transactional.py): every request whose answer was lost is sent
 again, as clients do, and a producer whose outcome is unknown begins again.

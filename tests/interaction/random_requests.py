@@ -191,7 +191,7 @@ class Requests:
     def _string(self, name: str, path: str) -> str:
         chance = self.random
         if name in ("entity_name", "match"):
-            return "nobody"  # whose quotas nobody feels
+            return "nobody"  # whose quotas affect no client
         if name == "entity_type":
             return chance.choice(("client-id", "user", "ip", ""))
         if chance.random() < 0.08:

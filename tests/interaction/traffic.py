@@ -255,7 +255,7 @@ class Watch:
         return sum(rss_bytes(pid) for pid in self.worker_pids())
 
     def worker_of(self, kafka: KafkaConnection) -> int:
-        """The worker that serves this connection: the one that receives what we send. Nobody else
+        """The worker that serves this connection, found by where our data arrives. No other client
         may be sending.
         """
         before = self.counters()["bytes_in"]

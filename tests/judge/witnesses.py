@@ -30,7 +30,7 @@ class Witness:
     mqd: object = ANY
     before: tuple[Step, ...] = ()
     after: tuple[Step, ...] = ()
-    of: str = ""  # the API whose line it is, if it is not the one that is judged
+    of: str = ""  # the API of the line, if it is not the judged one
 
     def is_for(self, entry: Allowed) -> bool:
         return (entry.api, entry.field, entry.kafka, entry.mqd) == (

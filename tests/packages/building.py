@@ -43,7 +43,7 @@ def wheel(architecture: str) -> Path:
 
 
 def without_compilers(*folders: Path) -> dict[str, str]:
-    """An environment whose path is `folders` alone, none of which holds a compiler."""
+    """An environment whose path has only `folders`, without a compiler."""
     for folder in folders:
         assert not [name for name in COMPILERS if (folder / name).exists()]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MQD_", "VIRTUAL_ENV"))}

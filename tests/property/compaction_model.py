@@ -260,7 +260,7 @@ class Log:
         self._check_transactions(seen)
 
     def _check_transactions(self, seen: dict[int, Record]) -> None:
-        """Aborted records that are still there are told of; who is told of has a marker."""
+        """Remaining aborted records are listed as aborted; each listed transaction has a marker."""
         reported = []
         for base in self.bases():
             path = segments.segment_path(self.directory, base, ".txnindex")

@@ -196,7 +196,7 @@ class History:
             )
 
     def reported_latest(self, place: Any) -> None:
-        """R12: the end that is told is not below what was committed before this leader was chosen."""
+        """R12: the reported end is not below what was committed before this leader was elected."""
         began = self.began.get((place.partition, place.core.leader_epoch), 0)
         if place.core.high_watermark < began:
             raise Violation(

@@ -1,5 +1,5 @@
-"""Pieces of long runs: each leaves its line, lines add up, and what was found is told with the
-command that runs it again.
+"""Pieces of long runs: each leaves its line, lines add up, and findings are reported with the
+command that repeats the run.
 """
 
 import json

@@ -1,5 +1,5 @@
 """What goes wrong underneath, while Spark reads, streams and writes: nothing is skipped silently,
-and what is told names topic, partition and offset. Batch reads that meet it: test_spark_read.py;
+and errors name topic, partition and offset. Batch reads that meet it: test_spark_read.py;
 streams that meet it between their runs: test_spark_stream.py; rows that cannot be written:
 test_sink.py.
 """

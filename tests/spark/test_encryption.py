@@ -79,7 +79,7 @@ def test_what_cannot_be_opened(spark: Any, broker: Broker, provider: str, tmp_pa
 
 @pytest.mark.slow
 def test_an_archive_without_keys_is_replayed(spark: Any, broker: Broker, provider: str, tmp_path: Path) -> None:
-    """Into a topic of another name, which readers are told of."""
+    """Into a topic of another name, which is set in the readers' options."""
     topic, copy = new_topic(broker), new_topic(broker)
     with Producer({"bootstrap.servers": broker.bootstrap, "encryption.key.provider": provider}) as producer:
         for key, value in ROWS:

@@ -1,4 +1,4 @@
-"""Spark beside three real brokers, one of which is killed: a leader under a batch that is read, and
+"""Spark with three real brokers while one is killed: a leader under a batch that is read, and
 a leader under a stream that writes exactly once.
 """
 

@@ -1,5 +1,5 @@
-"""spark.read.format("mqd"): what is in the log is in the frame, whichever way it came; what cannot
-be read is said.
+"""spark.read.format("mqd"): the frame has all records of the log, on either transport; records that
+cannot be read are reported.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def test_commands_of_the_pages_are_understood(line: str) -> None:
 
 
 def _texts() -> Iterator[str]:
-    """What is said, of all modules: strings and the parts of f-strings, docstrings too."""
+    """The texts of all modules: strings, parts of f-strings, and docstrings."""
     for path in sorted((ROOT / "mqd").rglob("*.py")):
         yield from (
             node.value

@@ -1,4 +1,4 @@
-"""What mypy is not to complain of, is said with its reason."""
+"""Each exception from mypy is declared with its reason."""
 
 from __future__ import annotations
 

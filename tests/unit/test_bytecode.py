@@ -1,4 +1,4 @@
-"""Bytecode is kept between the processes that tests start, whatever Python was told about the tree."""
+"""Bytecode is kept between the processes that tests start, whatever Python's settings for the tree are."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The judge of guests' histories: a sound one passes, each planted breach is found under its name. And
-real brokers, one of which forgets to drop what it has decided before a right was taken away.
+real brokers, one with a planted bug: it keeps cached decisions after a right was revoked.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Each client's admin interface: topics made, grown, configured, emptied and deleted, the cluster
-described, and what is told when it cannot be.
+described, and the errors.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ class KafkaPythonMember(Member):
 
 
 class AiokafkaMember(Member):
-    """It rebalances whenever it is told to, also between reading and committing: such a commit is
-    refused, and who gets the partitions reads the records again.
+    """It rebalances whenever requested, also between reading and committing: such a commit is
+    refused, and the new owner of the partitions reads the records again.
     """
 
     ASSIGNORS = {"range": AioRange, "roundrobin": AioRoundRobin, "sticky": AioSticky}

@@ -1,5 +1,5 @@
-"""Heartbeats of the consumer protocol under load: librdkafka waits for an answer as long as the
-interval that it was told, so a short one makes a busy broker's answers late.
+"""Heartbeats of the consumer protocol under load: librdkafka waits for a response only as long as
+the heartbeat interval, so with a short one a busy broker's responses are too late.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DESCRIBE = 69
 
 
 class Member(logging.Handler):
-    """A loaded consumer: it reads what is written to its partition, and keeps what it was told."""
+    """A loaded consumer: it reads its partition, and records the intervals that it gets."""
 
     def __init__(self, bootstrap: str, group: str, topic: str) -> None:
         super().__init__()

@@ -38,8 +38,8 @@ class Session:
         return response
 
     def fetch_until(self, *expected: tuple[str, int]) -> dict[tuple[str, int], FetchResponse.PartitionData]:
-        """Fetches until these have had records, and nothing else: records of another worker's
-        partition are told to this session a moment after they are acknowledged.
+        """Fetches until these have had records, and nothing else: this session
+        learns of records in another worker's partition a moment after they are acknowledged.
         """
         found: dict[tuple[str, int], FetchResponse.PartitionData] = {}
         deadline = time.monotonic() + topics.READY_SECONDS
@@ -272,7 +272,7 @@ def test_naming_an_unknown_partition_again_keeps_one_answer(
 
 
 def test_sessions_that_found_no_place_fetch_in_full(start_broker: Callable[..., Broker]) -> None:
-    """With the cache full of sessions in use, a new client is told session 0 and continues without;
+    """With the cache full of sessions in use, a new client gets session 0 and continues without;
     a place that was returned is used again.
     """
     broker = start_broker(workers=1, config={"max.incremental.fetch.session.cache.slots": "3"})

@@ -24,7 +24,7 @@ from tests.compat.messages import PARTITION_COUNT, Message, compressible
 
 COUNT = 300
 
-# How each client is told the same thing.
+# The same setting in the form of each client.
 ACKS = {
     "confluent-kafka": lambda acks: {"acks": str(acks)},
     "kafka-python": lambda acks: {"acks": acks},

@@ -1,5 +1,5 @@
 """Unmodified clients over TLS: records in and out, long polls, clients with certificates, what is
-refused and how it is said; certificates that change while clients work, workers that die.
+refused, with which error; certificates that change while clients work, workers that die.
 """
 
 from __future__ import annotations
@@ -166,11 +166,11 @@ def test_a_large_record(secured: Secured) -> None:
     assert found[0][0][1].value == value
 
 
-# -- what is refused, and how it is said ------------------------------------------------------------
+# -- refusals and their errors ----------------------------------------------------------------------
 
 
 def refused(secured: Secured, name: str, context: ssl.SSLContext) -> str:
-    """What the client is told. TLS 1.3 says it when the client reads."""
+    """The client's error. With TLS 1.3 it appears when the client reads."""
     with pytest.raises((ssl.SSLError, ConnectionError)) as caught, secured.connect(name, context) as connection:
         if connection.recv(1) == b"":
             raise ConnectionResetError("closed")

@@ -116,7 +116,7 @@ class Hostile:
             self.local.submit(offset, size)
 
     def never_read(self) -> None:
-        """Answers without end, to nobody."""
+        """Sends responses without end that were not requested."""
         for _ in range(self.chance.randrange(10, 80)):
             if self.local.word(SUBMISSION_TAIL) - self.local.word(SUBMISSION_HEAD) >= self.local.submission_count:
                 break

@@ -54,7 +54,7 @@ BACKENDS = ("epoll", "io_uring")
 
 
 def quick_on(backend: str) -> list:
-    """Both backends, of which the quick tier takes one."""
+    """Both backends; the quick tier takes one."""
     return [pytest.param(one, marks=[] if one == backend else [pytest.mark.slow]) for one in BACKENDS]
 
 
@@ -204,7 +204,7 @@ class Theatre:
     # -- what became of a victim -------------------------------------------------------------------
 
     def note(self, one: Round, acknowledged: dict[int, int], *, more: bool = False) -> None:
-        """`more`: it may have sent more batches than it was told to."""
+        """`more`: it may have sent more batches than requested."""
         self.sent[one.name] = 1 << 40 if more else (one.warm + one.batches) * one.records
         for number, base in acknowledged.items():
             if base >= 0:  # a repeated batch whose place is not known any more is acknowledged without

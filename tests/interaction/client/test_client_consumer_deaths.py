@@ -63,7 +63,7 @@ def produce(broker: Broker, topic: str, numbers: range, partitions: int = 4) -> 
 
 
 def read(consumers: list[Consumer], found: list[tuple[int, int, bytes]], count: int) -> None:
-    """Until `count` records are there; errors are passed over, they are told."""
+    """Polls until `count` records have arrived; skips and returns errors."""
     deadline = time.monotonic() + SECONDS
     while len(found) < count:
         assert time.monotonic() < deadline, f"{len(found)} of {count} records"

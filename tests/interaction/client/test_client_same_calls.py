@@ -222,7 +222,7 @@ def test_a_commit_that_fails_in_part_fails(consumers, topic: str) -> None:
     assert code_of(raised) == KafkaError.UNKNOWN_TOPIC_OR_PART
     consumer.commit(offsets=offsets[:1], asynchronous=False)
     consumer.poll(0.1)
-    assert reported == []  # who waits is told by the call
+    assert reported == []  # a waiting caller gets the error from the call
     consumer.commit(offsets=offsets)
     deadline = time.monotonic() + SECONDS
     while not reported:

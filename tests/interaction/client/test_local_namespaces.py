@@ -1,6 +1,6 @@
 """Two brokers on one machine that share a file system and listen on the same address and port, each
-in a network namespace of its own: as two containers do. A client never reaches the one that TCP
-would not.
+in a network namespace of its own: as two containers do. A client never attaches to a broker
+that it would not reach by TCP.
 """
 
 from __future__ import annotations

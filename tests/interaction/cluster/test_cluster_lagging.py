@@ -57,8 +57,8 @@ def followed(cluster: Cluster, topic: str) -> tuple[Member, Member]:
 
 
 def write(leader: Member, topic: str, values: list[bytes], acks: str) -> None:
-    """All acknowledged, or the test fails. By the leader alone: a worker that is stopped answers
-    nobody.
+    """All acknowledged, or the test fails. By the leader alone: a stopped worker does not
+    respond.
     """
     failed: list[object] = []
     producer = Producer({"bootstrap.servers": leader.bootstrap, "acks": acks, "message.timeout.ms": 60_000})

@@ -56,7 +56,7 @@ class Process:
             self._queue.put(json.loads(line))
 
     def wait(self, expected: Callable[[dict], bool], seconds: float = PATIENCE_S) -> dict:
-        """The first line of which that is true, also one that came before."""
+        """The first line for which that is true, also an earlier one."""
         for line in self.lines:
             if expected(line):
                 return line

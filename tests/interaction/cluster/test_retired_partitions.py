@@ -266,7 +266,7 @@ class Readers:
 
 @contextlib.contextmanager
 def reported_with(broker: Broker) -> Iterator[None]:
-    """What fails is told with what the broker has logged."""
+    """Failures are reported with the broker's log."""
     try:
         yield
     except AssertionError as error:

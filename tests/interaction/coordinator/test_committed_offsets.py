@@ -47,7 +47,7 @@ PARTITIONS = 20
 
 
 class Groups:
-    """A client that commits and fetches, retries where it is told to, and connects again where
+    """A client that commits and fetches, retries on retriable errors, and connects again where
     it must.
     """
 

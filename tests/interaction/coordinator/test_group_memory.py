@@ -145,7 +145,7 @@ COMMITTED = 200  # offsets in one request: half a millisecond of work
 
 
 class Pipeline(threading.Thread):
-    """Commits over and over, with much work in flight, until it is told to end."""
+    """Commits over and over, with much work in flight, until it is stopped."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(daemon=True)

@@ -1,5 +1,5 @@
-"""Clients that say anything at all to the coordinators: each is answered with an error code, nobody
-else notices, and nothing in the acceptor fails.
+"""Clients that send arbitrary requests to the coordinators: each gets an error code, other clients
+are not affected, and nothing in the acceptor fails.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CLIENTS = 5
 
 
 class Bystander:
-    """Writes records, commits offsets and fetches them: all is as it was told, at any time."""
+    """Writes records, commits offsets and fetches them: everything always matches the responses."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch, self.count = watch, 0

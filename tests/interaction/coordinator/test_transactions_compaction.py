@@ -79,7 +79,7 @@ class Life:
     def end(self, client: RawProducer, number: int, written: list[dict[bytes, bytes]]) -> None:
         committed = self.random.random() < 0.6
         if not committed:
-            self.aborted.add(number)  # before anybody can be told of it
+            self.aborted.add(number)  # before a reader can learn of it
         eventually(lambda: client.end(committed) == 0, "the end of a transaction")
         for last, own in zip(self.last, written, strict=True):
             if committed:

@@ -1,5 +1,5 @@
-"""What the keeper is told, whose directory it is, and the corners of its loop that no healthy
-process reaches.
+"""The keeper's settings, the owner of its directory, and the corner cases of its loop that a healthy
+process does not reach.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 """Files of a partition are deleted or damaged while the broker is down: read_committed shows no
-aborted record, no offset is given twice, and what is gone is told of.
+aborted record, no offset is assigned twice, and lost data is reported.
 """
 
 from __future__ import annotations

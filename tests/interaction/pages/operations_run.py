@@ -175,7 +175,7 @@ class Terminals:
 
 
 class Load(threading.Thread):
-    """Writes until it is told to end; every record is acknowledged in the end, or `failed` says why
+    """Writes until it is stopped; every record is acknowledged in the end, or `failed` says why
     not. `settings`: of a client that has moved; `sent`: what it has written before.
     """
 

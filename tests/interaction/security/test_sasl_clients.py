@@ -163,7 +163,7 @@ def test_the_command_line(secured: Secured, tmp_path) -> None:
 
 
 def test_a_password_that_changes(secured: Secured) -> None:
-    """An open connection goes on; the next one needs the new password."""
+    """An open connection continues; the next one needs the new password."""
     secured.set_password("carol", "first")
     producer = confluent_kafka.Producer(secured.client("carol", password="first"))
     producer.produce("changing", b"before")

@@ -193,7 +193,7 @@ def test_a_client_proves_itself_again_as_the_same_user_only(secured: Secured) ->
 
 
 def test_a_session_ends(start_broker: Callable[..., Broker]) -> None:
-    """KIP-368: a client that ignores the lifetime that it was told is closed."""
+    """KIP-368: the connection of a client that ignores the session lifetime is closed."""
     port = Secured(start_broker, **{"connections.max.reauth.ms": "3000"})
     with port.connect() as kafka:
         kafka.call(HANDSHAKE, 1, SaslHandshakeRequest(mechanism="PLAIN"))

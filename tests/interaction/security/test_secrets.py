@@ -1,5 +1,5 @@
-"""No secret of a running broker is to be found where others could look: arguments, environments,
-logs, what clients are told of the configuration, files that are not the secret's own.
+"""No secret of a running broker is visible to others: in arguments, environments, logs,
+configurations that clients can read, or files other than the secret's own.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def topic(broker: Broker) -> str:
 
 
 def produce(broker: Broker, topic: str, *ids: str, **config: str | bool) -> list[int]:
-    """Offsets that the producer is told, of records sent as one batch."""
+    """Offsets that the producer gets for records sent as one batch."""
     reports: list[Message] = []
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 100, **config})
     for number in ids:

@@ -1,5 +1,5 @@
 """Clients that behave badly for a long time: they stop reading, send a byte now and then, do
-nothing at all by the thousand. They cost little and harm nobody.
+nothing at all by the thousand. They cost little and harm no other client.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class ClassicWorld(World):
                 self._carry_out(self.group.handle(TimerFired(name), self.now_ms))
 
     def forget(self, consumer: ClassicConsumer) -> set[int]:
-        """Its connection has ended: what it has asked will be answered to nobody."""
+        """Its connection has ended: responses to its requests are lost."""
         found = {number for asker, number in self.requested.values() if asker is consumer}
         self.requested = {
             request: (None if asker is consumer else asker, number)

@@ -279,7 +279,7 @@ class ClusterWorld:
             raise Violation("L1", f"hosts {holders} hold the controller's lease")
 
     def on_committed(self, node: int, batch: Batch) -> None:
-        """A host was told that this is committed."""
+        """A host got this as committed."""
         state = self.state
         if batch.base_offset < state.version:
             known = self.committed.get(batch.base_offset)

@@ -99,7 +99,7 @@ class ControllerProcess:
         self._broker_tick()
 
     def _maybe_start_host(self) -> None:
-        """Only what is of the present is told to this host's processes: metadata that know this
+        """Only current state is sent to this host's processes: metadata that know this
         life of the host, and nothing older than what its workers have in force. By older ones a
         worker would set files aside whose topics it does not find there. What one worker alone has
         in force is not in the control segment, but in the log (OLDER).

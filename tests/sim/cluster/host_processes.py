@@ -119,7 +119,7 @@ class ClusterWorker(BatchWorker, Subscriber):
                 self._applied(message.version)
 
     def on_failed(self) -> None:
-        """A file in the directory says so, and the controller is told."""
+        """A file in the directory says so, and the controller gets a report."""
         self.cluster_host.flush_failed = True
         self.send(self.cluster_host, Applied(self._version, self._failures()))
 

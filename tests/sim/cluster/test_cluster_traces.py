@@ -46,7 +46,7 @@ def cluster(
     partition_epoch: int = 4,
     epochs: tuple[int, ...] = (10, 11, 12),
 ) -> MetadataState:
-    """One partition on hosts 0, 1, 2, two of which have to be in sync."""
+    """One partition on hosts 0, 1, 2 with min.insync.replicas 2."""
     state = MetadataState()
     state.cluster_id, state.version = "c", 100
     for node, epoch in enumerate(epochs):
@@ -429,7 +429,7 @@ def test_what_was_granted_to_a_predecessor_does_not_count() -> None:
 def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
     """Seed 1594: a worker dies, and two controller processes start one after the other over a state
     that is older than the slot of what the worker led. The first one must not overwrite the slot,
-    or the second one takes the new worker for the one that led.
+    or the second one takes the new worker for the former leader.
     """
     from mqd.cluster.host import messages
     from mqd.cluster.host.core import AssignSlot, HostCore, RaiseEpochs, Send

@@ -62,7 +62,7 @@ class Place:
         self.not_before = 0
         self.alarm_ms: int | None = None
         self.write = 0  # number of the write under way, of this shard or of one that was thrown away
-        self.writer = -1  # the worker's generation that was told of it
+        self.writer = -1  # the worker's generation that has learned of it
         # number -> who asked, in which leader epoch, with the lease
         self.requests: dict[int, tuple[Any, int, bool]] = {}
 
@@ -355,7 +355,7 @@ class GroupClient(Client):
         else:
             offset = response.topics[0][1][0].offset
             self._check(offset, epoch)
-            self.acked.append((epoch, offset))  # what was told once stays
+            self.acked.append((epoch, offset))  # once reported it stays
         self.asks = False
         self.done += 1
         self.again(self.pause)

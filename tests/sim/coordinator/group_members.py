@@ -89,7 +89,7 @@ class MemberGroup:
         self.kernel, self.rng, self.cluster = groups.world.kernel, groups.random, groups.cluster
         self.assignors = COOPERATIVE if kind == "cooperative" else EAGER
         self.members: list[Member] = []
-        self.acked: dict[tuple[str, int], int] = {}  # what was told as committed, to anybody
+        self.acked: dict[tuple[str, int], int] = {}  # offsets reported as committed, to any member
 
     @property
     def now_ms(self) -> int:

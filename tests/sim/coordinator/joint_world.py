@@ -46,7 +46,7 @@ Script = Generator[tuple[str, tuple], Any, None]
 
 
 class Actor:
-    """Sends one request at a time and waits for its answer, perhaps in vain."""
+    """Sends one request at a time and waits for its response, which may never come."""
 
     def __init__(self, world: JointWorld) -> None:
         self.world = world

@@ -100,7 +100,7 @@ MUTANTS = {
     "one marker": (15, "transactions"),  # of all the partitions of a transaction one gets its marker
     # what an acceptor sent that has died is served though its successor is there
     "one connection": (40, "last_markers"),
-    "verify": (15, "transactions"),  # a transaction begins in a partition of which its coordinator does not know
+    "verify": (15, "transactions"),  # a transaction begins in a partition that its coordinator does not know
 }
 SEEN_BY = ("T1", "T2", "T3", "T4", "FENCE", "LIVE")
 # a marker that a leader has is refused before it is replicated; test_reactor_leading.c has the

@@ -155,7 +155,7 @@ class SimBroker:
         return self.key_of(image.slot)
 
     async def load(self, _log_dir: int, work: Any) -> Loaded:
-        """`work`: load.load with its arguments, of which the path is path_of()'s."""
+        """`work`: load.load with its arguments; the path is from path_of()."""
         await asyncio.sleep(self._coordination.kernel.random.randrange(1, 20) / 1000)
         return self._load(*work.args)
 
@@ -250,7 +250,7 @@ class SimPeers:
 
 
 def _raise(_job: object, _partition: object, failure: BaseException) -> None:
-    """A fault of our own, of which the broker would write a line (E3)."""
+    """A bug of mqd, which the broker would log (E3)."""
     raise failure
 
 

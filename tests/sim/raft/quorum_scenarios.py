@@ -143,7 +143,7 @@ def proven(seed: int, core_class: type[QuorumCore], restarted: bool = False) -> 
     if not world.until(lambda: any(host.is_active for host in world.hosts.values()), 3):
         raise Violation("failover", "no controller within 3 seconds")
     taken = (world.kernel.now - before) / 1e6
-    world.seconds(2)  # it is said again and again
+    world.seconds(2)  # the request is repeated
     if world.active is None or max(host.core.epoch for host in others) > epoch + 4:
         raise Violation(
             "stable", f"epoch {epoch}, then one after the other to {max(host.core.epoch for host in others)}"
@@ -182,7 +182,7 @@ def formation(seed: int, core_class: type[QuorumCore]) -> float:
 
 
 def handover(seed: int, core_class: type[QuorumCore]) -> float:
-    """Seconds without a controller when the one that leads ends in order, changes under way."""
+    """Seconds without a controller after the leader shuts down cleanly with changes under way."""
     world, leader, others = led(seed, core_class)
     leader.handle(events.TransferLeadership())
     world.until(lambda: not leader.is_active, 3)
@@ -349,7 +349,7 @@ def rumours(seed: int, core_class: type[QuorumCore]) -> None:
     world.cut_off(leader.node_id)
     world.until(lambda: not leader.core.is_leader, 10)
     for host in others:
-        host.process.stopped = True  # so that no one of them is elected meanwhile
+        host.process.stopped = True  # so that none of them is elected meanwhile
     world.seconds(1)
     world.network.heal()
     for host in others:

@@ -177,7 +177,7 @@ class World:
 
     @property
     def active(self) -> Host | None:
-        """The one that has a lease, or the only one that believes to be active."""
+        """The controller with a lease, or the only one that considers itself active."""
         active = [host for host in self.hosts.values() if host.is_active]
         held = [host for host in active if host.core.has_lease(host.clock.now())]
         return (held or active or [None])[0]

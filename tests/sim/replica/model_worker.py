@@ -105,7 +105,7 @@ class Place:
         self.control = control
         self.waiting: list[tuple[int, int, Caller]] = []  # offset behind its last record, its first one
         self.flush_pending = self.flushing = False
-        self.sent: dict[int, int] = {}  # node -> high watermark it was told last
+        self.sent: dict[int, int] = {}  # node -> last high watermark sent to it
         self.later = False  # the follower waits before it retries
         self.refused_epoch = control.led
         self.producers: Any = None  # this and the next are batch_worker.py's

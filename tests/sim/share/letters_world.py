@@ -365,7 +365,7 @@ class World:
         self.read()
 
     def move(self) -> None:
-        """The earlier leader's mover goes on until it is fenced."""
+        """The earlier leader's mover continues until it is fenced."""
         self.lose_owner()
         self.leader, self.leader_epoch = 1 - self.leader, self.leader_epoch + 1
         self.read()

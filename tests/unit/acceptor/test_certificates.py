@@ -79,7 +79,7 @@ def test_each_stage_is_logged_once_and_a_new_certificate_ends_it(tmp_path: Path,
     authority.issue("broker", days=9).write(tmp_path / "new").replace(keystore)
     (tmp_path / "metrics.p12").write_bytes(b"nonsense")
     watched.look(now)
-    assert [level for level, _ in logged] == ["warning", "warning"]  # another certificate; the one that is in use
+    assert [level for level, _ in logged] == ["warning", "warning"]  # another certificate; the certificate in use
     assert set(watched.ends) == {"SSL", "METRICS"}
 
 

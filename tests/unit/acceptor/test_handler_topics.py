@@ -201,7 +201,7 @@ class ToldBroker(HandlerBroker):
         super()._deliver(number, message)
 
     def lag_records_max(self, name: str) -> int:
-        """As the replicas of its first partition are told."""
+        """As sent to the replicas of its first partition."""
         topic = next(topic for topic in self.catalog.topics.values() if topic.name == name)
         return assignment_of(
             topic, topic.partitions[0], self.catalog.cluster, settings_of(topic, self.catalog.cluster, self.config)

@@ -1,5 +1,5 @@
-"""Principals between workers and the acceptor: which client a request comes from, and what a worker
-is told of one that has authenticated. The worker's side is played by the test.
+"""Principals between workers and the acceptor: which client a request comes from, and what a
+worker learns about an authenticated client. The worker's side is played by the test.
 """
 
 from pathlib import Path

@@ -106,7 +106,7 @@ def test_who_asks_in_the_moment_of_an_answer_asks_at_once(monkeypatch: pytest.Mo
         first = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))
         await asyncio.sleep(0)
         second = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))  # its turn comes
-        answers[0].set_result(1)  # before those who are told of this
+        answers[0].set_result(1)  # before those that learn of this
         await asyncio.sleep(0)
         assert len(answers) == 2 and await first == 1
         third = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))

@@ -1,4 +1,4 @@
-"""Configuration: sources and their order, values and bounds, what is refused and how it is said."""
+"""Configuration: sources and their order, values and bounds, what is refused, with which message."""
 
 from pathlib import Path
 

@@ -201,7 +201,7 @@ NOT_COORDINATOR = int(ErrorCode.NOT_COORDINATOR)
 def listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], noun: str, *options: str
 ) -> tuple[int, list[str], str]:
-    """Exit code, the first words of the output's lines, and what is said on stderr."""
+    """Exit code, the first words of the output's lines, and stderr."""
     from mqd.cli import main
 
     monkeypatch.setenv("MQD_BOOTSTRAP", "host1:9092")

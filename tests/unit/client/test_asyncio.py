@@ -253,7 +253,7 @@ def test_a_program_that_leaves_its_consumer_open_ends(interrupt: str) -> None:
 
 
 class Implementation:
-    """take() answers at once; whatever is called raises when it is told to."""
+    """take() returns at once; every call raises when requested."""
 
     def __init__(self) -> None:
         self.problem: BaseException | None = None

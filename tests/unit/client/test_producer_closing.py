@@ -147,7 +147,7 @@ def _without_a_broker(producer: ShmProducer, broker: FakeBroker, monkeypatch: py
 def test_a_report_of_close_may_poll_and_produce_once_more(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told of that record, too."""
+    """It gets a report of that record, too."""
     producer, native = make()
     _without_a_broker(producer, broker, monkeypatch)
     last = Reports()

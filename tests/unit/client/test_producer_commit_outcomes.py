@@ -1,4 +1,4 @@
-"""Transactions of a producer whose commit or abort is interrupted, late, or answered by nobody."""
+"""Transactions of a producer whose commit or abort is interrupted, late, or without a response."""
 
 from __future__ import annotations
 

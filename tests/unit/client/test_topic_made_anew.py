@@ -293,7 +293,7 @@ def test_a_seek_when_the_metadata_know_the_new_one_is_one_in_that(world: Consume
 def test_a_seek_that_begins_in_the_old_one_because_nobody_has_heard_is_still_one_in_the_new_one(
     world: ConsumerWorld,
 ) -> None:
-    """The error was told, but the metadata are those from before."""
+    """The error was reported, but the metadata are still the old ones."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part = hears_that_it_is_gone(world)
     world.consumer.seek(TopicPartition(TOPIC, 0, 30))

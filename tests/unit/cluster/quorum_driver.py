@@ -34,7 +34,7 @@ def meta(*nodes: int, offset: int = 0, epoch: int = 0, generation: int = 1) -> S
 
 
 class Driver:
-    """One core, a disk that is told when to be done, and a clock."""
+    """One core, a disk whose writes complete on request, and a clock."""
 
     def __init__(
         self,

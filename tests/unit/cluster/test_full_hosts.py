@@ -147,7 +147,7 @@ def test_a_balance_leaves_topics_alone_that_are_being_retired() -> None:
 
 
 def test_a_full_host_attracts_no_moves() -> None:
-    """The least loaded one, as the one that is full often is."""
+    """The least loaded host, as a full host often is."""
     state = topic(cluster(6), replicas=(1, 2, 3), count=10)
     do(state, broker_rules.fence(state, [1]))
     to = begin(state, disks(state, h6=3 * MIB), 1)

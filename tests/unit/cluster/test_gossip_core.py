@@ -61,7 +61,7 @@ def alive(number: int, incarnation: int = REFUTATIONS, **fields) -> Alive:
 
 
 class Peer:
-    """Another host, by hand: says what it is told to."""
+    """Another host, controlled by the test."""
 
     def __init__(self, number: int) -> None:
         self.number, self.sequence = number, 0

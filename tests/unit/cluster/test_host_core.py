@@ -1,4 +1,4 @@
-"""The host core of one host among several: partitions elsewhere are told, replicas come and go,
+"""The host core of one host among several: partitions elsewhere are published, replicas come and go,
 roles and brokers change.
 """
 
@@ -33,7 +33,7 @@ DIRECTORY = "d2"
 
 
 class Host:
-    """Host 2 of three; what the control segment holds and what its worker was told."""
+    """Host 2 of three: the content of the control segment, and the messages to its worker."""
 
     def __init__(self, worker_count: int = 2, slot_count: int = 8) -> None:
         self.state = MetadataState()
@@ -86,7 +86,7 @@ class Host:
         return self.give(Publish(self.state.version, **{"topics": topics, **publish}))
 
     def report(self, client: str = "acceptor") -> list:
-        """What this subscriber was told since the last question, in order."""
+        """The messages to this subscriber since the last call, in order."""
         found = [
             part
             for to, message in self.sent
@@ -174,8 +174,8 @@ def test_a_new_leader_epoch_reaches_the_slot_whoever_leads(host: Host) -> None:
 
 
 def test_the_acceptor_is_told_which_topics_are_withheld_before_what_follows_from_them_and_after_they_are_told() -> None:
-    """A coordinator takes a topic that it was never told of for deleted, and removes what is
-    committed for it.
+    """A coordinator takes a topic that it never received for deleted, and removes its committed
+    offsets.
     """
     host = Host(slot_count=3)
     host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1))))

@@ -1,5 +1,5 @@
 """A topic gets partitions again after others of it were retired: they have the same topic id and
-index as those that are gone, and are told from them by their leader epochs.
+index as those that are gone, and are distinguished by their leader epochs.
 """
 
 from __future__ import annotations

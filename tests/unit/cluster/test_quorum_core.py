@@ -105,7 +105,7 @@ def test_what_is_known_to_be_committed_is_applied_at_once() -> None:
 
 
 def test_the_only_voter_keeps_a_promise_that_it_may_have_made() -> None:
-    """It may be the last one of several, and have followed the one that is gone."""
+    """It may be the last of several voters, and have followed a leader that is gone."""
     driver = Driver(stored=Stored(VoteState(3, None, key(2)), meta(1)))
     assert not of(driver.effects, events.PersistVote)
     assert not of(driver.after(1.9), events.PersistVote)

@@ -38,7 +38,7 @@ class World:
         self.generations = dict.fromkeys(range(worker_count), 1)
         self.alive: set[int] = set(range(worker_count))
         self.views: dict[int, dict] = {}  # what each worker process has applied
-        self.reported: dict[int, dict] = {}  # what each worker was told to serve: (topic id, index) -> leader epoch
+        self.reported: dict[int, dict] = {}  # the partitions sent to each worker: (topic id, index) -> leader epoch
         self.lost: dict[int, dict] = {}  # the same of its predecessors
         self.request_id = 0
         self.start()
@@ -134,7 +134,7 @@ class World:
                     self.metadata(metadata_core.MoveCompleted(action.topic_id, action.index, action.directory))
 
     def check_epochs(self, send: host_core.Send) -> None:
-        """No worker is told to serve a partition in the epoch that ended with its predecessor."""
+        """No worker gets a partition in the epoch that ended with its predecessor."""
         message = send.message
         parts = message.parts if isinstance(message, messages.Several) else [message]
         topics = (

@@ -11,7 +11,7 @@ from tests.unit.controller.controller_world import World
 
 
 def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no_longer() -> None:
-    """Also when nothing else happens in the cluster: what is told then decides on unclean
+    """Also when nothing else happens in the cluster: the report decides on unclean
     elections.
     """
     world = World(7, 3)

@@ -131,7 +131,7 @@ def test_what_has_no_identity_is_not_asked(systems: FileSystems) -> None:
 
 @pytest.fixture
 def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """log.dirs of which the first answers no question until it is let go."""
+    """log.dirs whose first directory does not respond until it is released."""
     let_go = threading.Event()
     places = [str(tmp_path / name) for name in ("hung", "sound")]
 

@@ -167,7 +167,7 @@ def test_one_voter_becomes_three_and_no_other_number_changes_by_itself():
 
 
 class GrowingCluster:
-    """Four hosts, the first of which has founded the cluster; a quorum that does what it is asked.
+    """Four hosts; the first has founded the cluster; a quorum that accepts all requests.
     Each host has its own controller.
     """
 

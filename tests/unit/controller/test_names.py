@@ -141,9 +141,7 @@ def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_w
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_doubt_is_remembered_at_once(resolver: Resolver, caplog: pytest.LogCaptureFixture, fails: bool) -> None:
-    """Also when the loop's own threads all wait for something else; and when it cannot be, that is
-    told.
-    """
+    """Also when the loop's own threads all wait for something else; and when it cannot be, that is reported."""
 
     async def scenario() -> None:
         doubted: list[int] = []

@@ -1,4 +1,4 @@
-"""What the shell does by itself: how long it waits for metadata before anybody is told."""
+"""The shell's own behaviour: how long it waits for metadata before it reports anything."""
 
 import asyncio
 from types import SimpleNamespace

@@ -88,7 +88,7 @@ def test_records_that_were_handed_on_are_ended_where_they_are() -> None:
 
 
 def topic_of(reported: int, count: int, first_leader_epoch: int = 0) -> messages.TopicImage:
-    """A topic of `count` partitions, of which this host's processes are told of `told`."""
+    """A topic of `count` partitions; this host's processes know `told` of them."""
     partitions = [messages.PartitionImage(index, index, 0, 0, 1, 0, [1], [1]) for index in range(reported)]
     return messages.TopicImage(
         "t", b"t" * 16, partitions, {}, partition_count=count, first_leader_epoch=first_leader_epoch
@@ -157,7 +157,7 @@ WITHHELD = messages.SettingsPut(2, withheld=["t"])
     [
         [WITHHELD, messages.TopicPut(2, topic_of(2, 4))],
         [WITHHELD, messages.TopicPut(2, topic_of(2, 4, first_leader_epoch=1))],
-        [WITHHELD, messages.TopicPut(2, topic_of(2, 2, first_leader_epoch=1))],  # it has grown since this was told
+        [WITHHELD, messages.TopicPut(2, topic_of(2, 2, first_leader_epoch=1))],  # it has grown since then
         [messages.TopicPut(2, topic_of(2, 4, first_leader_epoch=1))],
         [messages.Image(2, "cluster", 1, [], [], {}, node_id=1, withheld=["t"])],
     ],

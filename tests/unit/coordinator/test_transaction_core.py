@@ -183,7 +183,7 @@ def test_recovery_at_the_last_epoch_changes_the_producer_id() -> None:
 
 
 def test_markers_that_take_long() -> None:
-    """Who ended is told after a while; who begins is to come again."""
+    """Callers that end a transaction get a response after a while; callers that begin one must retry."""
     it = Driver(3)
     it.add(3)
     it.end(3)

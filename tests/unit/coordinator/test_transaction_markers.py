@@ -1,5 +1,5 @@
-"""Markers are written until they are, and told to the core that wanted them; what a Produce is told
-of its transaction.
+"""Markers are retried until they are written, and reported to the core that requested them; the
+verification that a Produce gets for its transaction.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def test_offsets_under_way_come_before_the_marker() -> None:
     run(test())
 
 
-# -- what a Produce is told ------------------------------------------------------------------------
+# -- verification for a Produce --------------------------------------------------------------------
 
 
 class Coordinator:

@@ -1,4 +1,4 @@
-"""What a keeper is told, and what it works out by itself."""
+"""The settings that a keeper gets, and those that it derives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd is told, and when its watchdog is fed; systemd and the keeper are played."""
+"""The messages to systemd, and when its watchdog is fed; systemd and the keeper are simulated."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The shared-memory bench without a broker: its table, its commands, and that every case has a name
-that is told.
+"""The shared-memory bench without a broker: its table, its commands, and that every case is listed under its
+name.
 """
 
 from __future__ import annotations

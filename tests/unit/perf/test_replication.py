@@ -1,5 +1,5 @@
 """What a replicated record costs, and what a cluster then carries: the arithmetic, and the page
-that it is told on.
+with the results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Access control lists and credentials in the metadata: what is written, who is told, how many there
-may be.
-"""
+"""Access control lists and credentials in the metadata: what is written, which processes get it, and the limits."""
 
 from __future__ import annotations
 
@@ -167,7 +165,7 @@ def test_older_hosts_get_no_record_that_they_cannot_read() -> None:
         assert not {first, again} & world.answers.keys(), "a repetition is answered before its rule is in force"
         world.settle()
         assert world.answers[again].error == world.answers[first].error == 0
-        assert world.send_request(messages.AllocateProducerIds(1)).error == 0  # nothing that workers are told
+        assert world.send_request(messages.AllocateProducerIds(1)).error == 0  # nothing that workers get
         assert world.send_request(change).error == 0
     number = world.request(messages.AlterScramCredentials([], [credential("u")]))
     world.flush_log()

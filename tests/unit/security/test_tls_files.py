@@ -1,4 +1,4 @@
-"""TLS settings from properties and files: what is understood, what is refused and how it is said."""
+"""TLS settings from properties and files: what is accepted, what is refused, with which message."""
 
 from __future__ import annotations
 

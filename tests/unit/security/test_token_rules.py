@@ -1,4 +1,4 @@
-"""Delegation tokens in the metadata: who may change one, when it expires, who is told."""
+"""Delegation tokens in the metadata: who may change one, when it expires, which processes get it."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_a_peer_that_always_lies(world: World) -> None:
     ],
 )
 def test_records_that_are_none(world: World, records: bytes, text: str) -> None:
-    """Damage is said, and not fetched around: nothing is left out."""
+    """Damage is reported instead of skipped: no records are left out."""
     world.lie = lambda node, offset: world.part(records=records) if offset == 20 else None
     with pytest.raises(MqdReadError, match=f"orders-0: a damaged record batch at offset 20: .*{text}"):
         _read(world)
@@ -354,7 +354,7 @@ def test_a_broker_that_is_away_is_not_turned_to(world: World) -> None:
     for _ in range(4):
         assert cluster.metadata(["orders"]).topics["orders"].topic_id == TOPIC
         cluster.turn_away()
-    assert world.requested == [1, 2, 2, 1]  # the one that is away, too, has its turn
+    assert world.requested == [1, 2, 2, 1]  # the unavailable leader is tried, too
     cluster.close()
 
 

@@ -1,4 +1,4 @@
-"""Settings of pipelines: what a file may say, and what it is told when it is wrong."""
+"""Settings of pipelines: what a file may contain, and the errors."""
 
 from __future__ import annotations
 

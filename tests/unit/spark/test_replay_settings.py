@@ -1,4 +1,4 @@
-"""What a replay is asked for and an archive does not have is said, before anything is read."""
+"""A replay reports what is missing in the archive before it reads anything."""
 
 from __future__ import annotations
 

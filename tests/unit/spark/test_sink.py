@@ -352,7 +352,7 @@ def sink(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_stream_that_cannot_abort_its_transaction_says_so(
     sink: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A batch of which no task was done: Spark tells the driver neither the query nor its run."""
+    """A batch without a completed task: Spark gives the driver neither the query nor its run."""
     aborted: list[Any] = []
     monkeypatch.setattr(writing, "joint", lambda _, place: SimpleNamespace(abort=lambda: aborted.append(place)))
     place = sink.Place("mqd.joint.spark.query.q", 7, "run")

@@ -63,7 +63,7 @@ def test_what_is_served(places: paths.Layout, monkeypatch: pytest.MonkeyPatch) -
     assert timer.look() and not Played.alive
     assert look(schedule(TOPIC, {0: 5, 2: 6}), schedule(OTHER, {})) == [("t", 0, "orders", 5), ("t", 2, "orders", 6)]
     kept = next(one for one in Played.alive if one.index == 0)
-    # another leader epoch, and another target, begin again; what did not change goes on
+    # another leader epoch, and another target, begin again; unchanged ones continue
     assert look(schedule(TOPIC, {0: 5, 2: 7})) == [("t", 0, "orders", 5), ("t", 2, "orders", 7)]
     assert kept in Played.alive
     assert look(schedule(TOPIC, {0: 5}, "elsewhere")) == [("t", 0, "elsewhere", 5)]

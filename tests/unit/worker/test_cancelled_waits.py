@@ -1,5 +1,5 @@
-"""Who waits for an event or some time, and is cancelled in the turns in which the event is told,
-ends: a stop waits for it.
+"""A task that waits for an event or some time, and is cancelled in the same iteration of the loop in
+which the event is set, ends: a stop waits for it.
 """
 
 from __future__ import annotations

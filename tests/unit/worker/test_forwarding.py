@@ -1,5 +1,5 @@
-"""Connections for what local clients write to leaders elsewhere: dialled when wanted, refused when
-there is nobody, gone with the life of the host. The leader's end is the test's of replication; the
+"""Connections for what local clients write to leaders elsewhere: opened when needed, refused when
+no host listens, closed when the host's incarnation ends. The leader's end is the test's of replication; the
 reactor is a list.
 """
 

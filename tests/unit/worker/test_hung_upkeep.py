@@ -26,7 +26,7 @@ HUNG, SOUND = 0, 1
 
 
 class Directory:
-    """Every question to it is counted; those to the one that hangs are answered when it is let go."""
+    """Counts all calls; calls to the hanging disk return when it is released."""
 
     def __init__(self, index: int, let_go: threading.Event) -> None:
         self.index, self.path, self.failure, self.settled = index, f"/directory-{index}", "", False

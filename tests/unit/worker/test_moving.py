@@ -310,7 +310,7 @@ def test_who_closes_for_a_move_does_not_wait_for_who_waits_for_the_files(tmp_pat
 def test_copies_keep_to_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str | None, slept_s: float
 ) -> None:
-    """replica.alter.log.dirs.io.max.bytes.per.second, of which this worker of two has half: 1000
+    """replica.alter.log.dirs.io.max.bytes.per.second, half of it for this worker of two: 1000
     bytes.
     """
     slept: list[float] = []

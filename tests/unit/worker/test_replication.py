@@ -386,7 +386,7 @@ NO_NAMES = ["a..b", "a" * 64 + ".example"]  # which no resolver can be asked for
 
 @pytest.mark.parametrize("wrong", [*NO_NAMES, "our own fault"])
 def test_a_link_outlives_a_host_of_no_name_and_faults_of_its_own(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is tried again, said once, and made when the leader is told with its right name."""
+    """It is retried, logged once, and opened when the leader's correct name arrives."""
 
     async def scenario() -> None:
         leader = Leader(2)

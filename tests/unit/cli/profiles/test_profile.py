@@ -79,7 +79,7 @@ def test_a_command_uses_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said("--profile", "production", "cluster") == f"a:9092 {config}"
     assert said("cluster", "--profile", "production") == f"a:9092 {config}"
     assert said("--profile", "production", "cluster", "--profile", "test") == "t:9092"
-    # what is said in full wins
+    # options given in full take precedence
     assert said("--profile", "production", "cluster", "-b", "x:1") == f"x:1 {config}"
     assert said("cluster", "--client-config", str(other), "--profile", "production") == f"a:9092 {other}"
     # a profile replaces both variables: no credentials go to another cluster

@@ -87,7 +87,7 @@ def test_every_bit_and_every_length_counts() -> None:
 
 @pytest.mark.parametrize("codec", range(1, len(CODECS)), ids=CODECS[1:])
 def test_what_becomes_too_much_is_stopped(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by who has the keys: neither the size that is said nor the bytes decide alone."""
+    """Also from a holder of the keys: both the stated size and the bytes are checked."""
     monkeypatch.setattr(envelope, "VALUE_BYTES_MAX", 1 << 16)
     bomb = compress(codec, bytes(1 << 20))
     for message, why in ((1 << 20, "maximum of 65536"), (1 << 16, "more than 65536 bytes"), (1, "more than 1 bytes")):

@@ -19,7 +19,7 @@ FILE = {"encryption.key.provider": "file:/keys"}
 
 
 class Provider(Keys):
-    """Counts, and fails where it is told to."""
+    """Counts calls, and fails when requested."""
 
     def __init__(self, *key_ids: str) -> None:
         super().__init__({name: new_key() for name in key_ids}, "the provider")
