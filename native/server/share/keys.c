@@ -163,9 +163,10 @@ static int16_t load(struct mqd_share_keys *keys, int fd, uint32_t position, uint
     return keys->codec && !mqd_codec_available(keys->codec) ? MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE : 0;
 }
 
-/* batch->records is `here` where they are the next ones of shares->keys, NULL where a thread reads them. */
+/* batch->records is `here` where they are the next ones of shares->keys, NULL where a thread reads them, or
+ * where owned->keys would be needed, which an earlier batch uses (`is_kept_used`). */
 static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd, struct mqd_share_batch *batch,
-                        uint32_t position, uint32_t size_bytes)
+                        uint32_t position, uint32_t size_bytes, bool is_kept_used)
 {
     struct mqd_share_keys *keys = &r->shares->keys;
     uint32_t before = keys->count;
@@ -175,6 +176,8 @@ static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, in
     error = size_bytes > HERE_BYTES_MAX ? TOO_LARGE : read_batch(keys, HERE_RECORDS_BYTES_MAX);
     if (error == TOO_LARGE) {
         keys->count = before;
+        if (is_kept_used)
+            return 0;
         error = read_apart(r, owned, batch);
         if (!error)
             take_apart(owned, batch, &error);
@@ -193,6 +196,7 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
     int64_t hashed = mqd_share_hashed(&owned->partition.state);
     uint32_t read_bytes = 0, at = 0;
     int16_t error = 0;
+    bool is_kept_used = false;
     if (hashed == MQD_SHARE_NEVER)
         return 0;
     if (owned->keys && !owned->reads_keys && owned->keys->last < hashed)
@@ -201,12 +205,16 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
     keys->header_bytes = settings->fifo_header_bytes;
     memcpy(keys->header, settings->fifo_header, settings->fifo_header_bytes);
     for (uint32_t i = 0; i < count && read_bytes < ROUND_BYTES_MAX && !error; i++) {
-        if (batches[i].skipped || batches[i].last < hashed || take_apart(owned, &batches[i], &error))
+        uint32_t size_bytes = places[i + 1] - places[i];
+        if (batches[i].skipped || batches[i].last < hashed)
             continue;
-        error = read_one(r, owned, fd, &batches[i], places[i], places[i + 1] - places[i]);
+        if (!take_apart(owned, &batches[i], &error)) {
+            error = read_one(r, owned, fd, &batches[i], places[i], size_bytes, is_kept_used);
+            read_bytes += size_bytes;
+        }
         if (!batches[i].records)
             break;
-        read_bytes += places[i + 1] - places[i];
+        is_kept_used |= batches[i].records != here;
     }
     for (uint32_t i = 0; i < count; i++)
         if (batches[i].records == here) {

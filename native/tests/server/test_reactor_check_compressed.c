@@ -1,64 +1,11 @@
 /* tsan: long */
 /* Compressed batches that the worker looks into itself (server/check/check_records.c): small ones on
  * the reactor, others on a thread of its pool. The codec is zstd, in frames that are written here. */
-#include "codec/codec.h"
 #include "mqd_check_test.h"
-
-#define BLOCK_BYTES (128u << 10)
 
 static void all(struct bench *b)
 {
     b->log_options.validation = MQD_VALIDATION_ALL;
-}
-
-static bool has_zstd(void)
-{
-    bool here = mqd_codec_available(MQD_CODEC_ZSTD);
-    if (!here)
-        test_message("%s is not installed", mqd_codec_library(MQD_CODEC_ZSTD));
-    return here;
-}
-
-static void put_little(struct frame *frame, int bytes, uint32_t value)
-{
-    for (int i = 0; i < bytes; i++, value >>= 8)
-        put(frame, 1, value & 0xff);
-}
-
-/* `raw` with `body`, a zstd frame, in place of its records. */
-static struct raw with_body(struct raw raw, const struct frame *body)
-{
-    raw.bytes = realloc(raw.bytes, MQD_BATCH_HEADER_BYTES + body->size_bytes);
-    raw.size_bytes = MQD_BATCH_HEADER_BYTES + body->size_bytes;
-    memcpy(raw.bytes + MQD_BATCH_HEADER_BYTES, body->bytes, body->size_bytes);
-    raw.bytes[22] |= MQD_CODEC_ZSTD; /* the attributes' low byte */
-    raw_finish(&raw);
-    return raw;
-}
-
-static void put_header(struct frame *frame, uint32_t content_bytes)
-{
-    put_little(frame, 4, 0xfd2fb528);
-    put(frame, 1, 0xa0); /* a content size of four bytes, which is the window too */
-    put_little(frame, 4, content_bytes);
-}
-
-/* The records in blocks of what they are. */
-static struct raw in_zstd(struct raw raw)
-{
-    struct frame frame = {0};
-    uint32_t left = raw.size_bytes - MQD_BATCH_HEADER_BYTES;
-    put_header(&frame, left);
-    for (const uint8_t *at = raw.bytes + MQD_BATCH_HEADER_BYTES; left;) {
-        uint32_t size = left < BLOCK_BYTES ? left : BLOCK_BYTES;
-        left -= size;
-        put_little(&frame, 3, (left == 0) | size << 3);
-        put_bytes(&frame, at, size);
-        at += size;
-    }
-    raw = with_body(raw, &frame);
-    frame_free(&frame);
-    return raw;
 }
 
 /* One record's worth of header and `bytes` of one repeated byte. */

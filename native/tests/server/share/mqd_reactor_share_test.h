@@ -20,7 +20,7 @@ struct coordinator {
     struct bench *b;
     pthread_t thread;
     pthread_mutex_t mutex;
-    bool stop, holds_writes, committed;
+    bool stop, holds_writes, committed, fifo;
     int32_t lock_ms, backoff_ms;
     int16_t read_error;
     int reads, writes, held;
@@ -37,7 +37,7 @@ static void answer_put(struct coordinator *k, const struct mqd_descriptor *asked
     struct bench *b = k->b;
     struct mqd_buffer out = {0};
     int32_t words[3] = {k->lock_ms, 5, 2000};
-    uint8_t rest[12] = {k->committed, 1}; /* earliest */
+    uint8_t rest[12] = {k->committed, 1, k->fifo ? 2 : 0}; /* earliest */
     int32_t backoffs[2] = {k->backoff_ms, 60000};
     mqd_put_bytes(&out, words, sizeof words);
     mqd_put_bytes(&out, rest, sizeof rest);
