@@ -107,7 +107,7 @@ def _committed(consumer: ShareConsumer) -> dict[TopicPartition, str]:
     return {one: "ok" if error is None else error.args[0].name() for one, error in outcome.items()}
 
 
-def _consumer(settings: dict[str, Any], client: str) -> Any:
+def consumer_of(settings: dict[str, Any], client: str) -> Any:
     if client == "librdkafka":
         return ShareConsumer({**settings, "log_level": 0, "reconnect.backoff.max.ms": 500})
     consumer = mqd.ShareConsumer({**settings, "transport": client})
@@ -117,7 +117,7 @@ def _consumer(settings: dict[str, Any], client: str) -> Any:
 
 def run(bootstrap: str, group: str, topic: str, client: str) -> None:
     settings = {"bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
-    consumer = _consumer(settings, client)
+    consumer = consumer_of(settings, client)
     consumer.subscribe([topic])
     while True:
         taken: list[tuple[Message, AcknowledgeType]] = []

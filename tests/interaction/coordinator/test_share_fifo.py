@@ -4,19 +4,35 @@ ShareConsumer.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import AcknowledgeType, Message, Producer
 
 from tests.broker import Broker
+from tests.compat.programs.program import Program, kill_process
+from tests.crash.workload import wait_until
+from tests.interaction.coordinator import fifo_members
 from tests.interaction.coordinator.test_share_groups import SECONDS, Shared, committed, polled
-from tests.interaction.share_members import configure_group
+from tests.interaction.share_members import configure_group, lag
 
 KEYS = 5
+CONFIG = {
+    "group.share.min.record.lock.duration.ms": "1000",
+    "group.share.record.lock.duration.ms": "3000",
+    "group.share.min.session.timeout.ms": "3000",
+    "group.share.session.timeout.ms": "5000",
+    "group.share.min.heartbeat.interval.ms": "500",
+    "group.share.heartbeat.interval.ms": "500",
+    "group.share.delivery.count.limit": "10",  # kills are no reason to give a record up
+}
+KILLED = ("mqd-worker-0", "member", "mqd-worker-1", "member", "mqd-acceptor", "member", "mqd-worker-0", "broker")
 
 
 @pytest.fixture
@@ -85,3 +101,44 @@ def test_the_setting_changes_while_records_are_held(shared: Shared) -> None:
             consumer.acknowledge(message, AcknowledgeType.RELEASE)
         committed(consumer)
     drain(shared, 20, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_members_and_workers_are_killed(tmp_path: Path) -> None:
+    count, key_count = 6_000, 60
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(Broker(tmp_path / "data", workers=2, config=CONFIG))
+        shared = Shared(broker.bootstrap, partitions=4)
+        configure_group(broker.bootstrap, shared.group, "share.fifo", "key")
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": "lz4", "linger.ms": 50})
+        counts: collections.Counter[str] = collections.Counter()
+        for number in range(count):
+            key = f"k{number % key_count}"
+            producer.produce(shared.topic, f"{key}:{counts[key]}", key)
+            counts[key] += 1
+        assert producer.flush(SECONDS) == 0
+        module = [sys.executable, "-m", "tests.interaction.coordinator.fifo_members"]
+        members = [
+            Program([*module, broker.bootstrap, shared.group, shared.topic, client], tmp_path / f"{client}-{number}")
+            for number, client in enumerate(("librdkafka", "auto", "tcp"))
+        ]
+        outputs = [member.output for member in members]
+        for member in members:
+            stack.enter_context(member)
+        kills_ns: list[int] = []
+
+        def state() -> str:
+            return "\n".join([*(member.tail() for member in members), broker.logs()])
+
+        for index, name in enumerate(KILLED):
+            before = len(fifo_members.accepted(outputs))
+            wait_until(lambda: len(fifo_members.accepted(outputs)) > before + 200, SECONDS, state)  # noqa: B023
+            kills_ns.append(time.monotonic_ns())
+            if name == "member":
+                members[index % len(members)].restart()
+            else:
+                kill_process(broker, name)
+        address = [("127.0.0.1", broker.port)]
+        wait_until(lambda: lag(address, shared.group) == [0] * shared.partitions, SECONDS, state)
+        print(fifo_members.check(outputs, counts, kills_ns, spared_s=6))
