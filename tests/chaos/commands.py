@@ -69,4 +69,5 @@ def run(cluster: ChaosCluster, words: Sequence[str], refusals: Collection[int] =
 
 def mqd(cluster: ChaosCluster, *words: str, seconds: float = 20.0) -> Report:
     """`mqd WORDS`, of any host of the cluster. Raises HarnessFailed."""
-    return run(cluster, ["mqd.cli.main", *words, "--bootstrap", cluster.bootstrap], MAY_BE_REFUSED, seconds)
+    security = [] if cluster.security is None else ["--client-config", str(cluster.security.operator_file)]
+    return run(cluster, ["mqd.cli.main", *words, "--bootstrap", cluster.bootstrap, *security], MAY_BE_REFUSED, seconds)

@@ -87,7 +87,7 @@ class Measure:
     def __init__(self, net: network.Network, cluster: ChaosCluster, directory: Path, client: str) -> None:
         self.network, self.cluster, self.log = net, cluster, directory / "writer.log"
         done = subprocess.run(
-            net.run("client", [sys.executable, "-c", CREATE, json.dumps([cluster.bootstrap, {"t": 1}, {}])]),
+            net.run("client", [sys.executable, "-c", CREATE, json.dumps([cluster.operator, {"t": 1}, {}])]),
             capture_output=True,
             text=True,
             timeout=60,

@@ -8,6 +8,7 @@ from the given generator, so a seed is a schedule (not a run: processes have the
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 
@@ -278,7 +279,8 @@ class Tools(Fault):
     def begin(self) -> None:
         action = self.rng.choice(("reassign", "elect", "configure", "cancel"))
         output = commands.run(
-            self.cluster, ["tests.chaos.operator", action, self.cluster.bootstrap, str(self.rng.getrandbits(32))]
+            self.cluster,
+            ["tests.chaos.operator", action, json.dumps(self.cluster.operator), str(self.rng.getrandbits(32))],
         )
         self.text = f"{action}: {output.text}"
 

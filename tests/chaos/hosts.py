@@ -70,10 +70,8 @@ class ChaosHost(Broker):
             "listeners": f"PLAINTEXT://{address}:{PORT}",
             "inter.broker.listener": f"{address}:{PORT + 1}",
             "controller.listener": f"{address}:{PORT + 2}",
-            # the namespaces are this run's own
             "node.id": str(node_id),
             "cluster.seeds": seeds,
-            "listeners.insecure.allow": "true",
         }
         environment = {}
         self._clock = data_dir.with_name(f"{name}.clock")
@@ -299,11 +297,11 @@ class ChaosCluster:
             data_dir,
             self._seeds,
             self._workers,
-            {**self._config, **self._secrets(number)},
+            {**self._config, **self._access(number)},
             self._extras,
         )
 
-    def _secrets(self, number: int) -> dict[str, str]:
+    def _access(self, number: int) -> dict[str, str]:
         if self.security is not None:
             return self.security.config(number)
         path = self.directory / "cluster.key"
@@ -311,11 +309,18 @@ class ChaosCluster:
             self.directory.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text("a secret of this test, and of no cluster else\n")
-        return {"cluster.key.file": str(path)}
+        # the namespaces are this run's own
+        return {"cluster.key.file": str(path), "listeners.insecure.allow": "true"}
 
     @property
     def bootstrap(self) -> str:
         return ",".join(host.bootstrap for host in self.hosts.values())
+
+    @property
+    def operator(self) -> dict[str, str]:
+        """librdkafka's settings for the tests' own requests, which may do everything."""
+        security = {} if self.security is None else self.security.operator()
+        return {"bootstrap.servers": self.bootstrap, **security}
 
     @property
     def clients_bootstrap(self) -> str:

@@ -1,7 +1,7 @@
 """What an operator's tools ask a cluster for, by Kafka's requests; one thing by chance, and what
 became of it, in one line.
 
-    python -m tests.chaos.operator reassign|cancel|elect|configure BOOTSTRAP SEED
+    python -m tests.chaos.operator reassign|cancel|elect|configure SETTINGS SEED
 
 Refusals are reported like other results: while hosts are down, many requests are rightly refused. Nothing
 here may harm a record: unclean elections are not asked for, and min.insync.replicas stays.
@@ -9,6 +9,7 @@ here may harm a record: unclean elections are not asked for, and min.insync.repl
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from typing import Any
@@ -18,7 +19,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, ElectLeadersRequest
-from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.chaos.secured import connect
+from tests.kafka_connection import ConnectionEnded
 
 TOPICS = ("plain", "mixed", "atomic")
 CONFIGS = {
@@ -30,7 +32,17 @@ ELECT_LEADERS, ALTER_PARTITION_REASSIGNMENTS = 43, 45
 TIMEOUT_S = 15.0
 
 
-def elect(admin: AdminClient, chance: random.Random) -> str:
+class Admin(AdminClient):
+    """`settings`: how to reach the cluster, by librdkafka's names."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        super().__init__(
+            {**settings, "log_level": 0, "socket.timeout.ms": int(TIMEOUT_S * 1000), "error_cb": lambda _error: None}
+        )
+        self.settings = settings
+
+
+def elect(admin: Admin, chance: random.Random) -> str:
     """Not by confluent-kafka, whose elect_leaders() ends in a SystemError in some versions."""
     topic, partition = some(admin, chance)
     requested = ElectLeadersRequest(
@@ -46,7 +58,7 @@ def elect(admin: AdminClient, chance: random.Random) -> str:
     return f"preferred leader of {topic}-{partition}: " + (f"errors {sorted(errors)}" if errors else "done")
 
 
-def configure(admin: AdminClient, chance: random.Random) -> str:
+def configure(admin: Admin, chance: random.Random) -> str:
     topic, name = chance.choice(TOPICS), chance.choice(sorted(CONFIGS))
     operation = chance.choice((AlterConfigOpType.SET, AlterConfigOpType.DELETE))
     entry = ConfigEntry(
@@ -60,7 +72,7 @@ def configure(admin: AdminClient, chance: random.Random) -> str:
     return f"{topic} {operation.name.lower()} {name}: done"
 
 
-def reassign(admin: AdminClient, chance: random.Random, cancel: bool = False) -> str:
+def reassign(admin: Admin, chance: random.Random, cancel: bool = False) -> str:
     """Another order, or one replica less and later three again; of three hosts, or of more: never
     more than three replicas, so that each host can be drained.
     """
@@ -77,29 +89,22 @@ def reassign(admin: AdminClient, chance: random.Random, cancel: bool = False) ->
     return f"{topic}-{partition} to {replicas}: " + ("done" if not any(errors) else f"errors {errors}")
 
 
-def send_request(admin: AdminClient, chance: random.Random, api_key: int, version: int, request: object) -> Any:
+def send_request(admin: Admin, chance: random.Random, api_key: int, version: int, request: object) -> Any:
     """Of any host: the active controller decides, wherever it runs."""
     broker = chance.choice(list(admin.list_topics(timeout=TIMEOUT_S).brokers.values()))
-    with KafkaConnection(broker.host, broker.port, timeout_s=TIMEOUT_S) as kafka:
+    with connect(broker.host, broker.port, admin.settings, TIMEOUT_S) as kafka:
         return kafka.call(api_key, version, request)
 
 
-def some(admin: AdminClient, chance: random.Random) -> tuple[str, int]:
+def some(admin: Admin, chance: random.Random) -> tuple[str, int]:
     topic = chance.choice(TOPICS)
     found = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)[topic].result(TIMEOUT_S)
     return topic, chance.randrange(len(found.partitions))
 
 
 def main() -> int:
-    action, bootstrap, chance = sys.argv[1], sys.argv[2], random.Random(sys.argv[3])
-    admin = AdminClient(
-        {
-            "bootstrap.servers": bootstrap,
-            "log_level": 0,
-            "socket.timeout.ms": int(TIMEOUT_S * 1000),
-            "error_cb": lambda _error: None,
-        }
-    )
+    action, settings, chance = sys.argv[1], json.loads(sys.argv[2]), random.Random(sys.argv[3])
+    admin = Admin(settings)
     try:
         if action in ("reassign", "cancel"):
             print(reassign(admin, chance, action == "cancel"))

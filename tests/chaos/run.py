@@ -36,16 +36,16 @@ DISK_BYTES = 3 << 30
 CREATE = """
 import json, sys
 from confluent_kafka.admin import AdminClient, NewTopic
-bootstrap, topics, config = json.loads(sys.argv[1])
-admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+operator, topics, config = json.loads(sys.argv[1])
+admin = AdminClient({**operator, "log_level": 0})
 for future in admin.create_topics([NewTopic(name, count, min(3, len(admin.list_topics(timeout=20).brokers)), config=config) for name, count in topics.items()]).values():
     future.result(30)
 """
 IN_SYNC = """
 import json, sys
 from confluent_kafka.admin import AdminClient
-bootstrap, topics = json.loads(sys.argv[1])
-found = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=20).topics
+operator, topics = json.loads(sys.argv[1])
+found = AdminClient({**operator, "log_level": 0}).list_topics(timeout=20).topics
 behind = [f"{name}-{index}: leader {one.leader}, replicas {one.replicas}, in sync {one.isrs}" for name in found for index, one in found[name].partitions.items()
           if one.leader < 0 or set(one.isrs) != set(one.replicas)]
 print(json.dumps(behind))
@@ -53,8 +53,8 @@ print(json.dumps(behind))
 PLACES = """
 import json, sys
 from confluent_kafka.admin import AdminClient
-bootstrap, topics = json.loads(sys.argv[1])
-found = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=20).topics
+operator, topics = json.loads(sys.argv[1])
+found = AdminClient({**operator, "log_level": 0}).list_topics(timeout=20).topics
 print(json.dumps([[name, index, sorted(one.replicas)] for name in topics for index, one in found[name].partitions.items()]))
 """
 
@@ -193,9 +193,10 @@ class Run:
 
     def _go(self) -> None:
         self.cluster.wait_healthy()
-        self._script(CREATE, self.cluster.bootstrap, self.topics, {})
-        if self.plan.secured:
-            self._module("guests.process", [[host.address for host in self.cluster], list(self.topics)])
+        self._script(CREATE, self.cluster.operator, self.topics, {})
+        if self.cluster.security is not None:
+            operator = self.cluster.security.operator()
+            self._module("guests.process", [[host.address for host in self.cluster], list(self.topics), operator])
         self._start_clients()
         self._wait_progress("at the start")
         began = time.monotonic()
@@ -211,7 +212,7 @@ class Run:
         final = self._read_final()
         places = {
             (topic, index): [self.cluster.hosts[node].name for node in nodes]
-            for topic, index, nodes in json.loads(self._script(PLACES, self.cluster.bootstrap, list(self.topics)))
+            for topic, index, nodes in json.loads(self._script(PLACES, self.cluster.operator, list(self.topics)))
         }
         self._judge(final, places, int(began), int(ended), healed - ended)
 
@@ -232,8 +233,8 @@ class Run:
             Client(self, "member", "k1", TOPICS, group="new-readers", protocol="consumer"),
         ]
         if self.cluster.security is not None:
-            hosts, ca = [host.address for host in self.cluster], str(self.cluster.security.ca)
-            self.clients.append(Client(self, "guests", "guests", {}, hosts=hosts, ca=ca))
+            hosts, operator = [host.address for host in self.cluster], self.cluster.security.operator()
+            self.clients.append(Client(self, "guests", "guests", {}, hosts=hosts, operator=operator))
         for client in self.clients:
             client.tend()
 
@@ -331,7 +332,7 @@ class Run:
 
     def _wait_in_sync(self) -> None:
         until = time.monotonic() + PROGRESS_SECONDS
-        while behind := json.loads(self._script(IN_SYNC, self.cluster.bootstrap, TOPICS)):
+        while behind := json.loads(self._script(IN_SYNC, self.cluster.operator, TOPICS)):
             assert time.monotonic() < until, (
                 f"replicas are not in sync within {PROGRESS_SECONDS:.0f} s after healing:"
                 f" {behind[:5]}\n{self.cluster.logs()}"

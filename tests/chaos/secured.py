@@ -1,30 +1,36 @@
 """What `--secured` adds to the cluster of a chaos run: an authorizer, TLS between hosts, a listener
 with TLS and passwords for the clients (User:app), another for guests (guests/), which must
 authenticate again every REAUTHENTICATE_MS, and files that change while everything runs. The tests'
-own requests use the plain listener, as a super user.
+own requests are a super user's, who has a certificate. No listener is open to other hosts without
+authentication.
 """
 
 from __future__ import annotations
 
 import datetime
+import ssl
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from mqd.base import cluster_key
 from mqd.security import pki
 from tests.chaos.network import Network
+from tests.kafka_connection import KafkaConnection
 from tests.unit.security.host_files import write
 
 PORT, GUESTS_PORT = 9096, 9097
 GUARDED, GUARDED_PARTITIONS = "guarded", 3
 APP, APP_PASSWORD = "app", "the clients' password"
+OPERATOR = "operator"
 REAUTHENTICATE_MS = 10_000
 BOUND_MS = 5_500  # broker.session.timeout.ms: what docs/security.md says of revocations
 KEY_STEP_SECONDS = 30.0  # hosts that were stopped for a fault have read the key again by then
 CONFIG = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:ANONYMOUS",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL,GUESTS:SASL_SSL",
+    "super.users": f"User:CN={OPERATOR}",
+    "listener.security.protocol.map": "OPERATOR:SSL,SASL_SSL:SASL_SSL,GUESTS:SASL_SSL",
+    "listener.name.operator.ssl.client.auth": "required",
     "sasl.enabled.mechanisms": "SCRAM-SHA-256,PLAIN",
     "ssl.keystore.type": "PEM",
     "listener.name.guests.connections.max.reauth.ms": str(REAUTHENTICATE_MS),
@@ -43,11 +49,23 @@ class Security:
         directory.mkdir(parents=True)
         write(self.ca, self._authority.certificate)
         cluster_key.make(self.key)
+        operator = pki.issue(self._authority, OPERATOR, [], _now())
+        write(self._operator, operator.key + operator.certificate)
+        self.operator_file.write_text("".join(f"{name}={value}\n" for name, value in self.operator().items()))
         self._key_steps, self._stepped_at = 0, 0.0
 
     @property
     def ca(self) -> Path:
         return self._directory / "ca.pem"
+
+    @property
+    def _operator(self) -> Path:
+        return self._directory / "operator.pem"
+
+    @property
+    def operator_file(self) -> Path:
+        """For `mqd --client-config`."""
+        return self._directory / "operator.properties"
 
     @property
     def key(self) -> Path:
@@ -61,7 +79,9 @@ class Security:
             self.renew(number)
         return {
             **CONFIG,
-            "listeners": (f"PLAINTEXT://{address}:9092,SASL_SSL://{address}:{PORT},GUESTS://{address}:{GUESTS_PORT}"),
+            "listeners": f"OPERATOR://{address}:9092,SASL_SSL://{address}:{PORT},GUESTS://{address}:{GUESTS_PORT}",
+            "listener.name.operator.ssl.truststore.type": "PEM",
+            "listener.name.operator.ssl.truststore.location": str(self.ca),
             "cluster.key.file": str(self.key),
             "ssl.keystore.location": str(folder / "broker.pem"),
             "cluster.tls.certificate.file": str(folder / "host.pem"),
@@ -84,6 +104,15 @@ class Security:
         self._key_steps, self._stepped_at = self._key_steps + 1, time.monotonic()
         return f"step {self._key_steps} of changes of the cluster's key"
 
+    def operator(self) -> dict[str, str]:
+        """librdkafka's settings of the super user."""
+        return {
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(self.ca),
+            "ssl.certificate.location": str(self._operator),
+            "ssl.key.location": str(self._operator),
+        }
+
     def login(self) -> dict[str, str]:
         """librdkafka's settings of the clients."""
         return {
@@ -93,6 +122,22 @@ class Security:
             "sasl.username": APP,
             "sasl.password": APP_PASSWORD,
         }
+
+
+def connect(host: str, port: int, settings: Mapping[str, str], timeout_s: float) -> KafkaConnection:
+    """`settings`: librdkafka's; over TLS where they name a CA, with the certificate that they name."""
+    kafka = KafkaConnection(host, port, timeout_s=timeout_s)
+    if "ssl.ca.location" not in settings:
+        return kafka
+    try:
+        context = ssl.create_default_context(cafile=settings["ssl.ca.location"])
+        if certificate := settings.get("ssl.certificate.location"):
+            context.load_cert_chain(certificate)
+        kafka.socket = context.wrap_socket(kafka.socket, server_hostname=host)
+    except OSError:
+        kafka.close()
+        raise
+    return kafka
 
 
 def _now() -> datetime.datetime:

@@ -75,7 +75,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     with network.Network(("n1", "n2", "n3", "client")) as net, ChaosCluster(net, tmp_path / "hosts") as cluster:
         cluster.wait_healthy()
         made = Bench(net, cluster)
-        made.script(CREATE, cluster.bootstrap, {"t": 1}, {})
+        made.script(CREATE, cluster.operator, {"t": 1}, {})
         yield made
 
 
@@ -104,7 +104,7 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
     assert bench.probe(old, "lost-again")["produced"][0] != 0
     bench.network.heal()
     until = time.monotonic() + 60
-    while json.loads(bench.script(IN_SYNC, bench.cluster.bootstrap, {"t": 1})):
+    while json.loads(bench.script(IN_SYNC, bench.cluster.operator, {"t": 1})):
         assert time.monotonic() < until, bench.cluster.logs()
         time.sleep(0.2)  # it follows again, and cuts off what was never committed
     values = bench.probe(bench.leader([1, 2, 3]))["values"]
@@ -129,7 +129,7 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
     ):
         cluster.wait_healthy()
         bench = Bench(net, cluster)
-        bench.script(CREATE, cluster.bootstrap, {"t": 1}, {})
+        bench.script(CREATE, cluster.operator, {"t": 1}, {})
         for round_, host_of in enumerate(("leader", "follower")):
             leader = bench.leader([1, 2, 3])
             full = leader if host_of == "leader" else next(node for node in (1, 2, 3) if node != leader)
@@ -138,7 +138,7 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
             cluster.hosts[full].fill_disk()
             until = time.monotonic() + 8  # much sooner than replica.lag.time.max.ms
             while f"in sync {sorted(others)}" not in (
-                behind := str(json.loads(bench.script(IN_SYNC, cluster.bootstrap, {"t": 1})))
+                behind := str(json.loads(bench.script(IN_SYNC, cluster.operator, {"t": 1})))
             ).replace(str(others[::-1]), str(others)):
                 assert time.monotonic() < until, f"{host_of}: {behind}\n{cluster.logs()}"
                 time.sleep(0.1)  # another host decides
@@ -148,7 +148,7 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
                 bench.wait_write(new, f"during-{round_}-{number}")
             cluster.hosts[full].free_disk()
             until = time.monotonic() + 60
-            while behind := json.loads(bench.script(IN_SYNC, cluster.bootstrap, {"t": 1})):
+            while behind := json.loads(bench.script(IN_SYNC, cluster.operator, {"t": 1})):
                 assert time.monotonic() < until, f"{behind}\n{cluster.logs()}"
                 time.sleep(0.2)  # it fetches again
         values = bench.probe(bench.leader([1, 2, 3]))["values"]
@@ -172,7 +172,7 @@ def test_every_host_loses_power_at_once(tmp_path: Path) -> None:
     ):
         cluster.wait_healthy()
         bench = Bench(net, cluster)
-        bench.script(CREATE, cluster.bootstrap, {"t": 1}, {})
+        bench.script(CREATE, cluster.operator, {"t": 1}, {})
         message = []
         for round_ in range(2):
             leader = bench.leader([1, 2, 3])
@@ -194,7 +194,7 @@ def test_every_host_loses_power_at_once(tmp_path: Path) -> None:
             cluster.start()
             cluster.wait_healthy()
             until = time.monotonic() + 60
-            while json.loads(bench.script(IN_SYNC, cluster.bootstrap, {"t": 1})):
+            while json.loads(bench.script(IN_SYNC, cluster.operator, {"t": 1})):
                 assert time.monotonic() < until, cluster.logs()
                 time.sleep(0.2)  # they find each other
             values = bench.probe(bench.leader([1, 2, 3]))["values"]
@@ -214,9 +214,10 @@ def test_a_full_run(tmp_path: Path) -> None:
 @needs_namespaces
 @pytest.mark.slow
 def test_an_operator_s_tools_are_answered(bench: Bench) -> None:
-    bench.script(CREATE, bench.cluster.bootstrap, {name: 2 for name in operator.TOPICS}, {})
+    bench.script(CREATE, bench.cluster.operator, {name: 2 for name in operator.TOPICS}, {})
+    settings = json.dumps(bench.cluster.operator)
     for number, action in enumerate(("reassign", "elect", "configure", "configure", "cancel", "reassign")):
-        command = [sys.executable, "-m", "tests.chaos.operator", action, bench.cluster.bootstrap, str(number)]
+        command = [sys.executable, "-m", "tests.chaos.operator", action, settings, str(number)]
         done = subprocess.run(
             bench.network.run("client", command), cwd=ROOT, capture_output=True, text=True, timeout=60
         )

@@ -24,7 +24,8 @@ UNREACHABLE = "127.0.0.1:1"
 class Hosts:
     """Three that no client reaches, and a fourth that may join; commands run here, in no namespace."""
 
-    bootstrap, spare = UNREACHABLE, 4
+    bootstrap, spare, security = UNREACHABLE, 4, None
+    operator = {"bootstrap.servers": UNREACHABLE}
     network = SimpleNamespace(run=lambda _name, words: list(words))
 
     def __init__(self) -> None:

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import secrets
-import ssl
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from mqd.protocol.records import Record, encode_batch
 from mqd.security.acl import CLUSTER_NAME, Operation, PatternType, Permission, ResourceType
 from tests.chaos.client import Client
 from tests.chaos.hosts import PORT
-from tests.chaos.secured import APP, APP_PASSWORD, GUARDED, GUARDED_PARTITIONS, GUESTS_PORT
+from tests.chaos.secured import APP, APP_PASSWORD, GUARDED, GUARDED_PARTITIONS, GUESTS_PORT, connect
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 USERS = ("g1", "g2", "g3", "g4")
@@ -95,8 +94,8 @@ def check(answer: Any) -> None:
 class Administrator:
     """Requests of a super user to one host, until it does not answer; then to the next."""
 
-    def __init__(self, hosts: list[str]) -> None:
-        self._hosts, self._turn = hosts, 0
+    def __init__(self, hosts: list[str], settings: dict[str, str]) -> None:
+        self._hosts, self._settings, self._turn = hosts, settings, 0
         self._connection: KafkaConnection | None = None
 
     def send_request(self, api_key: int, version: int, request: Any) -> Any:
@@ -104,7 +103,7 @@ class Administrator:
         try:
             if self._connection is None:
                 address = self._hosts[self._turn % len(self._hosts)]
-                self._connection = KafkaConnection(address, PORT, timeout_s=TIMEOUT_S)
+                self._connection = connect(address, PORT, self._settings, TIMEOUT_S)
             answer = self._connection.call(api_key, version, request)
             check(answer)
             return answer
@@ -117,16 +116,6 @@ class Administrator:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-class TlsConnection(KafkaConnection):
-    def __init__(self, host: str, port: int, ca: str) -> None:
-        super().__init__(host, port, timeout_s=TIMEOUT_S)
-        try:
-            self.socket = ssl.create_default_context(cafile=ca).wrap_socket(self.socket, server_hostname=host)
-        except OSError:
-            self.close()
-            raise
 
 
 class Guests(Client):
@@ -160,7 +149,7 @@ class Guests(Client):
     # -- the warden --------------------------------------------------------------------------------
 
     def _warden(self) -> None:
-        admin, granted, password = Administrator(self.hosts), set[tuple[str, int]](), 0
+        admin, granted, password = Administrator(self.hosts, self.settings["operator"]), set[tuple[str, int]](), 0
         for user in USERS:
             password += 1
             self._change_password(admin, user, password)
@@ -222,7 +211,7 @@ class Guests(Client):
             if self.chance.random() < 0.3:
                 number = max(0, number - self.chance.randrange(1, OLD_PASSWORDS * len(USERS)))
             try:
-                with TlsConnection(host, GUESTS_PORT, self.settings["ca"]) as kafka:
+                with connect(host, GUESTS_PORT, self.settings["login"], TIMEOUT_S) as kafka:
                     login = self._log_in(kafka, host, user, number)
                     if login is not None:
                         self._send_request(kafka, host, user, login)
@@ -307,9 +296,9 @@ class Guests(Client):
 ROLES = {"guests": Guests}
 
 
-def prepare(hosts: list[str], topics: list[str]) -> None:
+def prepare(hosts: list[str], topics: list[str], operator: dict[str, str]) -> None:
     """The other clients' password and rights, and a record for guests to read."""
-    admin = Administrator(hosts)
+    admin = Administrator(hosts, operator)
     expected = [(ResourceType.TOPIC, topic) for topic in topics]
     expected += [(kind, "*") for kind in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)]
     rules = [rule(APP, Operation.ALL, kind, name) for kind, name in [*expected, (ResourceType.CLUSTER, CLUSTER_NAME)]]
@@ -322,7 +311,7 @@ def prepare(hosts: list[str], topics: list[str]) -> None:
     while left:  # each is led by one of the hosts
         assert time.monotonic() < until, f"no broker takes records for partitions {left} of {GUARDED}"
         for host in hosts:
-            with KafkaConnection(host, PORT, timeout_s=TIMEOUT_S) as kafka:
+            with connect(host, PORT, operator, TIMEOUT_S) as kafka:
                 answer: Any = kafka.call(0, 9, first)
             left -= {part.index for part in answer.responses[0].partition_responses if part.error_code == 0}
     admin.close()

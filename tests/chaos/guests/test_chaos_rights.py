@@ -1,5 +1,5 @@
 """The judge of guests' histories: a sound one passes, each planted breach is found under its name. And
-real brokers, one with a planted bug: it keeps cached decisions after a right was revoked.
+real brokers, one cluster with a planted bug: its workers take no right away.
 """
 
 from __future__ import annotations
@@ -113,17 +113,18 @@ def test_lines_of_other_clients_and_cut_off_ones_are_left_out(tmp_path: Path) ->
 
 REASON = network.why_not()
 FORGETS = """
+from mqd.security.acl import Permission
 from mqd.worker.subjects import Subjects
 
-async def apply(self):
-    self._generation = self._rules.generation
+def change(self, put, removed):
+    self._rules.change({key: one for key, one in put.items() if one.permission == Permission.ALLOW}, ())
 
-Subjects.apply = apply
+Subjects.change = change
 """
 
 
 def forgetful(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every worker keeps the decisions that it has compiled for its clients."""
+    """No worker takes a right away that it has once given."""
     (directory / "sitecustomize.py").write_text(FORGETS)
     monkeypatch.setenv("PYTHONPATH", str(directory))
 
