@@ -32,6 +32,7 @@ from mqd.protocol.messages import (
     CreateAclsRequest,
     DeleteAclsRequest,
     MetadataRequest,
+    OffsetFetchRequest,
     ShareAcknowledgeRequest,
     ShareFetchRequest,
 )
@@ -199,9 +200,8 @@ def test_a_share_group_needs_rights_on_group_and_topic(secured: Secured) -> None
         (found,) = kafka.call(3, 12, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)])).topics
     of_group = rule("alice", AclOperation.READ, "sharers", ResourceType.GROUP)
     of_topic = rule("alice", AclOperation.READ, topic)
-    settings = {name: str(value) for name, value in secured.client("alice").items()}
     with secured.connect() as kafka:
-        of_properties(settings).authenticate(lambda key, request, version: kafka.call(key, version, request))
+        proven(secured, kafka, "alice")
         request = ShareFetchRequest(
             group_id="sharers",
             member_id="member",
@@ -229,6 +229,48 @@ def test_a_share_group_needs_rights_on_group_and_topic(secured: Secured) -> None
         revoke(secured, of_group)
         assert fetched() == [ErrorCode.GROUP_AUTHORIZATION_FAILED]
         assert acknowledged() == ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+
+def proven(secured: Secured, kafka: KafkaConnection, user: str) -> KafkaConnection:
+    settings = {name: str(value) for name, value in secured.client(user).items()}
+    of_properties(settings).authenticate(lambda key, request, version: kafka.call(key, version, request))
+    return kafka
+
+
+def test_names_with_wildcards_and_unicode_are_literal(secured: Secured) -> None:
+    """No name but "*" stands for others, and none is normalised: neither of topics, groups nor users."""
+    topic, composed, decomposed = topic_of(secured, "odd.good"), "gr\u00fcn", "gru\u0308n"
+    looks_like_it = ("odd.*", "odd.goo?", "odd.g[o]od", "odd.g\u043eod", "odd.\uff47ood", "odd.good\u200b", "ODD.GOOD")
+    alike = "\u0430lice"  # Cyrillic
+    grant(
+        secured,
+        *(rule("alice", AclOperation.READ, name) for name in looks_like_it),
+        *(rule(name, AclOperation.READ, topic) for name in (alike, "alic*", "ALICE", "alice\u200b")),
+        rule("alice", AclOperation.READ, composed, ResourceType.GROUP),
+        rule("alice", AclOperation.READ, "gr*", ResourceType.GROUP),
+    )
+    with secured.connect() as connection:
+        kafka = proven(secured, connection, "alice")
+
+        def described(name: str) -> int:
+            request = MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)
+            (found,) = kafka.call(3, 12, request).topics
+            return found.error_code
+
+        def fetched(group: str) -> int:
+            return kafka.call(9, 7, OffsetFetchRequest(group_id=group, topics=None)).error_code
+
+        assert described(topic) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert {described(name) for name in looks_like_it} <= {
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+        refused = int(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        assert [fetched(group) for group in (decomposed, "gr", "grau", "GR\u00dcN")] == [refused] * 4
+        # its coordinator may have to be found first
+        eventually(lambda: fetched(composed) == 0, "the group is served")
+        grant(secured, rule("alice", AclOperation.READ, topic))
+        assert described(topic) == 0
 
 
 LETTERS_TOPIC, TAKES_LETTERS = "errors.deadletterqueue.topic.name", "errors.deadletterqueue.group.enable"
@@ -299,13 +341,12 @@ BETWEEN_HOSTS = sorted(KNOWN.keys() - SUPPORTED.keys())
 def test_what_hosts_ask_each_other_is_refused_to_every_client(secured: Secured) -> None:
     """To super users too: who asks is no host that has proven that it has the cluster's key."""
     assert {58, 83, 20_000} <= set(BETWEEN_HOSTS)
-    settings = {name: str(value) for name, value in secured.client("alice").items()}
     with KafkaConnection(port=secured.broker.port) as bystander:
         for key in BETWEEN_HOSTS:
             with KafkaConnection(port=secured.broker.port) as super_user, pytest.raises(ConnectionEnded):
                 super_user.call(key, KNOWN[key].max_version)
             with secured.connect() as alice:
-                of_properties(settings).authenticate(lambda key, request, version: alice.call(key, version, request))
+                proven(secured, alice, "alice")
                 with pytest.raises(ConnectionEnded):
                     alice.call(key, KNOWN[key].max_version)
             assert bystander.call(18, 3).error_code == 0
