@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/read.h"
 #include "log/index.h"
 #include "log/segment.h"
 
@@ -28,19 +29,10 @@ static struct mqd_time_index_entry decode_time_entry(const uint8_t *bytes)
     return (struct mqd_time_index_entry){(int64_t)be64toh(timestamp), be32toh(offset)};
 }
 
-static int pread_fully(int fd, uint8_t *bytes, size_t size_bytes, int64_t position)
+static int read_entries(int fd, uint8_t *bytes, size_t size_bytes, int64_t position)
 {
-    while (size_bytes > 0) {
-        ssize_t got = pread(fd, bytes, size_bytes, position);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return mqd_error_system(got < 0 ? errno : EIO, "cannot read an index file");
-        bytes += got;
-        position += got;
-        size_bytes -= (size_t)got;
-    }
-    return 0;
+    return mqd_read_exactly(fd, bytes, size_bytes, position) < 0 ? mqd_error_system(errno, "cannot read an index file")
+                                                                 : 0;
 }
 
 /* Opens one index file; *count = its whole entries, bounded. Returns the fd; -1 with *count = 0 if
@@ -82,7 +74,7 @@ static uint8_t *read_file(const char *directory, int64_t segment_base, enum mqd_
     uint8_t *bytes = malloc(size_bytes);
     if (!bytes)
         mqd_error_set(ENOMEM, "no memory for an index of %zu bytes", size_bytes);
-    else if (pread_fully(fd, bytes, size_bytes, 0) < 0) {
+    else if (read_entries(fd, bytes, size_bytes, 0) < 0) {
         free(bytes);
         bytes = NULL;
     }
@@ -187,8 +179,8 @@ static int settled(const struct mqd_index *index, const char *directory, int64_t
     int fd = open_for_reading(directory, segment_base, MQD_FILE_TIME_INDEX, MQD_TIME_INDEX_ENTRY_BYTES, &count);
     if (fd < 0)
         return fd == -1 ? 0 : -1;
-    int result = pread_fully(fd, bytes, (size_t)index->time_pending_count * MQD_TIME_INDEX_ENTRY_BYTES,
-                             index->time_file_bytes) < 0
+    int result = read_entries(fd, bytes, (size_t)index->time_pending_count * MQD_TIME_INDEX_ENTRY_BYTES,
+                              index->time_file_bytes) < 0
                      ? -1
                      : 1;
     close(fd);
@@ -227,7 +219,7 @@ static int64_t bisect(int fd, uint32_t count, uint32_t entry_bytes, int64_t key,
     int64_t low = 0, high = count;
     while (low < high) {
         int64_t middle = (low + high) / 2;
-        if (pread_fully(fd, entry, entry_bytes, middle * entry_bytes) < 0)
+        if (read_entries(fd, entry, entry_bytes, middle * entry_bytes) < 0)
             return -2;
         if (key_of(entry) <= key)
             low = middle + 1;
@@ -236,7 +228,7 @@ static int64_t bisect(int fd, uint32_t count, uint32_t entry_bytes, int64_t key,
     }
     if (low == 0)
         return -1;
-    return pread_fully(fd, entry, entry_bytes, (low - 1) * entry_bytes) < 0 ? -2 : low - 1;
+    return read_entries(fd, entry, entry_bytes, (low - 1) * entry_bytes) < 0 ? -2 : low - 1;
 }
 
 static int64_t offset_key(const uint8_t *bytes)

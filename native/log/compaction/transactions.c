@@ -10,6 +10,7 @@
 
 #include "base/big_endian.h"
 #include "base/error.h"
+#include "base/read.h"
 #include "log/compaction/compact.h"
 #include "log/producers.h"
 
@@ -20,23 +21,18 @@ static uint8_t *read_file(const char *path, size_t *size_bytes)
 {
     struct stat status;
     uint8_t *bytes = NULL;
-    size_t have = 0;
     *size_bytes = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd >= 0 && fstat(fd, &status) == 0 && status.st_size > 0 && status.st_size <= SNAPSHOT_BYTES_MAX)
         bytes = malloc((size_t)status.st_size);
-    while (bytes && have < (size_t)status.st_size) {
-        ssize_t got = pread(fd, bytes + have, (size_t)status.st_size - have, (off_t)have);
-        if (got <= 0) {
-            free(bytes);
-            bytes = NULL;
-        } else {
-            have += (size_t)got;
-        }
+    if (bytes && mqd_read_exactly(fd, bytes, (size_t)status.st_size, 0) == 0) {
+        *size_bytes = (size_t)status.st_size;
+    } else {
+        free(bytes);
+        bytes = NULL;
     }
     if (fd >= 0)
         close(fd);
-    *size_bytes = bytes ? have : 0;
     return bytes;
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/read.h"
 #include "log/recovery/recovery.h"
 #include "wire/record_scan.h"
 
@@ -18,7 +19,7 @@ struct learning {
 
 static int read_batch(struct learning *learning, const struct mqd_batch *batch, int fd, int64_t position)
 {
-    size_t size_bytes = (size_t)batch->size_bytes, have = 0;
+    size_t size_bytes = (size_t)batch->size_bytes;
     if (size_bytes > learning->capacity_bytes) {
         free(learning->bytes);
         learning->capacity_bytes = 0;
@@ -27,14 +28,8 @@ static int read_batch(struct learning *learning, const struct mqd_batch *batch, 
             return mqd_error_set(ENOMEM, "no memory for a batch of %zu bytes", size_bytes);
         learning->capacity_bytes = size_bytes;
     }
-    while (have < size_bytes) {
-        ssize_t got = pread(fd, learning->bytes + have, size_bytes - have, position + (int64_t)have);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return mqd_error_system(got < 0 ? errno : EIO, "%s: cannot read a batch", learning->partition->path);
-        have += (size_t)got;
-    }
+    if (mqd_read_exactly(fd, learning->bytes, size_bytes, position) < 0)
+        return mqd_error_system(errno, "%s: cannot read a batch", learning->partition->path);
     return 0;
 }
 

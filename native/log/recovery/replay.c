@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/read.h"
 #include "base/file.h"
 #include "log/recovery/recovery.h"
 
@@ -23,21 +24,13 @@
 
 /* ---- snapshots ---- */
 
-static uint8_t *read_fully(int fd, size_t size_bytes)
+static uint8_t *read_whole(int fd, size_t size_bytes)
 {
     uint8_t *bytes = malloc(size_bytes ? size_bytes : 1);
-    size_t have = 0;
-    while (bytes && have < size_bytes) {
-        ssize_t got = pread(fd, bytes + have, size_bytes - have, (off_t)have);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0) {
-            free(bytes);
-            return NULL;
-        }
-        have += (size_t)got;
-    }
-    return bytes;
+    if (!bytes || mqd_read_exactly(fd, bytes, size_bytes, 0) == 0)
+        return bytes;
+    free(bytes);
+    return NULL;
 }
 
 /* A snapshot that cannot be read or is corrupt is not an error: an older one, or the log itself,
@@ -51,7 +44,7 @@ static bool load_snapshot(struct mqd_partition *partition, int64_t offset)
         return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     uint8_t *bytes = fd >= 0 && fstat(fd, &status) == 0 && status.st_size <= SNAPSHOT_BYTES_MAX
-                         ? read_fully(fd, (size_t)status.st_size)
+                         ? read_whole(fd, (size_t)status.st_size)
                          : NULL;
     if (fd >= 0)
         close(fd);
