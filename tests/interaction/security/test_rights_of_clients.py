@@ -25,9 +25,7 @@ from confluent_kafka.admin import (
 )
 
 import mqd
-from mqd.protocol import KNOWN
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import SUPPORTED
 from mqd.protocol.messages import (
     CreateAclsRequest,
     DeleteAclsRequest,
@@ -41,7 +39,7 @@ from tests.broker import Broker
 from tests.interaction.security.secured import Secured
 from tests.interaction.share_members import configure_group
 from tests.interaction.traffic import eventually
-from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.kafka_connection import KafkaConnection
 from tests.polling import PATIENCE_S
 
 
@@ -332,21 +330,3 @@ def test_dead_letters_are_written_by_the_broker(secured: Secured) -> None:
     found.close()
     assert (headers["__dlq.errors.topic"], headers["__dlq.errors.group"]) == (topic.encode(), group.encode())
     assert written(secured, "alice", letters) == KafkaError.TOPIC_AUTHORIZATION_FAILED
-
-
-# Envelope, the states of share groups, and mqd's own (20,000 and above)
-BETWEEN_HOSTS = sorted(KNOWN.keys() - SUPPORTED.keys())
-
-
-def test_what_hosts_ask_each_other_is_refused_to_every_client(secured: Secured) -> None:
-    """To super users too: who asks is no host that has proven that it has the cluster's key."""
-    assert {58, 83, 20_000} <= set(BETWEEN_HOSTS)
-    with KafkaConnection(port=secured.broker.port) as bystander:
-        for key in BETWEEN_HOSTS:
-            with KafkaConnection(port=secured.broker.port) as super_user, pytest.raises(ConnectionEnded):
-                super_user.call(key, KNOWN[key].max_version)
-            with secured.connect() as alice:
-                proven(secured, alice, "alice")
-                with pytest.raises(ConnectionEnded):
-                    alice.call(key, KNOWN[key].max_version)
-            assert bystander.call(18, 3).error_code == 0
