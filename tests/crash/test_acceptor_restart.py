@@ -19,8 +19,9 @@ from mqd.protocol.records import Record, encode_batch
 from tests.broker import Broker
 from tests.crash.checker import check, summary
 from tests.crash.processes import kill_and_wait
-from tests.crash.workload import Load, create_topics, wait_until
+from tests.crash.workload import Load, create_topics
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.polling import eventually
 
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
 TOPIC, PARTITIONS = "raw", 3
@@ -70,7 +71,7 @@ class Produces(Client):
             PRODUCE,
             9,
             ProduceRequest(
-                acks=-1, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=TOPIC, partition_data=data)]
+                acks=-1, timeout_ms=30_000, topic_data=[ProduceRequest.TopicData(name=TOPIC, partition_data=data)]
             ),
         )
         error = answer.responses[0].partition_responses[0].error_code
@@ -131,16 +132,15 @@ def test_twenty_restarts_of_the_acceptor_end_no_connection(start_broker, io_back
             client.start()
         load.wait_for_progress()
         clients = (*load.producers, *load.consumers)
-        wait_until(lambda: all(one.connections.opened for one in clients), 10, lambda: "no statistics")
+        eventually(lambda: all(one.connections.opened for one in clients), lambda: "no statistics")
         opened = {one.name: one.connections.opened for one in clients}
         count = rounds(3, 20)
         for _ in range(count):
             time.sleep(chance.uniform(0, 0.1))
             kill_and_wait(broker, "mqd-acceptor")
         before = [(client, client.turns) for client in raw]
-        wait_until(
+        eventually(
             lambda: all(client.turns > turns + 2 for client, turns in before),
-            10,
             lambda: f"{[(one.name, one.turns) for one in raw]}\n{broker.logs()}",
         )
         load.wait_for_progress()
@@ -154,7 +154,8 @@ def test_twenty_restarts_of_the_acceptor_end_no_connection(start_broker, io_back
     assert not [text for client in raw for text in client.trouble], (
         f"{[client.trouble[:5] for client in raw]}\n{broker.logs()}"
     )
-    assert raw[-1].reset_when_new <= count // 4 + 1, (
+    # in a few restarts a slow machine may have one each
+    assert raw[-1].reset_when_new <= max(count // 4 + 1, 3), (
         f"{raw[-1].reset_when_new} new connections were reset in {count} restarts: the hand-over takes too long"
     )
     assert not lost, f"connections lost by librdkafka: {lost}, reopened {more}\n{broker.logs()}"

@@ -19,8 +19,9 @@ from tests.broker_files import faults_file
 from tests.crash.checker import check, make_value, summary
 from tests.crash.file_model import Disk, read_journals
 from tests.crash.processes import kill_and_wait
-from tests.crash.workload import Load, create_topics, fetch_records, produce, read_all, read_log, wait_until
+from tests.crash.workload import Load, create_topics, fetch_records, produce, read_all, read_log
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 
 RETRIABLE_WHEN_FULL = {ErrorCode.KAFKA_STORAGE_ERROR}
 
@@ -92,7 +93,7 @@ def test_a_failed_flush_fences_its_directory_only(start_faulty):
         return "".join(log.read_text() for log in logs)
 
     # The worker's reactor refuses at once; its Python loop writes the line a moment later.
-    wait_until(lambda: "disk-0" in logged() and "flush failed" in logged(), 10, logged)
+    eventually(lambda: "disk-0" in logged() and "flush failed" in logged(), logged)
 
 
 def test_a_directory_fails_under_load_and_the_others_go_on(start_faulty, seed):
@@ -111,10 +112,8 @@ def test_a_directory_fails_under_load_and_the_others_go_on(start_faulty, seed):
                 ack.partition for one in load.producers for ack in one.acknowledged if ack.at_ns > failed_ns + 10**9
             } & partitions
 
-        wait_until(
-            lambda: acknowledged_since(good) == good,
-            20,
-            lambda: f"{acknowledged_since(good)} of {good}\n{broker.logs()}",
+        eventually(
+            lambda: acknowledged_since(good) == good, lambda: f"{acknowledged_since(good)} of {good}\n{broker.logs()}"
         )
         late = acknowledged_since(set(places["disk-0"]))
         assert not late, f"acknowledged on a directory that cannot flush: {late}"
@@ -147,14 +146,14 @@ def test_what_a_failed_flush_dropped_is_not_believed_after_a_restart(start_fault
         for name in ("mqd-worker-0", "mqd-worker-1"):
             kill_and_wait(broker, name)
     else:
-        wait_until(lambda: bool(list(broker.data_dir.glob("log/flush-failed.*"))), 5, broker.logs)
+        eventually(lambda: bool(list(broker.data_dir.glob("log/flush-failed.*"))), broker.logs)
         broker.kill_all()
         broker.start()
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         assert produce(kafka, "t", 0, doubtful, base_sequence=1, **identity) == (0, 1)  # the producer's own retry
         assert [value for _, value in read_log(kafka, "t", 0).records] == [sound, doubtful]
     acknowledged_ns = time.monotonic_ns()
-    wait_until(lambda: not list(broker.data_dir.glob("log/flush-failed.*")), 20, broker.logs)
+    eventually(lambda: not list(broker.data_dir.glob("log/flush-failed.*")), broker.logs)
     broker.kill_all()
     disk = Disk()
     for operation in read_journals(tmp_path, "journal"):
@@ -195,7 +194,7 @@ def test_a_full_disk_refuses_produce_and_nothing_else(start_faulty):
         assert described["retention.ms"].value == "3600000"
         assert produce(kafka, "t", 1, b"too much")[0] in RETRIABLE_WHEN_FULL
         faulty.set()
-        wait_until(lambda: produce(kafka, "t", 0, b"space again")[0] == 0, 30, broker.logs)
+        eventually(lambda: produce(kafka, "t", 0, b"space again")[0] == 0, broker.logs)
         assert read_log(kafka, "t", 0).records[-1][1] == b"space again"
     admin.create_topics([NewTopic("new", 1, 1)])["new"].result(60)
 

@@ -14,7 +14,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.broker import Broker
 from tests.crash.checker import check, summary
 from tests.crash.processes import kill, kill_and_wait, pids, wait_until_healthy
-from tests.crash.workload import Load, create_topics, read_all, wait_until
+from tests.crash.workload import Load, create_topics, read_all
+from tests.polling import eventually
 
 ROUNDS_PER_LOAD = 10
 SMALL_SEGMENTS = {"segment.bytes": "131072", "segment.index.bytes": "65536"}
@@ -189,9 +190,8 @@ def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):
     changes.start()
     for _ in range(rounds(2, 20)):
         count = len(changes.existing) + len(changes.deleted)
-        wait_until(
+        eventually(
             lambda: len(changes.existing) + len(changes.deleted) > count + 1,
-            30,
             lambda: f"no topic changes {changes.refused[-3:]}\n{broker.logs()}",
         )  # noqa: B023
         time.sleep(chance.uniform(0, 0.1))
@@ -217,7 +217,7 @@ def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):
         paths = [path for path in broker.data_dir.glob("**/made-*-*") if path.name.rpartition("-")[0] not in found]
         return {path.name for path in paths if (path / "partition.metadata").exists()}
 
-    wait_until(lambda: not left_over(), 10, lambda: f"on disk: {left_over()}\n{broker.logs()}")
+    eventually(lambda: not left_over(), lambda: f"on disk: {left_over()}\n{broker.logs()}")
 
 
 def test_reading_is_the_same_after_each_restart(start_broker, seed):

@@ -19,8 +19,9 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FindCoordinatorRequest, OffsetCommitRequest, OffsetFetchRequest
 from tests.broker import Broker, pause
 from tests.crash.processes import wait_until_healthy
-from tests.crash.workload import create_topics, wait_until
+from tests.crash.workload import create_topics
 from tests.kafka_connection import KafkaConnection
+from tests.polling import eventually
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, API_VERSIONS = 8, 9, 10, 18
 TOPIC = "commits"
@@ -83,7 +84,7 @@ def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, 
     for one in committers:
         # creates the internal topic
         one.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=[one.group]))
-        wait_until(lambda one=one: one.fetched() is not None, 30, broker.logs)
+        eventually(lambda one=one: one.fetched() is not None, broker.logs)
     witnesses = [KafkaConnection("127.0.0.1", broker.port) for _ in range(4)]
     for number in range(rounds(3, 60)):
         for one in committers:
@@ -104,7 +105,7 @@ def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, 
         wait_until_healthy(broker, {"mqd-acceptor": before})
         for one in committers:
             one.receive(len(one.unanswered))
-            wait_until(lambda one=one: one.fetched() is not None, 30, broker.logs)
+            eventually(lambda one=one: one.fetched() is not None, broker.logs)
             # higher than the last that succeeded: the dead acceptor carried a commit out that its
             # successor, still loading, refused
             assert one.fetched() >= one.committed, f"round {number}, {one.group}: commits 1 to {one.sent} were sent"

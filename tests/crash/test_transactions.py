@@ -14,10 +14,10 @@ import pytest
 
 from tests.broker import Broker
 from tests.crash.processes import kill_and_wait
-from tests.crash.workload import wait_until
 from tests.interaction.traffic import PRODUCE
 from tests.interaction.transactional import RawProducer, connect, fetch_committed, producers, read_committed, topic_of
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.polling import eventually
 
 PARTITIONS = 3
 VICTIMS = ("mqd-acceptor", "mqd-worker-0", "mqd-worker-1")
@@ -122,7 +122,7 @@ def check(kafka: KafkaConnection, topic: str, writers: list[Writer]) -> None:
             RawProducer(kafka, writer.label).init()  # ends what its last life left
         else:
             RawProducer(kafka, writer.label, 0).init()
-    wait_until(lambda: not open_transactions(), 20, lambda: f"no transaction stays open: {open_transactions()}")
+    eventually(lambda: not open_transactions(), lambda: f"no transaction stays open: {open_transactions()}")
     seen = [read_committed(kafka, topic, index) for index in range(PARTITIONS)]
     for index, values in enumerate(seen):
         assert len(values) == len(set(values)), f"partition {index} has a record twice"
@@ -161,15 +161,13 @@ def test_transactions_under_kills(start_broker, rounds, seed, io_backend):
         return progress() > before + 10 or any(writer.failure for writer in writers)
 
     try:
-        wait_until(lambda: is_moving(0), 30, lambda: f"transactions are committed\n{broker.logs()}")
+        eventually(lambda: is_moving(0), lambda: f"transactions are committed\n{broker.logs()}")
         for _ in range(rounds(2, 40)):
             threading.Event().wait(chance.uniform(0, 0.3))
             kill_and_wait(broker, chance.choice(VICTIMS))
             before = progress()
-            wait_until(
-                lambda before=before: is_moving(before),
-                30,
-                lambda: f"transactions are committed again\n{broker.logs()}",
+            eventually(
+                lambda before=before: is_moving(before), lambda: f"transactions are committed again\n{broker.logs()}"
             )
     finally:
         for writer in writers:

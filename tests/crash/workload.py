@@ -33,10 +33,9 @@ from mqd.protocol.records import Record, decode_records, encode_batch
 from tests.broker import Broker
 from tests.crash.checker import Acknowledged, FinalLog, History, Seen, make_value
 from tests.kafka_connection import KafkaConnection
-from tests.polling import eventually
+from tests.polling import PATIENCE_S, eventually
 
-PROGRESS_SECONDS = 30.0
-FINISH_SECONDS = 60.0
+PROGRESS_SECONDS = FINISH_SECONDS = PATIENCE_S
 EARLIEST, LATEST = -2, -1
 _PRODUCE, _FETCH, _LIST_OFFSETS = 0, 1, 2
 _STATISTICS_MS = 100

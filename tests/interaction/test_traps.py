@@ -156,9 +156,10 @@ class IdempotentProducer:
             base_sequence=number,
         )
 
-    def produce(self, watch: Watch, deadline: float) -> None:
+    def produce(self, watch: Watch) -> None:
         """One record, however often it takes."""
         data = self.next_batch()
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             assert time.monotonic() < deadline, (
                 f"{self.topic}-{self.partition} does not come back\n{watch.broker.logs()}"
@@ -180,16 +181,15 @@ def test_a_worker_killed_alone_comes_back_with_everything_and_with_its_producers
     with watch.connect() as kafka:
         create_topic(kafka, "t", 4)
         producers = [IdempotentProducer("t", partition, new_producer_id(kafka)) for partition in range(4)]
-    deadline = time.monotonic() + 60
     for victim in (0, 1, 0):
         for producer in producers:
             for _ in range(8):
-                producer.produce(watch, deadline)
+                producer.produce(watch)
         pids = watch.worker_pids()
         os.kill(pids[victim], signal.SIGKILL)
         for producer in producers:
             for _ in range(3):
-                producer.produce(watch, deadline)
+                producer.produce(watch)
         survivors = [pid for pid in watch.worker_pids() if pid in pids]
         assert survivors == [pid for index, pid in enumerate(pids) if index != victim], "another worker fell with it"
     with watch.connection_to_each_worker() as connections:
@@ -411,7 +411,7 @@ def test_a_killed_worker_gives_back_what_it_had_borrowed(start_broker, io_backen
             lambda: f"{watch.counters()['arena_extents_used']}",
         )
         producer = IdempotentProducer("t", 0, new_producer_id(through))
-        producer.produce(watch, time.monotonic() + PATIENCE_S)
+        producer.produce(watch)
 
 
 # -- preallocation ---------------------------------------------------------------------------------

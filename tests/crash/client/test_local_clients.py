@@ -37,6 +37,7 @@ from tests.crash.test_exactly_once import QUICK_GROUPS, Job
 from tests.crash.workload import Load, create_topics, wait_until
 from tests.interaction.traffic import batch, new_producer_id, produce
 from tests.kafka_connection import KafkaConnection
+from tests.polling import PATIENCE_S, eventually
 from tests.preloaded import PRELOADED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -243,7 +244,7 @@ class Theatre:
     def attachments(self) -> int:
         return sum(worker["local_clients"] for worker in self.broker.status()["workers"])
 
-    def wait_for_attachments(self, seconds: float = 15.0) -> None:
+    def wait_for_attachments(self, seconds: float = PATIENCE_S) -> None:
         """Until only the bystanders are attached."""
         wait_until(
             lambda: self.attachments() == BYSTANDER_ATTACHMENTS,
@@ -301,7 +302,7 @@ class Theatre:
             seen[:] = Holdings.of(self.broker).beyond(self.before)
             return not seen
 
-        wait_until(is_clean, 15, lambda: f"held for those who are gone: {seen}\n{self.report()}")
+        eventually(is_clean, lambda: f"held for those who are gone: {seen}\n{self.report()}")
 
 
 @contextlib.contextmanager
@@ -549,15 +550,13 @@ def test_processes_of_the_broker_are_killed_or_stopped_under_local_clients(start
             assert not load.errors(), f"{history}\n{load.errors()[:10]}\n{broker.logs()}"
         for producer in load.producers:
             producer.leave()
-    wait_until(
+    eventually(
         lambda: sum(worker["local_clients"] for worker in broker.status()["workers"]) == 0,
-        15,
         lambda: f"clients are left: {broker.status()['workers']}",
     )
     wait_until_healthy(broker, {name: kill(broker, name) for name in ("mqd-worker-0", "mqd-worker-1")})
-    wait_until(
+    eventually(
         lambda: free_credits(broker) == credits_before,
-        15,
         lambda: f"credits {free_credits(broker)}, at first {credits_before}; {history}",
     )
 

@@ -28,10 +28,10 @@ from mqd.protocol.messages import (
 )
 from tests.broker import Broker
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
-from tests.polling import eventually
+from tests.polling import PATIENCE_S, eventually
 
 FIND, JOIN, HEARTBEAT, LEAVE, SYNC, DESCRIBE, LIST, DELETE = 10, 11, 12, 13, 14, 15, 16, 42
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 
 @pytest.fixture

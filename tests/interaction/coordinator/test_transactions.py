@@ -32,6 +32,7 @@ from tests.interaction.transactional import (
     topic_of,
 )
 from tests.kafka_connection import ConnectionEnded
+from tests.polling import PATIENCE_S
 
 LIST_TRANSACTIONS, WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT = 66, 27, 28
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, INVALID_TRANSACTION_TIMEOUT = 47, 48, 49, 50
@@ -407,7 +408,7 @@ def consume(broker: Broker, topic: str, count: int, isolation: str = "read_commi
     found: list[bytes] = []
     try:
         while True:
-            message = consumer.poll(10)
+            message = consumer.poll(PATIENCE_S)
             assert message is not None, f"{len(found)} of {count} records came"
             if message.error():
                 break  # the end
@@ -542,7 +543,7 @@ def test_a_transaction_survives_deaths(start_broker, role: str) -> None:
         assert error in (0, *RETRIABLE_AT_START), error
         return error == 0
 
-    eventually(is_committed, "the transaction is committed", 30)
+    eventually(is_committed, "the transaction is committed")
     with connect(broker) as kafka:  # the answer says that it is decided; its markers are written behind it
         eventually(
             lambda: read_committed(kafka, topic, 0) == [b"a"] and read_committed(kafka, topic, 1) == [b"b"],

@@ -30,6 +30,7 @@ from tests.interaction.transactional import (
     topic_of,
 )
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.polling import PATIENCE_S
 
 PARTITIONS, KEYS, SEGMENT_BYTES = 2, 25, 4096
 # slow enough to be met under way
@@ -146,7 +147,7 @@ class Life:
 def next_record(consumer: mqd.Consumer) -> Any:
     """None at the end of the partition."""
     while True:
-        message = consumer.poll(20)
+        message = consumer.poll(PATIENCE_S)
         assert message is not None
         if message.error() is None:
             return message
@@ -222,7 +223,7 @@ def test_committed_values_stay_and_aborted_ones_are_never_seen(start_broker, see
             life.check_resting_reader(turn % PARTITIONS)
             if turn % 2:
                 kill_and_wait(broker, f"mqd-worker-{turn // 2 % 2}")
-                eventually(life.ready, "the broker serves again", 30)
+                eventually(life.ready, "the broker serves again")
                 life.check()
         for partition in range(PARTITIONS):
             eventually(
@@ -244,7 +245,7 @@ def test_committed_values_stay_and_aborted_ones_are_never_seen(start_broker, see
         for path in broker.data_dir.rglob(pattern):
             path.unlink()
     broker.start()
-    eventually(life.ready, "the broker serves again", 30)
+    eventually(life.ready, "the broker serves again")
     life.check()
     life.run(10)
     life.check()

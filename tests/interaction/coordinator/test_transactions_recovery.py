@@ -155,7 +155,7 @@ def test_transactions_are_the_same_after(start_broker, way: str) -> None:
             except (OSError, ConnectionEnded):
                 return False
 
-        eventually(serves, "the broker serves again", 30)
+        eventually(serves, "the broker serves again")
         with connect(broker) as kafka:
             settled(kafka, history, clients)
     with connect(broker) as kafka:

@@ -128,7 +128,7 @@ def test_one_line_when_it_serves_and_a_clean_end(start, number):
     up = start(executed=True)
     line = up.ready()
     assert f"127.0.0.1:{up.port}" in line
-    with socket.create_connection(("127.0.0.1", up.port), timeout=5):
+    with socket.create_connection(("127.0.0.1", up.port), timeout=PATIENCE_S):
         pass
     pids = up.pids()
     up.process.send_signal(number)

@@ -18,7 +18,7 @@ from supervisor.xmlrpc import SupervisorTransport
 from mqd.base import paths
 from tests.broker import Broker
 from tests.cluster import Cluster
-from tests.crash.workload import wait_until
+from tests.polling import eventually
 
 
 def bootstrap_of(broker: Broker) -> str:
@@ -124,7 +124,7 @@ def _is_on_the_metrics_page(broker: Broker) -> None:
             return page.read().decode()
 
     pending = 'mqd_schedule_pending{partition="0",topic="later"} 1.0'  # the timer reports once a second
-    wait_until(lambda: pending in text(), 20.0, text)
+    eventually(lambda: pending in text(), text)
     assert 'mqd_schedule_late_seconds_count{partition="0",topic="later"}' in text()
 
 
