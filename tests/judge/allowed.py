@@ -63,6 +63,9 @@ REFUSED_LAST = "mqd names partitions whose offset is refused after the others"
 NOT_ALTERED = "a group that is not there is created when an offset is altered; with Kafka also when none could be"
 NEGATIVE = "a negative start offset is refused; with Kafka the group begins again as if it had never read"
 TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
+RESOLVED = (
+    "Kafka resolves a regular expression in the background, so that its member gets partitions later; mqd at once"
+)
 
 ALLOWED = (
     Allowed("*", "0+", "*.error_message", TEXTS),
@@ -284,6 +287,7 @@ ALLOWED = (
         "supported_features[].min_version",
         "metadata.version begins where KRaft has all that mqd needs",
     ),
+    Allowed("ConsumerGroupHeartbeat", "1", "assignment.topic_partitions[] only mqd", RESOLVED),
     Allowed(
         "ConsumerGroupHeartbeat",
         "0-1",

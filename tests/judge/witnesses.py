@@ -196,6 +196,14 @@ WITNESSES = (
             *(step for name in ("two", "three", "four", "five", "six") for step in _waiting(name)),
         ),
     ),
+    Witness(
+        "ConsumerGroupHeartbeat", (1,), "assignment.topic_partitions[] only mqd", lambda _: [
+            m.ConsumerGroupHeartbeatRequest(
+                GROUP, "member-of-consumer", 0, rebalance_timeout_ms=30_000, subscribed_topic_names=[],
+                subscribed_topic_regex="¤.*", topic_partitions=[],
+            )
+        ],
+    ),
     *(
         Witness(
             "InitProducerId", versions, "error_code",
