@@ -96,6 +96,9 @@ def test_the_broker_proves_who_it_is(broker: Broker) -> None:
     plain = socket.create_connection(("127.0.0.1", broker.port), PATIENCE_S)
     with plain, pytest.raises(ssl.SSLCertVerificationError):
         ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")
+    plain = socket.create_connection(("127.0.0.1", broker.port), PATIENCE_S)
+    with plain, pytest.raises(ssl.SSLCertVerificationError, match="elsewhere.example"):  # SNI of another server
+        trusting.wrap_socket(plain, server_hostname="elsewhere.example")
 
 
 def test_a_client_without_tls_or_without_a_user_is_told(broker: Broker) -> None:
