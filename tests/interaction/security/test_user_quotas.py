@@ -26,6 +26,7 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 PRODUCE, CONNECTION = "producer_byte_rate", "connection_creation_rate"
 RATE = 50_000  # and a burst of one second
+SLOW_RATE = RATE // 5  # what is owed is not paid before the next look, however slow the machine
 TOPIC = "quotas"
 
 
@@ -92,8 +93,8 @@ def test_a_user_shares_its_quota_among_its_clients_and_with_no_other_user(secure
         proven(secured, "alice", "two") as two,
         proven(secured, "bob", "one") as bob,
     ):
-        limit(admin, PRODUCE, RATE, user="alice")
-        assert 1000 < throttled_ms(one) <= 2100
+        limit(admin, PRODUCE, SLOW_RATE, user="alice")
+        assert 13_000 < throttled_ms(one) <= 14_100
         assert throttled_ms(bob) == throttled_ms(admin) == 0
         assert waits(two)
         limit(admin, PRODUCE, None, user="alice")
@@ -118,9 +119,9 @@ def test_a_client_of_a_user_has_a_quota_of_its_own(secured: Secured) -> None:
 
 def test_the_default_of_users_is_for_each_of_them_also_for_who_proves_nothing(secured: Secured) -> None:
     with plain(secured) as admin, proven(secured, "alice", "a") as alice, proven(secured, "bob", "b") as bob:
-        limit(admin, PRODUCE, RATE, user=None)
+        limit(admin, PRODUCE, SLOW_RATE, user=None)
         assert throttled_ms(alice) > 1000
-        assert throttled_ms(bob, RATE // 2) == 0  # a bucket of its own
+        assert throttled_ms(bob, SLOW_RATE // 2) == 0  # a bucket of its own
         limit(admin, PRODUCE, 100 * RATE, user="ANONYMOUS")
         assert throttled_ms(admin) == 0
         limit(admin, PRODUCE, None, user="ANONYMOUS")
@@ -135,6 +136,7 @@ def test_an_address_connects_no_faster_than_its_quota(secured: Secured) -> None:
     with plain(secured) as admin:
         limit(admin, CONNECTION, 1, ip=None)
         limit(admin, CONNECTION, 2, ip="127.0.0.1")
+        began = time.monotonic()
         connections = [plain(secured, str(number)) for number in range(8)]
         ended = 0
         for kafka in connections:
@@ -143,7 +145,8 @@ def test_an_address_connects_no_faster_than_its_quota(secured: Secured) -> None:
             except ConnectionEnded:
                 ended += 1
             kafka.close()
-        assert ended in (4, 5)  # a second's burst is two, and the first; one more if the machine is slow
+        # a second's burst is two, and the first; a slow machine opens them in a time that allows more
+        assert 7 - 3 - 2 * (time.monotonic() - began) <= ended <= 5
         limit(admin, CONNECTION, None, ip="127.0.0.1")
         limit(admin, CONNECTION, None, ip=None)
         for number in range(8):
@@ -171,10 +174,8 @@ def test_an_address_has_so_many_connections(secured: Secured) -> None:
         }
         # those of the tests before may not have ended everywhere yet
         held = [admin]
-        eventually(lambda: is_served(secured), "a connection is served")
         for _ in range(3):
-            held.append(plain(secured, "held"))
-            eventually(lambda: held[-1].call(18, 3).error_code == 0, "it is served")
+            held.append(eventually(lambda: connected(secured), "it is served"))
         assert not is_served(secured)
         held.pop().close()
         eventually(lambda: is_served(secured), "the place is free")
@@ -201,12 +202,21 @@ def test_connections_are_limited_and_allowed_again_without_a_restart(secured: Se
         configure(admin, name, None)
 
 
+def connected(secured: Secured) -> KafkaConnection | None:
+    """A connection, if it is served."""
+    kafka = plain(secured, "c")
+    with contextlib.suppress(ConnectionEnded):
+        if kafka.call(18, 3).error_code == 0:
+            return kafka
+    kafka.close()
+    return None
+
+
 def is_served(secured: Secured) -> bool:
-    with plain(secured, "c") as kafka:
-        try:
-            return kafka.call(18, 3).error_code == 0
-        except ConnectionEnded:
-            return False
+    kafka = connected(secured)
+    if kafka is not None:
+        kafka.close()
+    return kafka is not None
 
 
 def test_a_listener_accepts_no_faster_than_its_rate_of_now(secured: Secured) -> None:
