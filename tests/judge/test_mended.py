@@ -467,6 +467,19 @@ def test_an_empty_name_of_a_protocol_is_none(shared_broker: Broker) -> None:
     assert (joined.protocol_name, joined.member_id[0]) == (None, "-")
 
 
+def test_a_static_member_without_an_id_leaves_by_its_instance(shared_broker: Broker) -> None:
+    """In version 0; later ones always have a member id."""
+    side, world = Side("mqd", shared_broker.port), World("judge-static-")
+    side.until(world, Step(10, 3, m.FindCoordinatorRequest("¤g", 0)), lambda body: body.error_code == 0)
+    heartbeat = m.ConsumerGroupHeartbeatRequest
+    join = heartbeat("¤g", "one", 0, rebalance_timeout_ms=30_000, subscribed_topic_names=["none"], topic_partitions=[])
+    side.until(world, Step(68, 1, join), lambda body: body.error_code == 0)
+    leave = heartbeat("¤g", "", -2, "nowhere", rebalance_timeout_ms=0)
+    ready = [side.call(Step(68, version, leave), world).body for version in (0, 1)]
+    side.close()
+    assert [body.error_code for body in ready] == [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.INVALID_REQUEST]
+
+
 def test_another_epoch_below_zero_is_fenced_by_list_offsets(shared_broker: Broker, topic: str) -> None:
     with KafkaConnection(port=shared_broker.port) as kafka:
         asked = [m.ListOffsetsRequest.Topic(topic, [m.ListOffsetsRequest.Partition(0, -2, -1)])]

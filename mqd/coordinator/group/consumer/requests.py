@@ -35,7 +35,7 @@ def problem_of(
     epoch, invalid = message.member_epoch, int(ErrorCode.INVALID_REQUEST)
     if not message.group_id.strip():
         return invalid, "GroupId can't be empty."
-    if not message.member_id and (api_version >= 1 or epoch != 0):
+    if not message.member_id and (api_version >= 1 or epoch > 0 or epoch == -1):
         return invalid, "MemberId can't be empty."
     if message.instance_id == "":
         return invalid, "InstanceId can't be empty."
