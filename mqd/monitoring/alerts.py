@@ -168,6 +168,20 @@ ALERTS = (
         " $labels.partition }}",
     ),
     Alert(
+        "MqdDeadLettersWait",
+        "max by (group) (mqd_dead_letters_oldest_seconds) > 300",
+        "1m",
+        False,
+        "Dead letters of share group {{ $labels.group }} have not been written for {{ $value | humanizeDuration }}",
+    ),
+    Alert(
+        "MqdDeadLettersWritten",
+        "sum by (group) (increase(mqd_dead_letters_total[15m])) > 0",
+        "0s",
+        False,
+        "Share group {{ $labels.group }} has given up {{ $value | humanize }} records in 15 minutes",
+    ),
+    Alert(
         "MqdGroupMemoryNearlyFull",
         "mqd_group_memory_bytes / mqd_group_memory_max_bytes > 0.9",
         "5m",

@@ -37,10 +37,13 @@ TOPIC, GROUP, MOVED = "orders", "billing", "moved"
 _OF_PROMETHEUS = {"up", "instance", "job", "source"}
 _SELECTOR = re.compile(r"([a-z_][a-z0-9_]*)\{([^}]*)\}")
 _GROUPING = re.compile(r"\b(?:by|without|on) \(([^)]*)\)")
-# families that this broker has no samples of: it has no certificate, no compacted topic
+# families that this broker has no samples of: it has no certificate, no compacted topic,
+# no dead letters
 _WITHOUT_SAMPLES = {
     "mqd_certificate_expiry_timestamp_seconds": {"listener"},
     "mqd_compaction_uncleanable": {"topic", "partition"},
+    "mqd_dead_letters_oldest_seconds": {"group"},
+    "mqd_dead_letters_total": {"group"},
 }
 _NAME = re.compile(r"\b(?:mqd|kafka)_[a-z0-9_]+")
 

@@ -91,6 +91,8 @@ CASES = {
             f"kafka_consumergroup_members{{{_GROUP}}}": "1x80",
         },
     ),
+    "MqdDeadLettersWait": both('mqd_dead_letters_oldest_seconds{group="g",instance="a"}', "310x80", "290x80"),
+    "MqdDeadLettersWritten": both('mqd_dead_letters_total{group="g",instance="a"}', "7x60 8x20", "8x80"),
     "MqdGroupMemoryNearlyFull": Case(
         {"mqd_group_memory_bytes": "95x80", "mqd_group_memory_max_bytes": "100x80"},
         {"mqd_group_memory_bytes": "85x80", "mqd_group_memory_max_bytes": "100x80"},
