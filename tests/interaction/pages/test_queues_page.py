@@ -125,10 +125,13 @@ def test_jobs_of_a_key_are_in_order(broker: Broker, run: Callable[[str], str]) -
 
 def test_failed_jobs_go_to_a_topic_of_their_own(broker: Broker, run: Callable[[str], str]) -> None:
     purge(broker)
-    type_in(broker, "mqd config set group/workers share.retry.backoff.ms=0")
-    assert run("failed_jobs.py") == "poison is in jobs-failed after 3 attempts\n"
-    read = type_in(broker, "mqd consume jobs-failed -e -f '%s %h\\n'")
-    assert "poison" in read and "attempts" in read
+    *settings, dry_run, redrive = commands("Failed jobs")
+    type_in(broker, *settings, *commands("Delete what is done"))
+    assert run("failed_jobs.py") == "poison resize Offset rejected by client.\n"
+    assert "nothing was changed; 1 record would be moved" in type_in(broker, dry_run)
+    assert "1 record moved" in type_in(broker, redrive)
+    assert "poison kind=resize,mqd-redriven=1" in type_in(broker, "mqd consume jobs -e -f '%s %h\\n'")
+    assert "0 records moved" in type_in(broker, redrive)
 
 
 def test_another_group_and_rights(broker: Broker) -> None:
