@@ -265,7 +265,7 @@ def idle(bench: Bench) -> None:
         before, began = cpu_time(pids).run_us, time.monotonic()
         time.sleep(10 if not bench.quick else 3)
         shares.append((cpu_time(pids).run_us - before) / 1e6 / (time.monotonic() - began) * 100)
-    bench.add("idle, all processes of a 2-worker broker", "% of a CPU", shares, 0.5)
+    bench.add("idle, all processes of a 2-worker broker", "% of a CPU", shares, 0.3)
     bench.add("memory, all processes of an idle 2-worker broker", "MB (PSS)", [pss_bytes(pids) / 1e6], 250.0)
     bench.brokers.drop("idle")
 
@@ -277,7 +277,7 @@ def ready(bench: Bench) -> None:
         bench.settle()
         seconds.append(bench.brokers.get("idle").broker.ready_seconds)
         bench.brokers.drop("idle")
-    bench.add("ready, empty directory, 2 workers", "s", seconds, 1.0)
+    bench.add("ready, empty directory, 2 workers", "s", seconds, 0.4)
 
 
 def ready_full(bench: Bench) -> None:

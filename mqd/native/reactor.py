@@ -43,6 +43,7 @@ class EventKind(IntEnum):
     SUBJECT_GONE = lib.MQD_EVENT_SUBJECT_GONE
     DENIED = lib.MQD_EVENT_DENIED
     SLOW = lib.MQD_EVENT_SLOW
+    RESUMED = lib.MQD_EVENT_RESUMED
 
 
 class Spent(IntEnum):
@@ -219,6 +220,10 @@ class Reactor:
     def backend(self) -> Backend:
         """The I/O backend in use."""
         return Backend(lib.mqd_reactor_backend(self._reactor))
+
+    def is_quiet(self) -> bool:
+        """Nothing is connected, to be flushed, or has happened for a second. EventKind.RESUMED ends it."""
+        return bool(lib.mqd_reactor_is_quiet(self._reactor))
 
     def set_local_max(self, count: int, size_bytes: int) -> None:
         """Sets the limits of attachments by shared memory for this worker, and of their memory;

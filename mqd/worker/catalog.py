@@ -120,6 +120,9 @@ class Catalog:
         """
         self._failed[key] = may_pass
 
+    def may_retry(self) -> bool:
+        return any(self._failed.values())
+
     def retry(self) -> Changes:
         """Opens partitions again whose failure may have passed."""
         keys = [key for key, may_pass in self._failed.items() if may_pass and key in self.owned]

@@ -3,8 +3,8 @@ pure functions (mqd/log/retention, space; mqd/shm/credits); this module connects
 the disk and the reactor.
 
     every second       free space of each log directory; credits of connections and of local memory;
-                       settling of checkpoints
-    CHECKPOINT_S       checkpoints, when an offset moved; soon after a roll
+                       settling of checkpoints; rarely while nothing is connected (quiet.py)
+    CHECKPOINT_S       checkpoints, when an offset moved; soon after a roll; likewise
     FREE_SPACE_S       retention by free space, when configured
     log.retention.check.interval.ms   retention by age and size
 
@@ -22,7 +22,7 @@ import errno
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from mqd.worker.local import LocalBudget
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
+from mqd.worker.quiet import Pace, Quiet
 
 TICK_S = 1.0
 CHECKPOINT_S = 3.0
@@ -89,6 +90,7 @@ class Upkeep:
         local: LocalBudget,
         connection_count_max: int,
         files: Files,
+        quiet: Quiet | None = None,
     ):
         self._worker = worker
         self._worker_count = worker_count
@@ -102,6 +104,7 @@ class Upkeep:
         # allowed by the process's descriptor limit
         self._connection_count_max = connection_count_max
         self._files = files
+        self._quiet = quiet or Quiet()
         self._wake_checkpoints = {log_dir.index: asyncio.Event() for log_dir in partitions.log_dirs}
         self._settle_at: int | None = None
         self._space_requests: dict[int, asyncio.Future[int]] = {}
@@ -112,28 +115,43 @@ class Upkeep:
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """To be run until cancelled."""
         found: list[Coroutine[Any, Any, None]] = [
-            self._every(partial(clock.seconds_to_tick, TICK_S), self._tick, "tick"),
-            self._every(partial(clock.seconds_to_tick, TICK_S), self.maybe_settle, "settling"),
+            self._every(self._quiet.ticks(TICK_S, self._space_is_awaited), self._tick, "tick"),
+            self._every(self._quiet.ticks(TICK_S, self._is_settling), self.maybe_settle, "settling"),
         ]
         for log_dir in self._partitions.log_dirs:
             found.append(self._checkpoint_loop(log_dir))
             found.append(
                 self._every(
-                    partial(clock.seconds_to_tick, FREE_SPACE_S),
+                    self._quiet.ticks(FREE_SPACE_S, self._frees_space),
                     partial(self._free_space, log_dir),
                     "retention by free space",
                 )
             )
-            found.append(self._every(self._retention_interval_s, partial(self._retention, log_dir), "retention"))
+            found.append(self._every(self._retention_ticks(), partial(self._retention, log_dir), "retention"))
         return found
 
-    async def _every(self, period_s: Callable[[], float], work: Callable[[], Awaitable[None]], name: str) -> None:
-        while True:
-            await asyncio.sleep(period_s())
+    async def _every(self, ticks: AsyncIterator[None], work: Callable[[], Awaitable[None]], name: str) -> None:
+        async for _ in ticks:
             try:
                 await work()
             except OSError as error:
                 self._log.warning("maintenance failed; it is retried", work=name, reason=str(error))
+
+    # -- work although nothing is connected ----------------------------------------------------------
+
+    def on_resumed(self) -> None:
+        """The reactor is no longer quiet."""
+        self._quiet.on_resumed()
+        self.on_rolled()
+
+    def _space_is_awaited(self) -> bool:
+        return bool(self._space_requests) or any(log_dir.guard.full for log_dir in self._partitions.log_dirs)
+
+    def _is_settling(self) -> bool:
+        return self._settle_at is not None
+
+    def _frees_space(self) -> bool:
+        return broker_number(self._partitions.broker_config, "retention.free.bytes") >= 0
 
     # -- space, credits ----------------------------------------------------------------------------
 
@@ -243,10 +261,11 @@ class Upkeep:
 
     async def _checkpoint_loop(self, log_dir: LogDirectory) -> None:
         wake = self._wake_checkpoints[log_dir.index]
+        pace = Pace(self._quiet)
         while True:
             try:
                 # wait_for loses a cancellation that comes with the event
-                async with asyncio.timeout(clock.seconds_to_tick(CHECKPOINT_S)):
+                async with asyncio.timeout(pace.seconds(CHECKPOINT_S)):
                     await wake.wait()
                 # time to flush the rolled segment; there may be more rolls
                 await asyncio.sleep(CHECKPOINT_AFTER_ROLL_S)
@@ -282,6 +301,11 @@ class Upkeep:
     def _retention_interval_s(self) -> float:
         interval_ms = broker_number(self._partitions.broker_config, "log.retention.check.interval.ms")
         return interval_ms / 1000 * random.uniform(0.9, 1.1)  # spreads the workers' checks in time
+
+    async def _retention_ticks(self) -> AsyncIterator[None]:
+        while True:
+            await asyncio.sleep(self._retention_interval_s())
+            yield
 
     async def _retention(self, log_dir: LogDirectory) -> None:
         for opened in [opened for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index]:

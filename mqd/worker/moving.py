@@ -225,6 +225,9 @@ class Mover:
     def _report(self, move: _Move) -> None:
         self._send(MoveCompleted(move.owned.topic_id, move.owned.index, move.target))
 
+    def is_moving(self) -> bool:
+        return bool(self._moves)
+
     def report_again(self) -> None:
         for move in self._moves.values():
             if move.switching:

@@ -11,18 +11,18 @@ over checks (LOOK_S_MAX each at most): while this process or the machine was sus
 could write. Concurrency: the event loop's thread.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from mqd import native
-from mqd.base import clock, logging
+from mqd.base import logging
 from mqd.cluster.host.messages import InSyncAnswer, PartitionEmptied, PartitionImage, ProposeInSync, ToController
 from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED
 from mqd.worker.catalog import Catalog, Key
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.partitions import PartitionSet
+from mqd.worker.quiet import Quiet
 
 TICK_S = 1.0
 LOOK_S_MAX = 2 * TICK_S
@@ -43,6 +43,7 @@ class PartitionReporter:
         aside: Callable[[Coroutine[Any, Any, Any]], None],
         grace_s: float,
         monotonic: Callable[[], float] = time.monotonic,
+        quiet: Quiet | None = None,
     ):
         self._control = control
         self._reactor = reactor
@@ -52,6 +53,7 @@ class PartitionReporter:
         self._send = send
         self._aside = aside
         self._grace_s = grace_s  # partition.retire.grace.ms
+        self._quiet = quiet or Quiet()
         self._monotonic = monotonic
         self._looked_s = monotonic()
         # Hidden partitions led here: leader epoch, seconds without a batch for them.
@@ -107,9 +109,11 @@ class PartitionReporter:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        while True:
-            await asyncio.sleep(clock.seconds_to_tick(TICK_S))
+        async for _ in self._quiet.ticks(TICK_S, self._is_needed):
             self.look()
+
+    def _is_needed(self) -> bool:
+        return bool(self._catalog.retiring) or any(one.recovering for one in self._catalog.assigned.values())
 
     def look(self) -> None:
         for key, assignment in list(self._catalog.assigned.items()):

@@ -49,6 +49,7 @@ from mqd.worker.background import ELSEWHERE, Background
 from mqd.worker.catalog import Key
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
+from mqd.worker.quiet import Pace, Quiet
 
 DAY_MS = 86_400_000
 FIRST_PASS_MS = DAY_MS
@@ -160,12 +161,14 @@ class Scrubber:
         background: Background,
         run_dir: Path,
         config: dict[str, str],
+        quiet: Quiet,
     ):
         self._worker = worker
         self._control = control
         self._partitions = partitions
         self._background = background
         self._run_dir = run_dir
+        self._pace = Pace(quiet, lambda: bool(self._found))
         self._interval_ms = broker_number(config, "log.scrub.interval.ms")
         self._rate = broker_number(config, "log.scrub.bytes.per.second")
         self._plan = ScrubPlan(self._interval_ms)
@@ -195,7 +198,7 @@ class Scrubber:
             try:
                 if time.monotonic() >= next_survey:
                     await self._survey()
-                    next_survey = time.monotonic() + survey_s
+                    next_survey = time.monotonic() + self._survey_pause_s(survey_s)
                 segment = self._plan.due(clock.monotonic_ms())
                 if segment is None:
                     await asyncio.sleep(max(PAUSE_S_MIN, next_survey - time.monotonic()))
@@ -204,6 +207,10 @@ class Scrubber:
             except Exception:  # a failed scrub must not end the worker
                 self._log.exception("checking of stored segments failed; retrying")
                 await asyncio.sleep(RETRY_MS / 1000)
+
+    def _survey_pause_s(self, survey_s: float) -> float:
+        """A segment is checked at most a minute late: of an interval of seven hours or more, that is nothing."""
+        return self._pace.seconds(survey_s) if survey_s == SURVEY_S_MAX else survey_s
 
     # -- survey ------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ import asyncio
 import functools
 import os
 import re
-import resource
 import signal
 import threading
 from collections.abc import Coroutine
@@ -24,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from mqd import native
-from mqd.base import clock, logging, watchdog
+from mqd.base import descriptors as open_files
+from mqd.base import logging, watchdog
 from mqd.base.config import broker_number, broker_value
 from mqd.base.listeners import parse_listeners
 from mqd.cluster.host.messages import (
@@ -67,6 +67,7 @@ from mqd.worker.options import listener_flags, reactor_options
 from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
 from mqd.worker.partition_reporter import PartitionReporter
 from mqd.worker.partitions import PartitionSet
+from mqd.worker.quiet import Quiet
 from mqd.worker.replication import Replication
 from mqd.worker.scrub import Scrubber
 from mqd.worker.subjects import Subjects
@@ -148,7 +149,7 @@ class Worker:
         worker_count = client.welcome.worker_count
         files, self._background = NativeFiles(), Background()
         self._catalog = Catalog(self._index, config, client.control.generation)
-        descriptors = _raise_descriptor_limit()
+        descriptors = open_files.raise_limit()
         reserve = broker_number(config, "log.dirs.free.bytes.min")
         self._log_dirs = [
             LogDirectory(index, Path(path), self._index, worker_count, reserve, files, scan_max_timestamp)
@@ -185,6 +186,7 @@ class Worker:
             min(self._credits.granted, connection_max), broker_number(config, "max.connections")
         )
         self._local.apply(self._reactor)
+        self._quiet = Quiet(self._reactor.is_quiet)
         self._commands = ReactorCommands(self._reactor, loop, self._on_event)
         self._partitions = PartitionSet(
             self._index,
@@ -211,8 +213,11 @@ class Worker:
             self._local,
             connection_max,
             files,
+            self._quiet,
         )
-        self._scrubber = Scrubber(self._index, self._control, self._partitions, self._background, self._run_dir, config)
+        self._scrubber = Scrubber(
+            self._index, self._control, self._partitions, self._background, self._run_dir, config, self._quiet
+        )
         self._compactor = Compactor(
             self._index,
             worker_count,
@@ -248,6 +253,7 @@ class Worker:
             self._link.send,
             self._aside,
             grace_s,
+            quiet=self._quiet,
         )
         self._upkeep.on_space = self._report_full_directories
         self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, proofs)
@@ -455,8 +461,7 @@ class Worker:
         """Retries partitions that lacked space, memory or a descriptor when they were opened, and
         moves for which the metadata log had no space.
         """
-        while True:
-            await asyncio.sleep(clock.seconds_to_tick(RETRY_FAILED_S))
+        async for _ in self._quiet.ticks(RETRY_FAILED_S, lambda: self._catalog.may_retry() or self._mover.is_moving()):
             async with self._applying:
                 self._mover.report_again()
                 changes = self._catalog.retry()
@@ -496,6 +501,8 @@ class Worker:
             self._log_line(event)
         elif kind == native.EventKind.ROLLED:
             self._upkeep.on_rolled()
+        elif kind == native.EventKind.RESUMED:
+            self._upkeep.on_resumed()
         elif kind == native.EventKind.TRUNCATED:
             self._upkeep.on_truncated(event.slot)
             self._log_line(event)
@@ -586,15 +593,3 @@ def _split_line(text: str) -> tuple[str, str]:
         return text, ""
     message = text[: found.start()].rstrip(" (")
     return (message, text[found.start() :].lstrip(": ")) if message else ("reactor", text)
-
-
-def _raise_descriptor_limit() -> int:
-    """Connections and segments use descriptors: raises the limit as far as permitted. Returns the
-    limit.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        hard = 1 << 20
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    return hard

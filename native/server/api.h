@@ -263,7 +263,8 @@ enum mqd_event_kind {
     /* a slow request of API `offset`, version `level`, was answered after `token` microseconds, spent as
      * in spent_us. text: `error` bytes of the client id, then the principal. `log_dir` = how many before it
      * were not reported */
-    MQD_EVENT_SLOW
+    MQD_EVENT_SLOW,
+    MQD_EVENT_RESUMED /* mqd_reactor_is_quiet was true and no longer is */
 };
 /* where the time of a slow request went; server/slow/slow.c */
 enum mqd_spent {
@@ -292,6 +293,9 @@ struct mqd_event {
 };
 int mqd_reactor_event_fd(struct mqd_reactor *reactor);                          /* readable while events wait */
 int mqd_reactor_next_event(struct mqd_reactor *reactor, struct mqd_event *out); /* 1 = returned one, 0 = none */
+/* 1: nothing is connected, nothing is to be flushed, and nothing has happened for a second. Any
+ * thread. MQD_EVENT_RESUMED tells when that ends. */
+int mqd_reactor_is_quiet(const struct mqd_reactor *reactor);
 
 /* The files of the segments from `first` to `last` were replaced by those of `first`
  * (swap_install): the owner shortens its segment list and readers list the segments again. With

@@ -34,6 +34,7 @@
  * be accepted */
 #define SERVE_LOOK_NS 2000000
 #define HOUSEKEEPING_MS 1000
+#define QUIET_HOUSEKEEPING_MS 60000 /* producers' state still expires */
 #define STOP_MS_MAX 10000
 #define STOP_ANSWER_MS_MAX 1000
 #define SCRATCH_KEEP_BYTES (1u << 20)
@@ -212,12 +213,41 @@ static void sweep_segments(struct mqd_reactor *r)
     mqd_reader_sweep(r->reader, segments_generation_of, r);
 }
 
-static void housekeeping(struct mqd_reactor *r)
+/* Without an event, the next second will be like this one. */
+static bool nothing_due(const struct mqd_reactor *r)
 {
-    if (r->now_ms - r->housekeeping_ms < HOUSEKEEPING_MS)
+    if (r->connection_count || r->local_count || r->local_memory_count || r->replicated_count || r->fetchers ||
+        r->relays)
+        return false;
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
+        if (r->owned[slot] && (r->owned[slot]->retiring || (mqd_partition_dirty(r->owned[slot]->partition) &&
+                                                            !r->log_dirs[r->owned[slot]->log_dir].failed)))
+            return false;
+    return true;
+}
+
+static int64_t housekeeping_due_ms(const struct mqd_reactor *r)
+{
+    return r->housekeeping_ms + (r->quiet ? QUIET_HOUSEKEEPING_MS : HOUSEKEEPING_MS);
+}
+
+/* A turn that housekeeping did not cause ends the quiet, and the main thread hears of it. */
+static void note_turn(struct mqd_reactor *r, int event_count)
+{
+    if (event_count == 0 && r->now_ms >= housekeeping_due_ms(r))
+        return;
+    r->stirred = true;
+    struct mqd_event event = {.kind = MQD_EVENT_RESUMED, .slot = UINT32_MAX};
+    if (r->quiet && mqd_reactor_emit(r, &event)) /* refused: the next turn repeats it */
+        mqd_store_release(&r->quiet, 0u);
+}
+
+static void housekeeping(struct mqd_reactor *r, int event_count)
+{
+    note_turn(r, event_count);
+    if (r->now_ms < housekeeping_due_ms(r))
         return;
     r->housekeeping_ms = r->now_ms;
-    mqd_store_relaxed(&r->slot->heartbeat_ns, (uint64_t)r->now_ns);
     mqd_flush_background(r);
     mqd_connections_sweep(r);
     mqd_subjects_tick(r);
@@ -236,6 +266,13 @@ static void housekeeping(struct mqd_reactor *r)
         if (r->owned[slot] && r->owned[slot]->truncating != MQD_TRUNCATION_UNDER_WAY)
             producers += mqd_partition_expire_producers(r->owned[slot]->partition, r->wall_ms);
     mqd_gauge(r, MQD_GAUGE_PRODUCERS, producers);
+    mqd_store_release(&r->quiet, (uint32_t)(!r->stirred && nothing_due(r)));
+    r->stirred = false;
+}
+
+int mqd_reactor_is_quiet(const struct mqd_reactor *r)
+{
+    return (int)mqd_load_acquire(&r->quiet);
 }
 
 void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int count)
@@ -293,7 +330,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     mqd_check_send_queued(r);
     mqd_forward_flush(r);
     window_renew(r);
-    housekeeping(r);
+    housekeeping(r, count);
     if (count || r->now_ns - began_ns > 1000000)
         mqd_time(r, MQD_TIME_LOOP, r->now_ns - began_ns);
 }
@@ -304,7 +341,7 @@ static int64_t sleep_ns(struct mqd_reactor *r)
         !mqd_list_empty(&r->woken) || !mqd_list_empty(&r->to_write) || !mqd_list_empty(&r->to_wake) ||
         !mqd_list_empty(&r->queries) || mqd_load_acquire(&r->command_waiting))
         return r->stop ? 1000000 : 0;
-    int64_t until_ns = r->now_ns + HOUSEKEEPING_MS * 1000000ll;
+    int64_t until_ns = housekeeping_due_ms(r) * 1000000;
     int64_t timer_ms = mqd_timers_next_ms(r);
     if (timer_ms >= 0 && timer_ms * 1000000 < until_ns)
         until_ns = timer_ms * 1000000;

@@ -144,6 +144,8 @@ struct mqd_reactor {
     struct mqd_connection *run_first;
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
+    bool stirred;        /* something other than housekeeping has happened since the last */
+    uint32_t quiet;      /* nothing is connected or due: housekeeping is rare. Read by the main thread */
     uint32_t turn_bytes; /* received since the last write; above a limit batches are written at once (L2 cache) */
 
     struct mqd_topics topics;

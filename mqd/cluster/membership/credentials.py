@@ -118,10 +118,11 @@ class Credentials:
 
     async def watch(self, on_change: Callable[[], object] = lambda: None) -> None:
         """`on_change()` is called in the loop's thread, after each change. Runs until cancelled."""
-        while True:
+        while self.host is not None or self._config.get("cluster.key.file"):
             await asyncio.sleep(clock.seconds_to_tick(LOOK_S))
             if await asyncio.to_thread(self.reload):
                 on_change()
+        await asyncio.Event().wait()  # no file can change; the task must not end
 
 
 class TurnedAway:

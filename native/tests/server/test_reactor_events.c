@@ -70,6 +70,26 @@ BOTH(no_more_commands_are_taken_than_answers_have_room)
     bench_stop(b);
 }
 
+/* The main thread sleeps until it hears of it. */
+BOTH(the_end_of_the_quiet_is_reported)
+{
+    struct bench *b = bench_start(backend, NULL);
+    for (int i = 0; i < LIMIT_MS / 10 && !mqd_reactor_is_quiet(b->reactors[0]); i++)
+        usleep(10000);
+    CHECK(mqd_reactor_is_quiet(b->reactors[0]));
+    struct client client = client_open(b, 0);
+    struct mqd_event event = {.kind = MQD_EVENT_NONE};
+    while (event.kind != MQD_EVENT_RESUMED) {
+        struct pollfd wait = {mqd_reactor_event_fd(b->reactors[0]), POLLIN, 0};
+        CHECK(poll(&wait, 1, LIMIT_MS) == 1);
+        mqd_reactor_next_event(b->reactors[0], &event);
+    }
+    usleep(2500000); /* two housekeeping periods: a connection alone keeps it awake */
+    CHECK(!mqd_reactor_is_quiet(b->reactors[0]));
+    client_close(&client);
+    bench_stop(b);
+}
+
 /* It is reported once; and nothing is written there until it has been answered. */
 BOTH(a_full_disk_is_reported_behind_thousands_of_events)
 {

@@ -15,6 +15,7 @@ from mqd.base import logging
 from mqd.controller.gossip import Gossip
 from mqd.worker.compaction import Compactor
 from mqd.worker.maintenance import Upkeep
+from mqd.worker.quiet import Quiet
 from mqd.worker.replication import Link, Replication, Target, _Connection
 
 TURNS = 8  # more than any of them takes from one wait to the next
@@ -25,7 +26,7 @@ def checkpoints() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
         pass
 
     upkeep = object.__new__(Upkeep)
-    vars(upkeep).update(_wake_checkpoints={0: asyncio.Event()}, checkpoint=checkpoint)
+    vars(upkeep).update(_wake_checkpoints={0: asyncio.Event()}, checkpoint=checkpoint, _quiet=Quiet())
     return upkeep._checkpoint_loop(SimpleNamespace(index=0)), upkeep.on_rolled  # type: ignore[arg-type]
 
 

@@ -1,0 +1,15 @@
+"""The process's limit of open files."""
+
+import resource
+
+
+def raise_limit() -> int:
+    """Connections and segments use descriptors: raises the limit as far as permitted. Returns the
+    limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = 1 << 20
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return hard

@@ -1,0 +1,63 @@
+"""Pauses the periodic work of a worker while its reactor is quiet: nothing is connected, nothing is to
+be flushed (native/server/api.h:mqd_reactor_is_quiet). An idle worker then sleeps for QUIET_S.
+
+    async for _ in quiet.ticks(1.0):
+        work()
+
+The work runs at least once after the reactor has become quiet, so that it sees the last change, and
+as soon as the reactor resumes. Concurrency: the event loop's thread.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from mqd.base import clock
+
+QUIET_S = 60.0
+
+
+def never() -> bool:
+    return False
+
+
+class Quiet:
+    """`is_quiet`: of the reactor."""
+
+    def __init__(self, is_quiet: Callable[[], bool] = never):
+        self._is_quiet = is_quiet
+        self._resumed = asyncio.Event()
+        self.resumed_count = 0
+
+    def __call__(self) -> bool:
+        return self._is_quiet()
+
+    def on_resumed(self) -> None:
+        """The reactor is no longer quiet (MQD_EVENT_RESUMED)."""
+        self.resumed_count += 1
+        self._resumed.set()
+
+    async def ticks(self, period_s: float, is_needed: Callable[[], bool] = never) -> AsyncIterator[None]:
+        """Without end: at multiples of the period. `is_needed`: there is work although the reactor is quiet."""
+        pace = Pace(self, is_needed)
+        while True:
+            self._resumed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pace.seconds(period_s)):
+                    await self._resumed.wait()
+            yield
+
+
+class Pace:
+    """How long one kind of work may wait for its next turn."""
+
+    def __init__(self, quiet: Quiet, is_needed: Callable[[], bool] = never):
+        self._quiet = quiet
+        self._is_needed = is_needed
+        self._seen = -1  # resumptions at the last turn, if the reactor was quiet then
+
+    def seconds(self, period_s: float) -> float:
+        seen, self._seen = self._seen, -1
+        if self._quiet() and not self._is_needed():
+            self._seen = self._quiet.resumed_count
+        return QUIET_S if self._seen >= 0 and self._seen == seen else clock.seconds_to_tick(period_s)

@@ -1,0 +1,70 @@
+"""When the periodic work of a worker may pause."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from mqd.worker import quiet as module
+from mqd.worker.quiet import QUIET_S, Pace, Quiet
+
+PERIOD_S = 1.0
+
+
+def test_the_work_runs_once_more_before_it_pauses() -> None:
+    is_quiet = [False]
+    pace = Pace(Quiet(lambda: is_quiet[0]))
+    assert pace.seconds(PERIOD_S) <= PERIOD_S * 1.1
+    is_quiet[0] = True
+    assert pace.seconds(PERIOD_S) <= PERIOD_S * 1.1
+    assert pace.seconds(PERIOD_S) == QUIET_S
+
+
+def test_what_came_and_went_meanwhile_is_worked_on_before_the_next_pause() -> None:
+    quiet = Quiet(lambda: True)
+    pace = Pace(quiet)
+    assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
+    quiet.on_resumed()
+    assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
+
+
+def test_work_that_is_needed_does_not_pause() -> None:
+    is_needed = [True]
+    pace = Pace(Quiet(lambda: True), lambda: is_needed[0])
+    assert all(pace.seconds(PERIOD_S) < QUIET_S for _ in range(3))
+    is_needed[0] = False
+    assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
+
+
+def test_all_work_resumes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.clock, "seconds_to_tick", lambda _period_s: 0.0)
+
+    async def main() -> None:
+        quiet = Quiet(lambda: True)
+        turns = [0, 0]
+
+        async def work(index: int) -> None:
+            async for _ in quiet.ticks(PERIOD_S):
+                turns[index] += 1
+
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(work(index)) for index in range(2)]
+        await _until_still()
+        assert turns == [1, 1]
+        quiet.on_resumed()
+        await _until_still()
+        assert turns == [3, 3]  # at once, and once more before the next pause
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+
+
+async def _until_still() -> None:
+    """Nothing here waits for anything but the loop: a hundred turns of it are more than enough."""
+    for _ in range(100):
+        await asyncio.sleep(0)
