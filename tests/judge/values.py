@@ -113,6 +113,8 @@ POOLS: dict[object, list[object]] = {
     ("ShareGroupHeartbeat", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "", "m" * 37],
     ("ShareFetch", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "b3RoZXItc2hhcmUtbWVtYg", "", "unknown-member"],
     ("ShareAcknowledge", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "b3RoZXItc2hhcmUtbWVtYg", "", "unknown-member"],
+    # So much that no quota, least of all a default one, delays the cases that follow.
+    ("AlterClientQuotas", "value"): [1e9, 1e9, 0.0, -1.0, 1e9 + 0.5],
     ("AlterClientQuotas", "key"): [
         "producer_byte_rate", "consumer_byte_rate", "request_percentage", "connection_creation_rate", "nonsense", "",
     ],
