@@ -42,6 +42,15 @@ static void rebase(const struct mqd_batch *batch, const struct mqd_record *recor
     free(out);
 }
 
+/* A header of any of the names that one byte can be. */
+static void find_header(const struct mqd_record *record, char name)
+{
+    const uint8_t *value, *end = record->bytes + record->size_bytes;
+    int32_t value_bytes;
+    if (mqd_record_header(record, &name, 1, &value, &value_bytes))
+        require(value > record->headers && value <= end && value_bytes <= end - value);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -71,6 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         last_delta = record.offset_delta;
         count++;
         (void)mqd_record_timestamp_ms(&batch, &record);
+        find_header(&record, (char)data[2]);
         rebase(&batch, &record, stamps[1]);
     }
     require(more < 0 ? records.reason != NULL : count == batch.record_count);
