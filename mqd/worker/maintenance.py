@@ -176,8 +176,13 @@ class Upkeep:
         if self._local.adjust(self._control.local_usage(self._worker)[1]):
             self._local.apply(self._reactor)
 
+    def on_applied(self) -> None:
+        """The configuration may have changed, which alone does not end the reactor's quiet."""
+        self.limit_connections()
+        if self._quiet():
+            self._quiet.on_resumed()
+
     def limit_connections(self) -> None:
-        """Also runs when the configuration has changed."""
         broker_count_max = broker_number(self._partitions.broker_config, "max.connections")
         self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max), broker_count_max)
 

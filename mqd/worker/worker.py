@@ -427,7 +427,7 @@ class Worker:
         await self._partitions.apply(changes)
         self._replication.update(self._catalog.cluster, self._cluster_id, self._catalog.broker_config)
         self._forwarding.update(self._catalog.cluster, self._cluster_id)
-        self._upkeep.limit_connections()
+        self._upkeep.on_applied()
         if not self._checked_left_behind and self._catalog.caught_up:
             await self._set_aside_left_behind()
         await self._mover.on_applied(image)

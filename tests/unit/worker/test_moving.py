@@ -163,7 +163,7 @@ def test_a_move_that_comes_while_the_one_before_settles_is_not_refused(tmp_path:
         async def changed() -> None:
             pass
 
-        quiet = SimpleNamespace(update=lambda *_: None, limit_connections=lambda: None, apply=changed)
+        quiet = SimpleNamespace(update=lambda *_: None, on_applied=lambda: None, apply=changed)
         worker = SimpleNamespace(
             _applying=asyncio.Lock(),
             _stopping=asyncio.Event(),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mqd.worker import quiet as module
+from mqd.worker.maintenance import Upkeep
 from mqd.worker.quiet import QUIET_S, Pace, Quiet
 
 PERIOD_S = 1.0
@@ -68,3 +69,12 @@ async def _until_still() -> None:
     """Nothing here waits for anything but the loop: a hundred turns of it are more than enough."""
     for _ in range(100):
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_a_changed_configuration_ends_a_pause(is_quiet: bool) -> None:
+    subject: Upkeep = object.__new__(Upkeep)
+    quiet = Quiet(lambda: is_quiet)
+    vars(subject).update(_quiet=quiet, limit_connections=lambda: None)
+    subject.on_applied()
+    assert quiet.resumed_count == is_quiet
