@@ -28,7 +28,7 @@ _Static_assert(offsetof(struct mqd_control_header, metadata_version) == 2 * MQD_
                    offsetof(struct mqd_control_header, segments_generation) == 3 * MQD_CACHE_LINE,
                "words of different writers lie on different lines");
 _Static_assert(offsetof(struct mqd_worker_slot, sleeping) == MQD_CACHE_LINE &&
-                   offsetof(struct mqd_worker_slot, heartbeat_ns) == 2 * MQD_CACHE_LINE,
+                   offsetof(struct mqd_worker_slot, connection_count) == 2 * MQD_CACHE_LINE,
                "as above");
 _Static_assert(offsetof(struct mqd_partition_slot, version) == 2 * MQD_CACHE_LINE &&
                    offsetof(struct mqd_partition_slot, waiters) == 3 * MQD_CACHE_LINE,
@@ -85,7 +85,6 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_worker_slot, pid),
         FIELD(mqd_worker_slot, generation),
         FIELD(mqd_worker_slot, sleeping),
-        FIELD(mqd_worker_slot, heartbeat_ns),
         FIELD(mqd_worker_slot, connection_count),
         FIELD(mqd_worker_slot, partition_count),
         FIELD(mqd_worker_slot, accepted_generation),

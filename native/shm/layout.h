@@ -98,11 +98,10 @@ struct mqd_worker_slot {
     uint32_t sleeping;
     uint8_t pad1[MQD_CACHE_LINE - 4];
     /* line 2: written by the endpoint */
-    uint64_t heartbeat_ns; /* only for metrics, never proof that it is alive */
     uint32_t connection_count;
     uint32_t partition_count;
     uint64_t accepted_generation; /* reactor: last acceptor generation that it has handled */
-    uint8_t pad2[MQD_CACHE_LINE - 24];
+    uint8_t pad2[MQD_CACHE_LINE - 16];
     uint8_t pad3[MQD_CACHE_LINE];
 };
 
