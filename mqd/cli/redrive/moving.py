@@ -31,6 +31,7 @@ TRANSACTION_TIMEOUT_MS = 30_000  # for so long a killed redrive holds up readers
 PATIENCE_S = 60.0
 COORDINATORS_S = 15.0
 NEAR = 1000  # source records so close together are read on, not looked up
+_DENIED = "AUTHORIZATION_FAILED"
 _TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
 
@@ -82,11 +83,12 @@ class Redrive:
         self.outcome = Outcome()
         self._bootstrap = bootstrap
         self._consumer = _consumer(bootstrap, self.group, "read_committed")
-        self._sources = SourceReader(bootstrap)
+        self._sources = SourceReader(bootstrap, self.group)
         self._writer = None if is_dry_run else Writer(bootstrap, topic, self._consumer)
         self._earlier: list[Earlier] = []
         self._positions: dict[int, int] = {}  # after the letters that are done with, if not committed
         self._ends: dict[int, int] = {}  # of partitions that are not read to their end
+        self._counts: Counter[tuple[str, str, str]] = Counter()  # as Outcome.moved, if not committed
         self._waiting: deque[Any] = deque()
         self._problem: CliError | None = None
 
@@ -149,8 +151,8 @@ class Redrive:
                         (name, chosen) for name in names if (chosen := plan.filter_of(name, self.topic)) is not None
                     ]
                     return [(chosen, self._positions_of(cluster, name)) for name, chosen in known]
-            except CliError:  # coordinators are changing, or are created by the first client that needs one
-                if time.monotonic() > deadline:
+            except CliError as problem:  # coordinators change, or are created by the first client that needs one
+                if time.monotonic() > deadline or _DENIED in problem.message:
                     raise
                 time.sleep(0.2)  # there is no notification
 
@@ -216,14 +218,15 @@ class Redrive:
             if isinstance(new, str):
                 self.outcome.refuse(letter, new)
                 continue
-            self.outcome.moved[(origin.topic, origin.group, origin.message)] += 1
+            self._counts[(origin.topic, origin.group, origin.message)] += 1
             records.append(new if origin.partition < source.partitions else new._replace(partition=-1))
         return records
 
     def _commit(self, records: list[New]) -> None:
         if self._writer is not None and self._positions:
             self._writer.commit(records, self._positions)
-        self._positions = {}
+        self.outcome.moved += self._counts
+        self._positions, self._counts = {}, Counter()
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -320,8 +323,9 @@ class SourceReader:
     a share group may have been given either.
     """
 
-    def __init__(self, bootstrap: str) -> None:
-        self._consumer = _consumer(bootstrap, "mqd-cli", "read_uncommitted")
+    def __init__(self, bootstrap: str, group: str) -> None:
+        # librdkafka looks for the coordinator of any group: one more would need a right of its own
+        self._consumer = _consumer(bootstrap, group, "read_uncommitted")
         self._admin: AdminClient = admin_client(bootstrap)
         self._topics: dict[str, Source | None] = {}
 
