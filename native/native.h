@@ -483,8 +483,7 @@ struct mqd_log_options {
     int32_t producer_id_count_max;
     int32_t producer_id_expiration_ms;
     uint8_t log_append_time; /* message.timestamp.type is LogAppendTime */
-    uint8_t flush_on_ack;
-    uint8_t compacted;
+    uint8_t flush_on_ack, compacted;
     uint8_t validation; /* enum mqd_record_validation */
     uint8_t readonly;   /* refuses Produce */
     /* compression.type: 0 = producer; otherwise the codec + 1, to which clients' batches are brought */
@@ -493,7 +492,8 @@ struct mqd_log_options {
     uint8_t transaction_verification; /* by the coordinator, before a transaction begins here (KIP-890) */
     int64_t dedup_window_ms;          /* for how long a record's id (a header's value) is known; 0 = no ids */
     uint32_t dedup_count_max;
-    char dedup_header[64]; /* ends with a NUL */
+    char dedup_header[64];  /* ends with a NUL */
+    uint8_t share_priority; /* members of share groups get records of higher ones first */
 };
 
 /* record.validation: which client batches are parsed before they are accepted; for compacted topics

@@ -670,6 +670,9 @@ queue.delete.on.ack: bool dynamic = false
     delivered group.share.delivery.count.limit times. A group that has no members any more holds what it is not done
     with, until retention deletes it or the group is deleted; other consumers hold nothing. Files go by whole segments:
     set segment.bytes as well. Not with cleanup.policy=compact.
+share.priority: int >=0 <=9 dynamic = 0
+    (mqd) A member of a share group that reads several topics gets records of those with a higher priority first, as far
+    as a host leads them. A tenth is kept for lower ones, so that they do not wait for ever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
     (mqd) Deduplication: a record with the id of another record of its partition, which was appended at most this long
     ago, is acknowledged with that record's offset and not written again, whichever producer sends it. Needs

@@ -49,6 +49,7 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     dedup_window_ms: int = 0
     dedup_count_max: int = 3000000
     dedup_header: bytes = b""
+    share_priority: int = 0
 
     def native(self) -> Any:
         return copy_in(self, ffi.new("struct mqd_log_options *"))

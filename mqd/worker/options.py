@@ -56,6 +56,7 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "dedup_window_ms": 0 if internal else value("dedup.window.ms"),
         "dedup_count_max": value("dedup.ids.max"),
         "dedup_header": value("dedup.header").encode(),
+        "share_priority": value("share.priority"),
         **({} if internal else _compression(effective)),
     }
 

@@ -121,6 +121,7 @@ static void show_options(struct mqd_partition_slot *slot, const struct mqd_log_o
     mqd_store_release(&slot->compacted, options->compacted);
     mqd_store_release(&slot->validation, options->validation);
     mqd_store_release(&slot->flush_on_ack, options->flush_on_ack);
+    mqd_store_relaxed(&slot->share_priority, options->share_priority);
 }
 
 static void partition_open(struct mqd_reactor *r, const struct mqd_command *command)

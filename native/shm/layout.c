@@ -129,6 +129,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_partition_slot, compression_level),
         FIELD(mqd_partition_slot, message_bytes_max),
         FIELD(mqd_partition_slot, compression),
+        FIELD(mqd_partition_slot, share_priority),
         FIELD(mqd_partition_slot, waiters),
         FIELD(mqd_partition_slot, records_in),
         FIELD(mqd_partition_slot, bytes_in),

@@ -152,7 +152,8 @@ struct mqd_partition_slot {
     int32_t compression_level;
     int32_t message_bytes_max;
     uint8_t compression;
-    uint8_t pad3[MQD_CACHE_LINE - 21 - 4 * MQD_SLOT_FOLLOWER_COUNT_MAX];
+    uint8_t share_priority; /* owner writes: of ShareFetch (struct mqd_log_options) */
+    uint8_t pad3[MQD_CACHE_LINE - 22 - 4 * MQD_SLOT_FOLLOWER_COUNT_MAX];
     /* line 4: traffic of clients with this host's replica since the slot holds this partition; only
      * for metrics. The owner counts what it appends, every worker adds what it sends */
     uint64_t records_in;

@@ -146,7 +146,8 @@ def _created(name: str) -> object:
 
 _OWN = (
     "flush.on.ack", "record.validation", "replica.lag.max.messages", "schedule.to", "schedule.delay.ms",
-    "queue.delete.on.ack", "dedup.window.ms", "dedup.header", "dedup.ids.max", "errors.deadletterqueue.group.enable",
+    "queue.delete.on.ack", "share.priority", "dedup.window.ms", "dedup.header", "dedup.ids.max",
+    "errors.deadletterqueue.group.enable",
 )  # fmt: skip
 _NAMES = (B, "¤missing", A, "¤other", LIBRARY)
 _CODE = "responses[].partition_responses[].error_code"

@@ -442,6 +442,21 @@ static bool is_read(const struct arrival *a, const struct named *named)
             mqd_share_session_get(a->session, named->topic_id, named->partition_index));
 }
 
+/* Where few records are asked for, no tenth of them can be kept: one request in ten begins with the lowest. */
+static void rank(struct mqd_reactor *r, struct mqd_share_work *work, uint32_t turn)
+{
+    bool lowest_first = work->records_max < MQD_SHARE_KEPT && turn % MQD_SHARE_KEPT == MQD_SHARE_KEPT - 1;
+    work->rank = -1;
+    for (uint32_t i = 0; i < work->part_count && work->fetches; i++) {
+        struct mqd_share_part *part = &work->parts[i];
+        if (part->slot != MQD_SLOT_NONE)
+            part->rank = mqd_load_relaxed(&mqd_control_partition(r->options.control, part->slot)->share_priority);
+        if (lowest_first)
+            part->rank = UINT8_MAX - part->rank;
+        work->ranked |= part->rank != work->parts[0].rank;
+    }
+}
+
 /* One part for each partition of the session, and for each that the request names: both are sorted. */
 static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_share_work *work)
 {
@@ -471,6 +486,7 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
                 part->error = 0;
         }
     }
+    rank(r, work, a->session ? a->session->turn : 0);
     if (a->session && work->part_count)
         work->turn = a->session->turn++ % work->part_count;
 }

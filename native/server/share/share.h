@@ -34,6 +34,7 @@
 #define MQD_SHARE_WAIT_BUCKET_COUNT 256
 #define MQD_SHARE_OWNED_BUCKET_COUNT 4096
 #define MQD_SHARE_RUNS_A_PART 64 /* acquired at a time */
+#define MQD_SHARE_KEPT 10        /* one in so many records is kept for partitions of lower priority */
 
 /* ---- requests to owners ---- */
 
@@ -97,6 +98,7 @@ struct mqd_share_part {
     uint8_t reads;        /* records are acquired from it */
     uint8_t ready;        /* its owner may have records */
     uint8_t joins;        /* its next request is the session's first */
+    uint8_t rank;         /* parts of a higher one are asked first (share.priority) */
     int16_t error, acknowledge_error;
     uint32_t available; /* LOOK */
     uint32_t run_count;
@@ -117,6 +119,9 @@ struct mqd_share_work {
     uint32_t awaits_owner;                 /* a request for records to a part's owner is in flight: 0 or 1 */
     uint32_t acknowledgements;             /* that wait for their outcome */
     uint32_t records_max, bytes_max;       /* left of them */
+    uint32_t records_kept, bytes_kept;     /* for ranks below that of this pass */
+    int32_t rank;                          /* of this pass; -1: it has not begun */
+    uint8_t ranked;                        /* the parts have different ones */
     uint32_t bytes_min;
     int32_t lock_ms;
     uint16_t group_bytes;

@@ -278,17 +278,50 @@ static bool has_budget(const struct mqd_share_work *work)
     return work->records_max > 0 && (work->bytes_max > 0 || !work->acquired);
 }
 
-/* Requests records from the parts that are left of this pass. false: a response is awaited. */
+/* The highest rank below `rank` that there is something to read from. -1: none. */
+static int32_t rank_below(const struct mqd_share_work *work, int32_t rank)
+{
+    int32_t found = -1;
+    for (uint32_t i = 0; i < work->part_count; i++) {
+        const struct mqd_share_part *part = &work->parts[i];
+        if (part->reads && !part->error && part->rank < rank && part->rank > found)
+            found = part->rank;
+    }
+    return found;
+}
+
+/* What was kept may be used now. A part of it is kept for ranks that are lower still. */
+static void begin_rank(struct mqd_share_work *work, int32_t rank)
+{
+    work->rank = rank;
+    work->next = 0;
+    work->records_max += work->records_kept;
+    work->bytes_max += work->bytes_kept;
+    bool is_last = rank_below(work, rank) < 0;
+    work->records_kept = is_last ? 0 : work->records_max / MQD_SHARE_KEPT;
+    work->bytes_kept = is_last ? 0 : work->bytes_max / MQD_SHARE_KEPT;
+    work->records_max -= work->records_kept;
+    work->bytes_max -= work->bytes_kept;
+}
+
+/* Requests records from the parts that are left of this pass, by rank. false: a response is awaited. */
 static bool pass(struct mqd_reactor *r, struct mqd_share_work *work)
 {
-    while (work->next < work->part_count && (has_budget(work) || work->looks)) {
-        struct mqd_share_part *part = &work->parts[(work->turn + work->next++) % work->part_count];
-        if (part->reads && part->ready && !part->error && !part->run_count)
-            request_records(r, part);
-        if (work->awaits_owner)
-            return false;
-    }
-    work->next = 0;
+    if (work->ranked && work->rank < 0)
+        begin_rank(work, rank_below(work, INT32_MAX));
+    do {
+        while (work->next < work->part_count && (has_budget(work) || work->looks)) {
+            struct mqd_share_part *part = &work->parts[(work->turn + work->next++) % work->part_count];
+            if (part->reads && part->ready && !part->error && !part->run_count &&
+                (!work->ranked || part->rank == work->rank))
+                request_records(r, part);
+            if (work->awaits_owner)
+                return false;
+        }
+        work->next = 0;
+        if (work->ranked)
+            begin_rank(work, rank_below(work, work->rank));
+    } while (work->rank >= 0);
     return true;
 }
 

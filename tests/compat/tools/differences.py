@@ -47,7 +47,7 @@ SHARE_START = (
 )
 TIERED = (
     "not in mqd: tiered storage and its settings. `flush.on.ack`, `record.validation`, `replica.lag.max.messages`,"
-    " `schedule.*`, `queue.delete.on.ack` and `dedup.*` are mqd's own, `errors.deadletterqueue.group.enable` is Kafka 4.4's"
+    " `schedule.*`, `queue.delete.on.ack`, `share.priority` and `dedup.*` are mqd's own, `errors.deadletterqueue.group.enable` is Kafka 4.4's"
 )
 INTERNAL = "internal topics have explicit settings of mqd's own"
 FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `previousProducerId` is always written"
@@ -88,7 +88,7 @@ ALLOWED = (
         TIERED,
         "configs: of a topic: all.*",
         lines=r"out ((local|remote|schedule)\.[\w.]+|flush\.on\.ack|record\.validation|replica\.lag\.max\.messages"
-        r"|queue\.delete\.on\.ack|errors\.deadletterqueue\.group\.enable)=.*",
+        r"|queue\.delete\.on\.ack|share\.priority|errors\.deadletterqueue\.group\.enable)=.*",
     ),
     Allowed(TEXTS, "topics: names (and|that).*", lines=r"out Error while executing topic command : Topic .*"),
     Allowed(INTERNAL, "topics: internal.*", lines=r"out Topic: __consumer_offsets TopicId: ID PartitionCount: 4 .*"),

@@ -85,6 +85,7 @@ def test_the_page_has_the_programs() -> None:
         "slow_job.py",
         "retry.py",
         "in_order.py",
+        "priorities.py",
         "failed_jobs.py",
     ]
 
@@ -121,6 +122,12 @@ def test_jobs_of_a_key_are_in_order(broker: Broker, run: Callable[[str], str]) -
     type_in(broker, "mqd config set group/workers share.retry.backoff.ms=0", *commands("Order by key"))
     expected = [[f"{account}-{number}" for number in range(4)] for account in ("anna", "bert")]
     assert run("in_order.py") == f"{expected[0]}\n{expected[1]}\n"
+
+
+def test_urgent_jobs_come_first(broker: Broker, run: Callable[[str], str]) -> None:
+    purge(broker)
+    type_in(broker, *commands("Priorities"), "mqd config set group/workers share.fifo=")
+    assert run("priorities.py") == "18 of the first 20 jobs are urgent\n"
 
 
 def test_failed_jobs_go_to_a_topic_of_their_own(broker: Broker, run: Callable[[str], str]) -> None:
