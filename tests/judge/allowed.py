@@ -248,6 +248,7 @@ ALLOWED = (
     ),
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ELR, kafka=40, mqd=0),
     Allowed("AlterClientQuotas", "0-1", "entries[].entity", HASHED, order=True),
+    Allowed("DescribeClientQuotas", "0-1", "entries[].values", HASHED, order=True),
     Allowed(
         "ElectLeaders",
         "0-2",

@@ -147,7 +147,7 @@ class _Walk:
     def _compare_lists(self, kafka: list, mqd: list, path: str) -> None:
         if (self.api, path) == ("Fetch", "responses"):
             kafka, mqd = _joined(kafka), _joined(mqd)
-        if (self.api, path) == ("AlterClientQuotas", "entries"):
+        if (self.api, path) in (("AlterClientQuotas", "entries"), ("DescribeClientQuotas", "entries")):
             kafka, mqd = _by_entity(kafka), _by_entity(mqd)
         names = [_identity(item) for item in kafka], [_identity(item) for item in mqd]
         is_same_set = sorted(names[0]) == sorted(names[1])

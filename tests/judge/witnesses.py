@@ -144,6 +144,18 @@ def _created(name: str) -> object:
     return m.CreateTopicsRequest([m.CreateTopicsRequest.Topic(name, 1, 1)], 30_000)
 
 
+def _quotas_set(*keys: str) -> object:
+    request = m.AlterClientQuotasRequest
+    entity = request.EntityData("client-id", "¤c")
+    return request([request.EntryData([entity], [request.OpData(key, 1e9, False) for key in keys])], False)
+
+
+def _quotas_seen() -> Step:
+    request = m.DescribeClientQuotasRequest
+    seen = request([request.ComponentData("client-id", 0, "¤c")], True)
+    return Step(stories.KEYS["DescribeClientQuotas"], 1, seen, settles=True, awaits="entries.values.key")
+
+
 _OWN = (
     "flush.on.ack", "record.validation", "replica.lag.max.messages", "schedule.to", "schedule.delay.ms",
     "queue.delete.on.ack", "share.priority", "dedup.window.ms", "dedup.header", "dedup.ids.max",
@@ -196,6 +208,11 @@ WITNESSES = (
             stories.join(), stories.sync(),
             *(step for name in ("two", "three", "four", "five", "six") for step in _waiting(name)),
         ),
+    ),
+    Witness(
+        "AlterClientQuotas", (1,), "entries[].values",
+        lambda _: [_quotas_set("producer_byte_rate", "request_percentage")],
+        after=(_quotas_seen(),), of="DescribeClientQuotas",
     ),
     Witness(
         "ConsumerGroupHeartbeat", (1,), "assignment.topic_partitions[] only mqd", lambda _: [
