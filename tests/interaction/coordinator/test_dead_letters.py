@@ -10,8 +10,9 @@ from confluent_kafka import AcknowledgeType, Consumer, KafkaException, Message, 
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker import Broker
+from tests.crash.workload import wait_until
 from tests.interaction.coordinator.test_share_groups import SECONDS, Shared, committed, polled
-from tests.interaction.share_members import configure_group
+from tests.interaction.share_members import configure_group, lag
 
 ENABLED = {"errors.deadletterqueue.group.enable": "true"}
 REJECTED, EXHAUSTED = "Offset rejected by client.", "Offset delivery count exceeded the threshold."
@@ -117,6 +118,42 @@ def test_letters_wait_for_their_topic(dead: Dead) -> None:
     dead.create_letters()
     (letter,) = dead.read(1)
     assert fields(letter)["offset"] == "0"
+
+
+@pytest.mark.slow
+def test_letters_wait_while_their_topic_is_deleted(dead: Dead) -> None:
+    dead.create_letters()
+    dead.name_letters()
+    dead.produce("first")
+    dead.answer({"first": AcknowledgeType.REJECT}, 1)
+    dead.read(1)
+    admin = AdminClient({"bootstrap.servers": dead.bootstrap})
+    admin.delete_topics([dead.letters])[dead.letters].result(SECONDS)
+    dead.produce("second", "good")
+    dead.answer({"second": AcknowledgeType.REJECT}, 2)
+    assert unfinished(dead) == [1], "its letter waits, and a record after it does not"
+    dead.create_letters()
+    (letter,) = dead.read(1)
+    assert fields(letter)["offset"] == "1", "the first letter went with its topic"
+    wait_until(lambda: unfinished(dead) == [0], SECONDS, lambda: "the record is not archived")
+
+
+@pytest.mark.slow
+def test_a_rejected_dead_letter_has_no_letter_in_its_own_topic(dead: Dead) -> None:
+    dead.create_letters()
+    dead.name_letters()
+    dead.topic = dead.letters
+    dead.produce("rejected")
+    dead.answer({"rejected": AcknowledgeType.REJECT}, 1)
+    wait_until(lambda: unfinished(dead) == [0], SECONDS, lambda: "the record is not archived")
+    (record,) = dead.read(1)
+    assert record.value() == b"rejected" and not fields(record)
+
+
+def unfinished(dead: Dead) -> list[int]:
+    """By partition; empty: no host says."""
+    host, _, port = dead.bootstrap.rpartition(":")
+    return lag([(host, int(port))], dead.group)
 
 
 def test_a_topic_that_takes_no_letters_is_refused(dead: Dead) -> None:
