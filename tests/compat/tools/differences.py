@@ -88,7 +88,7 @@ ALLOWED = (
         TIERED,
         "configs: of a topic: all.*",
         lines=r"out ((local|remote|schedule)\.[\w.]+|flush\.on\.ack|record\.validation|replica\.lag\.max\.messages"
-        r"|queue\.delete\.on\.ack|share\.priority|errors\.deadletterqueue\.group\.enable)=.*",
+        r"|queue\.delete\.on\.ack|share\.priority|dedup\.[a-z.]+|errors\.deadletterqueue\.group\.enable)=.*",
     ),
     Allowed(TEXTS, "topics: names (and|that).*", lines=r"out Error while executing topic command : Topic .*"),
     Allowed(INTERNAL, "topics: internal.*", lines=r"out Topic: __consumer_offsets TopicId: ID PartitionCount: 4 .*"),
