@@ -78,7 +78,7 @@ def test_each_record_comes_back_once(tmp_path: Path, copied: str) -> None:
                 fenced += sum("another redrive" in text for text in printed)
                 continue
             # another filter each time
-            options = ("--rate", "400") + (("--reason", "rejected") if turn % 3 == 0 else ())
+            options = ("--rate", "150") + (("--reason", "rejected") if turn % 3 == 0 else ())
             running = redrive(dead, *options)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.wait(chance.uniform(0.5, 3.0) if kills < KILLS else SECONDS)
