@@ -56,7 +56,7 @@ class Forwarding:
         # Subset of these: the reactor has the result, and may request the next one before this is
         # finished.
         self._answered: set[Way] = set()
-        self._again: set[Way] = set()  # it has done so
+        self._again: set[Way] = set()  # the reactor has requested another
         self._backoff_ms: dict[Way, int] = {}
         self._tokens: dict[Way, int] = {}  # of the connections last passed to the reactor
         self._endings: set[asyncio.Task[None]] = set()

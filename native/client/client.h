@@ -203,8 +203,8 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
  * and unanswered ones are sent again. The old client is closed. -1: nothing was changed;
  * MQD_E_FULL: the new attachment has less memory than the batches need. */
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
-/* requires that no sent batch is unanswered, and that and that no batch may be in the log without
- * an answer; sequences restart at 0, also for waiting batches */
+/* requires that every sent batch has a response, and that no batch may be in the log without one;
+ * sequences restart at 0, also for waiting batches */
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch);
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
 uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);

@@ -28,7 +28,7 @@ struct mqd_topics {
     int32_t node_id; /* this host's; valid when brokers are known */
     uint32_t broker_count;
     uint64_t next_serial;
-    struct mqd_broker_address *brokers; /* those that clients may be sent to, by node id */
+    struct mqd_broker_address *brokers; /* brokers to which clients may be directed, by node id */
     struct mqd_topic *by_name[MQD_TOPIC_BUCKET_COUNT];
     struct mqd_topic *by_id[MQD_TOPIC_BUCKET_COUNT];
 };
@@ -44,7 +44,7 @@ void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct m
                             uint32_t count);
 /* According to the metadata another host leads it. */
 bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *partition);
-/* NULL: not known, or clients may not be sent there */
+/* NULL: not known, or clients may not be directed there */
 const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id);
 
 /* The nodes that a response names as other leaders (KIP-951), each once. */

@@ -29,7 +29,7 @@ RULES_MAX = 10_000
 
 
 def connections(target: Target, rng: random.Random, count: int) -> Counter[str]:
-    """Some hundred at once to each listener, which say nothing, half of something, or leave at once."""
+    """Hundreds at once to each listener; they send nothing or part of a message, or close at once."""
     outcomes: Counter[str] = Counter()
     hello = client_hello(rng)
     ports = (target.tls_port, target.sasl_port, target.mutual_port, target.metrics_port)
@@ -109,7 +109,7 @@ def offsets(target: Target, rng: random.Random, count: int) -> Counter[str]:
 
 
 def ids(target: Target, rng: random.Random, count: int) -> Counter[str]:
-    """Producer ids, with and without a transactional id, by a user who may have none."""
+    """Requests for producer ids, with and without a transactional id, by a user without the right."""
 
     def request() -> tuple[int, int, object]:
         name = rng.choice((None, f"tx-{rng.getrandbits(40)}", "t" * 30_000, *strange_names(rng)))
@@ -127,7 +127,7 @@ def coordinators(target: Target, rng: random.Random, count: int) -> Counter[str]
 
 
 def rules(target: Target, rng: random.Random, count: int) -> Counter[str]:
-    """Many rules with odd names, which are there while others work; then they are removed."""
+    """Adds many rules with odd names while other clients work, then removes them."""
     outcomes: Counter[str] = Counter()
     names = iter(range(min(count * 4, RULES_MAX)))
     with target.connect(ADMIN) as admin:
@@ -169,7 +169,7 @@ def rules(target: Target, rng: random.Random, count: int) -> Counter[str]:
 
 
 def nonsense(target: Target, rng: random.Random, count: int) -> Counter[str]:
-    """The certificate's file is replaced by what is none, again and again, while clients connect."""
+    """Replaces the certificate's file by garbage, again and again, while clients connect."""
     outcomes: Counter[str] = Counter()
     good = target.keystore.read_bytes()
     other = target.foreign.issue("broker")

@@ -24,7 +24,7 @@ GUARDED, GUARDED_PARTITIONS = "guarded", 3
 APP, APP_PASSWORD = "app", "the clients' password"
 OPERATOR = "operator"
 REAUTHENTICATE_MS = 10_000
-BOUND_MS = 5_500  # broker.session.timeout.ms: what docs/security.md says of revocations
+BOUND_MS = 5_500  # broker.session.timeout.ms: the bound on revocations in docs/security.md
 KEY_STEP_SECONDS = 30.0  # hosts that were stopped for a fault have read the key again by then
 CONFIG = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -41,7 +41,7 @@ CONFIG = {
 
 
 class Security:
-    """The files, and what changes them. They lie beside the hosts' disks, which faults take away."""
+    """The files and their changes. They are not on the hosts' disks, which faults remove."""
 
     def __init__(self, directory: Path, network: Network) -> None:
         self._directory, self._network = directory, network
@@ -89,7 +89,7 @@ class Security:
         }
 
     def renew(self, number: int) -> None:
-        """Other keys and certificates of this host, for its clients and for other hosts."""
+        """Creates new keys and certificates of this host, for its clients and for other hosts."""
         folder, address = self._directory / f"n{number}", self._network.address(f"n{number}")
         broker = pki.issue(self._authority, f"broker {number}", [address], _now())
         host = pki.issue_host(self._authority, number, _now())

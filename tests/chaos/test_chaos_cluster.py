@@ -272,7 +272,7 @@ def test_replicas_are_compared(tmp_path: Path, second: tuple[bytes, ...], report
     assert len(found) == reported, found
 
 
-def test_a_replica_that_is_not_there_is_told_and_a_host_without_one_not_asked(tmp_path: Path) -> None:
+def test_a_missing_replica_is_reported_and_a_host_without_one_is_not_queried(tmp_path: Path) -> None:
     folder = tmp_path / "n1" / "data" / "t-0"
     folder.mkdir(parents=True)
     (folder / "00000000000000000000.log").write_bytes(_batch(0, b"a"))

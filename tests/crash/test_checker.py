@@ -151,7 +151,7 @@ def test_a_consumer_that_saw_what_vanished():
     assert check(history, final, volatile_topics=["t"]) == []
 
 
-def test_a_record_that_nobody_sent():
+def test_a_record_that_was_not_sent():
     history, final = sound()
     log = final["t", 0]
     log.records.append((log.log_end_offset, make_value("p0", COUNT)))

@@ -96,7 +96,7 @@ def test_a_failed_flush_fences_its_directory_only(start_faulty):
     eventually(lambda: "disk-0" in logged() and "flush failed" in logged(), logged)
 
 
-def test_a_directory_fails_under_load_and_the_others_go_on(start_faulty, seed):
+def test_a_directory_fails_under_load_and_the_others_continue(start_faulty, seed):
     faulty = start_faulty(directories=2)
     broker = faulty.broker
     create_topics(broker.bootstrap, {"t": 8})

@@ -247,7 +247,7 @@ def test_stream_load_says_what_went_wrong(stream_load: Callable[..., dict], fake
         stream_load("produce", port=port, records=10, milliseconds=1000)
 
 
-def test_no_server_is_said_at_once(stream_load: Callable[..., dict]) -> None:
+def test_no_server_is_reported_at_once(stream_load: Callable[..., dict]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(LoadFailed, match="cannot connect"):

@@ -1,5 +1,5 @@
-"""Share groups held against share_group_histories.py, and proof that it finds what it is there to
-find; the assignor `simple` by itself.
+"""Share groups held against share_group_histories.py, and proof that they find planted
+bugs; the assignor `simple` alone.
 """
 
 from __future__ import annotations

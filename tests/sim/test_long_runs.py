@@ -33,7 +33,7 @@ def test_a_piece_of_real_schedules_leaves_its_line(small):
     assert line["events"] > 3 * 1_500 and line["faults"] > 0 and line["acked"] > 0 and line["cpu_s"] > 0
 
 
-def test_what_is_found_is_told(small, monkeypatch, capsys):
+def test_what_is_found_is_reported(small, monkeypatch, capsys):
     monkeypatch.setattr(long, "_timed", _outcome)
     clock = iter((0.0, 0.5, 0.9, 1.3))
     assert not long.run(1.0, 4, 1, small, lambda: next(clock))

@@ -121,7 +121,7 @@ def test_a_topic_vanishes_while_a_stream_reads_it(spark: Any, broker: Broker, tm
 
 
 @pytest.mark.slow
-def test_a_topic_is_made_anew_while_a_stream_reads_it(spark: Any, broker: Broker, tmp_path: Path) -> None:
+def test_a_topic_is_recreated_while_a_stream_reads_it(spark: Any, broker: Broker, tmp_path: Path) -> None:
     """Without failOnDataLoss it continues with the new one, from its beginning."""
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 10))

@@ -63,7 +63,7 @@ def mqd(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def test_what_is_wrong_is_said_before_spark_starts(tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported_before_spark_starts(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('pipeline = "archive"\npath = "x"\n[source]\n')
     output = mqd("pipeline", "run", "a", cwd=tmp_path)
     assert (output.returncode, output.stdout) == (2, "")
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_said_before_spark_starts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
-def test_a_pipeline_goes_on_where_it_was(broker: Broker, tmp_path: Path) -> None:
+def test_a_pipeline_continues_where_it_was(broker: Broker, tmp_path: Path) -> None:
     source, target = new_topic(broker, 2), new_topic(broker, 1)
     (tmp_path / "r.toml").write_text(
         f'pipeline = "route"\nbootstrap = "{broker.bootstrap}"\ntrigger = "0 seconds"\ndead_letters ='

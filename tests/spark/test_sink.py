@@ -231,7 +231,7 @@ def run(frame: Any, broker: Broker, checkpoint: Path, **options: str) -> None:
         query.stop()
 
 
-def test_a_stream_goes_on_from_its_checkpoint(
+def test_a_stream_continues_from_its_checkpoint(
     broker: Broker, kafka: KafkaConnection, topic: str, tmp_path: Path, numbers: Any
 ) -> None:
     frame = numbers(0, 100)

@@ -103,7 +103,7 @@ def test_offsets_that_are_gone(spark: Any, broker: Broker, tmp_path: Path, trans
 
 
 @pytest.mark.slow
-def test_a_topic_made_anew(spark: Any, broker: Broker, tmp_path: Path) -> None:
+def test_a_recreated_topic(spark: Any, broker: Broker, tmp_path: Path) -> None:
     """As many records as before, or more: only its id tells that it is another one."""
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 10))

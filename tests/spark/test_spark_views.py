@@ -140,7 +140,7 @@ def test_the_broker_dies_in_the_middle(start_broker: Any, transport: str, monkey
     assert got == numbered(0, 400)
 
 
-def test_what_never_comes_is_said(broker: Broker, hundred: str) -> None:
+def test_what_never_comes_is_reported(broker: Broker, hundred: str) -> None:
     options = _options(broker, hundred, kafkaConsumer__pollTimeoutMs=700)
     with pytest.raises(MqdReadError, match=f"{hundred}-0: no records from offset 100 on .of 90 to 101. within 0.7 s"):
         _read(options, Range(hundred, 0, 90, 101, _id(options)))

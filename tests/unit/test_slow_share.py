@@ -87,7 +87,7 @@ def share(root: Path, spent: float, *, wrong: int = -1, seconds: float = 0.0) ->
     )
 
 
-def test_a_failure_is_said_with_the_seed_and_the_command(tmp_path):
+def test_a_failure_is_reported_with_the_seed_and_the_command(tmp_path):
     done = share(tmp_path, 0.0, wrong=17)
     assert done.returncode == 1 and "29 passed" in done.stdout and "--seed seven" in done.stdout
     assert "30 of 30 slow tests" in done.stdout

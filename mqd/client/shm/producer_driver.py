@@ -39,10 +39,10 @@ _PRODUCE_VERSION_MAX = 12
 _DATA_BYTES, _DATA_BYTES_MAX = 16 << 20, 1 << 30
 
 
-_LARGEST_RECORDS = 4  # of message.max.bytes, for which there is room
+_LARGEST_RECORDS = 4  # how many records of message.max.bytes the memory must hold
 
 
-_BATCH_BYTES_MIN = 128  # the C core's
+_BATCH_BYTES_MIN = 128  # the C core's minimum
 
 
 class ProducerDriver:
@@ -53,7 +53,7 @@ class ProducerDriver:
         self.config = config = ProducerConfig(settings)
         self.events = Events()
         self.fatal: KafkaError | None = None
-        self.held: str | None = None  # why stages stay where they are
+        self.held: str | None = None  # the reason why stages are held
         self.stages: dict[str, Stage] = {}
         self.active: set[Stage] = set()
         self.topics: list[Stage] = []  # by number in the C core
@@ -136,7 +136,7 @@ class ProducerDriver:
         self._send(True)
 
     def restage(self, stage: Stage, delay: float) -> None:
-        """The reason for which the stage was held may have passed by then. Lock held."""
+        """Checks the stage again soon: the reason to hold it may have ended. Lock held."""
         self.active.add(stage)
         stage.armed = True
         stage.due = time.monotonic() + delay
@@ -197,7 +197,7 @@ class ProducerDriver:
         return min(due, self._turn_due)
 
     def _stage_turn(self, stage: Stage, now: float) -> float:
-        if stage.entries and self.transactions.is_broken:  # they were being looked at when it failed
+        if stage.entries and self.transactions.is_broken:  # the transaction failed meanwhile
             self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
         if stage.number < 0 and not self.resolve(stage):
             return self._unresolved(stage, now)

@@ -3,8 +3,8 @@
 
 #include "server/share/share.h"
 
-/* As Kafka: a partition that the session knows already is not reported for being named again, and one
- * without acknowledgements is part of their outcome only beside others that were accepted. */
+/* As in Kafka: a partition that is in the session already is not reported only because the request
+ * names it; without acknowledgements, it is reported only if those of other partitions were accepted. */
 static bool is_reported(const struct mqd_share_work *work, const struct mqd_share_part *part)
 {
     return part->error || part->acknowledge_error || part->acknowledges || part->run_count ||
@@ -33,7 +33,7 @@ static void put_part(struct mqd_reactor *r, const struct mqd_request *request, s
     mqd_share_fetch_response_partition_end(&r->scratch);
 }
 
-/* The parts from `from` on that have its topic, among those that are reported. */
+/* The number of reported parts from `from` on that have the same topic. */
 static int32_t count_reported(const struct mqd_share_work *work, uint32_t from, uint32_t *end)
 {
     int32_t count = 0;

@@ -1,9 +1,9 @@
 /* tsan: long */
-/* Quotas on the reactor: answers come at once and say how long; what is sent meanwhile waits in the
+/* Quotas on the reactor: responses are sent at once with the throttle time; later requests wait in the
  * socket; no other client waits; nothing is lost.
  *
- * Delays are bounded from below alone (a slow machine makes everything later), but where waiting is
- * what is tested: then the other side is LIMIT_MS. */
+ * Delays have only a lower bound, because a slow machine makes everything later; tests of clients that
+ * must not wait also have an upper bound, LIMIT_MS. */
 #include "mqd_counter_test.h"
 
 #include "shm/quota.h"
@@ -26,7 +26,7 @@ static void limit(struct bench *b, const char *client_id, enum mqd_quota_kind ki
     CHECK_EQUAL(mqd_quota_publish(b->control, &rule, 1, bursts_ns), 0);
 }
 
-/* Gives the frame, which was made without one, a client id. */
+/* Adds a client id to the frame, which has none. */
 static void name_frame(struct frame *frame, const char *client_id)
 {
     struct frame named = {0};
@@ -49,7 +49,7 @@ static void send_produce(struct client *client, const char *client_id, int32_t c
     frame_free(&frame);
 }
 
-/* The throttle time that the answer to `correlation_id` names; -1 = no good answer. */
+/* The throttle time in the response to `correlation_id`; -1 = no valid response. */
 static int64_t take_throttle_ms(struct client *client, int32_t correlation_id)
 {
     CHECK_OR(client_receive(client) == 1, return -1);
@@ -81,8 +81,8 @@ BOTH(a_producer_is_answered_at_once_and_then_left_unread_while_others_go_on)
     int64_t debt_ms = 0;
     for (int32_t i = 0; i < 3; i++) {
         int64_t throttle_ms = take_throttle_ms(&slow, 10 + i);
-        CHECK(now_ms() - began_ms >= debt_ms - TICK_MS); /* not before the debt of those before it was paid */
-        CHECK(throttle_ms >= 250 && throttle_ms <= 320); /* 3 KB and what is around them, at 10 KB/s */
+        CHECK(now_ms() - began_ms >= debt_ms - TICK_MS); /* not before the debt of earlier requests was paid */
+        CHECK(throttle_ms >= 250 && throttle_ms <= 320); /* 3 KB of records and their overhead, at 10 KB/s */
         debt_ms += 300;
         for (int32_t k = 0; k < 5; k++) {
             send_produce(&other, "other", 100 + k, 0, 50000);
@@ -103,7 +103,7 @@ BOTH(connections_of_one_client_id_share_its_limit_on_all_workers)
     for (int32_t round = 0; round < 4; round++)
         for (int32_t i = 0; i < 2; i++) {
             send_produce(&clients[i], "both", round, i, 1000);
-            if (round || i) /* all but the very first waited for those before */
+            if (round || i) /* all except the first waited for earlier requests */
                 CHECK(now_ms() >= began_ms);
             CHECK(take_throttle_ms(&clients[i], round) > 0);
             CHECK(now_ms() - began_ms >= bytes / 10 - TICK_MS);
@@ -207,7 +207,7 @@ BOTH(request_time_is_charged_for_every_api)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
-    /* a thousandth of one thread: whatever is asked takes milliseconds to be paid */
+    /* a thousandth of one thread: the debt of any request lasts milliseconds */
     limit(b, "c", MQD_QUOTA_REQUEST, 1000000, 0);
     send_produce(&client, "c", 1, 0, 1000);
     CHECK(take_throttle_ms(&client, 1) >= 1);
@@ -234,8 +234,8 @@ static void send_part(struct client *client, const struct frame *frame, uint32_t
     CHECK(client_send(client, &(struct frame){.bytes = frame->bytes + from, .size_bytes = to - from}));
 }
 
-/* A large frame of a client that owes met a full arena, and all others waited behind it: not until
- * the debt is paid. */
+/* A large frame of a client in debt that finds the arena full does not make others wait until the
+ * debt is paid. */
 BOTH(a_muted_client_that_waits_for_room_delays_no_other)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -275,8 +275,8 @@ BOTH(a_muted_client_that_waits_for_room_delays_no_other)
     bench_stop(b);
 }
 
-/* A throttled client that gives up waiting and connects again: its connections do not stay until
- * the debt is paid, and what it sent without waiting for answers counts. */
+/* A throttled client that gives up and connects again: its old connections are freed before the debt
+ * is paid, and requests that it sent without waiting for responses count. */
 BOTH(a_muted_client_that_closed_is_freed_and_its_requests_count)
 {
     enum { COUNT = 20 };
@@ -296,7 +296,7 @@ BOTH(a_muted_client_that_closed_is_freed_and_its_requests_count)
             CHECK(client_send(&again, &frame));
             frame_free(&frame);
         }
-        if (i % 2) /* else it leaves before it is muted, or after */
+        if (i % 2) /* otherwise it closes before or after it is muted */
             wait_for_count(b, MQD_COUNT_THROTTLED, throttled + 1);
         client_close(&again);
     }
@@ -338,7 +338,7 @@ BOTH(an_address_and_a_listener_have_so_many_connections_on_all_workers)
         b->address_count_max = which ? 0 : 4;
         b->listener_count_max = which ? 4 : 0;
         struct client last = client_open(b, 0);
-        CHECK(is_served(&last)); /* counted before the next one comes, on the other worker */
+        CHECK(is_served(&last)); /* counted before the next connection, on the other worker */
         struct client more = client_open(b, 1), host = client_open_as(b, 1, 3);
         CHECK(is_refused(&more));
         CHECK(is_served(&host)); /* of the cluster: not limited */

@@ -85,7 +85,7 @@ def test_confluent_topics(confluent: AdminClient) -> None:
     eventually(lambda: name not in confluent.list_topics(timeout=60).topics)
 
 
-def test_confluent_is_told_why_not(confluent: AdminClient, topic: str) -> None:
+def test_confluent_gets_the_reason(confluent: AdminClient, topic: str) -> None:
     assert code_of(confluent.create_topics([NewTopic(topic, 1, 1)])) == KafkaError.TOPIC_ALREADY_EXISTS
     assert code_of(confluent.create_topics([NewTopic("no/slashes", 1, 1)])) == KafkaError.TOPIC_EXCEPTION
     assert (

@@ -170,7 +170,7 @@ def limit(broker: Broker, client_id: str, key: str, value: float | None) -> None
     assert answer.error_code == 0
 
 
-def test_clients_under_a_quota_lose_nothing_and_are_told(start_broker, io_backend: str) -> None:
+def test_clients_under_a_quota_lose_nothing_and_are_notified(start_broker, io_backend: str) -> None:
     """librdkafka does not wait by itself: its requests wait in the socket, and none times out."""
     broker = start_broker(config={"io.backend": io_backend, "quota.window.num": "2"})
     topic = topics.create_topic(broker, "quota", 1)

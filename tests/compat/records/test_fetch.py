@@ -266,7 +266,7 @@ def test_an_empty_fetch_waits_and_is_answered(shared_broker: Broker) -> None:
         assert (body.error_code, body.responses) == (0, [])
 
 
-def test_timestamps_of_the_broker_are_told(shared_broker: Broker) -> None:
+def test_timestamps_of_the_broker_are_reported(shared_broker: Broker) -> None:
     """LogAppendTime: the answer to Produce and the stored batch have the broker's time."""
     name = topics.create_topic(shared_broker, "append-time", message_timestamp_type="LogAppendTime")
     with topics.connect(shared_broker) as kafka:

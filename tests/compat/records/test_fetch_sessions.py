@@ -83,7 +83,7 @@ def open_session(shared_broker: Broker, topic: str, version: int):
         yield open_one
 
 
-def test_only_what_changed_is_told(shared_broker: Broker, topic: str, open_session: Callable[..., Session]) -> None:
+def test_only_what_changed_is_reported(shared_broker: Broker, topic: str, open_session: Callable[..., Session]) -> None:
     session = open_session(*[(topic, partition, 0) for partition in range(4)])
     assert session.parts(session.fetch()) == {}, "nothing changed"
     with topics.connect(shared_broker) as writer:
@@ -199,7 +199,7 @@ def test_a_session_that_is_ended_is_gone(topic: str, open_session: Callable[...,
     assert session.fetch((topic, 0, 0)).error_code == 0 and session.id not in (0, second)
 
 
-def test_errors_are_told_in_every_answer(topic: str, open_session: Callable[..., Session]) -> None:
+def test_errors_are_reported_in_every_answer(topic: str, open_session: Callable[..., Session]) -> None:
     session = open_session((topic, 0, 0), (topic, 99, 0))
     for _ in range(3):
         parts = session.parts(session.fetch(max_wait_ms=30_000))
@@ -208,7 +208,7 @@ def test_errors_are_told_in_every_answer(topic: str, open_session: Callable[...,
         }
 
 
-def test_a_deleted_topic_is_told(
+def test_a_deleted_topic_is_reported(
     shared_broker: Broker, topic: str, version: int, open_session: Callable[..., Session]
 ) -> None:
     session = open_session((topic, 0, 0))

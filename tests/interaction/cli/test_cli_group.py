@@ -233,7 +233,7 @@ def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: st
 # -- deleting --------------------------------------------------------------------------------------
 
 
-def test_a_group_is_deleted_when_nobody_is_in_it(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
+def test_a_group_is_deleted_when_it_is_empty(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
     group, idle = fresh("doomed"), fresh("idle")
     poll_until_assigned(member(group, topic, "app-1"))
     commit(broker, idle, topic, {0: 1})
@@ -295,7 +295,7 @@ def test_what_lies_outside_the_log_is_clamped_and_said(mqd: CommandLine, broker:
     assert [(one["new_offset"], one["note"]) for one in found] == [(10, "clamped from 9999: the log ends here")] * 2
 
 
-def test_a_new_group_begins_where_it_is_told(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
+def test_a_new_group_begins_at_the_given_offset(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
     group = fresh("newcomer")
     assert mqd("group", "seek", group, topic, "--to", "8", "--execute")[0] == 0
     consumer = member(group, topic, "app-1")
@@ -305,9 +305,7 @@ def test_a_new_group_begins_where_it_is_told(mqd: CommandLine, broker: Broker, t
     assert code == 1 and "has no committed offset there" in error
 
 
-def test_of_a_streaming_querys_group_it_is_said_what_seeking_does_not_move(
-    mqd: CommandLine, broker: Broker, topic: str
-) -> None:
+def test_seeking_the_group_of_a_streaming_query_warns(mqd: CommandLine, broker: Broker, topic: str) -> None:
     query, plain = fresh("query"), fresh("plain")
     source = Driver(
         source_options(

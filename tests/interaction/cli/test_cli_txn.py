@@ -111,7 +111,7 @@ def test_a_hanging_transaction_is_found_and_ended(mqd: CommandLine, kafka: Kafka
     assert healthy.end(True) == 0 and read_committed(kafka, topic, 0) == [b"open"]
 
 
-def test_who_aborts_what_may_have_been_committed_is_told(mqd: CommandLine, kafka: KafkaConnection) -> None:
+def test_aborting_a_possibly_committed_transaction_warns(mqd: CommandLine, kafka: KafkaConnection) -> None:
     """As after a power cut that took a marker: open in a partition, and its coordinator has done
     with it.
     """

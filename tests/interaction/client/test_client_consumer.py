@@ -131,7 +131,7 @@ def places(partitions: list[TopicPartition]) -> list[tuple[str, int]]:
 # -- the same on both transports -------------------------------------------------------------------
 
 
-def test_a_group_reads_everything_once_and_goes_on_where_it_stopped(
+def test_a_group_reads_everything_once_and_continues_where_it_stopped(
     broker: Broker, topic: str, consumers, transport: str
 ) -> None:
     values = [b"%d" % index for index in range(500)]

@@ -428,7 +428,7 @@ def test_callbacks_that_raise_lose_no_others(make, topic: str) -> None:
     assert seen == list(range(6))
 
 
-def test_a_child_of_fork_is_told(shared_broker: Broker, topic: str) -> None:
+def test_a_child_of_fork_gets_an_error(shared_broker: Broker, topic: str) -> None:
     producer = Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": "shm"})
     producer.produce(topic, b"before")
     child = os.fork()

@@ -244,7 +244,7 @@ def test_offsets_of_what_there_is_not(consumers, topic: str) -> None:
     assert [one.error.code() if one.error else None for one in found] == [None, KafkaError._UNKNOWN_PARTITION]
 
 
-def test_a_misspelt_topic_is_told_of_once(consumers) -> None:
+def test_a_misspelt_topic_is_reported_once(consumers) -> None:
     consumer = consumers()
     name = "misspelt-" + uuid.uuid4().hex
     consumer.subscribe([name])

@@ -235,7 +235,7 @@ def test_who_says_something_else_is_closed(shared_broker, greeting):
         local.call(API_VERSIONS, 3)
 
 
-def test_who_says_nothing_holds_nobody_up(shared_broker):
+def test_a_silent_client_delays_no_other(shared_broker):
     path = socket_of(shared_broker)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect(path)) for _ in range(150)]  # more than may wait to say hello

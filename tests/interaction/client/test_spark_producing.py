@@ -116,7 +116,7 @@ def test_a_row_that_is_too_large_for_shared_memory_goes_over_tcp(shared_broker: 
     assert producer.byte_count > 6 << 20
 
 
-def test_shared_memory_that_cannot_be_had_is_said_when_it_is_wanted(
+def test_unavailable_shared_memory_is_reported_when_it_is_requested(
     shared_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mqd.shm import rendezvous
@@ -129,7 +129,7 @@ def test_shared_memory_that_cannot_be_had_is_said_when_it_is_wanted(
         send(found, Producer(found, identity(found), None), rows(0, 1))
 
 
-def test_a_child_whose_transaction_is_over_is_told_so(shared_broker: Broker) -> None:
+def test_a_child_whose_transaction_is_over_gets_an_error(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka, PARTITIONS)
     found = options(shared_broker, topic)

@@ -173,7 +173,7 @@ def test_who_does_not_lead_names_the_leader_and_its_address(cluster: Cluster, wr
     ]
 
 
-def test_offsets_are_told_by_the_leader_alone(cluster: Cluster) -> None:
+def test_offsets_are_reported_by_the_leader_alone(cluster: Cluster) -> None:
     topic_id = create(cluster, "offsets", [[1, 2]])
     assert produce(cluster.brokers[1], 12, "offsets", topic_id).responses[0].partition_responses[0].error_code == 0
 

@@ -267,7 +267,7 @@ def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_one_host_goes_on_alone_by_force(tmp_path: Path) -> None:
+def test_one_host_continues_alone_by_force(tmp_path: Path) -> None:
     """Two of three disks are lost permanently. A lost voter that turns up again is refused, empties
     itself, and joins again.
     """
@@ -488,7 +488,7 @@ def test_a_host_that_listens_for_no_others_grows_to_three_with_one_restart(tmp_p
 
 
 @pytest.mark.slow
-def test_a_second_host_with_a_node_id_in_use_stays_out_and_disturbs_nobody(tmp_path: Path) -> None:
+def test_a_second_host_with_a_node_id_in_use_stays_out_and_disturbs_no_other(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "before")
         victim = cluster[cluster.leader().node_id % 3 + 1]

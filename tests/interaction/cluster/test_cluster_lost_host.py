@@ -154,7 +154,7 @@ def only_one_has_all(cluster: Cluster, name: str, both: list[bytes], one: list[b
 
 
 @pytest.mark.slow
-def test_unclean_leader_election_enable_is_told_loudly(never_replaced: Cluster) -> None:
+def test_unclean_leader_election_enable_is_reported_loudly(never_replaced: Cluster) -> None:
     cluster = never_replaced
     both, one, after = ([b"%s %d" % (word, number) for number in range(50)] for word in (b"both", b"one", b"after"))
     only_one_has_all(cluster, "enabled", both, one)

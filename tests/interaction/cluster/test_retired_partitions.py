@@ -345,7 +345,7 @@ def check(writers: list[Writer], readers: Readers) -> None:
 
 
 @pytest.mark.slow
-def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker: Callable[..., Broker]) -> None:
+def test_clients_continue_through_a_whole_retirement(io_backend: str, start_broker: Callable[..., Broker]) -> None:
     # a busy machine's readers may be slow
     broker = start_broker(
         config={**CONFIG, "io.backend": io_backend, "partition.retire.barrier.ms": str(int(1000 * PATIENCE_S))}
@@ -462,7 +462,7 @@ def member(bootstrap: str, topic: str) -> Iterator[tuple[str, Consumer]]:
         consumer.close()
 
 
-def test_a_group_that_is_behind_is_told_of_and_waited_for_no_longer_than_said(
+def test_a_group_that_is_behind_is_reported_and_waited_for_within_the_bound(
     start_broker: Callable[..., Broker],
 ) -> None:
     broker = start_broker(workers=1, config={**CONFIG, "partition.retire.barrier.ms": "300"})

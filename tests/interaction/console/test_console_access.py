@@ -116,7 +116,7 @@ def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Brows
         ("/access/quota/delete", {"user": "no-such"}, "has no such quota"),
     ],
 )
-def test_what_cannot_be_is_said_before_it_is_tried(
+def test_what_cannot_be_is_reported_before_it_is_tried(
     browser: Browser, audit: Path, path: str, form: dict[str, str], reason: str
 ) -> None:
     answer = shown(browser, path, **form)
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_said_before_it_is_tried(
     assert audit.read_text() == ""
 
 
-def test_who_may_not_see_them_is_told_why(login_browser: Browser) -> None:
+def test_a_user_without_the_right_learns_the_reason(login_browser: Browser) -> None:
     log_in(login_browser, "bob", PASSWORDS["bob"])
     for show in ("users", "rules", "quotas"):
         answer = login_browser.get("/access", show=show)

@@ -93,7 +93,7 @@ def test_a_topic_from_its_creation_to_its_end(secured: Secured, browser: Browser
         ("/group/seek", {"name": "no-such", "to": "yonder"}, "give earliest, latest"),
     ],
 )
-def test_what_cannot_be_is_said_before_it_is_tried(
+def test_what_cannot_be_is_reported_before_it_is_tried(
     secured: Secured, browser: Browser, audit: Path, path: str, form: dict[str, str], reason: str
 ) -> None:
     if "shop2" not in topics(secured):

@@ -146,7 +146,7 @@ def test_what_is_asked_wrongly(
     assert answer.status == status and reason in answer.words
 
 
-def test_what_is_not_there_is_said_in_the_stream(records: None, browser: Browser, login_browser: Browser) -> None:
+def test_what_is_not_there_is_reported_in_the_stream(records: None, browser: Browser, login_browser: Browser) -> None:
     for topic, query, reason in (
         ("no-such", {}, "there is no topic no-such"),
         ("shop", {"partition": 7}, "topic shop has no partition 7"),

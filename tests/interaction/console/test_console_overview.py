@@ -40,13 +40,13 @@ def test_rates_come_from_the_metrics_page(secured: Secured) -> None:
         assert "mqd_produce_seconds_bucket" in page.read().decode()  # a name that metrics.py rests on
 
 
-def test_metrics_that_cannot_be_read_are_said(secured: Secured) -> None:
+def test_metrics_that_cannot_be_read_are_reported(secured: Secured) -> None:
     browser = Browser(options(secured.broker.bootstrap, metrics=("http://127.0.0.1:1/metrics",)))
     browser.app._app.state.console.metrics.sample()
     assert "Not shown: metrics of http://127.0.0.1:1/metrics" in browser.get("/").words
 
 
-def test_a_broker_that_is_away_is_said_on_every_page() -> None:
+def test_a_broker_that_is_away_is_reported_on_every_page() -> None:
     browser = Browser(options("127.0.0.1:1"))
     for path in ("/", "/cluster"):
         answer = browser.get(path)

@@ -98,7 +98,7 @@ def test_a_share_group_is_shown_and_sought(secured: Secured, browser: Browser) -
     assert f"Start Log end Lag Lag in time Relative lag Member {shared.topic}-0 1 3 – –" in words
 
 
-def test_a_streaming_query_is_told_from_a_group(secured: Secured, browser: Browser) -> None:
+def test_a_streaming_query_is_distinguished_from_a_group(secured: Secured, browser: Browser) -> None:
     change(browser, "/topic/create", name="streamed", partitions="1")
     with Cluster(secured.broker.bootstrap) as cluster:
         assert commit(cluster, "query", [Move("streamed", 0, None, 0, "", only_shown=True)]) == {}

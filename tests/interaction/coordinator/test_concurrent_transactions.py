@@ -84,7 +84,7 @@ def test_one_alone_with_its_id_is_never_fenced(shared_broker: Broker, seed: int,
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_two_that_begin_with_one_id_at_once_are_told(shared_broker: Broker, version: int) -> None:
+def test_two_that_begin_with_one_id_at_once_are_reported(shared_broker: Broker, version: int) -> None:
     """KafkaJS asks for a producer id in every transaction() that begins before the first was
     answered: the second identity fences the first one's transaction.
     """

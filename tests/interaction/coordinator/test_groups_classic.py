@@ -305,7 +305,7 @@ def test_librdkafka_shares_out_reads_and_gives_back(
         one.close()
 
 
-def test_kafka_python_reads_and_goes_on(shared_broker: Broker, topic: str, group: str) -> None:
+def test_kafka_python_reads_and_continues(shared_broker: Broker, topic: str, group: str) -> None:
     from kafka import KafkaConsumer
 
     def read(count: int) -> set[bytes]:

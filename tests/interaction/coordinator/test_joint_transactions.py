@@ -42,7 +42,7 @@ def write(child: RawProducer, topic: str, partition: int, *values: bytes) -> Non
     assert child.produce(topic, partition, *values) == 0
 
 
-def test_the_winners_count_and_nobody_else(kafka: KafkaConnection) -> None:
+def test_the_winners_count_and_no_other(kafka: KafkaConnection) -> None:
     topic, driver = topic_of(kafka, 2), Driver(kafka)
     first, second, loser, idle = (driver.child(0) for _ in range(4))
     assert len({first.producer_id, second.producer_id, loser.producer_id, idle.producer_id}) == 4
@@ -61,7 +61,7 @@ def test_the_winners_count_and_nobody_else(kafka: KafkaConnection) -> None:
     ]
 
 
-def test_producer_ids_go_on_with_the_next_epoch(kafka: KafkaConnection) -> None:
+def test_producer_ids_continue_with_the_next_epoch(kafka: KafkaConnection) -> None:
     topic, driver = topic_of(kafka), Driver(kafka)
     ids, epochs = set(), []
     for batch in range(5):
@@ -74,7 +74,7 @@ def test_producer_ids_go_on_with_the_next_epoch(kafka: KafkaConnection) -> None:
     assert read_committed(kafka, topic, 0) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_a_replayed_batch_is_known_whoever_replays_it(kafka: KafkaConnection) -> None:
+def test_a_replayed_batch_is_known_from_any_sender(kafka: KafkaConnection) -> None:
     topic, driver = topic_of(kafka), Driver(kafka)
     child = driver.child(7)
     write(child, topic, 0, b"once")

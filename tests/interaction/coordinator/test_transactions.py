@@ -572,7 +572,7 @@ def test_what_was_decided_is_done_after_a_restart(start_broker) -> None:
         assert fetch_committed(kafka, topic, 0).last_stable_offset == 2
 
 
-def test_transaction_version_is_told(shared_broker: Broker) -> None:
+def test_transaction_version_is_reported(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
         answer = kafka.call(18, 3, ApiVersionsRequest(client_software_name="test", client_software_version="1"))
         finalized = {one.name: (one.min_version_level, one.max_version_level) for one in answer.finalized_features}

@@ -231,7 +231,7 @@ def test_notices_wait_for_a_slow_process_in_order(keeper):
     _end(process, child, theirs)
 
 
-def test_a_process_that_never_reads_is_killed_and_nobody_waits_for_it(keeper):
+def test_a_process_that_never_reads_is_killed_without_delaying_others(keeper):
     process, child, theirs = _live(keeper)
     began = time.monotonic()
     while child.poll() is None:
@@ -334,7 +334,7 @@ def test_notices_arrive_in_order(attached):
     assert asyncio.run(attached.run(2)) == [("death", death), ("shutdown", "because")]
 
 
-def test_the_keepers_end_is_told_once(attached):
+def test_the_keepers_end_is_reported_once(attached):
     attached.keeper_end.close()
     attached.parent.kill()
     [(kind, reason)] = asyncio.run(attached.run(1))

@@ -206,7 +206,7 @@ def test_down_stops_the_broker_and_waits(start):
     _nothing_left(up)
 
 
-def test_down_never_touches_whoever_has_the_pid_now(tmp_path):
+def test_down_never_touches_another_process_with_the_same_pid(tmp_path):
     unrelated = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     places = paths.layout(tmp_path)
     places.run_dir.mkdir()
@@ -217,7 +217,7 @@ def test_down_never_touches_whoever_has_the_pid_now(tmp_path):
     unrelated.communicate(b"\n")
 
 
-def test_a_second_broker_on_the_directory_is_refused_and_the_first_goes_on(start):
+def test_a_second_broker_on_the_directory_is_refused_and_the_first_continues(start):
     up = start()
     up.ready()
     done = mqd("up", "--data-dir", up.data_dir, "--port", free_port())
@@ -229,7 +229,7 @@ def test_a_second_broker_on_the_directory_is_refused_and_the_first_goes_on(start
     up.wait(lambda status: status.ready)
 
 
-def test_a_port_in_use_is_said_before_anything_starts(start, tmp_path):
+def test_a_port_in_use_is_reported_before_anything_starts(start, tmp_path):
     up = start()
     up.ready()
     done = mqd("up", "--data-dir", tmp_path / "other", "--port", up.port)
@@ -247,13 +247,13 @@ def test_a_port_in_use_is_said_before_anything_starts(start, tmp_path):
         (("--workers", "65"), "65"),
     ],
 )
-def test_a_wrong_configuration_is_said_before_anything_starts(tmp_path, arguments, message):
+def test_a_wrong_configuration_is_reported_before_anything_starts(tmp_path, arguments, message):
     done = mqd("up", "--data-dir", tmp_path / "data", *arguments)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "data").exists()
 
 
-def test_a_directory_that_cannot_be_written_is_said_before_anything_starts():
+def test_a_directory_that_cannot_be_written_is_reported_before_anything_starts():
     done = mqd("up", "--data-dir", "/proc/mqd-data")
     assert done.returncode == 1 and "/proc/mqd-data" in done.stderr and done.stdout == ""
 
@@ -366,7 +366,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
-def test_io_uring_that_is_forced_and_forbidden_is_said_at_once(tmp_path):
+def test_io_uring_that_is_forced_and_forbidden_is_reported_at_once(tmp_path):
     """By a seccomp profile, as containers have: the first worker's word is enough."""
     data_dir = tmp_path / "data"
     done = subprocess.run(

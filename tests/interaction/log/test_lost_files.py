@@ -74,7 +74,7 @@ def test_no_aborted_record_is_shown_without_its_index(
 
 @pytest.mark.parametrize("clean", quick([True, False], [False]))
 @pytest.mark.parametrize("lost", ["middle", "end"])
-def test_a_deleted_segment_is_told_of_and_no_offset_is_given_twice(start_broker, clean: bool, lost: str) -> None:
+def test_a_deleted_segment_is_reported_and_no_offset_is_given_twice(start_broker, clean: bool, lost: str) -> None:
     broker: Broker = start_broker(workers=1, config=SEGMENTS)
     with KafkaConnection(port=broker.port) as kafka:
         create_topic(kafka, "t", 1)

@@ -10,7 +10,7 @@ from perf.peers.peer import Unavailable
 
 
 def find(name: str) -> str:
-    """The program's path. Skips the test where it cannot be had."""
+    """The program's path. Skips the test if it cannot be installed."""
     installed = shutil.which(name)
     if installed:
         return installed

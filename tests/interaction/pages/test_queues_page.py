@@ -34,7 +34,7 @@ def commands(section: str) -> list[str]:
 
 
 def type_in(broker: Broker, *lines: str) -> str:
-    """What they print. The test's locks are shorter than the page's."""
+    """Their output. The test's locks are shorter than the page's."""
     printed = ""
     for line in lines:
         words = shlex.split(line.replace("duration.ms=15000", f"duration.ms={1000 * LOCK_S}"))
@@ -60,7 +60,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def run(broker: Broker) -> Callable[[str], str]:
-    """run(program) -> what it prints. The queue is empty before, as the page empties it."""
+    """run(program) -> its output. The queue is empty before each program, as on the page."""
 
     def execute(name: str) -> str:
         program = (

@@ -101,7 +101,7 @@ def test_the_broker_proves_who_it_is(broker: Broker) -> None:
         trusting.wrap_socket(plain, server_hostname="elsewhere.example")
 
 
-def test_a_client_without_tls_or_without_a_user_is_told(broker: Broker) -> None:
+def test_a_client_without_tls_or_without_a_user_gets_an_error(broker: Broker) -> None:
     places = secure.files(broker.data_dir)
     settings = librdkafka(places.admin.read_text())
     environment = {name: value for name, value in os.environ.items() if name != "MQD_CLIENT_CONFIG"}

@@ -78,7 +78,7 @@ def values(broker: Broker, topic: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_an_id_is_written_once_whoever_sends_it(broker: Broker, topic: str, idempotent: bool) -> None:
+def test_an_id_is_written_once_from_several_producers(broker: Broker, topic: str, idempotent: bool) -> None:
     more: dict[str, str | bool] = {"enable.idempotence": idempotent, "compression.type": "lz4"}
     before = left_out(broker)
     assert produce(broker, topic, "a", "b", "c", **more) == [0, 1, 2]

@@ -220,7 +220,7 @@ def test_an_unknown_version_ends_the_connection(watch, bystanders):
 
 
 @pytest.mark.parametrize("version", [-1, 5, 99, 32767])
-def test_an_unknown_version_of_api_versions_is_told_what_there_is(watch, version):
+def test_an_unknown_version_of_api_versions_learns_what_there_is(watch, version):
     with watch.connect() as kafka:
         tags = b"\0" if version >= 3 else b""  # of the header; the body's layout is not known
         kafka.send_raw(_frame(API_VERSIONS, version, tags + b"\x04new\x041.0\0"))

@@ -102,7 +102,7 @@ def test_records_that_are_none(kafka: KafkaConnection, request: pytest.FixtureRe
     assert produce(kafka, topic, 0, bytes(whole)).error_code == 0
 
 
-def test_a_bomb_holds_nobody_up(kafka: KafkaConnection, request: pytest.FixtureRequest) -> None:
+def test_a_bomb_delays_no_other(kafka: KafkaConnection, request: pytest.FixtureRequest) -> None:
     topic = topic_name(request.node.name)
     create_topic(kafka, topic, cleanup_policy="compact")
     outcome = produce(kafka, topic, 0, keyed(b"key", compression="zstd", value=bytes(200 << 20)), version=8)
@@ -269,9 +269,7 @@ def latencies(kafka: KafkaConnection, topic: str, seconds: float) -> list[float]
 
 
 @pytest.mark.parametrize("kind", ["records", "transaction"])
-def test_nobody_else_waits_for_a_stopped_acceptor(
-    start_broker: Callable[..., Broker], io_backend: str, kind: str
-) -> None:
+def test_no_other_waits_for_a_stopped_acceptor(start_broker: Callable[..., Broker], io_backend: str, kind: str) -> None:
     broker = start_broker(workers=1, config={"io.backend": io_backend, "log.flush.on.ack": "false"})
     with KafkaConnection("127.0.0.1", broker.port) as waiting, KafkaConnection("127.0.0.1", broker.port) as other:
         create_topic(other, "plain")

@@ -1,5 +1,5 @@
-"""Disks that fail, in whole clusters: flushes that fail, full disks, bits that flip; and what a
-host may say of itself after a restart of the same boot.
+"""Disks that fail, in whole clusters: flushes that fail, full disks, bits that flip; and what a host may
+report after a restart within the same boot.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def test_schedules_of_failing_disks(first: int, failures_min: int) -> None:
     assert sum(result.acked for result in found) > 2_000
 
 
-# A rule that is off -> the first seed and how many, within which it is seen (fsync: in about 17 of
-# 200 schedules, CRC: in 2 of 400). fsync: a flush that failed is tried again; CRC: a follower does
-# not look at checksums; batch: a leader sends parts of batches; shortened: a log that was cut
-# before sound records leads; BOOT: pages count as kept over a power cut.
+# Disabled rule -> the first seed and the number of seeds that detect it (fsync: about 17 of 200
+# schedules, CRC: 2 of 400). fsync: a failed flush is retried; CRC: a follower does not check
+# checksums; batch: a leader sends parts of batches; shortened: a log that was truncated before valid
+# records leads; BOOT: pages count as kept after a power failure.
 @pytest.mark.parametrize(
     ("rule", "first", "seeds"),
     quick([("fsync", 20, 80), ("CRC", 180, 200), ("batch", 0, 10), ("shortened", 0, 60), ("BOOT", 0, 90)], ["batch"]),
@@ -49,8 +49,8 @@ def run(world: ClusterWorld, seconds: float) -> None:
 
 
 def last_one(seed: int, off: frozenset[str], topic: str) -> tuple[ClusterWorld, tuple[bytes, int], int, list[int]]:
-    """Of the three replicas of a partition only one is left, in sync, and the others may lead again
-    when they are back: (world, partition, it, the others).
+    """Only one of three replicas is left in sync; the others may lead again when they are back. Returns
+    (world, partition, the remaining node, the others).
     """
     world = ClusterWorld(
         seed, off, Plan(hosts=4, voters=1, partitions=6, session_ms=1_000, boot_id=True, producers=4), quiet=True
@@ -82,8 +82,8 @@ def together_again(world: ClusterWorld, partition: tuple[bytes, int], others: li
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["shortened"])], ids=["kept", "off"])
 def test_a_flipped_bit_in_what_the_last_replica_has_counted(off: frozenset[str]) -> None:
     """Its host loses power; recovery cuts the log at the bit, as if that were a torn write, far
-    below the high watermark. It is alone and may lead: it must not, or what was acknowledged is
-    gone, also from those who come back. (The simulator's first day with bits, seed 39.)
+    below the high watermark. As the only one left it could lead; but it must not, or acknowledged
+    records would be lost, also on the hosts that come back. (Found with seed 39.)
     """
 
     def history() -> None:
@@ -104,8 +104,8 @@ def test_a_flipped_bit_in_what_the_last_replica_has_counted(off: frozenset[str])
 
 @pytest.mark.parametrize("off", quick([NOTHING, frozenset(["DOUBT"])], [frozenset(["DOUBT"])]), ids=["kept", "off"])
 def test_a_restart_in_the_same_boot_after_a_failed_flush(off: frozenset[str]) -> None:
-    """The machine was not restarted, and still pages are gone: the kernel had dropped them. A host that
-    says "the same boot, nothing is lost" leads with less than was acknowledged.
+    """Pages are lost although the machine was not restarted, because the kernel dropped them. A host that
+    reports "same boot, nothing lost" would lead without some acknowledged records.
     """
 
     def history() -> None:
@@ -133,7 +133,7 @@ def test_a_restart_in_the_same_boot_after_a_failed_flush(off: frozenset[str]) ->
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["rewrite"])], ids=["kept", "off"])
 def test_a_worker_that_is_restarted_after_a_failed_flush(off: frozenset[str]) -> None:
-    """What the kernel calls clean is on no disk until it is written again."""
+    """Pages that the kernel has marked clean are not on the disk until they are written again."""
 
     def history() -> None:
         world = ClusterWorld(7, off, Plan(hosts=3, partitions=1), quiet=True)
@@ -155,8 +155,8 @@ def test_a_worker_that_is_restarted_after_a_failed_flush(off: frozenset[str]) ->
 
 
 def test_a_leader_whose_flush_fails_is_led_by_others_at_once() -> None:
-    """Its host lives, its lease too; nothing that it had acknowledged is lost, and writes continue
-    before anybody restarts it.
+    """Its host and its lease are alive; no acknowledged record is lost, and writes continue before it
+    is restarted.
     """
     world = ClusterWorld(5, plan=Plan(hosts=3, partitions=1), quiet=True)
     world.begin()
@@ -193,9 +193,9 @@ def test_a_full_disk_refuses_records_and_is_whole_again_when_there_is_space() ->
 
 
 @pytest.mark.slow
-def test_what_recovery_cuts_off_behind_a_flipped_bit_has_counted() -> None:
-    """The leader may acknowledge by what a follower said before it was restarted, and cut (seed
-    210471 of a long run).
+def test_records_behind_a_flipped_bit_may_have_been_acknowledged() -> None:
+    """The leader may acknowledge records by a position that a follower reported before it was restarted
+    and truncated (seed 210471 of a long run).
     """
     world = ClusterWorld(8, plan=Plan(hosts=3, partitions=1), quiet=True)
     world.begin()

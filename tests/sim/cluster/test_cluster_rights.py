@@ -60,7 +60,7 @@ def test_an_answer_before_the_workers_apply_it_is_seen(monkeypatch: pytest.Monke
     assert "A1" in _seen([7])
 
 
-def test_a_removal_that_is_not_told_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_that_is_not_reported_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the host's processes learn of new rules only."""
     reported = HostCore._on_publish
 

@@ -329,7 +329,7 @@ def test_a_proof_that_the_controller_died_with_its_broker_which_is_back() -> Non
     assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER - 1, 70, True), 95) == []
 
 
-def test_the_keeper_of_whoever_led_says_so_to_whoever_is_elected() -> None:
+def test_the_keeper_of_the_former_leader_notifies_the_elected_one() -> None:
     """What it said before the election counts at its end; of a controller that ended alone nothing
     is proven about the broker; its own keeper's word is none of a host's business.
     """
@@ -351,7 +351,7 @@ def test_the_keeper_of_whoever_led_says_so_to_whoever_is_elected() -> None:
     assert len(proofs.on_active()) == NOTICES_MAX
 
 
-def test_a_controller_that_stood_still_fences_nobody_for_it() -> None:
+def test_a_controller_that_stood_still_fences_no_host_for_it() -> None:
     """Seed 25: the only voter's controller is paused for longer than a session; heartbeats wait
     unread when it continues.
     """
@@ -546,7 +546,7 @@ def restarts_of_controllers(seed: int, off: frozenset[str] = frozenset()) -> Non
     world.check_end()
 
 
-def test_a_worker_is_told_nothing_older_than_what_it_has() -> None:
+def test_a_worker_gets_nothing_older_than_what_it_has() -> None:
     """Found by the simulator: one worker has a version in force, the other has not, so the control
     segment does not know of it; and the controller that starts does not know yet that it is
     committed. That it is in its log is enough to wait. A worker that goes back deletes what came

@@ -68,7 +68,7 @@ def test_nothing_goes_wrong_by_itself(seed: int) -> None:
     assert not world.stuck_count and world.transactional.counts["committed"] > 2
 
 
-def test_the_high_watermark_that_a_parked_fetch_moves_is_told() -> None:
+def test_the_high_watermark_that_a_parked_fetch_moves_is_reported() -> None:
     """The simulator's own fault: its waiters waited for ever."""
     world_of(623445)
 

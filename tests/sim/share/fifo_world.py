@@ -175,12 +175,12 @@ class World:
                 self.written[offset] = (run.state, run.count)
 
     def fail_over(self) -> None:
-        """What was not written is lost."""
+        """Loses state that was not written."""
         if self.random.random() > 0.05:
             return
         self.written = {offset: key for offset, key in self.written.items() if offset >= self.written_start}
         runs = [Run(offset, offset, *self.written[offset]) for offset in sorted(self.written)]
-        if self.core.load(self.settings, self.written_start, runs) < 0:  # no memory: it is given some
+        if self.core.load(self.settings, self.written_start, runs) < 0:  # out of memory: a new one has enough
             self.core.destroy()
             self.core = Share(self.settings, self.written_start, self.planted)
             assert self.core.load(self.settings, self.written_start, runs) == 0
@@ -206,7 +206,7 @@ class World:
         return self.events
 
     def finish(self) -> None:
-        """Everything is accepted; nothing waits for ever."""
+        """Accepts everything, and checks that no record waits for ever."""
         for _ in range(20 * len(self.keys) + 1_000):
             self.expire()
             self.write_letters()

@@ -28,7 +28,7 @@ async def turns(count: int) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.EMFILE, errno.EOPNOTSUPP])
-def test_accepting_pauses_when_nobody_can_be_accepted(
+def test_accepting_pauses_when_no_connection_can_be_accepted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
     """What waits stays readable: without a pause the acceptor would go round for ever."""

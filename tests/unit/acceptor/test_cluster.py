@@ -136,7 +136,7 @@ def test_clients_are_sent_to_leaders_that_live() -> None:
     assert [node for node, *_ in broker.brokers(ADDRESS)] == [1, 2]
 
 
-def test_a_host_without_its_lease_sends_nobody_to_itself() -> None:
+def test_a_host_without_its_lease_does_not_direct_clients_to_itself() -> None:
     broker = made(topic(partition(0, (2, 3))))
     broker.table.lease_deadline_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 60_000_000_000
     assert report(broker)[0][1] == 2
@@ -145,7 +145,7 @@ def test_a_host_without_its_lease_sends_nobody_to_itself() -> None:
     assert broker.unserved_error(broker.partition_of("t", 0)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_what_is_said_without_the_lease_is_not_kept_for_when_it_is_back() -> None:
+def test_messages_without_the_lease_are_not_kept_until_it_is_back() -> None:
     """A worker gives again what is cacheable, in the same version: with the lease, also what came
     without it.
     """

@@ -303,7 +303,7 @@ async def test_a_user_of_the_same_name_is_not_reached_by_the_token() -> None:
         await world.authenticate("twin", "own", True, "SCRAM-SHA-256")
 
 
-def test_who_there_is_is_not_told() -> None:
+def test_existing_users_are_not_revealed() -> None:
     """A token's salt and iterations are those of a name that no token has."""
     world = World()
     world.put("there")

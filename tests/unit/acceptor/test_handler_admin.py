@@ -422,7 +422,7 @@ def update(name: str, level: int, upgrade_type: int = 1, validate_only: bool = F
     )
 
 
-def test_features_are_told_by_api_versions_and_change_by_update_features(tmp_path: Path) -> None:
+def test_features_are_reported_by_api_versions_and_change_by_update_features(tmp_path: Path) -> None:
     feature = FEATURES["metadata.version"]
 
     async def finalized(broker: HandlerBroker) -> dict[str, int]:

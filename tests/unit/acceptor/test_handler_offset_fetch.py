@@ -1,4 +1,4 @@
-"""OffsetFetch's errors: what concerns the whole group learns where every client looks."""
+"""OffsetFetch's errors: an error of the whole group is also set where clients look for it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse
 
 
 class _Refusing:
-    """Coordinators that do not carry out what is asked."""
+    """Coordinators that refuse all requests."""
 
     def __init__(self, error: ErrorCode) -> None:
         self._error = error
@@ -26,7 +26,7 @@ class _Refusing:
 def answered(
     version: int, request: OffsetFetchRequest, error: ErrorCode | None = ErrorCode.NOT_COORDINATOR
 ) -> OffsetFetchResponse:
-    """As it comes out of the wire; without an error: of a host that has no coordinators yet."""
+    """The decoded response; error None: from a host that has no coordinators yet."""
     context = SimpleNamespace(
         authorize=lambda *_rights, **_options: True,
         broker=SimpleNamespace(coordinators=SimpleNamespace(groups=_Refusing(error)) if error else None),
@@ -38,7 +38,7 @@ def answered(
 
 @pytest.mark.parametrize("version", range(1, 8))
 def test_a_host_that_does_not_coordinate_says_so_at_each_partition(version: int) -> None:
-    """Who looks there only, must not take it for a group that has committed nothing."""
+    """A client that only looks there must not conclude that the group has committed nothing."""
     topics = [OffsetFetchRequest.Topic(name="t", partition_indexes=[0, 2])]
     response = answered(version, OffsetFetchRequest(group_id="g", topics=topics))
     reported = [
@@ -52,8 +52,8 @@ def test_a_host_that_does_not_coordinate_says_so_at_each_partition(version: int)
 
 @pytest.mark.parametrize("version", range(1, 11))
 @pytest.mark.parametrize(("error", "reported"), [(14, 14), (15, 16), (16, 16), (None, 16)])
-def test_clients_are_told_what_they_try_again_after(version: int, error: int | None, reported: int) -> None:
-    """At COORDINATOR_NOT_AVAILABLE some give up permanently."""
+def test_clients_get_an_error_that_they_retry(version: int, error: int | None, reported: int) -> None:
+    """On COORDINATOR_NOT_AVAILABLE some clients give up permanently."""
     if version < 8:
         request = OffsetFetchRequest(group_id="g", topics=[OffsetFetchRequest.Topic(name="t", partition_indexes=[0])])
     else:
@@ -66,6 +66,6 @@ def test_clients_are_told_what_they_try_again_after(version: int, error: int | N
 
 
 @pytest.mark.parametrize("version", range(2, 8))
-def test_who_asks_for_all_partitions_is_told_of_the_group(version: int) -> None:
+def test_a_request_for_all_partitions_gets_the_error_of_the_group(version: int) -> None:
     response = answered(version, OffsetFetchRequest(group_id="g", topics=None))
     assert (response.topics, response.error_code) == ([], ErrorCode.NOT_COORDINATOR)

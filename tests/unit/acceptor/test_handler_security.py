@@ -166,7 +166,7 @@ async def alter(
 
 
 @run
-async def test_a_password_is_kept_as_a_verifier_and_never_told(tmp_path: Path) -> None:
+async def test_a_password_is_kept_as_a_verifier_and_never_revealed(tmp_path: Path) -> None:
     async with HandlerBroker(tmp_path) as broker:
         assert await alter(broker, [], [upsertion("alice"), upsertion("alice", mechanism=2), upsertion("ünï")]) == {
             "alice": (0, None),

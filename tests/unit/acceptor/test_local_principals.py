@@ -65,7 +65,7 @@ def hello() -> bytes:
 
 
 @pytest.mark.parametrize("principal", ["User:alice", "", None])
-def test_the_worker_is_told_or_the_client_is_refused(principal: str | None) -> None:
+def test_the_worker_is_notified_or_the_client_is_refused(principal: str | None) -> None:
     given, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     client, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     clients = LocalClients(None, [given], lambda _: 0, lambda _: True, (), lambda _: principal)

@@ -135,7 +135,7 @@ def test_the_page_over_tls_and_its_certificate_replaced(serve, authority, tmp_pa
     assert serial() == second and send_request(address, trusting(ca)).endswith(PAGE)
 
 
-def test_the_wrong_protocol_is_told_so(serve, authority, tmp_path) -> None:
+def test_the_wrong_protocol_gets_an_error(serve, authority, tmp_path) -> None:
     keystore = authority.issue("broker").write(tmp_path / "keystore")
     secured = serve(metrics_listener="https://127.0.0.1:0", ssl_keystore_location=str(keystore))
     assert b"this port expects https" in send_request(secured, None)

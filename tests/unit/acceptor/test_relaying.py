@@ -172,7 +172,7 @@ def listing(*indexes: int) -> ListOffsetsRequest:
     )
 
 
-def test_offsets_are_told_by_each_leader() -> None:
+def test_offsets_are_reported_by_each_leader() -> None:
     def answer(envelope: EnvelopeRequest) -> object:
         header, requested = decode_request(bytes(envelope.request_data))
         assert requested.isolation_level == 1
@@ -197,7 +197,7 @@ def test_offsets_are_told_by_each_leader() -> None:
     ]
 
 
-def test_offsets_of_own_partitions_are_told_here() -> None:
+def test_offsets_of_own_partitions_are_reported_here() -> None:
     assert relayed(listing(1, 8, 9), 8)[1] is None
 
 

@@ -267,7 +267,7 @@ async def test_a_topic_that_is_made_automatically(broker_of: Callable[[], Handle
 
 
 @run
-async def test_a_topic_by_id_is_told_without_its_name(broker_of: Callable[[], HandlerBroker]) -> None:
+async def test_a_topic_by_id_is_reported_without_its_name(broker_of: Callable[[], HandlerBroker]) -> None:
     async with broker_of() as broker:
         topic_id = await make_topic(broker, NAME)
         await grant(broker)

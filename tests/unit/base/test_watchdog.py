@@ -71,7 +71,7 @@ def test_who_waits_for_somebody_to_take_its_log_is_left_alone() -> None:
     assert rest == "ended\n" and process.returncode == 0 and "hangs" not in output and output.count("\n") == 100
 
 
-def test_who_was_stopped_goes_on() -> None:
+def test_a_stopped_process_continues() -> None:
     process = start("live", 4.0)
     os.kill(process.pid, signal.SIGSTOP)
     time.sleep(3.0)  # that nothing happens takes time to see: three times as long as a loop may hang

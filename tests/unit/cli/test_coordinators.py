@@ -177,19 +177,19 @@ def test_what_no_coordinator_knows_of_hangs(
     assert hanging() == expected
 
 
-def test_nothing_is_told_to_hang_while_a_coordinator_is_away(world: World) -> None:
+def test_nothing_is_listed_as_hanging_while_a_coordinator_is_unavailable(world: World) -> None:
     world.leaders[TRANSACTIONS] = [1, -1]
     with pytest.raises(CliError, match="__transaction_state-1 first.*coordinators are unavailable"):
         hanging()
 
 
-def test_nothing_is_told_to_hang_when_a_coordinator_moves_past_those_who_ask(world: World) -> None:
+def test_nothing_is_listed_as_hanging_when_a_coordinator_moves_meanwhile(world: World) -> None:
     world.when_listed = lambda: world.leaders.update({TRANSACTIONS: [1, 1]})
     with pytest.raises(CliError, match="just changing"):
         hanging()
 
 
-def test_nothing_is_told_to_hang_when_a_transaction_is_not_described(world: World) -> None:
+def test_nothing_is_listed_as_hanging_when_a_transaction_is_not_described(world: World) -> None:
     world.known = [("x", int(ErrorCode.NOT_COORDINATOR), "Ongoing")]
     with pytest.raises(CliError, match="transactional id x"):
         hanging()

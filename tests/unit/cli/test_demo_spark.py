@@ -72,7 +72,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (True, "/nowhere", "JAVA_HOME is /nowhere, which has no bin/java"),
     ],
 )
-def test_what_spark_needs_is_told_in_one_line_before_a_broker_is_started(
+def test_what_spark_needs_is_reported_in_one_line_before_a_broker_is_started(
     pyspark: bool,
     java_home: str | None,
     message: str,

@@ -27,7 +27,7 @@ sys.exit(main.main())
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user who may not reach a directory")
 @pytest.mark.parametrize("verb", [["status"], ["status", "--format", "json"], ["down"], ["log-level"]])
-def test_who_may_not_look_is_told_so(verb: list[str]) -> None:
+def test_a_user_without_access_gets_an_error(verb: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "data").mkdir(mode=0o700)
         done = subprocess.run(

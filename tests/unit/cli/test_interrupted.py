@@ -183,7 +183,7 @@ def test_the_second_ctrl_c_ends_what_the_first_has_only_asked_to_stop(handlers: 
 
 
 @pytest.mark.parametrize(("unread", "code", "reported"), [(True, 0, ""), (False, 1, "mqd: p: a pipe of Spark's\n")])
-def test_a_pipeline_ends_well_when_nobody_reads_its_progress(
+def test_a_pipeline_ends_well_when_its_progress_is_not_read(
     handlers: None,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

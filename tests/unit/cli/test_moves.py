@@ -313,7 +313,7 @@ def test_a_balance_without_waiting_says_what_ends_it(mqd, played: PlayedCluster)
     )
 
 
-def test_a_balance_that_has_stopped_says_how_it_goes_on(
+def test_a_balance_that_has_stopped_says_how_it_continues(
     mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moves, "STALLED_S", 0.0)

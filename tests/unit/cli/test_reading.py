@@ -162,7 +162,9 @@ def test_until_a_time_that_comes(monkeypatch: pytest.MonkeyPatch, clock: dict[st
     assert consumer.feed == []
 
 
-def test_a_time_that_comes_while_earlier_records_go_on(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
+def test_a_time_that_comes_while_earlier_records_continue(
+    monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]
+) -> None:
     """Of a producer whose clock is slow: what is there when the time is over is the last."""
     consumer = Consumer(
         {0: [1, 2]}, [Message(0, 0, 1), lambda: clock.update(ms=NOW + 100), Message(0, 1, 2), Message(0, 2, 3)]

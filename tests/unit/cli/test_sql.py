@@ -97,12 +97,12 @@ class Query:
         self.is_stopped = True
 
 
-def test_a_table_that_nobody_reads_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_not_read_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     with unread(monkeypatch), pytest.raises(OutputClosedError):
         sql._show(Frame(3), False, None)  # type: ignore[arg-type]
 
 
-def test_a_live_query_whose_tables_nobody_reads_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_query_whose_tables_are_not_read_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = ModuleType("pyspark.errors")
     errors.AnalysisException = LookupError  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pyspark.errors", errors)

@@ -158,7 +158,7 @@ def test_what_is_asked_for_during_a_turn_is_not_slept_through(
     assert served.wait(5), "the driver sleeps"
 
 
-def test_a_dead_worker_is_attached_to_anew(attachment: Attachment, broker: FakeBroker) -> None:
+def test_a_dead_worker_is_attached_again(attachment: Attachment, broker: FakeBroker) -> None:
     watcher = Watcher()
     attachment.subscribe(watcher)
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
@@ -280,7 +280,7 @@ def test_nobody_has_a_turn_after_a_refusal_for_good(attachment: Attachment, brok
     assert [error.str() for error in pending.lost if error.fatal()] == [attachment.fatal.str()]
 
 
-def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_told(
+def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_notified(
     attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Faulty(Watcher):
@@ -362,7 +362,7 @@ def test_an_attachment_that_does_not_suit_is_given_back(attachment: Attachment, 
     assert [client.closed for client in broker.clients] == [True, True, True, False]
 
 
-def test_a_fault_of_our_own_is_told(attachment: Attachment) -> None:
+def test_a_fault_of_our_own_is_reported(attachment: Attachment) -> None:
     class Faulty(Watcher):
         def on_turn(self, now: float) -> float | None:
             raise ValueError("a fault")
@@ -401,7 +401,7 @@ def test_close_ends_what_waits(broker: FakeBroker) -> None:
         _request_id(attachment)
 
 
-def test_a_child_of_fork_is_told(attachment: Attachment) -> None:
+def test_a_child_of_fork_gets_an_error(attachment: Attachment) -> None:
     child = os.fork()
     if child == 0:
         status = 1

@@ -16,7 +16,7 @@ def polled(world: ConsumerWorld, there: Callable[[], object]) -> None:
         world.consumer.poll(0.01)
 
 
-def test_error_cb_is_told_the_newest_error_once() -> None:
+def test_error_cb_gets_the_newest_error_once() -> None:
     reported: list[KafkaError] = []
     world = ConsumerWorld(0, error_cb=reported.append)
     turns, operations = world.consumer._turns, world.consumer._inbox.operations

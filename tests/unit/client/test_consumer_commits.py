@@ -156,7 +156,7 @@ def test_a_commit_names_ids_where_all_are_known_and_is_tried_again_whatever_else
     assert versions == [10, 10, 9]
 
 
-def test_what_a_commit_of_a_partition_that_has_gone_came_to_is_not_told_of_who_has_its_name_now() -> None:
+def test_the_result_of_a_commit_for_a_deleted_partition_is_not_reported_for_a_new_one_of_its_name() -> None:
     control = Control()
     commits, inbox, committed = commits_over(control)
     commits.add({("t", 0): Committed(10), ("t", 1): Committed(11)}, None, 60)

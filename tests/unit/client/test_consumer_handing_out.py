@@ -61,7 +61,7 @@ def test_what_the_group_wants_ends_consume_and_is_carried_out_by_the_next_call(
 
 
 @pytest.mark.parametrize("code", [0, int(ErrorCode.ILLEGAL_GENERATION)])
-def test_a_commit_that_ends_within_consume_is_told_by_the_next_call(
+def test_a_commit_that_ends_within_consume_is_reported_by_the_next_call(
     make: Callable[..., ConsumerWorld], code: int
 ) -> None:
     """Once for a call: nothing more is committed before it returns."""
@@ -183,7 +183,7 @@ def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_reco
     ]
 
 
-def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised_is_told_by_the_next_call(
+def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised_is_reported_by_the_next_call(
     make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make(3, 0, enable_auto_commit=False, fetch_error_backoff_ms=3_600_000)

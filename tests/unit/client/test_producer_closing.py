@@ -100,7 +100,7 @@ def test_a_statistics_callback_that_raises_does_not_keep_close_from_giving_up(
 
 
 @pytest.mark.parametrize("is_fatal", [False, True])
-def test_a_report_that_raises_keeps_no_other_from_being_told(make, is_fatal: bool) -> None:
+def test_a_report_that_raises_keeps_no_other_from_being_notified(make, is_fatal: bool) -> None:
     producer, native = make(enable_idempotence=True)
     reports = Reports(raising=2)
     if is_fatal:

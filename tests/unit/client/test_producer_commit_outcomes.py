@@ -112,7 +112,7 @@ def test_a_producer_that_is_closed_when_its_commit_was_decided_but_not_answered_
     assert requested == [True, False] and producer.fatal is None and errors == []
 
 
-def test_an_abort_that_finds_the_transaction_committed_says_so_and_the_producer_goes_on(
+def test_an_abort_that_finds_the_transaction_committed_says_so_and_the_producer_continues(
     make, broker: FakeBroker
 ) -> None:
     producer, native = make(transactional_id="t")

@@ -38,7 +38,7 @@ def test_a_retriable_error_is_tried_again_in_its_place(make) -> None:
     assert [message.offset() for message in reports.messages] == list(range(5))
 
 
-def test_a_permanent_error_is_told(make) -> None:
+def test_a_permanent_error_is_reported(make) -> None:
     producer, native = make()
     native.fate = lambda batch: ErrorCode.INVALID_RECORD if b"bad" in batch.values else 0
     reports = Reports()

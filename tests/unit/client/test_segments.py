@@ -248,7 +248,7 @@ def test_raw_snappy_and_batches_without_records(log: Log) -> None:
     assert _all(log.reader()) == log.expected()
 
 
-def test_damage_is_told_after_what_is_whole(log: Log) -> None:
+def test_damage_is_reported_after_what_is_whole(log: Log) -> None:
     log.append(encode_batch(_records(3)))
     bad = bytearray(encode_batch(_records(3, 3), base_offset=3))
     bad[-1] ^= 1

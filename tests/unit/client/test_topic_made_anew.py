@@ -233,7 +233,7 @@ def test_what_is_given_back_of_the_old_one_does_not_move_the_new_one(make: Calla
     assert message.value() == NEW and message.offset() == 0
 
 
-def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that_again_when_it_raises(
+def test_consume_continues_when_it_has_no_record_of_what_is_another_and_reads_that_again_when_it_raises(
     make: Callable[..., ConsumerWorld],
 ) -> None:
     world = make(0, 3, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")

@@ -156,9 +156,7 @@ def test_a_record_of_the_old_one_cannot_be_stored_for_the_new_one(make: Callable
 
 
 @pytest.mark.parametrize("knows_ids", [True, False])
-def test_commit_says_what_the_broker_did_not_know_for_a_moment_if_it_is_told_ids(
-    make: Callable[..., ConsumerWorld], knows_ids: bool
-) -> None:
+def test_commit_includes_briefly_unknown_partitions_by_id(make: Callable[..., ConsumerWorld], knows_ids: bool) -> None:
     """In on_revoke it is the last chance. By its name alone it might be taken for another topic's."""
     world = make(5, 5, enable_auto_commit=False)
     if not knows_ids:
@@ -198,7 +196,7 @@ def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_kno
 
 
 @pytest.mark.parametrize("knows_ids", [True, False])
-def test_commit_of_what_is_gone_alone_is_told_so(make: Callable[..., ConsumerWorld], knows_ids: bool) -> None:
+def test_commit_of_what_is_gone_alone_gets_an_error(make: Callable[..., ConsumerWorld], knows_ids: bool) -> None:
     world = make(5, enable_auto_commit=False)
     if not knows_ids:
         by_name_only(world)

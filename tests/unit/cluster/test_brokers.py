@@ -249,7 +249,7 @@ def test_a_shutdown_waits_for_a_replica_that_catches_up(world: World) -> None:
     assert host.ended
 
 
-def test_a_shutdown_that_nobody_answers_ends_all_the_same(world: World) -> None:
+def test_a_shutdown_without_a_response_ends_all_the_same(world: World) -> None:
     world.depose()
     host = world.hosts[2]
     world.on_broker(host, broker_core.ShutdownRequested())

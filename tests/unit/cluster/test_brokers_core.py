@@ -19,7 +19,7 @@ from tests.unit.controller.controller_world import OPTIONS, World
 # -- the metadata core in a quorum -----------------------------------------------------------------
 
 
-def test_who_waits_when_the_leadership_ends_is_told_not_controller(world: World) -> None:
+def test_requests_waiting_when_the_leadership_ends_get_not_controller(world: World) -> None:
     active = world.hosts[world.active]
     local = world.request(messages.CreateTopic("a", 1, -1, {}, {}), node=active.node)
     other = world.request(
@@ -99,7 +99,7 @@ def test_a_message_in_another_ones_name_is_not_heard(world: World) -> None:
     )
 
 
-def test_whoever_is_not_the_controller_says_so(world: World) -> None:
+def test_a_host_that_is_not_the_controller_says_so(world: World) -> None:
     host = next(host for host in world.hosts.values() if host.node != world.active)
     for message in (
         registration(2),
@@ -145,7 +145,7 @@ def test_a_lease_counts_from_when_its_heartbeat_was_sent(world: World) -> None:
     assert answered(host, world, sent.sent_ms, epoch=host.broker.broker_epoch - 1) == []
 
 
-def test_a_broker_that_is_told_it_is_stale_registers_again(world: World) -> None:
+def test_a_stale_broker_registers_again(world: World) -> None:
     host = world.hosts[3]
     world.now_ms += 1_000
     host.broker.handle(broker_core.Tick(), world.now_ms)

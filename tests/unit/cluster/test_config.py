@@ -16,7 +16,7 @@ def config(**settings: str) -> dict[str, str]:
     return load_broker(None, {}, {name.replace("_", "."): value for name, value in settings.items()})
 
 
-def test_a_host_alone_listens_for_nobody():
+def test_a_host_alone_does_not_listen():
     assert cluster_config.cluster_listeners(config()) is None and sockets.listen_cluster(config()) is None
     assert cluster_config.seeds(config()) == ()
 

@@ -120,7 +120,7 @@ def advices(core: FormationCore, event: formation.Event, now_ms: int) -> list[st
     return [effect.advice for effect in core.handle(event, now_ms) if isinstance(effect, Wait) and effect.advice]
 
 
-def test_what_to_look_at_is_said_once_when_a_seed_is_silent_for_long():
+def test_what_to_look_at_is_reported_once_when_a_seed_is_silent_for_long():
     core = FormationCore(Member(2, "d2", "b", 1), ["a:1"])
     assert not advices(core, Start(), 1_000)
     core.handle(Unreachable("a:1", 1, "Connection refused"), 1_001)
@@ -171,7 +171,7 @@ def test_a_host_that_is_no_seed_waits_also_when_all_seeds_are_empty():
     assert late.decision is None and "other seeds" in late.waiting[0]
 
 
-def test_seeds_that_differ_are_told():
+def test_seeds_that_differ_are_reported():
     world = World(SEEDS)
     first = world.start(1, "a:1", "directory-1")
     world.start(2, "b:1", "directory-2", seeds=["a:1", "b:1"])
@@ -180,7 +180,7 @@ def test_seeds_that_differ_are_told():
     assert first.decision is None and any("names other seeds: a:1, b:1" in reason for reason in first.waiting)
 
 
-def test_one_node_id_twice_is_told():
+def test_one_node_id_twice_is_reported():
     world = World(SEEDS)
     first = world.start(1, "a:1", "directory-1")
     world.start(2, "b:1", "directory-2")

@@ -150,7 +150,7 @@ def test_precedence() -> None:
                 assert bench.core.view(3).incarnation >= base
 
 
-def test_what_is_said_of_this_host_is_refuted() -> None:
+def test_claims_about_this_host_are_refuted() -> None:
     for slander in (
         Suspect(1, DIRECTORY, REFUTATIONS, 3),
         Dead(1, DIRECTORY, REFUTATIONS, 3),
@@ -228,7 +228,7 @@ def test_suspicion_runs_out_sooner_when_others_confirm() -> None:
         assert abs(bench.now - began - expected) <= 2
 
 
-def test_a_state_makes_nobody_dead() -> None:
+def test_a_state_does_not_declare_hosts_dead() -> None:
     """Push-pull: the other side's dead are suspected here, and may say that they live."""
     bench = Bench()
     bench.give(
@@ -292,7 +292,7 @@ def test_a_stranger_is_answered_within_bounds_and_not_believed() -> None:
     assert answers == bench.core.settings.stranger_rate_per_s and bench.state(3) == ALIVE
 
 
-def test_answers_are_bounded_whoever_asks() -> None:
+def test_responses_to_any_host_are_bounded() -> None:
     bench = Bench()
     sent = sum(len(bench.packets(bench.send(2, body=Ping(5, "host-2", 9094)))) for _ in range(2_000))
     assert sent <= bench.core.settings.response_burst + 5
@@ -426,7 +426,7 @@ def test_load_rides_along_and_only_the_newest_counts() -> None:
     assert own and own[0].cpu_permille == 77 and own[0].life == 1
 
 
-def test_two_of_one_node_id_are_told_to_the_operator() -> None:
+def test_two_of_one_node_id_are_reported_to_the_operator() -> None:
     bench = Bench()
     effects = bench.send(2, Alive(3, directory(333), REFUTATIONS, "host-3b", 9094))
     assert any(isinstance(effect, NodeIdTwice) and effect.node_id == 3 for effect in effects)

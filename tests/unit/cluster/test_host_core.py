@@ -117,7 +117,7 @@ def host() -> Host:
     return Host()
 
 
-def test_partitions_elsewhere_have_no_slot_and_are_told(host: Host) -> None:
+def test_partitions_elsewhere_have_no_slot_and_are_reported(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2)), partition(1, (1, 3)), partition(2, (2, 3))))
     for client in ("acceptor", "w0", "w1"):
         (put,) = host.report(client)
@@ -162,7 +162,7 @@ def test_a_replica_that_comes_chooses_a_directory_before_it_has_a_slot(host: Hos
     assert not any(isinstance(action, host_core.RecordMove) for action in host.actions)
 
 
-def test_a_new_leader_epoch_reaches_the_slot_whoever_leads(host: Host) -> None:
+def test_a_new_leader_epoch_reaches_the_slot_whichever_host_leads(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2))))
     host.commit(
         PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=2, in_sync_replicas=(2,)),)),
@@ -173,7 +173,7 @@ def test_a_new_leader_epoch_reaches_the_slot_whoever_leads(host: Host) -> None:
     assert (image.leader, image.leader_epoch, image.in_sync_replicas, image.partition_epoch) == (2, 1, [2], 1)
 
 
-def test_the_acceptor_is_told_which_topics_are_withheld_before_what_follows_from_them_and_after_they_are_told() -> None:
+def test_the_acceptor_learns_of_withheld_topics_before_their_effects_and_after_their_publication() -> None:
     """A coordinator takes a topic that it never received for deleted, and removes its committed
     offsets.
     """
@@ -214,7 +214,7 @@ def test_vanished_partitions_lose_their_slots(host: Host) -> None:
     assert {entry[1] for entry in host.slots.values()} == {0}
 
 
-def test_a_dead_worker_s_led_partitions_need_new_epochs_its_followed_ones_go_on(host: Host) -> None:
+def test_a_dead_worker_s_led_partitions_need_new_epochs_its_followed_ones_continue(host: Host) -> None:
     host = Host(worker_count=1)
     host.commit(topic(partition(0, (2, 1)), partition(1, (1, 2))))
     actions = host.give(host_core.WorkerDied(0, 1))
@@ -275,7 +275,7 @@ def test_brokers_and_topics_of_one_version_come_in_one_message(host: Host) -> No
         assert put.partitions[0].eligible == [1]
 
 
-def test_a_new_controller_is_told_to_the_acceptor_alone(host: Host) -> None:
+def test_only_the_acceptor_learns_of_a_new_controller(host: Host) -> None:
     host.give(host_core.ControllerChanged(3))
     assert [message.controller_id for message in host.report()] == [3] and not host.sent
     assert host.give(host_core.ControllerChanged(3)) == []

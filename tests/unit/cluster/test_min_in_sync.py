@@ -53,7 +53,7 @@ def test_what_the_controllers_file_says_goes_into_the_log() -> None:
     )
 
 
-def test_a_new_topic_of_two_replicas_goes_on_with_one() -> None:
+def test_a_new_topic_of_two_replicas_continues_with_one() -> None:
     """Written out: a topic from before has no such entry and keeps 2. Internal topics grow with the
     cluster.
     """

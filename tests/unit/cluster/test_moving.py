@@ -475,7 +475,7 @@ def test_reassignments_that_waited_for_one_that_goes_end_with_it() -> None:
     assert len(state.topics["t"].partitions) == 1
 
 
-def test_a_retired_one_that_nobody_leads_holds_nothing_up() -> None:
+def test_a_retired_one_without_a_leader_holds_nothing_up() -> None:
     state = state_of((1, 2, 3, 4), (), leader=2)
     assert led(state) == [2, -1]
     assert move(state, 5).adding_replicas == (5,)

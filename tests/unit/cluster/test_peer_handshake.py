@@ -88,7 +88,7 @@ def test_a_responder_without_the_key_is_found_out():
     assert initiator.peer is None
 
 
-def test_a_refusal_is_told_and_proven():
+def test_a_refusal_is_reported_and_proven():
     refusal = Refusal(handshake.REFUSED_CLUSTER, "of cluster X, this host is of cluster Y")
     initiator, responder = pair(decide=lambda hello: refusal)
     with pytest.raises(HandshakeRefused, match="cluster X") as refused:

@@ -48,7 +48,7 @@ def test_one_flush_may_stand_for_many_appends() -> None:
     assert of(effects, events.Committed)[0].next_offset == 4
 
 
-def test_a_full_disk_refuses_changes_and_the_quorum_of_one_goes_on() -> None:
+def test_a_full_disk_refuses_changes_and_the_quorum_of_one_continues() -> None:
     driver = Driver()
     driver.disk()
     driver(events.Propose("first", (b"a",), 1))
@@ -129,7 +129,7 @@ def test_no_epoch_begins_without_a_majority_that_would_vote() -> None:
     assert all(request.pre_vote for request in messages(driver.effects, VoteRequest))
 
 
-def test_nothing_is_said_before_the_vote_is_durable() -> None:
+def test_nothing_is_sent_before_the_vote_is_durable() -> None:
     driver = Driver(stored=Stored(snapshot=meta(1, 2, 3)))
     request = VoteRequest(1, 5, key(2), key(1), 0, 0, False, 7)
     effects = driver.receive(2, request)
@@ -241,13 +241,13 @@ def test_others_commit_without_us_but_we_hand_out_what_we_have() -> None:
     assert of(driver.disk(), events.Committed)
 
 
-def test_logs_that_part_are_told_where() -> None:
+def test_the_point_where_logs_diverge_is_reported() -> None:
     driver = three()
     effects = driver.receive(3, Fetch(1, driver.core.epoch, key(3), 5, 7, 0, 0, 0))
     assert messages(effects, FetchResponse)[0].diverging == (0, 0)
 
 
-def test_a_leader_that_nobody_hears_resigns() -> None:
+def test_a_leader_that_is_cut_off_resigns() -> None:
     driver = three()
     effects = driver.after(3.1)
     assert of(effects, events.Deposed) and messages(effects, EndEpoch)

@@ -226,7 +226,7 @@ def route(one: Driver, other: Driver, state: bytes, piece: int) -> None:
                     driver(events.SnapshotRead(effect, state[effect.position : effect.position + piece]))
 
 
-def test_a_snapshot_that_is_gone_is_asked_for_anew() -> None:
+def test_a_snapshot_that_is_gone_is_requested_again() -> None:
     driver = Driver(stored=Stored(), node=1)
     driver(events.PeersKnown((2,)))
     driver.receive(2, FetchResponse(1, 4, 2, key(2), 0, 0))

@@ -144,7 +144,7 @@ def test_what_was_counted_on_disk_stays_eligible_when_the_disk_fails() -> None:
     assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas) == (2, (2,), (1,))
 
 
-def test_a_failed_disk_is_told_until_others_lead() -> None:
+def test_a_failed_disk_is_reported_until_others_lead() -> None:
     world = World(7, 3)
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", 6, 3, {}, {})).error == 0

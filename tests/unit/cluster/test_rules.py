@@ -451,7 +451,7 @@ def test_a_version_that_cannot_do_what_is_in_force_is_refused() -> None:
     assert refused.value.error == E.UNSUPPORTED_VERSION and "transaction.version" in refused.value.message
 
 
-def test_who_is_about_to_end_leads_what_nobody_else_can() -> None:
+def test_a_stopping_host_keeps_partitions_that_no_other_can_lead() -> None:
     state = topic(cluster(), in_sync_replicas=(1, 2))
     do(state, broker_rules.begin_shutdown(state, 2))
     after = do(state, broker_rules.fence(state, [1]))

@@ -86,7 +86,7 @@ class Controller:
         return [result.error for result in decision.answer.results]
 
 
-def test_a_leader_that_cannot_serve_gives_way_to_whoever_lives_when_an_operator_says_so() -> None:
+def test_a_leader_that_cannot_serve_gives_way_to_any_live_replica_when_an_operator_says_so() -> None:
     one = Controller(in_sync_replicas=(1,))
     assert one.elect() == [E.ELECTION_NOT_NEEDED], "it serves"
     one.fails(1)
@@ -183,7 +183,7 @@ def test_a_clean_election_does_not_choose_it_either() -> None:
     assert one.partition.leader == -1
 
 
-def test_a_worker_that_dies_keeps_its_place_where_nobody_else_can_serve() -> None:
+def test_a_worker_that_dies_keeps_its_place_where_no_other_can_serve() -> None:
     """Its successor has its files in a moment. The other one in sync is in a directory that cannot
     be used, and everybody would wait for it for ever.
     """

@@ -10,7 +10,7 @@ from mqd.cluster.host import messages
 from tests.unit.controller.controller_world import World
 
 
-def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no_longer() -> None:
+def test_a_directory_that_fails_for_a_while_is_reported_as_long_as_it_does_and_no_longer() -> None:
     """Also when nothing else happens in the cluster: the report decides on unclean
     elections.
     """
@@ -60,7 +60,7 @@ def reported_by(world: World, node: int, *reports: broker_messages.DirectoryRepo
     return {key for message in messages_sent for key in message.partitions}
 
 
-def test_what_nobody_leads_is_told_of_by_everybody_who_cannot_serve_it_in_sync_or_not() -> None:
+def test_partitions_without_a_leader_are_reported_by_all_hosts_that_cannot_serve_them() -> None:
     """Else an unclean election chooses it."""
     world = World(7, 3)
     world.settle(20)

@@ -206,7 +206,7 @@ class GrowingCluster:
         return [one.node_id for one in self.log.voters]
 
 
-def test_growing_to_three_goes_on_under_the_next_controller_and_what_an_operator_removed_stays_away():
+def test_growing_to_three_continues_under_the_next_controller_and_what_an_operator_removed_stays_away():
     cluster = GrowingCluster()
     assert cluster.after_ticks() == [1, 2, 3]
     cluster.vote(1, 3)
@@ -231,7 +231,7 @@ def test_who_cannot_be_reached_or_is_leaving_is_no_candidate(unfit):
     assert promotion.candidates((voter(1),), [broker(1), broker(2), broker(3, **unfit)], FOUNDED) == []
 
 
-def test_a_voter_that_has_moved_is_told_to_the_quorum():
+def test_a_voter_that_has_moved_is_reported_to_the_quorum():
     moved = broker(2, controller_host="elsewhere")
     assert promotion.moved((voter(1), voter(2)), [broker(1), moved]) == Voter(voter(2).key, "elsewhere", 9094)
     assert promotion.moved((voter(1), voter(2)), [broker(1), broker(2), broker(3)]) is None

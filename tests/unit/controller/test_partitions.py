@@ -27,7 +27,7 @@ def client_of(world: World, worker: int) -> str:
     return next(client for client, index in world.subscribed.items() if index == worker)
 
 
-def test_a_moved_partition_counts_when_it_is_on_disk_and_all_are_told(world: World) -> None:
+def test_a_moved_partition_counts_when_it_is_on_disk_and_all_processes_know(world: World) -> None:
     image = world.send_request(create("orders", 1)).topic
     (before,) = image.partitions
     client = client_of(world, before.owner)
@@ -59,7 +59,7 @@ def test_only_the_worker_that_lives_and_owns_it_says_where_a_partition_lies(worl
     assert {type(record).__name__ for record in world.log[len(log) :]} == {"LeaderEpochsRaised"}
 
 
-def test_a_successor_is_told_of_the_move_that_its_predecessor_completed(world: World) -> None:
+def test_a_successor_learns_of_the_move_that_its_predecessor_completed(world: World) -> None:
     image = world.send_request(create("orders", 1)).topic
     owner = image.partitions[0].owner
     moved(world, image, client_of(world, owner))
@@ -84,7 +84,7 @@ def test_a_replica_is_moved_by_its_owner(world: World) -> None:
     assert (command.kind, command.slot, command.offset) == ("move_replica", image.partitions[0].slot, 1)
 
 
-def test_quotas_and_features_are_told_to_all(world: World) -> None:
+def test_quotas_and_features_are_reported_to_all(world: World) -> None:
     quota = messages.AlterClientQuota([("client-id", "c")], [messages.QuotaOperation("producer_byte_rate", 5.0)])
     number = world.request(quota)
     world.flush_log()

@@ -40,7 +40,7 @@ def test_before_version_4_a_member_joins_at_once(shell: GroupShell) -> None:
     assert shell.reply(number).error_code == 0
 
 
-def test_a_member_id_that_nobody_knows(shell: GroupShell) -> None:
+def test_an_unknown_member_id(shell: GroupShell) -> None:
     answer = shell.reply(shell.join("stranger"))
     assert (answer.error_code, answer.member_id) == (E.UNKNOWN_MEMBER_ID, "stranger")
     assert shell.core.is_empty
@@ -169,7 +169,7 @@ def test_a_pending_member_is_not_kept_for_a_long_session(shell: GroupShell) -> N
     assert shell.core.is_empty
 
 
-def test_a_pending_member_goes_with_its_session_and_holds_nobody_up_for_longer() -> None:
+def test_a_pending_member_goes_with_its_session_and_delays_no_other_for_longer() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     (leader,) = shell.stable(1)
     shell.join(session=6_000)
@@ -303,7 +303,7 @@ def test_after_a_restart_members_have_a_whole_session() -> None:
 
 
 @pytest.mark.parametrize("version", [5, 8, 9])
-def test_a_static_member_comes_back_and_nobody_notices(version: int) -> None:
+def test_a_static_member_comes_back_unnoticed(version: int) -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     ids = shell.stable(2, instances=True)
     answer = shell.reply(shell.join(instance="i1", version=version))

@@ -144,7 +144,7 @@ def test_who_holds_a_rebalance_up(shell: ConsumerShell) -> None:
 # -- static members --------------------------------------------------------------------------------
 
 
-def test_a_static_member_comes_back_and_nobody_moves(shell: ConsumerShell) -> None:
+def test_a_static_member_comes_back_and_no_partition_moves(shell: ConsumerShell) -> None:
     shell.enter("m1", instance_id="i1")
     shell.enter("m2", instance_id="i2")
     kept = shell.report(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
@@ -267,7 +267,7 @@ def test_topics_change(shell: ConsumerShell) -> None:
     assert (answer.member_epoch, shell.report(answer)) == (4, {"b": (0,)})
 
 
-def test_a_topic_that_is_made_anew_is_another_one(shell: ConsumerShell) -> None:
+def test_a_topic_that_is_recreated_is_another_one(shell: ConsumerShell) -> None:
     old = shell.enter("m1").assignment.topic_partitions[0].topic_id
     shell.cluster.set("a", 2)
     answer = shell.heartbeat("m1", 1, {})

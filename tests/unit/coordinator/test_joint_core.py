@@ -169,7 +169,7 @@ def test_a_transaction_ends_when_nothing_is_heard_of_it() -> None:
     assert it.end(0, child) == error(UNKNOWN_PRODUCER) and it.end(0, again) is None
 
 
-def test_a_time_out_begins_anew_when_the_coordinator_does() -> None:
+def test_a_time_out_starts_again_when_the_coordinator_does() -> None:
     it = Driver()
     it.child(0, A)
     it.now += 60_000

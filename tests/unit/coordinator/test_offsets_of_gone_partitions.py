@@ -71,7 +71,7 @@ def test_a_topic_that_was_deleted_while_the_partition_of_its_group_was_not_here(
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading(
+def test_a_topic_that_was_recreated_while_the_partition_of_its_group_was_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     """Its name does not show that the offset is of another topic. `again`: the load does not
@@ -108,7 +108,7 @@ def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading
 
 
 @pytest.mark.parametrize("is_recreated", [False, True])
-def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(
+def test_a_topic_whose_deletion_is_reported_by_a_whole_image_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_recreated: bool
 ) -> None:
     """The controller's process was replaced meanwhile."""
@@ -135,7 +135,7 @@ def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(
     run(tmp_path, scenario)
 
 
-def test_what_is_committed_for_the_topic_that_was_made_anew_stays_however_soon_it_comes(tmp_path: Path) -> None:
+def test_what_is_committed_for_the_topic_that_was_recreated_stays_however_soon_it_comes(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5, partitions=(0, 1)) == [0, 0]
         topic = broker.metadata.topics["t"]
@@ -166,7 +166,7 @@ async def reloaded(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> No
     await served_again(broker, monkeypatch)
 
 
-def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(
+def test_a_topic_that_was_recreated_while_the_host_had_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lapsed, and was back before anybody else had been told to lead the group's partition:
@@ -226,7 +226,7 @@ def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Sever
     broker._deliver(ACCEPTOR, message)
 
 
-def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(tmp_path: Path) -> None:
+def test_a_topic_recreated_while_the_partition_of_its_group_has_no_leader(tmp_path: Path) -> None:
     """Its only replica in sync did not answer for some seconds. It leads again in another leader
     epoch, and no other host has led it.
     """
@@ -249,7 +249,9 @@ def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(
 
 
 @pytest.mark.parametrize("reported", ["at once", "skipped", "before", "after"])
-def test_what_another_host_has_coordinated_is_not_taken_away_however_it_is_told(tmp_path: Path, reported: str) -> None:
+def test_what_another_host_has_coordinated_is_not_taken_away_however_it_is_reported(
+    tmp_path: Path, reported: str
+) -> None:
     """`at once`: that it led and that this host leads again come in one message. `skipped`: only
     the second, for there were too many to tell. `before` the topic was made again it led, or
     `after`.

@@ -328,7 +328,7 @@ def test_records_of_a_predecessor_that_came_late_are_loaded(tmp_path: Path) -> N
     run(tmp_path, scenario)
 
 
-def test_nothing_is_said_before_what_was_loaded_is_below_the_high_watermark(tmp_path: Path) -> None:
+def test_nothing_is_sent_before_loaded_records_are_below_the_high_watermark(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         partition = partition_for("g", 3)
         topic = broker.metadata.topics[GROUPS]

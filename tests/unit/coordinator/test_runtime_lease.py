@@ -63,7 +63,7 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_core_that_fails_at_the_end_of_a_transaction_is_loaded_anew(
+def test_a_core_that_fails_at_the_end_of_a_transaction_is_reloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its marker was half made and not written, and what waited for it waited for ever."""
@@ -167,7 +167,7 @@ def test_without_a_lease_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest
     run(tmp_path, scenario)
 
 
-def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_was_without_a_lease_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the simulator: markers of a transaction are given up by a host that hears that no host
     coordinates here; when the lease was back before the check, they were not written again,
     and the transaction hung.

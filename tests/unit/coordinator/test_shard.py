@@ -232,7 +232,7 @@ def test_loaded_transactions_end_too() -> None:
     assert loaded.cores["g"].seen == [TransactionEnded(5, 1, False)]
 
 
-def test_who_waits_for_a_marker_is_told_that_it_failed() -> None:
+def test_a_waiter_for_a_marker_learns_that_it_failed() -> None:
     world = World()
     ended: list[object] = []
     world.shard.end_transaction(5, 0, 3, True, 0, ended.append)

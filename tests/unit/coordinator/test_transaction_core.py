@@ -106,7 +106,7 @@ def test_a_transaction_of_version_2() -> None:
     assert it.end(0) == identity(0, PID, 1) and it.end(0, False) == identity(INVALID_STATE)
 
 
-def test_epochs_run_out_and_the_next_producer_id_goes_on() -> None:
+def test_epochs_run_out_and_the_next_producer_id_continues() -> None:
     it = Driver(EPOCH_MAX - 1)
     assert it.add(EPOCH_MAX - 1) == 0
     assert it.end(EPOCH_MAX - 1) == identity(NEED_PRODUCER_ID)

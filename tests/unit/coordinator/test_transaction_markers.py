@@ -70,7 +70,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(markers, "RETRY_S", (0.0,))
 
 
-def test_the_core_is_told_when_all_are_written() -> None:
+def test_the_core_is_notified_when_all_are_written() -> None:
     async def test() -> None:
         world = World()
         world.markers.carry_out("id", requested(T0, T1, G3), 9)
@@ -187,7 +187,7 @@ def test_a_bumped_marker_that_comes_twice_is_done() -> None:
 
 
 @pytest.mark.parametrize("successor", [None, object()])
-def test_a_core_that_was_loaded_anew_is_not_told(successor: object | None) -> None:
+def test_a_reloaded_core_is_not_notified(successor: object | None) -> None:
     async def test() -> None:
         world = World()
         world.markers.carry_out("id", requested(T0, T1), 9)

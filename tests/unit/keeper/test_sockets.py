@@ -64,7 +64,7 @@ def test_connections_are_turned_away_while_nobody_would_answer_them() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOBUFS, errno.EPERM, errno.EACCES])
 @pytest.mark.parametrize("who", ["clients", "processes"])
-def test_the_keeper_rests_when_nobody_can_be_accepted(who: str, code: int) -> None:
+def test_the_keeper_rests_when_no_connection_can_be_accepted(who: str, code: int) -> None:
     """What waits stays readable: without a rest the keeper would go round for ever."""
     keeper, listener = Keeper.__new__(Keeper), RefusingListener([], code)
     keeper._selector, keeper._turning_away, keeper._timers, keeper._timer_count, keeper._tools = (

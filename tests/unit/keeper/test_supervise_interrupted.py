@@ -97,7 +97,7 @@ def test_sigterm_before_it_is_ready_is_no_failure_of_the_keepers(places: Layout)
     assert supervise.run(configuration(places, IMPORTING), places, lambda about: None) is None
 
 
-def test_a_keeper_that_is_killed_is_told_of(places: Layout) -> None:
+def test_a_keeper_that_is_killed_is_reported(places: Layout) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     failure = supervise.run(configuration(places, program), places, lambda about: None)
     assert failure is not None and "killed by a signal" in failure

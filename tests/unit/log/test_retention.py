@@ -106,7 +106,7 @@ def test_a_decision_keeps_its_promises(
     )
 
 
-def test_age_goes_on_behind_what_size_took_at_the_next_look() -> None:
+def test_age_continues_behind_what_size_took_at_the_next_look() -> None:
     """Found by hypothesis: producers' timestamps fall from one segment to the next. As in Kafka,
     the next look takes what has become the oldest.
     """

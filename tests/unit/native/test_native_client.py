@@ -124,7 +124,7 @@ def test_a_key_has_one_partition() -> None:
     assert partition_for(Partitioner.RANDOM, b"x", 0) == -1
 
 
-def test_without_a_broker_the_cause_is_told(tmp_path) -> None:
+def test_without_a_broker_the_cause_is_reported(tmp_path) -> None:
     with pytest.raises(NativeError, match="is it running") as caught:
         Client(tmp_path / "client.sock")
     assert caught.value.errno == errno.ENOENT

@@ -1,5 +1,5 @@
-"""The replication core in C against the model in Python: the same histories by chance, the same
-answers and the same state after each step; and that following ends in agreement.
+"""The replication core in C against the model in Python: random histories must give the
+same responses and the same state after each step; and a follower's log must become its leader's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SELF = 1
 
 
 def epochs_of(log: list[int], log_start: int = 0) -> list[tuple[int, int]]:
-    """(epoch, its first offset) of a log that is given as the epoch of each of its records."""
+    """(epoch, first offset) for each epoch of a log, given as a list of its records' epochs."""
     return [
         (epoch, offset)
         for offset, epoch in enumerate(log)
@@ -249,7 +249,7 @@ def test_long_histories() -> None:
 
 @pytest.mark.parametrize("planted", [planted for planted in Planted if planted not in (Planted.TRUNCATE_TO_HW,)])
 def test_every_planted_bug_is_another_core(planted: Planted) -> None:
-    """What the switch turns off is seen by these histories: the model does not have it."""
+    """These histories detect every planted bug, because the model does not have it."""
     for seed in range(600):
         history = History(seed)
         history.core = Replica(planted)
@@ -275,8 +275,8 @@ def test_epochs_against_the_model() -> None:
 
 
 def lineage(rng: random.Random) -> tuple[list[list[int]], int]:
-    """Logs as elections leave them: in each epoch one of them is the leader's and grows, others
-    copy what they will of it.
+    """Logs as after elections: in each epoch the log of one leader grows, and others copy part of
+    it.
     """
     logs: list[list[int]] = [[] for _ in range(4)]
     last = rng.randrange(1, 9)
@@ -290,8 +290,8 @@ def lineage(rng: random.Random) -> tuple[list[list[int]], int]:
 
 
 def test_following_ends_in_agreement() -> None:
-    """However the logs came to differ, a follower cuts to exactly what both have, within as many
-    answers as there are epochs, and then appends.
+    """However the logs differ, a follower truncates to exactly their common part, within as many
+    responses as there are epochs, and then appends.
     """
     rng = random.Random(11)
     for _ in range(3000):

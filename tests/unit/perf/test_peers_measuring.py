@@ -138,7 +138,7 @@ def test_what_was_produced_is_read_back_whole_and_the_topic_goes() -> None:
     assert values["broker_cpu_s_per_million"] == 1000.0
 
 
-def test_a_failing_peer_stops_nobody_else_and_its_reason_is_kept(tmp_path: Path) -> None:
+def test_a_failing_peer_stops_no_other_and_its_reason_is_kept(tmp_path: Path) -> None:
     driver, kept = MadeUpDriver(), tmp_path / "samples.jsonl"
     driver.failing["a"] = LoadFailed("nothing came\nmore of it")
     peers = [MadeUp("a"), MadeUp("b")]
@@ -155,7 +155,7 @@ def test_a_failing_peer_stops_nobody_else_and_its_reason_is_kept(tmp_path: Path)
     ]
 
 
-def test_a_peer_that_died_is_started_anew() -> None:
+def test_a_peer_that_died_is_restarted() -> None:
     driver, peer = MadeUpDriver(), MadeUp("a")
     lab = laboratory([peer], driver)
     lab.run([THROUGHPUT], 1)

@@ -83,7 +83,7 @@ def test_values_of_a_latency_run() -> None:
     assert not results.saturated({"end_to_end_p50_us": 5.0}), "a tool without a rate keeps every rate up"
 
 
-def test_rounds_become_median_and_spread_whoever_else_was_measured() -> None:
+def test_rounds_become_median_and_spread_whatever_else_was_measured() -> None:
     run = run_of(SAMPLES)
     assert run.value("mqd", THROUGHPUT, "records_per_s") == {"median": 200.0, "min": 100.0, "max": 300.0, "count": 3}
     assert run.value("mqd", Step(plan.THROUGHPUT, DURABLE), "records_per_s") is None
@@ -111,7 +111,7 @@ def test_a_rate_that_was_not_kept_up_is_marked_and_wins_nothing() -> None:
     assert "not kept up" not in joined(report.readme_block(run)), "of rows that are shown alone"
 
 
-def test_what_failed_and_what_was_not_asked_are_told_apart() -> None:
+def test_what_failed_and_what_was_not_asked_are_distinguished() -> None:
     run = run_of(SAMPLES[:3], failures=[Failure("Apache Kafka", THROUGHPUT, 0, "it ended")])
     assert "| produce, no fsync | records/s | 200 | failed |" in report.table(run, report.headline_rows(), "x")
     assert run.failure("Apache Kafka", THROUGHPUT) == "it ended"
@@ -144,7 +144,7 @@ def test_a_cut_or_disturbed_run_says_so(how: dict, message: str) -> None:
     assert ("Other programs" in report.head_text(run)) == ("busy_before" in how)
 
 
-def test_targets_are_told_as_times_of_a_peer() -> None:
+def test_targets_are_reported_as_times_of_a_peer() -> None:
     lines = report.target_lines(run_of(SAMPLES))
     cpu = next(found for found in lines if found[0].startswith("broker CPU to produce, no fsync"))
     assert cpu == (

@@ -34,7 +34,7 @@ def test_the_median_misses_a_target_and_every_repetition_reaches_it() -> None:
     assert (cost.target_text, rate.target_text, information.target_text) == ("≤ 15", "≥ 2", "")
 
 
-def test_what_is_lost_in_noise_is_said_to_be() -> None:
+def test_what_is_lost_in_noise_is_reported_to_be() -> None:
     """A difference of two measurements: nothing negative is shown."""
     figure = Figure("added", "CPU-µs/s", [-6.1, -3.3, 0.3], 10.0)
     assert report.rows([figure]) == [("added", BELOW, "0–0.3", "CPU-µs/s", "≤ 10", REACHED)]
@@ -217,7 +217,7 @@ def test_a_disturbed_measurement_is_repeated_until_it_is_calm() -> None:
     assert (bench.measured, bench.disturbed) == (1, 0)
 
 
-def test_when_all_are_disturbed_the_calmest_counts_and_it_is_said() -> None:
+def test_when_all_are_disturbed_the_calmest_counts_and_it_is_reported() -> None:
     bench = Bench(None, lambda line: None)  # type: ignore[arg-type]
     _, spent = bench.undisturbed(_runs(0.5, 0.3, 0.2, 0.4))
     assert spent.waited_ns == 200_000_000

@@ -151,7 +151,7 @@ def test_a_final_message_of_another_exchange():
         refused(server, peer.final(step(server, peer.first), nonce=nonce), "another exchange")
 
 
-def test_a_client_that_repeats_its_nonce_is_told_apart():
+def test_a_client_that_repeats_its_nonce_is_distinguished():
     """librdkafka before 2.6.1 does (its pull request 4895). Apache Kafka 4 refuses it, too."""
     server, peer = exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret")), Client("alice", "s3cret")
     first = step(server, peer.first)

@@ -140,7 +140,7 @@ def test_the_snapshot_has_them() -> None:
     assert again == state and list(again.delegation_tokens) == ["b"]
 
 
-def test_the_acceptor_is_told_and_no_worker() -> None:
+def test_the_acceptor_is_notified_and_no_worker() -> None:
     host, metadata = Host(), Metadata()
     host.state.apply(DelegationTokenSet(token("a")))
     host.core.handle(host_core.Started(host.state, (), (), {}), 0)

@@ -163,7 +163,7 @@ def test_the_home_is_used_where_nothing_else_can_be_written(tmp_path, client_soc
     assert [one.link.parent for one in made] == [first]
 
 
-def test_what_is_told_outright_comes_first(client_socket, places, monkeypatch):
+def test_what_is_reported_outright_comes_first(client_socket, places, monkeypatch):
     assert rendezvous.find("192.0.2.1:9092", str(client_socket), places).path == str(client_socket)
     assert rendezvous.find("192.0.2.1:9092", str(client_socket) + "x", places).path is None
     monkeypatch.setenv("MQD_SOCKET", str(client_socket))

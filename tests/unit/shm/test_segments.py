@@ -150,7 +150,7 @@ def test_a_successor_waits_for_who_sweeps(base, monkeypatch):
     os.close(made[0])
 
 
-def test_what_was_made_anew_since_it_was_seen_is_not_swept(base, monkeypatch):
+def test_what_was_recreated_since_it_was_seen_is_not_swept(base, monkeypatch):
     segments.create(segments.control_name(base), 4096)
     made: list[int] = []
     flock = segments.fcntl.flock

@@ -322,7 +322,7 @@ def test_files_in_turns_that_became_one_are_read_once(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_gone_from_an_object_store_amid_its_records_goes_on_behind_them(
+def test_what_is_gone_from_an_object_store_amid_its_records_continues_behind_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = Archive(str(tmp_path))

@@ -116,7 +116,7 @@ def test_of_two_writers_at_once_one_is_refused(tmp_path: Path, monkeypatch: pyte
         commit(second, Commit("q", 1, [file("c", 10, 20)]))
 
 
-def test_a_commit_that_was_replaced_at_once_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_was_replaced_at_once_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no hard links: another's commit was moved onto this one's before it was read
     back.
     """
@@ -163,7 +163,7 @@ def test_a_batch_is_there_when_its_offsets_are(tmp_path: Path) -> None:
     assert append(None, archive, "q", 4, {"t": {"0": 11}}) is None  # type: ignore[arg-type]
 
 
-def test_a_file_that_the_driver_does_not_see_is_said(tmp_path: Path) -> None:
+def test_a_file_that_the_driver_does_not_see_is_reported(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     put(archive, file("a", 0, 10))
     with pytest.raises(
@@ -196,7 +196,7 @@ def test_an_offset_is_in_one_file(tmp_path: Path) -> None:
         commit(archive, Commit("", -1, [], removed=["never"]))
 
 
-def test_half_a_commit_does_not_count_and_a_damaged_one_is_said(tmp_path: Path) -> None:
+def test_half_a_commit_does_not_count_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     commit(archive, Commit("q", 0, [file("a", 0, 10)]))
     (tmp_path / LOG / "000000000001.json.new").write_bytes(b'{"query": "q", "ba')
@@ -366,7 +366,7 @@ def test_packing_does_not_leave_a_large_file_with_a_small_one(tmp_path: Path) ->
     assert [len(group) for group in due(archive, 200, 4)] == [17]
 
 
-def test_a_topic_made_anew_is_archived_elsewhere(tmp_path: Path) -> None:
+def test_a_recreated_topic_is_archived_elsewhere(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     archive.commit(Commit("q", 0, [], ends={"t": {"0": 5}}, topic_ids={"t": "one"}))
     again = Archive(str(tmp_path))

@@ -58,7 +58,7 @@ def values(tasks: list[ArchivedTask], names: tuple[str, ...] = NAMES) -> list[by
     return [value.as_py() for task in tasks for batch in read(task, names) for value in batch.column("value")]
 
 
-def test_from_the_beginning_the_log_goes_on_where_the_archive_ends(archive: Archive) -> None:
+def test_from_the_beginning_the_log_continues_where_the_archive_ends(archive: Archive) -> None:
     log_starts, ends = {("t", 0): 8, ("t", 1): 3, ("t", 2): 4}, {("t", 0): 20, ("t", 1): 7, ("t", 2): 9}
     tasks, begins = history.plan(options(Path(archive.root)), log_starts, ends, ends)
     assert begins == {("t", 0): [(10, 20)], ("t", 1): [(6, 7)], ("t", 2): [(4, 9)]}
@@ -94,19 +94,19 @@ def test_what_lies_before_the_archive_comes_from_the_log(archive: Archive) -> No
     assert history.plan(given, {("t", 0): 1}, {("t", 0): 2}, {("t", 0): 12}) == ([], {("t", 0): [(1, 2)]})
 
 
-def test_no_archive_is_said(tmp_path: Path) -> None:
+def test_no_archive_is_reported(tmp_path: Path) -> None:
     with pytest.raises(MqdReadError, match="there is no archive at .*/elsewhere"):
         history.plan(options(tmp_path / "elsewhere"), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
 
 
-def test_a_topic_made_anew_is_seen(archive: Archive) -> None:
+def test_a_recreated_topic_is_seen(archive: Archive) -> None:
     with pytest.raises(
         MqdReadError, match="t-0: the archive .* extends to offset 10 and the log only to 3: the topic was recreated"
     ):
         history.plan(options(Path(archive.root)), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
 
 
-def test_a_topic_made_anew_is_seen_when_it_has_grown(archive: Archive) -> None:
+def test_a_recreated_topic_is_seen_when_it_has_grown(archive: Archive) -> None:
     old, new = b"o" * 16, b"n" * 16
     archive.commit(Commit("q", 2, [], topic_ids={"t": id_text(old)}))
     where = ({("t", 0): 0}, {("t", 0): 30}, {("t", 0): 30})

@@ -317,7 +317,7 @@ def test_partitions_that_are_not_shown_any_more_are_asked_of_all(world: World) -
     driver.close()
 
 
-def test_sizes_are_told_of_partitions_that_have_a_leader(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_partitions_with_a_leader_are_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(
         source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders"}, streaming=False)
     )

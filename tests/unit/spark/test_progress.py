@@ -173,7 +173,7 @@ def test_a_new_partition_begins_at_its_earliest() -> None:
         progress.latest(end, True)
 
 
-def test_what_is_lost_is_told() -> None:
+def test_what_is_lost_is_reported() -> None:
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest")
     start = progress.initial()
     end = progress.latest(start, True)

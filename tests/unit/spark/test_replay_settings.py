@@ -43,12 +43,12 @@ def archive(tmp_path: Path) -> Archive:
         ({"starting_timestamp": "yesterday"}, "starting_timestamp: 'yesterday' is not a time"),
     ],
 )
-def test_what_is_not_there_is_said(archive: Archive, given: dict[str, Any], message: str) -> None:
+def test_what_is_not_there_is_reported(archive: Archive, given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         replay(None, archive, **{"topics": [], "to": {}, **given})  # type: ignore[arg-type]
 
 
-def test_a_topic_that_was_not_archived_is_said(archive: Archive) -> None:
+def test_a_topic_that_was_not_archived_is_reported(archive: Archive) -> None:
     with pytest.raises(ArchiveError, match="has no records of v; it has t, u"):
         replay(None, archive, topics=["v"], to={})  # type: ignore[arg-type]
 

@@ -128,7 +128,7 @@ Traceback (most recent call last):
         ),
     ],
 )
-def test_an_error_of_a_batchs_function_is_told_by_its_own_text(raised: str, expected: str) -> None:
+def test_an_error_of_a_batchs_function_is_reported_by_its_own_text(raised: str, expected: str) -> None:
     """FAILED and IN_A_TASK are Spark's 4.3."""
     assert running.explained(RuntimeError(FAILED % raised)) == expected
 
@@ -193,7 +193,7 @@ class Files:
         return self.requested
 
 
-def test_a_compaction_that_fails_is_told_and_left_alone(
+def test_a_compaction_that_fails_is_reported_and_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     files, skipped = Files(monkeypatch, "b2"), set[str]()

@@ -50,7 +50,7 @@ def test_greetings_are_held_back_and_what_is_said_later_is_not(capfd: pytest.Cap
     assert capfd.readouterr().err == "later\n"
 
 
-def test_everything_is_told_of_a_start_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_start_that_fails_is_fully_reported(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError), held_back():
         process, thread = start(), reading()
         raise ValueError

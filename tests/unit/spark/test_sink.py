@@ -307,7 +307,7 @@ def test_a_null_topic_is_named() -> None:
 # -- the batch's transaction -----------------------------------------------------------------------
 
 
-def test_a_transaction_that_is_over_is_told_with_its_time_out() -> None:
+def test_a_transaction_that_is_over_is_reported_with_its_time_out() -> None:
     """The broker answers the same to a task that waited too long for its next rows as to one that
     was overtaken.
     """

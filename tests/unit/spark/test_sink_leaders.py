@@ -131,7 +131,7 @@ def test_rows_of_partitions_that_are_hidden_meanwhile_go_to_those_who_led_them(
     assert writing.partition_count("t") == 2, "new rows go to those that remain"
 
 
-def test_rows_for_a_topic_that_was_made_anew_with_fewer_partitions_are_not_sent_to_those_of_the_old_one(
+def test_rows_for_a_topic_that_was_recreated_with_fewer_partitions_are_not_sent_to_those_of_the_old_one(
     cluster: Cluster,
 ) -> None:
     writing = producer()

@@ -65,7 +65,7 @@ def goodbye() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
 
 @pytest.mark.parametrize("turns", range(TURNS))
 @pytest.mark.parametrize("made", [checkpoints, link, throttled, goodbye])
-def test_cancelled_while_the_event_is_told(
+def test_cancelled_while_the_event_is_reported(
     made: Callable[[], tuple[Coroutine[Any, Any, None], Callable[[], None]]], turns: int
 ) -> None:
     async def scenario() -> None:

@@ -59,7 +59,7 @@ def test_an_image_removes_what_it_does_not_name() -> None:
     assert sorted(gone.name for gone in changes.forget_topics) == ["t", "u"]
 
 
-def test_a_topic_created_anew_under_the_same_name_removes_the_old_one_first() -> None:
+def test_a_topic_recreated_under_the_same_name_removes_the_old_one_first() -> None:
     for reported in (lambda c, t: c.on_topic_put(t), lambda c, t: c.on_image(image(t))):
         catalog = Catalog(0)
         catalog.on_image(image(topic("t", A, partition(0, 5))))

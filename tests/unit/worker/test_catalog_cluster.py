@@ -110,7 +110,7 @@ def test_the_only_replica_led_here_has_no_assignment_until_it_gets_company() -> 
     assert [reported.leader_epoch for _, reported in changes.assign] == [2], "once it had one, it gets them"
 
 
-def test_only_what_changed_is_assigned_anew() -> None:
+def test_only_what_changed_is_assigned_again() -> None:
     made, _ = catalog(topic(partition(0, 5), partition(1, 6)))
     assert made.on_image(image(topic(partition(0, 5), partition(1, 6)))).assign == []
     changes = made.on_message(PartitionsPut(2, TOPIC, [partition(1, 6, leader=2, epoch=1, partition_epoch=1)]))

@@ -43,7 +43,7 @@ def test_the_only_replica_serves_what_it_has(tmp_path: Path, log_end: int) -> No
 
 
 @pytest.mark.parametrize(("start", "reported"), [(4, True), (0, False)])
-def test_first_segments_that_are_gone_are_told_of(tmp_path: Path, start: int, reported: bool) -> None:
+def test_first_segments_that_are_gone_are_reported(tmp_path: Path, start: int, reported: bool) -> None:
     made = Set(tmp_path)
     lines: list[str] = []
     made.partitions._log = SimpleNamespace(error=lambda text, **fields: lines.append(f"{text} {fields}"))  # type: ignore[assignment]

@@ -75,7 +75,7 @@ def test_a_proposal_goes_to_the_controller_and_its_answer_to_the_reactor() -> No
     assert len(bench.sent) == 1, "nothing else is to be said"
 
 
-def test_of_what_is_closed_nothing_is_said() -> None:
+def test_closed_partitions_are_not_reported() -> None:
     bench = Bench(recovering=True, retiring=2)
     bench.partitions.open.clear(), bench.partitions.by_slot.clear()
     bench.propose()
@@ -107,7 +107,7 @@ def test_a_follower_says_nothing_of_the_kind() -> None:
     assert bench.sent == []
 
 
-def test_a_retiring_partition_is_told_when_it_is_empty() -> None:
+def test_a_retiring_partition_is_reported_when_it_is_empty() -> None:
     bench = Bench(retiring=2)
     bench.reporter.look()
     assert bench.sent == []
@@ -123,7 +123,7 @@ def hidden() -> Bench:
     return bench
 
 
-def test_a_hidden_partition_is_told_of_when_nobody_has_written_to_it_for_the_grace() -> None:
+def test_a_hidden_partition_is_reported_after_the_grace_period_without_writes() -> None:
     bench = hidden()
     bench.pass_time(10)
     assert bench.sent == [], "a use may be told a second late"

@@ -215,7 +215,7 @@ def test_a_cut_segment_and_an_empty_one(tmp_path: Path) -> None:
         check_piece(path, 0, 100)
 
 
-def test_where_reading_goes_on(tmp_path: Path) -> None:
+def test_where_reading_continues(tmp_path: Path) -> None:
     written = batches(4)
     path = write_segment(tmp_path, 100, written)
     positions = [sum(map(len, written[:number])) for number in range(4)]

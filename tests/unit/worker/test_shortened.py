@@ -183,7 +183,7 @@ def test_an_unclean_election_gives_it_to_another_one_whenever_it_comes(tmp_path:
     assert both.report().leader == OTHER and not both.set.partitions.failures
 
 
-def test_an_operator_may_choose_it_where_it_is_not_in_sync_and_nobody_else_is_left(tmp_path: Path) -> None:
+def test_an_operator_may_choose_it_where_it_is_not_in_sync_and_no_other_is_left(tmp_path: Path) -> None:
     made = Set(tmp_path)
     shortened.mark(made.path, PlainFiles())
     made.open()

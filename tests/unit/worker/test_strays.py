@@ -122,7 +122,7 @@ def test_a_copy_under_way_is_deleted_and_a_namesake_that_was_brought_here_is_not
     assert sorted(path.name for path in disks[0].iterdir()) == [f"moved-{index}" for index in range(4)]
 
 
-def test_whoever_owned_a_partition_finishes_its_deletion(tmp_path: Path):
+def test_the_former_owner_of_a_partition_finishes_its_deletion(tmp_path: Path):
     for index in range(8):
         partition(tmp_path, "t", index, 7)
         aside = directories.set_aside_for_deletion(tmp_path, "t", index, PlainFiles())

@@ -93,7 +93,7 @@ def test_the_kind_of_disk_in_words(p50_ms: float, said: str) -> None:
     assert said in disk.advice(figures(p50_ms, p50_ms), "ext4")[0]
 
 
-def test_what_else_is_said() -> None:
+def test_what_else_is_reported() -> None:
     assert any("1,000 records/s" in line for line in disk.advice(figures(1.0), "xfs"))
     assert any("one flush in a hundred takes 80.0 ms" in line for line in disk.advice(figures(1.0, 80.0), "xfs"))
     assert not any("in a hundred" in line for line in disk.advice(figures(10.0, 80.0), "xfs"))

@@ -216,7 +216,7 @@ def test_each_entry_is_on_disk_before_its_change(machine: Machine, monkeypatch: 
     assert len(Journal(journal.path).entries) == 1
 
 
-def test_what_the_kernel_refuses_is_said_and_stays_in_the_journal(
+def test_what_the_kernel_refuses_is_reported_and_stays_in_the_journal(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.tune("--apply")
