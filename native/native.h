@@ -182,6 +182,7 @@ enum mqd_counter {
     MQD_COUNT_LARGE_STALLS,
     MQD_GAUGE_SHARE_SESSIONS,
     MQD_COUNT_RECORDS_DEDUPLICATED,
+    MQD_GAUGE_SYNC_OLDEST_NS, /* CLOCK_MONOTONIC at which the oldest flush under way began; 0 = none */
     MQD_COUNTER_COUNT
 };
 enum mqd_histogram {
@@ -538,9 +539,8 @@ struct mqd_recovery {              /* in: what may be trusted; out: the result *
 };
 
 struct mqd_partition;
-/* Opens (or creates) the log in directory `path`; recovers according to `recovery`; rebuilds
- * indexes and producer state. Called off the reactor. Returns NULL on error (EIO, ENOSPC,
- * MQD_E_CORRUPT...). */
+/* Opens (or creates) the log in directory `path`, as `recovery` says. Called off the reactor. NULL on
+ * error (EIO, ENOSPC, MQD_E_CORRUPT...). */
 struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch,
                                          int64_t now_ms, struct mqd_recovery *recovery);
 /* Writes indexes and a producer snapshot, syncs, closes. Called off the reactor, after the reactor

@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections import deque
+from collections.abc import Mapping
 
 import msgspec
 
@@ -28,8 +29,15 @@ PRODUCE_TIMES = "mqd_produce_seconds_bucket"
 # of 10,000 partitions only the relevant lines are parsed
 _FOUND = frozenset({"mqd_log_dir_total_bytes", "mqd_log_dir_free_bytes", "mqd_sync_failures_total",
                     "mqd_certificate_expiry_timestamp_seconds"})  # fmt: skip
-_FOUND_UNLESS = {"mqd_corrupt_segments": 0.0, "mqd_compaction_uncleanable": 0.0, "mqd_partition_online": 1.0}
+_FOUND_UNLESS = {
+    "mqd_corrupt_segments": 0.0,
+    "mqd_compaction_uncleanable": 0.0,
+    "mqd_partition_online": 1.0,
+    "mqd_sync_oldest_seconds": 0.0,
+    "kafka_consumergroup_members": 0.0,
+}
 _LAG = "mqd_consumergroup_lag_seconds"
+_COMMITTED = "kafka_consumergroup_current_offset"  # kept of partitions that are behind
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
@@ -56,9 +64,9 @@ class Point(msgspec.Struct, frozen=True):
 def parse(page: str, time_s: float) -> Scrape:
     totals = dict.fromkeys(TOTALS, 0.0)
     times: dict[float, float] = {}
-    samples = []
+    samples, committed = [], []
     for line in page.splitlines():
-        if not line.startswith("mqd_"):
+        if not line.startswith(("mqd_", "kafka_consumergroup_")):
             continue
         match = _LINE.fullmatch(line)
         if match is None:
@@ -72,10 +80,20 @@ def parse(page: str, time_s: float) -> Scrape:
         elif (
             name in _FOUND
             or (name in _FOUND_UNLESS and value != _FOUND_UNLESS[name])
-            or (name == _LAG and value > diagnosis.LAG_S_MAX)
+            or (name == _LAG and value > diagnosis.STALLED_S_MIN)
         ):
             samples.append(Sample(name, _labels(match[2]), value))
+        elif name == _COMMITTED:
+            committed.append((match[2], value))
+    behind = {_place(one.labels) for one in samples if one.name == _LAG}
+    if behind:
+        listed = ((_labels(text), value) for text, value in committed)
+        samples += [Sample(_COMMITTED, labels, value) for labels, value in listed if _place(labels) in behind]
     return Scrape(time_s, totals, times, samples)
+
+
+def _place(labels: Mapping[str, str]) -> tuple[str | None, ...]:
+    return tuple(labels.get(name) for name in ("consumergroup", "topic", "partition"))
 
 
 def _number(text: str) -> float:
@@ -117,6 +135,7 @@ class Sampler:
         self._token, self._ca = options.metrics_token, options.metrics_ca
         self._lock = threading.Lock()
         self._last: dict[str, Scrape] = {}
+        self._before: dict[str, Scrape] = {}
         self._failed: dict[str, str] = {}
         self._points: deque[Point] = deque(maxlen=POINTS)
         self._stop = threading.Event()
@@ -143,11 +162,13 @@ class Sampler:
                 with self._lock:
                     self._failed[url] = str(error)
                     self._last.pop(url, None)
+                    self._before.pop(url, None)
                 continue
             with self._lock:
                 self._failed.pop(url, None)
                 if url in self._last:
                     points.append(between(self._last[url], found))
+                    self._before[url] = self._last[url]
                 self._last[url] = found
         if points:
             slowest = [point.p99_s for point in points if point.p99_s is not None]
@@ -181,8 +202,12 @@ class Sampler:
 
     def findings(self, now_s: float) -> list[Finding]:
         with self._lock:
-            samples = [sample for scrape in self._last.values() for sample in scrape.samples]
-        return diagnosis.of_metrics(samples, now_s, "DATA_DIR")
+            last, before = dict(self._last), dict(self._before)
+        samples = [sample for scrape in last.values() for sample in scrape.samples]
+        found = diagnosis.of_metrics(samples, now_s, "DATA_DIR")
+        for url, scrape in before.items():
+            found += diagnosis.of_consumers(scrape.samples, last[url].samples)
+        return found
 
     def free_share(self) -> float | None:
         """Of the fullest log directory."""

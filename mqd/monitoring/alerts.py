@@ -68,7 +68,7 @@ ALERTS = (
     Alert(
         "MqdUnderReplicated",
         "mqd_partitions_under_replicated > 0",
-        "15m",
+        "3m",  # the restart of a host, and what it has to catch up, usually end sooner
         False,
         "{{ $value }} partitions of {{ $labels.instance }} have replicas that are not in sync",
     ),
@@ -106,6 +106,13 @@ ALERTS = (
         "0s",
         True,
         "A flush to a disk of {{ $labels.instance }} failed",
+    ),
+    Alert(
+        "MqdFlushHangs",
+        "mqd_sync_oldest_seconds > 20",
+        "30s",  # mqd_sync_seconds counts a flush at its end, so one that never ends is only here
+        True,
+        "A flush of worker {{ $labels.worker }} at {{ $labels.instance }} has lasted {{ $value | humanizeDuration }}",
     ),
     Alert(
         "MqdCorruptSegment",
@@ -182,6 +189,25 @@ ALERTS = (
         "Share group {{ $labels.group }} has given up {{ $value | humanize }} records in 15 minutes",
     ),
     Alert(
+        "MqdPartitionStuck",
+        # the group's other partitions move, so this is not a consumer that commits rarely
+        "max without (instance) (min_over_time(kafka_consumergroup_lag[3m])) > 0"
+        " and max without (instance) (changes(kafka_consumergroup_current_offset[3m])) == 0"
+        " and on (consumergroup, topic)"
+        " sum by (consumergroup, topic) (changes(kafka_consumergroup_current_offset[3m])) > 3",
+        "1m",
+        False,
+        "Group {{ $labels.consumergroup }} does not pass a record of {{ $labels.topic }}-{{ $labels.partition }},"
+        " and advances in others",
+    ),
+    Alert(
+        "MqdRebalanceStuck",
+        "max by (consumergroup) (mqd_consumergroup_rebalance_seconds) > 120",
+        "1m",
+        False,
+        "Group {{ $labels.consumergroup }} has been rebalancing for {{ $value | humanizeDuration }}",
+    ),
+    Alert(
         "MqdGroupMemoryNearlyFull",
         "mqd_group_memory_bytes / mqd_group_memory_max_bytes > 0.9",
         "5m",
@@ -213,7 +239,7 @@ ALERTS = (
     Alert(
         "MqdClockSkew",
         "abs(mqd_clock_timestamp_seconds - timestamp(mqd_clock_timestamp_seconds)) > 10",
-        "5m",
+        "2m",  # a slow scrape differs by less than its timeout, once
         False,
         "The clock of {{ $labels.instance }} differs by {{ $value | humanizeDuration }} from Prometheus'",
     ),

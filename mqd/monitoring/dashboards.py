@@ -218,6 +218,7 @@ GROUP = Dashboard(
         Panel("Members", "none", ((f"max(kafka_consumergroup_members{{{_OF_GROUP}}})", ""),), is_state=True),
         Panel("Lag", "none", ((f"sum by (topic) (kafka_consumergroup_lag{{{_OF_GROUP}}})", "{{topic}}"),)),
         Panel("Time lag", "s", ((f"max by (topic) (mqd_consumergroup_lag_seconds{{{_OF_GROUP}}})", "{{topic}}"),)),
+        Panel("Rebalance", "s", ((f"max(mqd_consumergroup_rebalance_seconds{{{_OF_GROUP}}})", "lasts"),)),
         Panel(
             "Records committed",
             "cps",
@@ -271,6 +272,11 @@ BROKER = Dashboard(
             "Fetch latency", "s", _latency("mqd_fetch_seconds", _OF_BROKER, "worker"), "Includes waiting for records."
         ),
         Panel("Flush latency", "s", _latency("mqd_sync_seconds", _OF_BROKER, "worker")),
+        Panel(
+            "Oldest flush under way",
+            "s",
+            ((f"max by (worker) (mqd_sync_oldest_seconds{{{_OF_BROKER}}})", "worker {{worker}}"),),
+        ),
         Panel(
             "A turn of the worker's loop",
             "s",

@@ -26,7 +26,7 @@
 
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
-#define SEALED_STEP_BYTES (256u << 10)
+#define RUN_STEP_BYTES (256u << 10) /* of a large frame in one turn, so that others are served too */
 #define PARTIAL_BYTES_MIN 64
 #define EVICT_MS 200 /* while others wait for room in the arena or for memory */
 #define RELIEVE_MS 10
@@ -355,15 +355,14 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint8_t *frame = r->options.arenas[r->options.self] + c->run_offset;
     uint32_t got, room = c->run_bytes - c->run_filled;
-    if (c->tls && mqd_frame_is_large(r, (uint64_t)c->run_offset)) { /* decrypted by stores, not by a system call */
-        room = room < SEALED_STEP_BYTES ? room : SEALED_STEP_BYTES;
-        if (!mqd_large_touch(r, c, c->run_filled, room))
-            return;
-    }
+    room = room < RUN_STEP_BYTES ? room : RUN_STEP_BYTES;
+    if (c->tls && mqd_frame_is_large(r, (uint64_t)c->run_offset) && /* decrypted by stores, not by a system call */
+        !mqd_large_touch(r, c, c->run_filled, room))
+        return;
     if (receive(r, c, frame + c->run_filled, room, &got) != 1)
         return;
-    if (c->run_filled + got == c->run_bytes && c->readable == 0)
-        c->readable = 1; /* the frame limited the read, so more may be in the socket */
+    if (got == room)
+        c->readable = 1; /* the frame or the step limited the read, so more may be in the socket */
     c->run_filled += got;
     if (c->run_filled < c->run_bytes)
         return;

@@ -174,10 +174,13 @@ void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int resul
 void mqd_flush_background(struct mqd_reactor *r)
 {
     uint32_t busy_count[MQD_LOG_DIR_COUNT_MAX] = {0};
+    int64_t oldest_ns = 0;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
         if (!owned || owned->truncating)
             continue;
+        if ((owned->syncs_pending || owned->in_syncfs) && (!oldest_ns || owned->sync_started_ns < oldest_ns))
+            oldest_ns = owned->sync_started_ns;
         mqd_preallocate_maybe(r, owned);
         busy_count[owned->log_dir] += mqd_partition_dirty_bytes(owned->partition) >= MQD_BUSY_BYTES;
         if (!owned->dirty_since_ms || mqd_list_linked(&owned->sync_node) || owned->in_syncfs ||
@@ -194,6 +197,7 @@ void mqd_flush_background(struct mqd_reactor *r)
     }
     for (uint32_t i = 0; i < MQD_LOG_DIR_COUNT_MAX; i++)
         r->log_dirs[i].busy_count = busy_count[i];
+    mqd_gauge(r, MQD_GAUGE_SYNC_OLDEST_NS, (uint64_t)oldest_ns);
 }
 
 /* ---- preallocation ---- */

@@ -12,23 +12,11 @@ struct client {
     bool broken;
 };
 
-/* peer_node: of the host that it comes from, by the listener between hosts; -1 = a client. */
-/* peer_node -1: a client; else a host, and `tls`: over TLS from here on */
-static struct client client_open_of(struct bench *b, uint32_t worker, uint16_t listener_id, int32_t peer_node, bool tls)
+/* Passes `peer` to a worker, as the acceptor does. peer_node -1: from a client; else from a host, and
+ * `tls`: over TLS from here on. */
+static void client_hand_off(struct bench *b, uint32_t worker, int peer, uint16_t listener_id, int32_t peer_node,
+                            bool tls)
 {
-    struct sockaddr_in address;
-    socklen_t size_bytes = sizeof address;
-    struct client client = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    struct timeval limit = {LIMIT_MS / 1000, 0};
-    int one = 1, peer;
-    getsockname(b->listener, (struct sockaddr *)&address, &size_bytes);
-    CHECK_OR(connect(client.fd, (struct sockaddr *)&address, sizeof address) == 0 &&
-                 (peer = accept(b->listener, NULL, NULL)) >= 0,
-             abort());
-    setsockopt(client.fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    setsockopt(client.fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    setsockopt(client.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     uint8_t bytes[64] = {0};
     uint32_t magic = 0x31434e4fu;
     memcpy(bytes, &magic, 4);
@@ -51,6 +39,29 @@ static struct client client_open_of(struct bench *b, uint32_t worker, uint16_t l
     memcpy(CMSG_DATA(header), &peer, sizeof peer);
     CHECK_OR(sendmsg(b->handoffs[worker], &message, 0) == 64, abort());
     close(peer);
+}
+
+static void client_limit(const struct client *client)
+{
+    struct timeval limit = {LIMIT_MS / 1000, 0};
+    setsockopt(client->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(client->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+static struct client client_open_of(struct bench *b, uint32_t worker, uint16_t listener_id, int32_t peer_node, bool tls)
+{
+    struct sockaddr_in address;
+    socklen_t size_bytes = sizeof address;
+    struct client client = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    int one = 1, peer;
+    getsockname(b->listener, (struct sockaddr *)&address, &size_bytes);
+    CHECK_OR(connect(client.fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+                 (peer = accept(b->listener, NULL, NULL)) >= 0,
+             abort());
+    client_limit(&client);
+    setsockopt(client.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    client_hand_off(b, worker, peer, listener_id, peer_node, tls);
     return client;
 }
 

@@ -262,12 +262,18 @@ class Metrics:
         }
         connections = GaugeMetricFamily("mqd_connections", "Open connections", labels=["worker"])
         running = GaugeMetricFamily("mqd_worker_running", "1 while the worker serves", labels=["worker"])
+        oldest = GaugeMetricFamily(
+            "mqd_sync_oldest_seconds", "How long the oldest flush under way has lasted; 0: none", labels=["worker"]
+        )
         for worker in range(self._worker_count):
             label = [str(worker)]
             counters, histograms = self._control.stats(worker)
             connections.add_metric(label, self._control.connection_count(worker))
             running.add_metric(label, self._control.endpoint_state(worker) == native.ProcessState.RUNNING)
+            oldest.add_metric(label, self._flush_age_s(worker, int(counters[native.Counter.GAUGE_SYNC_OLDEST_NS])))
             for member in native.Counter:
+                if member is native.Counter.GAUGE_SYNC_OLDEST_NS:
+                    continue
                 kind, _, name = member.name.partition("_")
                 family = families.get(name)
                 if family is None:
@@ -282,7 +288,13 @@ class Metrics:
                 if time_kind.name in times:
                     buckets, total = histogram_buckets(histograms[time_kind])
                     times[time_kind.name].add_metric(label, buckets, total)
-        yield from (connections, running, *families.values(), *times.values())
+        yield from (connections, running, oldest, *families.values(), *times.values())
+
+    def _flush_age_s(self, worker: int, began_ns: int) -> float:
+        """Grows while the worker itself hangs on the disk. A worker that ended left its last value."""
+        if not began_ns or self._control.endpoint_state(worker) != native.ProcessState.RUNNING:
+            return 0.0
+        return max(0.0, (time.monotonic_ns() - began_ns) / 1e9)
 
     def _partitions(self) -> str:
         measured = [one.known() for one in self._directories]

@@ -30,6 +30,7 @@ DAY_S = 86400
 STALLED_S_MIN = 60.0
 COMMIT_S = 6.0  # more than auto.commit.interval.ms, 5 s
 FLUSH_S = 2.0
+FLUSH_S_MAX = 10.0
 _END, _HIGH = "mqd_partition_log_end_offset", "mqd_partition_high_watermark"
 
 
@@ -42,6 +43,10 @@ class Harm(IntEnum):
     NUISANCE = 3
 
 
+DISK_HANGS = (
+    "dmesg, smartctl and iostat -x show what hangs; if it persists, mqd cluster drain moves leaderships away;"
+    " and after the directory is removed from log.dirs, a restarted broker runs without it"
+)
 TITLES = {
     Harm.LOSS: "records at risk",
     Harm.OUTAGE: "clients are not served",
@@ -202,6 +207,14 @@ def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[F
                     "dmesg and smartctl show the errors of the disk; move its partitions away (mqd cluster drain)",
                 )
             )
+        elif one.name == "mqd_sync_oldest_seconds" and one.value > FLUSH_S_MAX:
+            found.append(
+                Finding(
+                    Harm.OUTAGE,
+                    f"a flush of worker {labels['worker']} has lasted {one.value:.0f} s: its disk does not respond",
+                    DISK_HANGS,
+                )
+            )
         elif one.name == "mqd_partition_online" and not one.value:
             found.append(
                 Finding(
@@ -277,8 +290,7 @@ def of_flushes(before: Iterable[Sample], after: Iterable[Sample], alone: frozens
         Finding(
             Harm.OUTAGE,
             f"the disk does not answer: records of {some(stuck)} have waited for a flush for {FLUSH_S:.0f} s or more",
-            "dmesg, smartctl and iostat -x show what hangs; if it persists, mqd cluster drain moves leaderships away;"
-            " and after the directory is removed from log.dirs, a restarted broker runs without it",
+            DISK_HANGS,
         )
     ]
 

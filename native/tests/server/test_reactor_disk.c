@@ -1,6 +1,7 @@
 /* tsan */
 /* The reactor over a disk that is slow, fails or is full, by the faults of the file layer; with
  * both I/O backends. */
+#include "mqd_counter_test.h"
 #include "mqd_faults_test.h"
 
 static struct part part(int32_t partition, uint64_t mark)
@@ -45,6 +46,26 @@ BOTH(a_slow_flush_is_awaited_until_the_request_times_out)
     client_close(&client);
     client_close(&through);
     client_close(&other);
+    bench_stop(b);
+}
+
+BOTH(a_flush_under_way_is_shown_until_it_ends)
+{
+    struct bench *b = bench_start(backend, watch);
+    struct client client = client_open(b, 0);
+    faults("sync:DELAY:.log:ms=2500"); /* housekeeping looks once a second */
+    int64_t began_ns = test_now_ns();
+    send_produce(&client, 0, 1, -1, LIMIT_MS);
+    wait_for_count(b, MQD_GAUGE_SYNC_OLDEST_NS, 1);
+    int64_t shown_ns = (int64_t)counted(b, MQD_GAUGE_SYNC_OLDEST_NS);
+    CHECK(shown_ns >= began_ns && shown_ns <= test_now_ns());
+    CHECK_EQUAL(error_of(&client), 0);
+    faults("");
+    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+         test_now_ns() < end_ns && counted(b, MQD_GAUGE_SYNC_OLDEST_NS);)
+        usleep(1000);
+    CHECK_EQUAL(counted(b, MQD_GAUGE_SYNC_OLDEST_NS), 0);
+    client_close(&client);
     bench_stop(b);
 }
 

@@ -51,7 +51,7 @@ CASES = {
     "MqdPartitionsWithoutLeader": both('mqd_cluster_partitions_without_leader{instance="a"}', "1x80", "0x80"),
     "MqdPartitionOffline": both('mqd_partition_online{topic="t",partition="0",instance="a"}', "0x80", "1x80"),
     "MqdUnderMinInSync": both("mqd_partitions_under_min_in_sync", "2x80", "0x80"),
-    "MqdUnderReplicated": both("mqd_partitions_under_replicated", "2x80", "0x60 2x20"),
+    "MqdUnderReplicated": both("mqd_partitions_under_replicated", "2x80", "0x68 2x20"),
     "MqdInSyncSetsFlap": both("mqd_in_sync_shrinks_total", "0+2x80", "0+1x80"),
     "MqdNoActiveController": Case(
         {'mqd_cluster_active_controller{instance="a"}': "0x80", 'mqd_cluster_active_controller{instance="b"}': "0x80"},
@@ -60,6 +60,7 @@ CASES = {
     "MqdBrokerFenced": both('mqd_cluster_brokers{state="fenced"}', "1x80", "0x80"),
     "MqdUncleanElection": both("mqd_unclean_leader_elections_total", "0x65 1x20", "1x80"),
     "MqdFlushFailed": both("mqd_sync_failures_total", "0x67 1x20", "1x80"),
+    "MqdFlushHangs": both('mqd_sync_oldest_seconds{worker="0"}', "21x80", "19x80"),
     "MqdCorruptSegment": both('mqd_corrupt_segments{topic="t",partition="0"}', "1x80", "0x80"),
     "MqdDiskNearlyFull": Case(
         {'mqd_log_dir_free_bytes{directory="/d"}': "9x80", 'mqd_log_dir_total_bytes{directory="/d"}': "100x80"},
@@ -93,6 +94,22 @@ CASES = {
     ),
     "MqdDeadLettersWait": both('mqd_dead_letters_oldest_seconds{group="g",instance="a"}', "310x80", "290x80"),
     "MqdDeadLettersWritten": both('mqd_dead_letters_total{group="g",instance="a"}', "7x60 8x20", "8x80"),
+    "MqdPartitionStuck": Case(
+        {
+            f'kafka_consumergroup_lag{{topic="t",partition="0",{_GROUP}}}': "5x80",
+            f'kafka_consumergroup_lag{{topic="t",partition="1",{_GROUP}}}': "5x80",
+            f'kafka_consumergroup_current_offset{{topic="t",partition="0",{_GROUP}}}': "7x80",
+            f'kafka_consumergroup_current_offset{{topic="t",partition="1",{_GROUP}}}': "7+2x160",
+            f'kafka_consumergroup_current_offset{{topic="t",partition="2",{_GROUP}}}': "7+2x160",
+        },
+        {  # all stand still; a consumer that commits every 10 minutes
+            f'kafka_consumergroup_lag{{topic="t",partition="0",{_GROUP}}}': "5x80",
+            f'kafka_consumergroup_lag{{topic="t",partition="1",{_GROUP}}}': "5x80",
+            f'kafka_consumergroup_current_offset{{topic="t",partition="0",{_GROUP}}}': "7x80",
+            f'kafka_consumergroup_current_offset{{topic="t",partition="1",{_GROUP}}}': "7x80",
+        },
+    ),
+    "MqdRebalanceStuck": both(f"mqd_consumergroup_rebalance_seconds{{{_GROUP}}}", "130x80", "100x80"),
     "MqdGroupMemoryNearlyFull": Case(
         {"mqd_group_memory_bytes": "95x80", "mqd_group_memory_max_bytes": "100x80"},
         {"mqd_group_memory_bytes": "85x80", "mqd_group_memory_max_bytes": "100x80"},

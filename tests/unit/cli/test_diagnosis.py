@@ -109,6 +109,11 @@ DISK = {"directory": "/d"}
             [Sample("mqd_sync_failures_total", {"worker": "1"}, 3)],
             [(Harm.LOSS, "3 flushes of worker 1 failed since it started")],
         ),
+        ([Sample("mqd_sync_oldest_seconds", {"worker": "1"}, 9)], []),
+        (
+            [Sample("mqd_sync_oldest_seconds", {"worker": "1"}, 30)],
+            [(Harm.OUTAGE, "a flush of worker 1 has lasted 30 s: its disk does not respond")],
+        ),
         ([Sample("mqd_log_dir_free_bytes", DISK, 11), Sample("mqd_log_dir_total_bytes", DISK, 100)], []),
         (
             [Sample("mqd_log_dir_free_bytes", DISK, 9), Sample("mqd_log_dir_total_bytes", DISK, 100)],

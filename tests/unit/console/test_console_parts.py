@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from mqd.cli.inspection.diagnosis import Harm
 from mqd.console import rendering
 from mqd.console.audit import Audit
 from mqd.console.cache import SHARE, Cache
-from mqd.console.metrics import between, parse, quantile
+from mqd.console.metrics import Sampler, between, parse, quantile
+from mqd.console.options import Options
 from mqd.console.pages.moves import Pace
 from mqd.console.sessions import IDLE_S, SESSION_S, SESSIONS_MAX, Sessions
 from mqd.security.client import ClientSecurity
@@ -155,6 +157,32 @@ def test_a_page_becomes_rates() -> None:
     assert point.records == 30.0 and point.p99_s == 0.002
     restarted = between(after, before)
     assert restarted.records == 0.0 and restarted.p99_s is None
+
+
+ILL = """mqd_sync_oldest_seconds{worker="0"} %d
+mqd_sync_oldest_seconds{worker="1"} 0.0
+kafka_consumergroup_members{consumergroup="g"} 1.0
+kafka_consumergroup_current_offset{consumergroup="g",topic="t",partition="0"} 7.0
+kafka_consumergroup_current_offset{consumergroup="g",topic="t",partition="1"} %d
+kafka_consumergroup_current_offset{consumergroup="g",topic="t",partition="2"} 9.0
+mqd_consumergroup_lag_seconds{consumergroup="g",topic="t",partition="0"} 90.0
+mqd_consumergroup_lag_seconds{consumergroup="g",topic="t",partition="1"} 90.0
+mqd_consumergroup_lag_seconds{consumergroup="g",topic="t",partition="2"} 5.0
+"""
+
+
+def test_a_hanging_flush_and_a_record_that_is_not_passed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Sampler(Options("", ClientSecurity(), "", 0, frozenset(), metrics=("url",)))
+    pages = iter([ILL % (0, 1), ILL % (30, 2), ILL % (0, 3)])
+    monkeypatch.setattr(sampler, "_read", lambda url: next(pages))
+    sampler.sample()
+    assert sampler.findings(0.0) == [], "one sample does not tell slow from stuck"
+    sampler.sample()
+    disk, record = sampler.findings(0.0)
+    assert disk.harm == Harm.OUTAGE and disk.what.startswith("a flush of worker 0 has lasted 30 s")
+    assert "has not passed offset 7 of t-0" in record.what
+    sampler.sample()
+    assert [one.what for one in sampler.findings(0.0)] == [record.what], "the flush has ended"
 
 
 def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
