@@ -226,6 +226,7 @@ def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: st
         ("kafka_consumergroup_lag", "2"): 0,
         ("kafka_consumergroup_lag_sum", None): 6,
         ("kafka_consumergroup_members", None): 1,
+        ("mqd_consumergroup_rebalance_seconds", None): 0,
     }
     assert "mqd_consumergroup_partitions_left_out 0.0" in text.splitlines()
 
