@@ -11,7 +11,9 @@ ID_BYTES = 16
 
 def new_id() -> str:
     """As Kafka's: a random UUID in base64 for URLs."""
-    return base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode().rstrip("=")
+    while (text := base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode().rstrip("=")).startswith("-"):
+        pass
+    return text
 
 
 def hmac_of(secret: str, token_id: str) -> bytes:

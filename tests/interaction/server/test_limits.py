@@ -193,7 +193,9 @@ def test_requests_that_wait_are_answered_when_their_topic_goes(slow_disk):
 
 
 def test_producers_are_bounded_and_forgotten_in_the_end(start_broker):
-    watch = Watch(start_broker(config={"producer.id.count.max": "16", "producer.id.expiration.ms": "1500"}))
+    # of one worker, which the connection keeps awake: one that is quiet looks every minute
+    config = {"producer.id.count.max": "16", "producer.id.expiration.ms": "1500"}
+    watch = Watch(start_broker(workers=1, config=config))
     with watch.connect() as kafka:
         create_topic(kafka, "t", 1)
         for producer_id in range(1000, 1200):
