@@ -221,6 +221,10 @@ static int16_t stage_dedup(struct mqd_partition *partition, struct mqd_batch *ba
                            int64_t now_ms, uint8_t **rewritten, struct mqd_stage_result *result)
 {
     struct mqd_dedup_taken taken;
+    if (!partition->dedup) { /* there was no memory for it */
+        result->message = "no memory for the ids of dedup.window.ms; the client may retry";
+        return MQD_KAFKA_STORAGE_ERROR;
+    }
     int16_t error = mqd_dedup_take(partition->dedup, batch, bytes, partition->staged_end_offset, now_ms, &taken);
     result->message = taken.message;
     if (error)
@@ -267,7 +271,7 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
             (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0,
                                              (flags & MQD_STAGE_KNOWN) != 0, (flags & MQD_STAGE_FROM_ZERO) != 0},
             guard, now_ms, result);
-    if (error == 0 && !result->duplicate && partition->dedup && !coordinator) {
+    if (error == 0 && !result->duplicate && partition->options.dedup_window_ms > 0 && !coordinator) {
         left = *sent;
         error = stage_dedup(partition, &left, bytes, now_ms, &rewritten, result);
         if (rewritten) {
@@ -477,7 +481,7 @@ static int64_t at_least(int64_t value, int64_t least)
 }
 
 /* Ids count from now on where the setting is new; a log that is opened with it is read for them. If
- * there is no memory, batches are refused until the settings change again. */
+ * there is no memory for them, batches are refused until the settings are applied again. */
 static void set_dedup(struct mqd_partition *partition)
 {
     const struct mqd_log_options *options = &partition->options;

@@ -488,6 +488,17 @@ TEST(a_setting_that_is_taken_back_forgets_the_ids)
     mqd_partition_close(partition, 0);
 }
 
+TEST(without_memory_for_ids_batches_are_refused)
+{
+    struct mqd_partition *partition = opened(options_with_window());
+    struct mqd_stage_result result;
+    mqd_dedup_free(partition->dedup);
+    partition->dedup = NULL;
+    CHECK_EQUAL(produce_one(partition, 1, NOW, &result), 56);
+    CHECK_CONTAINS(result.message, "no memory");
+    mqd_partition_close(partition, 0);
+}
+
 /* 10,000 records a second for five minutes. */
 TEST(three_million_ids_take_less_than_64_mb)
 {
