@@ -118,7 +118,8 @@ class Cluster:
         if away:
             raise CliError(
                 f"not all {what} can be listed: {len(away)} of {len(found.partitions)} partitions of {name} have no"
-                f" leader ({name}-{away[0]} first), so their coordinators are unavailable; start their hosts, then try again"
+                f" leader ({name}-{away[0]} first), so their coordinators are unavailable;"
+                " start their hosts, then try again"
             )
         return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found.partitions}
 

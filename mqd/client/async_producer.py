@@ -23,7 +23,7 @@ class AsyncProducer:
     """Producer whose delivery reports are futures.
 
         async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
-            future = await producer.produce("events", b"...", key=b"k")     # accepted; waits only while the queue is full
+            future = await producer.produce("events", b"...", key=b"k")     # accepted; waits while the queue is full
             message = await future                                         # written: a Message, or
                                                                            raises KafkaException
             deliveries = await producer.produce_batch("events", values)    # all written

@@ -1,7 +1,8 @@
 """Records as columns: converts the arguments of produce_batch (lists, numpy arrays, Arrow arrays) to
 the contiguous bytes and sizes that the C core and librdkafka take.
 
-    column = pack(values, "values")      column.data     one buffer, records one after another; the caller's memory if it already has this form
+    column = pack(values, "values")      column.data     one buffer, records one after another; the caller's
+                                                                memory if it already has this form
                                          column.sizes    int32 of each, -1 = null; None: each has column.fixed_bytes
 
     list, tuple of bytes, str (UTF-8), None       joined: one copy

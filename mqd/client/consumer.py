@@ -37,9 +37,9 @@ class Consumer:
     `transport` and `transport_reason` give the transport in use and the reason, which are also logged
     (logger "mqd.client"). Differences from librdkafka: docs/client.md.
 
-    For one thread at a time; memberid() and consumer_group_metadata() may be called from any. In a child of fork() every
-    call raises KafkaException: make a new consumer there. Usable as a context manager, which closes
-    it. Every method raises RuntimeError when the consumer is closed, and KafkaException where
+    For one thread at a time; memberid() and consumer_group_metadata() may be called from any. In a
+    child of fork() every call raises KafkaException: make a new consumer there. Usable as a context
+    manager, which closes it. Every method raises RuntimeError when the consumer is closed, and KafkaException where
     confluent_kafka does.
     """
 

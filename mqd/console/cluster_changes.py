@@ -48,7 +48,8 @@ def abort(settings: Settings, form: Form) -> Change:
     if txns.maybe_committed(owner, one):
         assert owner is not None
         effects.append(
-            f"It may be the last commit of {owner.transactional_id}, whose marker was lost in a power failure: once it is"
+            f"It may be the last commit of {owner.transactional_id}, whose marker was lost in a power failure:"
+            " once it is"
             " aborted, readers of committed records never see it here."
         )
 

@@ -80,7 +80,8 @@ def main() -> None:
         ):
             cost = measured(broker, name, fifo, key_count, given.records, given.codec)
             print(
-                f"{name:12} {cost.worker_us:5.2f} CPU-us a record in the worker, {cost.acceptor_us:5.2f} in the acceptor;"
+                f"{name:12} {cost.worker_us:5.2f} CPU-us a record in the worker,"
+                f" {cost.acceptor_us:5.2f} in the acceptor;"
                 f" {given.records / cost.polls:,.0f} records a poll",
                 flush=True,
             )

@@ -175,7 +175,8 @@ class Redrive:
                     self._waiting.append(message)
             if time.monotonic() > deadline:
                 raise CliError(
-                    f"topic {self.topic}: nothing comes from partition {min(self._ends, default=0)} (mqd cluster status)"
+                    f"topic {self.topic}: nothing comes from partition {min(self._ends, default=0)}"
+                    " (mqd cluster status)"
                 )
 
     def _take(self, room: int) -> list[_Letter]:

@@ -301,7 +301,8 @@ def _abort_in_partition(
         also = "" if execute else f"; silent for {_open_for(one.idle_ms)}, and no coordinator will end it"
     if owner is not None and txns.maybe_committed(owner, one):
         also += (
-            f". It may be the last commit of {owner.transactional_id}, whose marker was lost in a power failure (a topic with"
+            f". It may be the last commit of {owner.transactional_id}, whose marker was lost in a power failure"
+            " (a topic with"
             " flush.on.ack=false): once it is aborted, readers of committed records never see it here. mqd cat -C -X"
             " isolation.level=read_uncommitted shows them"
         )

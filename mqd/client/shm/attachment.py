@@ -4,7 +4,7 @@ died. Used by producers and consumers; each has its own.
     attachment = Attachment(opener, client_id="app")           # opener() -> an object with the
                                                                methods of NativeClient below
     attachment.subscribe(listener)                             # see Listener; held weakly
-    response = attachment.request(api_key, version, message, timeout)          # blocks; KafkaException without a response
+    response = attachment.request(api_key, version, message, timeout)  # blocks; KafkaException without a response
     attachment.send(api_key, version, message, on_response, timeout)           # does not wait;
                                        # the driving thread calls on_response(response, error)
     attachment.wait_for(predicate, timeout)                                    # blocks until

@@ -89,7 +89,8 @@ class Connection:
         version = min(spec.max_version, last, at_most)
         if version < max(spec.min_version, first):
             raise NoCommonVersion(
-                f"the broker {self.host}:{self.port} does not support this client's versions of {spec.name}: {first} to {last}"
+                f"the broker {self.host}:{self.port} does not support this client's versions of {spec.name}:"
+                f" {first} to {last}"
                 f" there, up to {min(spec.max_version, at_most)} here"
             )
         return version

@@ -1,5 +1,6 @@
 """A broker in one process for tests of handlers: the real controller (cores, shell, log on disk,
-control segment), the real acceptor above its socket, and workers that apply all updates. Only sockets and reactors are missing; positions of partitions are what a test says.
+control segment), the real acceptor above its socket, and workers that apply all updates.
+Only sockets and reactors are missing; positions of partitions are what a test says.
 """
 
 import asyncio
