@@ -52,7 +52,7 @@ REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
 # interval between checks of the partitions: while some are not active (first, later); when all are
 LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0
-FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
+FIRST_LOOKS, FIRST_LOOK_S = 1000, 0.005
 LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
 RETRY_S = 0.2  # delay before retrying a shard that could not be written or loaded
 SILENT_RETRY_S = 2.0  # the same when its log directory does not respond
@@ -132,26 +132,26 @@ class Coordinator:
 
     async def ensure_topic(self) -> bool:
         """Creates the internal topic on first need. False: not there yet; call again."""
-        if self._partitions.count():
-            return True
         if self._creating is None or self._creating.done():
-            self._creating = asyncio.get_running_loop().create_task(self._partitions.create())
-        created = await asyncio.shield(self._creating)
-        if created:
-            self.look()
-            await self._wait_loaded()
-        return created
+            if self._partitions.count():
+                return True
+            self._creating = asyncio.get_running_loop().create_task(self._create())
+        return await asyncio.shield(self._creating)
 
-    async def _wait_loaded(self) -> None:
-        """A new topic has nothing to load. Waiting spares the first client
-        COORDINATOR_LOAD_IN_PROGRESS on its first request.
+    async def _create(self) -> bool:
+        """A new topic has nothing to load. Waiting, for some seconds at most, spares the first
+        clients COORDINATOR_LOAD_IN_PROGRESS on their first requests.
         """
+        if not await self._partitions.create():
+            return False
+        self.look()
         for _ in range(FIRST_LOOKS):
             try:
                 self.check_loaded()
-                return
+                break
             except CoordinatorError:
                 await asyncio.sleep(FIRST_LOOK_S)
+        return True
 
     # -- requests ----------------------------------------------------------------------------------
 

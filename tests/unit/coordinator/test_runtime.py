@@ -13,7 +13,7 @@ import pytest
 from mqd.cluster.host import messages
 from mqd.coordinator import internal_topic
 from mqd.coordinator.group import records
-from mqd.coordinator.internal_topic import partition_for
+from mqd.coordinator.internal_topic import CoordinatorError, partition_for
 from mqd.coordinator.log import BYTES_MAX, AppendError
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.native import SlotState
@@ -149,6 +149,30 @@ def test_the_first_question_makes_the_topic(tmp_path: Path) -> None:
         assert metadata.topics[0].is_internal
 
     run(tmp_path, scenario)
+
+
+def test_all_look_ups_wait_for_the_first_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with HandlerBroker(tmp_path, {"offsets.topic.num.partitions": "3"}) as broker:
+            groups, loaded = broker.broker.coordinators.groups, False
+            check_loaded = groups.check_loaded
+
+            def check_slowly() -> None:
+                if not loaded:
+                    raise CoordinatorError(LOADING)
+                check_loaded()
+
+            monkeypatch.setattr(groups, "check_loaded", check_slowly)
+            first = asyncio.create_task(find(broker))
+            await until(lambda: GROUPS in broker.metadata.topics)
+            second = asyncio.create_task(find(broker))
+            await asyncio.wait((first, second), timeout=0.1)
+            assert not first.done() and not second.done()
+            loaded = True
+            for response in await asyncio.gather(first, second):
+                assert [one.error_code for one in response.coordinators] == [0, 0]
+
+    asyncio.run(scenario())
 
 
 def test_clients_neither_make_nor_end_nor_change_internal_topics(tmp_path: Path) -> None:
