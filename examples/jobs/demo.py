@@ -1,5 +1,6 @@
-"""`make demo-queue`: a broker of its own, a thousand jobs - slow, flaky and poisonous ones among them -
-and workers that are killed; then what became of each job, and a picture of who did what.
+"""`make demo-queue`: a broker of its own, a thousand jobs - slow, flaky, poisonous, urgent and delayed
+ones among them - and workers that are killed; then what became of each job, and a picture of who did
+what.
 
     python demo.py [--jobs 1000] [--workers 4] [--kills 12] [--seed 1] [--picture queue.svg]
 
@@ -78,23 +79,30 @@ def send(count: int, chance: random.Random) -> dict:
     import tasks
 
     tasks.queue.create()
-    sent = {}
+    square, sent = tasks.square, {}
+    send_as = {
+        "square": square.delay,
+        "urgent": lambda number: square.apply_async([number], urgent=True),
+        "later": lambda number: square.apply_async([number], countdown=round(chance.uniform(0.5, 4), 2)),
+        "slow": lambda number: tasks.slow.delay(number, seconds=round(chance.uniform(0.2, 0.6), 2)),
+        "flaky": tasks.flaky.delay,
+        "poison": tasks.poison.delay,
+    }
     for number in range(count):
-        kind = chance.choices(["square", "slow", "flaky", "poison"], [90, 3, 4, 3])[0]
-        more = {"seconds": round(chance.uniform(0.2, 0.6), 2)} if kind == "slow" else {}
-        sent[kind, number] = getattr(tasks, kind).delay(number, **more)
+        kind = chance.choices(list(send_as), [70, 10, 10, 3, 4, 3])[0]
+        sent[kind, number] = send_as[kind](number)
     tasks.queue.flush()
     return sent
 
 
 def collect(sent: dict) -> list[str]:
     """What is wrong with the results."""
-    expected = {"square": lambda n: n * n, "slow": lambda n: -n, "flaky": lambda n: n}
+    expected = {"slow": lambda n: -n, "flaky": lambda n: n}
     wrong = []
     for (kind, number), result in sent.items():
         try:
             value = result.get(timeout=PATIENCE_S)
-            if kind == "poison" or value != expected[kind](number):
+            if kind == "poison" or value != expected.get(kind, lambda n: n * n)(number):
                 wrong.append(f"{kind} {number}: {value}")
         except JobFailed as failed:
             if kind != "poison":

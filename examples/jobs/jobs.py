@@ -1,12 +1,14 @@
-"""A small Celery over a share group: functions become jobs, failures are retried, slow jobs keep
-their locks, and results come back.
+"""A small Celery over a share group: functions become jobs, now or later, urgent or not; failures are
+retried, slow jobs keep their locks, and results come back.
 
     queue = Queue("images", "127.0.0.1:9092")       # in tasks.py
 
     @queue.task
     def resize(name, width): ...
 
-    resize.delay("cat.png", width=80).get(timeout=10)     # anywhere
+    resize.delay("cat.png", width=80).get(timeout=10)                   # anywhere
+    resize.apply_async(["cat.png"], {"width": 80}, countdown=60)        # in a minute
+    resize.apply_async(["cat.png"], {"width": 80}, urgent=True)         # before those that are not
 
     python jobs.py tasks:queue                      # a worker; as many as you like, killed at any time
 
@@ -33,46 +35,67 @@ class JobFailed(Exception):
 
 
 class Queue:
-    """Jobs in the topic `name`, worked on by the share group `name`. `attempts`: at most the
-    broker's group.share.delivery.count.limit. `renew_s`: a third of share.record.lock.duration.ms.
+    """Jobs in the topics `name` and `name`-urgent, and until they are due in `name`-later; the share
+    group `name` works on them. `attempts`: below the broker's group.share.delivery.count.limit, for
+    which a worker's death counts too. `renew_s`: a third of share.record.lock.duration.ms.
     """
 
-    def __init__(self, name: str, bootstrap: str, attempts: int = 4, renew_s: float = 10.0):
-        self.name, self.results, self.attempts, self.renew_s = name, f"{name}-results", attempts, renew_s
-        self.servers = {"bootstrap.servers": bootstrap}
-        self.tasks, self.attempt, self._producer, self._reader, self._found = {}, 0, None, None, {}
+    def __init__(self, name: str, bootstrap: str, attempts: int = 4, renew_s: float = 10.0, retry_s: float = 0.1):
+        self.name, self.urgent, self.later, self.results = name, f"{name}-urgent", f"{name}-later", f"{name}-results"
+        self.attempts, self.renew_s, self.retry_s = attempts, renew_s, retry_s
+        self.servers, self.tasks, self.attempt = {"bootstrap.servers": bootstrap}, {}, 0
+        self._producer, self._unwritten, self._reader, self._found = None, [], None, {}
 
-    def create(self, partitions: int = 3) -> None:
+    def create(self, partitions: int = 3, replicas: int = 1) -> None:
         """The topics, and a group that also gets what was sent before its first worker came."""
         admin = AdminClient(self.servers)
-        topics = [NewTopic(self.name, partitions), NewTopic(self.results, 1, config={"cleanup.policy": "compact"})]
-        for created in admin.create_topics(topics).values():
-            created.result()
-        entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
-        group = ConfigResource(ResourceType.GROUP, self.name, incremental_configs=[entry])
+        for name, count, config in (
+            (self.name, partitions, {}),
+            (self.urgent, partitions, {"share.priority": "1"}),
+            (self.later, partitions, {"schedule.to": self.name}),
+            (self.results, 1, {"cleanup.policy": "compact"}),
+        ):
+            admin.create_topics([NewTopic(name, count, replicas, config=config)])[name].result()
+        config = {
+            "share.auto.offset.reset": "earliest",
+            "share.isolation.level": "read_committed",  # each job that was due exactly once
+            "share.retry.backoff.ms": str(int(1000 * self.retry_s)),
+        }
+        set_to = AlterConfigOpType.SET
+        entries = [ConfigEntry(name, value, incremental_operation=set_to) for name, value in config.items()]
+        group = ConfigResource(ResourceType.GROUP, self.name, incremental_configs=entries)
         admin.incremental_alter_configs([group])[group].result()
 
     def task(self, function):
         self.tasks[function.__name__] = function
         function.delay = lambda *args, **more: self.send(function.__name__, args, more)
+        function.apply_async = lambda *args, **when: self.send(function.__name__, *args, **when)
         return function
 
     # -- the sender --------------------------------------------------------------------------------
 
-    def send(self, task: str, args=(), more=None) -> "Result":
+    def send(self, task: str, args=(), more=None, countdown: float = 0.0, urgent: bool = False) -> "Result":
+        """`countdown`: how many seconds later the job is to begin."""
+        if countdown and urgent:
+            raise ValueError("an urgent job has no countdown")
         job = {"id": uuid.uuid4().hex, "task": task, "args": list(args), "more": more or {}}
         self._open_reader()  # before the job can be done: it reads from the end
-        self._produce(self.name, job["id"], job)
+        topic = self.later if countdown else self.urgent if urgent else self.name
+        self._produce(topic, job["id"], job, {"mqd-delay-ms": str(int(1000 * countdown))} if countdown else None)
         return Result(self, job["id"])
 
     def flush(self) -> None:
-        if self._producer is not None and self._producer.flush():
-            raise TimeoutError("jobs have not been written")
+        if self._producer is not None and (self._producer.flush() or self._unwritten):
+            raise JobFailed(f"not written: {self._unwritten or 'the broker does not respond'}")
 
-    def _produce(self, topic: str, key: str, value: dict) -> None:
+    def _produce(self, topic: str, key: str, value: dict, headers: dict | None = None) -> None:
         self._open_producer()
-        self._producer.produce(topic, json.dumps(value), key)
+        self._producer.produce(topic, json.dumps(value), key, headers=headers, on_delivery=self._written)
         self._producer.poll(0)
+
+    def _written(self, error, _message) -> None:
+        if error is not None:
+            self._unwritten.append(str(error))
 
     def _open_producer(self) -> None:
         if self._producer is None:
@@ -101,7 +124,7 @@ class Queue:
         self._open_producer()
         mode = {"group.id": self.name, "share.acknowledgement.mode": "explicit"}
         with ShareConsumer({**self.servers, **mode}) as consumer, futures.ThreadPoolExecutor(1) as thread:
-            consumer.subscribe([self.name])
+            consumer.subscribe([self.name, self.urgent])
             while not is_over():
                 for message in consumer.consume(1, timeout=0.5):  # the rest is for other workers
                     running = thread.submit(self._attempt, message)
@@ -123,8 +146,9 @@ class Queue:
             result = {"error": f"{type(error).__name__}: {error}"}
             kind = AcknowledgeType.REJECT if self.attempt >= self.attempts else AcknowledgeType.RELEASE
         if kind != AcknowledgeType.RELEASE:
+            self._unwritten.clear()
             self._produce(self.results, key, {**result, "attempt": self.attempt})
-            if self._producer.flush():  # without its result it is not done
+            if self._producer.flush() or self._unwritten:  # without its result it is not done
                 kind = AcknowledgeType.RELEASE
         print(json.dumps({**says, "event": kind.name.lower(), "at": time.time()}), flush=True)
         return kind

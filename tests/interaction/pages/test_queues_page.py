@@ -162,7 +162,7 @@ def test_the_job_runner_while_its_workers_are_killed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every job has the right result" in done.stdout and "8 workers killed" in done.stdout
     table = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if re.match(r"[a-z]+ +\d", line)}
-    assert {"square", "slow", "flaky", "poison"} <= table.keys()
+    assert {"square", "urgent", "later", "slow", "flaky", "poison"} == table.keys()
     assert int(table["poison"][2]) > 0 and table["poison"][:2] == ["0", "0"], "given up, none done"
     assert sum(int(row[3]) for row in table.values()) > 0, "some job was interrupted by a kill"
     picture = xml.etree.ElementTree.parse(tmp_path / "queue.svg")
