@@ -4,6 +4,7 @@ what they promise; the job runner of examples/jobs survives kills of its workers
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import os
@@ -145,6 +146,37 @@ def test_another_group_and_rights(broker: Broker) -> None:
     type_in(broker, *commands("The same jobs for another group"), *commands("Rights"))
     for user, operation, resource in (("sender", "write", "topic/jobs"), ("worker", "read", "group/workers")):
         assert "allow" in type_in(broker, f"mqd acl explain {user} {operation} {resource}").lower()
+
+
+# -- examples/ported -------------------------------------------------------------------------------
+
+
+def ported(broker: Broker, name: str) -> str:
+    """What the program prints, after the set-up in its docstring."""
+    program = ROOT / "examples" / "ported" / name
+    docstring = ast.get_docstring(ast.parse(program.read_text())) or ""
+    type_in(broker, *re.findall(r"^ +(mqd .*)$", docstring, re.MULTILINE))
+    done = subprocess.run([sys.executable, program, broker.bootstrap], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_program_for_pika(broker: Broker) -> None:
+    lines = ported(broker, "from_pika.py").splitlines()
+    assert sorted(lines) == sorted(
+        [*(f"{number}.png accept" for number in range(10) if number != 7), "7.png reject", "4.png release"]
+    )
+    assert "7.png" in type_in(broker, "mqd consume dlq.images -e -n 1 -f '%s\\n'")
+
+
+def test_a_program_for_sqs(broker: Broker) -> None:
+    assert ported(broker, "from_sqs.py") == "anna [0, 1, 2, 3, 4, 5]\nbert [0, 1, 2, 3, 4, 5]\n"
+
+
+def test_a_program_for_redis_streams(broker: Broker) -> None:
+    taken, *counts = ported(broker, "from_redis.py").splitlines()
+    assert re.fullmatch(r"[1-9]\d* taken and never acknowledged", taken)
+    assert counts == ["/0 10", "/1 10", "/2 10"]
 
 
 # -- examples/jobs ---------------------------------------------------------------------------------
