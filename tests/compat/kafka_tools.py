@@ -21,12 +21,14 @@ START_SECONDS = 180
 
 
 class KafkaTools:
-    """`run` carries out one tool by its class, as its .sh does."""
+    """`run` carries out one tool by its class, as its .sh does. `pom`: of another version than the
+    laboratory's.
+    """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, pom: Path = apache_kafka.POM) -> None:
         self._directory = directory
         self._java = maven.java()
-        self.jars = maven.jars(apache_kafka.POM)
+        self.jars = maven.jars(pom)
         self._logging = directory / "tool-log4j2.xml"
         self._logging.write_text(apache_kafka.TOOL_LOGGING)
 
