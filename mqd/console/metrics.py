@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections import deque
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -26,6 +27,7 @@ PAGE_S = 10.0
 PAGE_BYTES_MAX = 64 << 20
 TOTALS = ("mqd_records_appended_total", "mqd_bytes_appended_total", "mqd_fetch_bytes_total")
 PRODUCE_TIMES = "mqd_produce_seconds_bucket"
+CLOCK = "mqd_clock_timestamp_seconds"
 # of 10,000 partitions only the relevant lines are parsed
 _FOUND = frozenset({"mqd_log_dir_total_bytes", "mqd_log_dir_free_bytes", "mqd_sync_failures_total",
                     "mqd_certificate_expiry_timestamp_seconds"})  # fmt: skip
@@ -50,6 +52,7 @@ class Scrape(msgspec.Struct):
     totals: dict[str, float]
     times: dict[float, float]
     samples: list[Sample]
+    clock_s: float | None = None  # the broker's, since 1970
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -65,6 +68,7 @@ def parse(page: str, time_s: float) -> Scrape:
     totals = dict.fromkeys(TOTALS, 0.0)
     times: dict[float, float] = {}
     samples, committed = [], []
+    clock_s = None
     for line in page.splitlines():
         if not line.startswith(("mqd_", "kafka_consumergroup_")):
             continue
@@ -74,6 +78,8 @@ def parse(page: str, time_s: float) -> Scrape:
         name, value = match[1], _number(match[3])
         if name in totals:
             totals[name] += value
+        elif name == CLOCK:
+            clock_s = value
         elif name == PRODUCE_TIMES:
             bound = _number(_labels(match[2]).get("le", "+Inf"))
             times[bound] = times.get(bound, 0.0) + value
@@ -89,7 +95,12 @@ def parse(page: str, time_s: float) -> Scrape:
     if behind:
         listed = ((_labels(text), value) for text, value in committed)
         samples += [Sample(_COMMITTED, labels, value) for labels, value in listed if _place(labels) in behind]
-    return Scrape(time_s, totals, times, samples)
+    return Scrape(time_s, totals, times, samples, clock_s)
+
+
+def clock_ahead_s(clock_s: float | None, began_s: float, ended_s: float) -> float:
+    """How far a clock that was read between two times of this host's is outside of them."""
+    return 0.0 if clock_s is None else clock_s - min(max(clock_s, began_s), ended_s)
 
 
 def _place(labels: Mapping[str, str]) -> tuple[str | None, ...]:
@@ -136,6 +147,7 @@ class Sampler:
         self._lock = threading.Lock()
         self._last: dict[str, Scrape] = {}
         self._before: dict[str, Scrape] = {}
+        self._ahead_s: dict[str, float] = {}
         self._failed: dict[str, str] = {}
         self._points: deque[Point] = deque(maxlen=POINTS)
         self._stop = threading.Event()
@@ -156,6 +168,7 @@ class Sampler:
     def sample(self) -> None:
         points = []
         for url in self.urls:
+            began_s = time.time()
             try:
                 found = parse(self._read(url), time.monotonic())
             except (OSError, ValueError) as error:
@@ -163,9 +176,11 @@ class Sampler:
                     self._failed[url] = str(error)
                     self._last.pop(url, None)
                     self._before.pop(url, None)
+                    self._ahead_s.pop(url, None)
                 continue
             with self._lock:
                 self._failed.pop(url, None)
+                self._ahead_s[url] = clock_ahead_s(found.clock_s, began_s, time.time())
                 if url in self._last:
                     points.append(between(self._last[url], found))
                     self._before[url] = self._last[url]
@@ -202,11 +217,13 @@ class Sampler:
 
     def findings(self, now_s: float) -> list[Finding]:
         with self._lock:
-            last, before = dict(self._last), dict(self._before)
+            last, before, clocks = dict(self._last), dict(self._before), dict(self._ahead_s)
         samples = [sample for scrape in last.values() for sample in scrape.samples]
         found = diagnosis.of_metrics(samples, now_s, "DATA_DIR")
         for url, scrape in before.items():
             found += diagnosis.of_consumers(scrape.samples, last[url].samples)
+        for url, ahead_s in clocks.items():
+            found += diagnosis.of_clock(urlsplit(url).netloc, ahead_s)
         return found
 
     def free_share(self) -> float | None:

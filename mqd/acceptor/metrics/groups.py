@@ -38,16 +38,19 @@ def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
     members = GaugeMetricFamily("kafka_consumergroup_members", "Members of a group", labels=_LABELS[:1])
     rebalance = GaugeMetricFamily(
         "mqd_consumergroup_rebalance_seconds",
-        "How long the rebalance under way has lasted; of a consumer group, how long its members have been awaited",
+        "How long the rebalance under way has lasted, 0 if there is none",
         labels=_LABELS[:1],
     )
     left_out = GaugeMetricFamily(
         "mqd_consumergroup_partitions_left_out", f"Partitions of groups beyond the {SERIES_MAX} that are shown"
     )
     shown = left = 0
+    coordinators = broker.coordinators
     for group in sorted(groups(broker), key=lambda group: group.group_id):
         members.add_metric([group.group_id], _member_count(group))
-        rebalance.add_metric([group.group_id], _rebalance_ms(group) / 1000)
+        since_ms = group.rebalance_since_ms
+        lasts_ms = coordinators.clock.now_ms() - since_ms if coordinators is not None and since_ms >= 0 else 0
+        rebalance.add_metric([group.group_id], max(0, lasts_ms) / 1000)
         for topic in sorted(group.offsets.topics):
             indexes = sorted(group.offsets.partitions(topic))
             left += max(0, shown + len(indexes) - SERIES_MAX)
@@ -73,8 +76,8 @@ def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
                 lag_sum.add_metric([group.group_id, topic], total)
     left_out.add_metric([], left)
     yield from (offset, lag, lag_seconds, lag_sum, members, rebalance, left_out)
-    if broker.coordinators is not None:
-        budget = broker.coordinators.budget
+    if coordinators is not None:
+        budget = coordinators.budget
         yield GaugeMetricFamily("mqd_group_memory_bytes", "Memory of all groups, roughly", budget.used_bytes)
         yield GaugeMetricFamily("mqd_group_memory_max_bytes", "group.coordinator.memory.bytes", budget.limit_bytes)
         yield CounterMetricFamily(
@@ -109,20 +112,6 @@ def _dead_letters(broker: Broker) -> Iterator[Any]:
 def _member_count(group: Group) -> int:
     consumer = group.consumer
     return len(consumer.members) if consumer is not None else len(group.classic.members.by_id)
-
-
-def _rebalance_ms(group: Group) -> int:
-    """0: none is under way, or it began or ended while this looked."""
-    if group.consumer is None:
-        since_ms = [group.classic.rebalance_since_ms]
-    elif group.consumer.state_name == "Reconciling":
-        try:
-            since_ms = [holder.since_ms for holder in group.held_up_by()]
-        except (RuntimeError, KeyError):  # the coordinator's loop changed the members
-            since_ms = []
-    else:
-        since_ms = []
-    return max((now_ms() - since for since in since_ms if since >= 0), default=0)
 
 
 def _high_watermark(broker: Broker, topic: str, index: int) -> int | None:

@@ -47,6 +47,7 @@ DISK_HANGS = (
     "dmesg, smartctl and iostat -x show what hangs; if it persists, mqd cluster drain moves leaderships away;"
     " and after the directory is removed from log.dirs, a restarted broker runs without it"
 )
+CLOCK_CURE = "timedatectl timesync-status, or chronyc tracking, on both hosts"
 TITLES = {
     Harm.LOSS: "records at risk",
     Harm.OUTAGE: "clients are not served",
@@ -155,10 +156,24 @@ def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[Place], now_
                 f"this host's clock is {abs(skew_ms) / 1000:.0f} s {'ahead of' if skew_ms > 0 else 'behind'} the active"
                 f" controller's (broker {seen.quorum.leader_id}): times of records and retention are wrong on"
                 " one of them",
-                "timedatectl timesync-status, or chronyc tracking, on both hosts",
+                CLOCK_CURE,
             )
         )
     return found
+
+
+def of_clock(place: str, ahead_s: float) -> list[Finding]:
+    """`ahead_s`: of the clock of the host that looks."""
+    if abs(ahead_s) * 1000 <= CLOCK_SKEW_MS_MAX:
+        return []
+    return [
+        Finding(
+            Harm.NUISANCE,
+            f"the clock of the broker at {place} is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this"
+            " host's: times of records and retention are wrong on one of them",
+            CLOCK_CURE,
+        )
+    ]
 
 
 def of_groups(groups: Iterable[Group]) -> list[Finding]:

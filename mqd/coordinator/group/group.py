@@ -100,8 +100,8 @@ class Listed(NamedTuple):
 
 
 class Rebalance(NamedTuple):
-    """A rebalance in progress. `since_ms` -1 and `reason` "" mean not known (a consumer group's
-    members move to their target individually).
+    """A rebalance in progress. `since_ms` -1 and `reason` "" mean not known; a consumer group gives
+    no reason.
     """
 
     since_ms: int
@@ -178,18 +178,23 @@ class Group:
     def held_up_by(self) -> list[Holder]:
         return self.classic.held_up_by() if self.consumer is None else holders(self.consumer)
 
+    @property
+    def rebalance_since_ms(self) -> int:
+        """-1: none is under way. O(members)."""
+        return (self.consumer or self.classic).rebalance_since_ms
+
     def rebalance(self) -> Rebalance | None:
         holders = self.held_up_by()
         if self.consumer is not None:
             return (
-                Rebalance(-1, "", holders)
+                Rebalance(self.rebalance_since_ms, "", holders)
                 if holders or self.consumer.state_name in ("Assigning", "Reconciling")
                 else None
             )
         classic = self.classic
         return (
-            Rebalance(classic.rebalance_since_ms, classic.rebalance_reason, holders)
-            if holders or classic.rebalance_since_ms >= 0
+            Rebalance(self.rebalance_since_ms, classic.rebalance_reason, holders)
+            if holders or self.rebalance_since_ms >= 0
             else None
         )
 

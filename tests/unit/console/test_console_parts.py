@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from mqd.cli.inspection.diagnosis import Harm
 from mqd.console import rendering
 from mqd.console.audit import Audit
 from mqd.console.cache import SHARE, Cache
-from mqd.console.metrics import Sampler, between, parse, quantile
+from mqd.console.metrics import Sampler, between, clock_ahead_s, parse, quantile
 from mqd.console.options import Options
 from mqd.console.pages.moves import Pace
 from mqd.console.sessions import IDLE_S, SESSION_S, SESSIONS_MAX, Sessions
@@ -183,6 +184,19 @@ def test_a_hanging_flush_and_a_record_that_is_not_passed_are_found(monkeypatch: 
     assert "has not passed offset 7 of t-0" in record.what
     sampler.sample()
     assert [one.what for one in sampler.findings(0.0)] == [record.what], "the flush has ended"
+
+
+def test_a_broker_whose_clock_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Sampler(Options("", ClientSecurity(), "", 0, frozenset(), metrics=("http://broker:9644/metrics",)))
+    ahead_s = [1.0]
+    monkeypatch.setattr(sampler, "_read", lambda url: f"mqd_clock_timestamp_seconds {time.time() + ahead_s[0]}")
+    sampler.sample()
+    assert sampler.findings(0.0) == [], "a scrape takes as long"
+    for ahead_s[0], words in ((40.0, "ahead of"), (-40.0, "behind")):
+        sampler.sample()
+        (found,) = sampler.findings(0.0)
+        assert found.what.startswith("the clock of the broker at broker:9644 is ") and f" s {words} this" in found.what
+    assert [clock_ahead_s(at, 10.0, 12.0) for at in (None, 9.0, 10.5, 13.0)] == [0.0, -1.0, 0.0, 1.0]
 
 
 def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:

@@ -123,27 +123,6 @@ def test_who_does_not_let_go_is_put_out_for_all_its_heartbeats(shell: ConsumerSh
     assert set(shell.consumer.members) == {"m2"}
 
 
-def test_who_holds_a_rebalance_up(shell: ConsumerShell) -> None:
-    shell.enter("m1")
-    assert shell.core.held_up_by() == []
-    shell.advance(1_000)
-    shell.enter("m2")
-    (first,) = shell.core.held_up_by()
-    assert (first.member_id, first.waited_for, first.seen_ms) == ("m1", "heartbeat", shell.now - 1_000)
-    shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)})
-    since = shell.now
-    shell.advance(1_000)
-    shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)})
-    (first,) = shell.core.held_up_by()
-    assert (first.waited_for, first.since_ms, first.client_host) == ("revocation", since, "/10.0.0.1")
-    shell.heartbeat("m1", 1, {"a": (0, 1)})
-    shell.heartbeat("m2", 2)
-    assert shell.core.held_up_by() == []
-
-
-# -- static members --------------------------------------------------------------------------------
-
-
 def test_a_static_member_comes_back_and_no_partition_moves(shell: ConsumerShell) -> None:
     shell.enter("m1", instance_id="i1")
     shell.enter("m2", instance_id="i2")

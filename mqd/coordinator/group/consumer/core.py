@@ -112,6 +112,7 @@ class ConsumerGroup(ModernGroup):
         self.classic = ClassicSide(self)
         # to become a classic group: no member uses the consumer protocol any more
         self.downgrades = False
+        self._rebalance_since_ms = -1  # when a target was last made for a group whose members had reached theirs
         self._assign_after_ms = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ConsumerHeartbeat: self._on_heartbeat,
@@ -137,11 +138,18 @@ class ConsumerGroup(ModernGroup):
             return "Empty"
         if self.epoch > self.assignment_epoch:
             return "Assigning"
-        settled = all(
-            member.state == STABLE and member.epoch in (self.assignment_epoch, LEFT_STATIC_EPOCH)
-            for member in self.members.values()
-        )
-        return "Stable" if settled else "Reconciling"
+        # copied: the thread of the metrics reads it, too
+        return "Stable" if all(map(self._has_settled, list(self.members.values()))) else "Reconciling"
+
+    def _has_settled(self, member: Member) -> bool:
+        return member.state == STABLE and member.epoch in (self.assignment_epoch, LEFT_STATIC_EPOCH)
+
+    @property
+    def rebalance_since_ms(self) -> int:
+        """When the members began to move to another target than that which all had reached.
+        -1: they do not. O(members).
+        """
+        return self._rebalance_since_ms if self.state_name == "Reconciling" else -1
 
     @property
     def assignor(self) -> str:
@@ -385,6 +393,8 @@ class ConsumerGroup(ModernGroup):
             member_id: MemberSpec(member.topic_ids, self.target.get(member_id, NOTHING), member.description.instance_id)
             for member_id, member in self.members.items()
         }
+        if all(member.epoch == 0 or self._has_settled(member) for member in self.members.values()):
+            self._rebalance_since_ms = now_ms  # epoch 0: a member that joins now
         found = ASSIGNORS[self.assignor](specs, counts)
         for member_id, partitions in found.items():
             old = self.target.get(member_id)
@@ -469,6 +479,7 @@ class ConsumerGroup(ModernGroup):
         for name in broken:
             self.target.pop(name, None)
             self.pending += records.member_tombstones(self.group_id, name)
+        self._rebalance_since_ms = now_ms
         session_ms = self.cluster.settings(self.group_id).session_timeout_ms
         for member in self.members.values():
             classic = member.description.classic
