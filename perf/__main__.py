@@ -33,9 +33,10 @@ from perf.accounting import machine, wait_quiet
 from perf.bench import Bench
 from perf.brokers import Brokers
 from perf.cases import CASES
-from perf.loading import ROOT, LoadFailed, build
+from perf.loading import BUILD, ROOT, LoadFailed, build
 from perf.revision import commit
 from perf.settings import settings_page
+from tests import bytecode
 
 HISTORY = ROOT / "perf" / "history.jsonl"
 PAGE = ROOT / "docs" / "performance.md"
@@ -95,6 +96,7 @@ def _measure(bench: Bench, names: list[str]) -> None:
 
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
+    bytecode.keep_apart(BUILD / "bytecode")
     if words[:1] == ["peers"]:
         from perf.peers import command  # here: what it imports is not needed for mqd alone
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
-import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 
 from mqd.shm import tools
 from tests import broker as brokers_of_tests
-from tests import tiers
+from tests import bytecode, tiers
 from tests.broker import Broker
 from tests.polling import PATIENCE_S
 
@@ -37,8 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     tools.ANSWER_TIMEOUT_S = PATIENCE_S
     brokers_of_tests.is_forked = tiers.is_quick = config.getoption("--tier") == "quick"
-    if sys.dont_write_bytecode:
-        keep_bytecode_apart(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
+    bytecode.keep_apart(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
 
 
 @pytest.fixture(autouse=True)
@@ -54,37 +50,6 @@ def settings_stay() -> Iterator[None]:
             del os.environ[name]
         os.environ.update(before)
         pytest.fail(f"the test has changed {dict(after.items() ^ before.items())} for all that follow")
-
-
-def keep_bytecode_apart(folder: Path) -> None:
-    """Python is set to leave no bytecode in the tree, so it goes to another directory. Without it each of five
-    processes compiles all its modules whenever a test starts a broker, which doubles the CPU time.
-    """
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(folder)
-    sys.dont_write_bytecode = False
-    for installed in map(sysconfig.get_path, ("stdlib", "purelib")):
-        link_bytecode(Path(installed), folder)
-
-
-def link_bytecode(installed: Path, folder: Path) -> None:
-    """Bytecode that came with Python and with packages is not looked for where it is any more: each
-    fresh clone would compile two thousand modules.
-    """
-    place = folder / installed.relative_to("/")
-    try:
-        place.mkdir(parents=True)
-    except FileExistsError:  # an earlier run has done it, or another lane does
-        return
-    for path, directories, _ in os.walk(installed):
-        here = place / Path(path).relative_to(installed)
-        if "__pycache__" in directories:
-            here.mkdir(parents=True, exist_ok=True)
-            for file in os.scandir(f"{path}/__pycache__"):
-                if file.name.endswith(f".{sys.implementation.cache_tag}.pyc"):
-                    with contextlib.suppress(FileExistsError):
-                        (here / file.name).symlink_to(file.path)
-        directories[:] = [name for name in directories if name not in ("__pycache__", "site-packages", "test", "tests")]
 
 
 @pytest.hookimpl(wrapper=True)

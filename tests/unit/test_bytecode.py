@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.conftest import keep_bytecode_apart
+from tests import bytecode
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_processes_that_a_test_starts_keep_their_bytecode():
 
 
 def test_bytecode_goes_elsewhere_and_not_into_the_tree(tmp_path, without_bytecode):
-    keep_bytecode_apart(tmp_path / "bytecode")
+    bytecode.keep_apart(tmp_path / "bytecode")
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "module_of_a_broker.py").write_text("answer = 42\n")
@@ -40,7 +40,7 @@ def test_what_is_installed_is_not_compiled_again(tmp_path, without_bytecode):
     (installed / "package").mkdir(parents=True)
     (installed / "package" / "a_module.py").write_text("answer = 42\n")
     subprocess.check_call([sys.executable, "-m", "compileall", "-q", installed], env={})
-    keep_bytecode_apart(tmp_path / "bytecode")
+    bytecode.keep_apart(tmp_path / "bytecode")
     code = "import os, package.a_module as it; print(os.path.islink(it.__cached__), it.__cached__)"
     output = subprocess.check_output([sys.executable, "-c", code], cwd=installed, text=True)
     assert output.split() == ["True", str(next((tmp_path / "bytecode").rglob("a_module.*.pyc")))]
