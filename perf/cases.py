@@ -435,6 +435,55 @@ def compaction(bench: Bench) -> None:
         )
 
 
+# -- surge ------------------------------------------------------------------------------------------
+
+QUIET_CLIENTS = 10
+SURGE_TIMES = 10  # what the one sends, in shares of one of the others
+QUIET_LOAD = {"batch": 16384, "rate": 1_000, "acks": -1, "connections": QUIET_CLIENTS, "partitions": QUIET_CLIENTS + 1}
+SURGE_MS, SURGE_QUICK_MS = 4_000, 2_000
+SURGE_WARM_MS = 1_000
+SURGE_RATIO_MAX = 1.5
+SURGE_WAYS = {"flushed before the answer": "true", "answered from memory": "false"}
+
+
+def _surges(number: int) -> tuple[int, ...]:
+    """The surges of round `number`: none and one, the first of them another each round."""
+    return (0, SURGE_TIMES) if number % 2 == 0 else (SURGE_TIMES, 0)
+
+
+def _surge_ratios(tails: dict[int, list[float]]) -> list[float]:
+    """Round by round: what the surge makes of the others' p99."""
+    return [surged / alone for surged, alone in zip(tails[SURGE_TIMES], tails[0], strict=True)]
+
+
+def _quiet_p99_us(bench: Bench, broker: Measured, topic: str, surge: int) -> float:
+    milliseconds = SURGE_QUICK_MS if bench.quick else SURGE_MS
+    arguments = {**QUIET_LOAD, "surge": surge, "milliseconds": milliseconds, "warm_milliseconds": SURGE_WARM_MS}
+    bench.settle()
+    result, _ = broker.load("paced", topic=topic, **arguments)
+    return float(result["acknowledged"]["p99_us"])
+
+
+def surge(bench: Bench) -> None:
+    """Open loop: a request's time runs from when it was due."""
+    broker = bench.brokers.get("surge")
+    for number, (way, flush) in enumerate(SURGE_WAYS.items()):
+        topic = broker.topic(f"surge-{number}", partitions=QUIET_CLIENTS + 1, flush_on_ack=flush)
+        tails: dict[int, list[float]] = {0: [], SURGE_TIMES: []}
+        for turn in bench.repeat(f"a surge, {way}"):
+            for times in _surges(turn):
+                tails[times].append(_quiet_p99_us(bench, broker, topic, times))
+        bench.add(f"p99 of {QUIET_CLIENTS} producers, {way}", "µs", tails[0])
+        bench.add(
+            f"p99 of {QUIET_CLIENTS} producers beside one at {SURGE_TIMES} times the rate, {way}",
+            "µs",
+            tails[SURGE_TIMES],
+        )
+        name = f"p99 beside one at {SURGE_TIMES} times the rate, as a multiple of alone, {way}"
+        bench.add(name, "times", _surge_ratios(tails), SURGE_RATIO_MAX)
+    bench.brokers.drop("surge")
+
+
 # In the order in which they run: the largest first, since it touches the memory that the others
 # then find warm.
 CASES: dict[str, Callable[[Bench], None]] = {
@@ -450,6 +499,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "forward": forward,
     "flush": flush,
     "compaction": compaction,
+    "surge": surge,
     **cases_coordinators.CASES,
     **cases_local.CASES,
     **tls.CASES,

@@ -5,7 +5,7 @@
  * round load parked     port topic                     [connections]      caught-up consumers; says `ready`, ends with
  * its standard input load latency    port topic batch count         [acks cpu path]    one record at a time, an echo
  * server (on cpu) and fdatasync (of path) interleaved load paced      port topic batch rate milliseconds
- * [warm_milliseconds partitions connections records acks]   requests/s that are kept, whatever the broker does load
+ * [warm_milliseconds partitions connections records acks surge]   requests/s that are kept, whatever the broker does load
  * end_to_end port topic batch count         [acks records bytes_min wait_ms pause_us]   produce on one connection until
  * a parked fetch on another has it load sync       path count                     [batch]            the disk alone
  *   load files      path files batch count         [merge]           the file system alone: CPU time of writing to many

@@ -74,61 +74,86 @@ static void lane_receive(struct lane *lane, struct samples *samples, int64_t mea
     lane->got -= at;
 }
 
-static struct lane *lanes_open(const struct arguments *arguments, int connections)
+/* Clients that send at one rate together, over as many connections. */
+struct pace {
+    struct lane *lanes;
+    int count, first; /* of its partitions */
+    int64_t rate;     /* requests/s of all */
+    uint64_t total, made, answered;
+    struct samples samples;
+};
+
+static void pace_open(struct pace *pace, const struct arguments *arguments, int64_t length_ns)
 {
     const char *topic = argument_text(arguments, "topic", NULL);
-    struct lane *lanes = allocate(sizeof *lanes * (size_t)connections);
-    for (int i = 0; i < connections; i++) {
-        struct lane *lane = &lanes[i];
+    pace->lanes = allocate(sizeof *pace->lanes * (size_t)pace->count);
+    for (int i = 0; i < pace->count; i++) {
+        struct lane *lane = &pace->lanes[i];
         lane->fd = dial((int)argument_number(arguments, "port", INT64_MIN));
         not_blocking(lane->fd);
         lane->topic_bytes = strlen(topic);
         lane->frame =
-            produce_frame(topic, i % (int)argument_number(arguments, "partitions", 1),
+            produce_frame(topic, (pace->first + i) % (int)argument_number(arguments, "partitions", 1),
                           (size_t)argument_number(arguments, "batch", INT64_MIN),
                           (int)argument_number(arguments, "records", 1), (int)argument_number(arguments, "acks", -1));
     }
-    return lanes;
+    pace->total = (uint64_t)((double)length_ns * (double)pace->rate / 1e9);
+    pace->samples.max = (int)pace->total;
+    pace->samples.replied_ns = allocate(sizeof(int64_t) * (pace->total + 1));
+    pace->samples.late_ns = allocate(sizeof(int64_t) * (pace->total + 1));
 }
 
+static void pace_turn(struct pace *pace, int64_t begin, int64_t measured_ns)
+{
+    int64_t now = now_ns(), due_ns;
+    for (;
+         pace->made < pace->total && (due_ns = begin + (int64_t)((double)pace->made * 1e9 / (double)pace->rate)) <= now;
+         pace->made++) {
+        struct lane *lane = &pace->lanes[pace->made % (uint64_t)pace->count];
+        if (lane->due - lane->answered == OWED_MAX)
+            fail("%d requests of a connection without a reply: %lld requests/s are not sustained", OWED_MAX,
+                 (long long)pace->rate);
+        lane->due_ns[lane->due++ % OWED_MAX] = due_ns;
+    }
+    pace->answered = 0;
+    for (int i = 0; i < pace->count; i++) {
+        lane_send(&pace->lanes[i], &pace->samples, measured_ns);
+        lane_receive(&pace->lanes[i], &pace->samples, measured_ns);
+        pace->answered += pace->lanes[i].answered;
+    }
+}
+
+/* The rate is that of all `connections`. With surge=N one more sends N times what one of them does:
+ * in the same thread, since two that spin on one CPU would wait for each other. */
 int paced_main(const struct arguments *arguments)
 {
-    int connections = (int)argument_number(arguments, "connections", 1);
-    int64_t rate = argument_number(arguments, "rate", INT64_MIN),
-            length_ns = argument_number(arguments, "milliseconds", INT64_MIN) * 1000000;
+    struct pace pace = {.count = (int)argument_number(arguments, "connections", 1),
+                        .rate = argument_number(arguments, "rate", INT64_MIN)},
+                surge = {.count = 1, .first = pace.count};
+    int64_t length_ns = argument_number(arguments, "milliseconds", INT64_MIN) * 1000000;
     int64_t warm_ns = argument_number(arguments, "warm_milliseconds", 1000) * 1000000;
-    if (rate < 1 || connections < 1)
+    if (pace.rate < 1 || pace.count < 1)
         fail("rate (requests/s) and connections must be 1 at least");
-    struct lane *lanes = lanes_open(arguments, connections);
-    uint64_t total = (uint64_t)((double)(warm_ns + length_ns) * (double)rate / 1e9), made = 0, answered = 0;
-    struct samples samples = {.max = (int)total};
-    samples.replied_ns = allocate(sizeof(int64_t) * (total + 1));
-    samples.late_ns = allocate(sizeof(int64_t) * (total + 1));
+    surge.rate = argument_number(arguments, "surge", 0) * pace.rate / pace.count;
+    pace_open(&pace, arguments, warm_ns + length_ns);
+    if (surge.rate)
+        pace_open(&surge, arguments, warm_ns + length_ns);
     int64_t begin = now_ns(), measured_ns = begin + warm_ns,
             give_up_ns = begin + warm_ns + length_ns + 60ll * 1000000000;
-    while (answered < total) {
-        int64_t now = now_ns(), due_ns;
-        if (now > give_up_ns)
+    while (pace.answered < pace.total || surge.answered < surge.total) {
+        if (now_ns() > give_up_ns)
             fail("%llu of %llu requests without a reply 60 s after the last was due",
-                 (unsigned long long)(total - answered), (unsigned long long)total);
-        for (; made < total && (due_ns = begin + (int64_t)((double)made * 1e9 / (double)rate)) <= now; made++) {
-            struct lane *lane = &lanes[made % (uint64_t)connections];
-            if (lane->due - lane->answered == OWED_MAX)
-                fail("%d requests of a connection without a reply: %lld requests/s are not sustained", OWED_MAX,
-                     (long long)rate);
-            lane->due_ns[lane->due++ % OWED_MAX] = due_ns;
-        }
-        answered = 0;
-        for (int i = 0; i < connections; i++) {
-            lane_send(&lanes[i], &samples, measured_ns);
-            lane_receive(&lanes[i], &samples, measured_ns);
-            answered += lanes[i].answered;
-        }
+                 (unsigned long long)(pace.total - pace.answered), (unsigned long long)pace.total);
+        pace_turn(&pace, begin, measured_ns);
+        if (surge.rate)
+            pace_turn(&surge, begin, measured_ns);
     }
-    if (!samples.count || !samples.late_count)
+    if (!pace.samples.count || !pace.samples.late_count)
         fail("no request was measured: milliseconds and rate are too small");
-    printf("{\"rate\": %lld, ", (long long)rate);
-    percentiles("late", samples.late_ns, samples.late_count, ", ");
-    percentiles("acknowledged", samples.replied_ns, samples.count, "}\n");
+    printf("{\"rate\": %lld, ", (long long)pace.rate);
+    percentiles("late", pace.samples.late_ns, pace.samples.late_count, ", ");
+    if (surge.samples.count)
+        percentiles("surge", surge.samples.replied_ns, surge.samples.count, ", ");
+    percentiles("acknowledged", pace.samples.replied_ns, pace.samples.count, "}\n");
     return 0;
 }
