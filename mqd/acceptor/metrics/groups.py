@@ -1,19 +1,19 @@
-"""Lag and members of consumer groups as metrics, under the names of kafka_exporter, which existing
-dashboards use.
+"""Lag and members of groups as metrics, under the names of kafka_exporter, which existing dashboards
+use.
 
-The scrape's thread reads state that the coordinator's loop is changing: it copies dictionaries,
-each in one step of the interpreter. A group that changes at the same time appears in its old or its
-new state. Bound: SERIES_MAX partitions of groups, by group name; the number of omitted ones is a
-metric too. Sums by topic cover the shown ones.
+Bound: SERIES_MAX partitions of groups, by group name; the number of omitted ones is a metric too.
+Sums by topic cover the shown ones.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mqd.acceptor.broker import Broker
-from mqd.acceptor.metrics.waiting import Place, Waiting, groups
+from mqd.acceptor.metrics.positions import groups, positions
+from mqd.acceptor.metrics.waiting import Place, Waiting
 from mqd.base.clock import now_ms
 from mqd.coordinator.group.group import Group
 
@@ -24,14 +24,18 @@ _LABELS = ["consumergroup", "topic", "partition"]
 
 def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
     offset = GaugeMetricFamily(
-        "kafka_consumergroup_current_offset", "Committed offset of a group in a partition", labels=_LABELS
+        "kafka_consumergroup_current_offset",
+        "Committed offset of a group in a partition; of a share group, its first record that is not finished",
+        labels=_LABELS,
     )
     lag = GaugeMetricFamily(
-        "kafka_consumergroup_lag", "Records between the committed offset and the high watermark", labels=_LABELS
+        "kafka_consumergroup_lag",
+        "Records between the committed offset and the high watermark; of a share group, those not finished",
+        labels=_LABELS,
     )
     lag_seconds = GaugeMetricFamily(
         "mqd_consumergroup_lag_seconds",
-        "How long the first record that a group has not committed has waited, by its timestamp",
+        "How long the first record that a group has not committed, or not finished, has waited, by its timestamp",
         labels=_LABELS,
     )
     lag_sum = GaugeMetricFamily("kafka_consumergroup_lag_sum", "Lag of a group in a topic", labels=_LABELS[:2])
@@ -44,37 +48,30 @@ def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
     left_out = GaugeMetricFamily(
         "mqd_consumergroup_partitions_left_out", f"Partitions of groups beyond the {SERIES_MAX} that are shown"
     )
-    shown = left = 0
     coordinators = broker.coordinators
     for group in sorted(groups(broker), key=lambda group: group.group_id):
         members.add_metric([group.group_id], _member_count(group))
         since_ms = group.rebalance_since_ms
         lasts_ms = coordinators.clock.now_ms() - since_ms if coordinators is not None and since_ms >= 0 else 0
         rebalance.add_metric([group.group_id], max(0, lasts_ms) / 1000)
-        for topic in sorted(group.offsets.topics):
-            indexes = sorted(group.offsets.partitions(topic))
-            left += max(0, shown + len(indexes) - SERIES_MAX)
-            indexes = indexes[: max(0, SERIES_MAX - shown)]
-            shown += len(indexes)
-            total = 0
-            for index in indexes:
-                committed = group.offsets.get(topic, index)
-                if committed is None:
-                    continue
-                labels = [group.group_id, topic, str(index)]
-                offset.add_metric(labels, committed.offset)
-                end = _high_watermark(broker, topic, index)
-                if end is not None:
-                    lag.add_metric(labels, max(0, end - committed.offset))
-                    total += max(0, end - committed.offset)
-                    waits = waiting.get((group.group_id, topic, index))
-                    if end <= committed.offset:
-                        lag_seconds.add_metric(labels, 0)
-                    elif waits is not None and waits.since_ms >= 0:
-                        lag_seconds.add_metric(labels, max(0, now_ms() - waits.since_ms) / 1000)
-            if indexes:
-                lag_sum.add_metric([group.group_id, topic], total)
-    left_out.add_metric([], left)
+    found = positions(broker)
+    for (name, topic), of_topic in itertools.groupby(found[:SERIES_MAX], lambda one: (one.group, one.topic)):
+        total = 0
+        for one in of_topic:
+            labels = [name, topic, str(one.partition)]
+            offset.add_metric(labels, one.offset)
+            end = _high_watermark(broker, topic, one.partition)
+            if end is not None:
+                behind = max(0, end - one.offset - one.finished_count)
+                lag.add_metric(labels, behind)
+                total += behind
+                waits = waiting.get((name, topic, one.partition))
+                if behind == 0:
+                    lag_seconds.add_metric(labels, 0)
+                elif waits is not None and waits.since_ms >= 0:
+                    lag_seconds.add_metric(labels, max(0, now_ms() - waits.since_ms) / 1000)
+        lag_sum.add_metric([name, topic], total)
+    left_out.add_metric([], max(0, len(found) - SERIES_MAX))
     yield from (offset, lag, lag_seconds, lag_sum, members, rebalance, left_out)
     if coordinators is not None:
         budget = coordinators.budget
@@ -110,8 +107,8 @@ def _dead_letters(broker: Broker) -> Iterator[Any]:
 
 
 def _member_count(group: Group) -> int:
-    consumer = group.consumer
-    return len(consumer.members) if consumer is not None else len(group.classic.members.by_id)
+    modern = group.consumer or group.share
+    return len(modern.members) if modern is not None else len(group.classic.members.by_id)
 
 
 def _high_watermark(broker: Broker, topic: str, index: int) -> int | None:

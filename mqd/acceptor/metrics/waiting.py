@@ -1,4 +1,5 @@
-"""How long the first unread record of a consumer group has waited, by its timestamp.
+"""How long the first record that a group has not read, or a share group has not finished, has waited,
+by its timestamp.
 
 Read from the files of this host's replicas, one log directory at a time, in the thread that
 measures it (see directories.py): if a directory hangs, only the ages of its own groups are missing.
@@ -10,14 +11,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker
+from mqd.acceptor.metrics.positions import positions
 from mqd.cluster.host.messages import PartitionImage
-from mqd.coordinator.group.group import Group
 from mqd.log import lookup
 from mqd.log.batches import CorruptBatch
 from mqd.native import SlotView
 
 LOOKUPS_MAX = 200
-TRIES = 5
 
 Place = tuple[str, str, int]  # group, topic, partition
 
@@ -75,29 +75,11 @@ class Measured:
         return found.timestamp_ms
 
     def _unread(self) -> Iterator[tuple[Place, _Unread]]:
-        for group in groups(self._broker):
-            for topic in sorted(group.offsets.topics):
-                about = self._broker.metadata.topics.get(topic)
-                for index in sorted(group.offsets.partitions(topic)) if about is not None else ():
-                    committed, image = group.offsets.get(topic, index), self._broker.partition_of(topic, index)
-                    if committed is None or image is None or image.log_dir != self._log_dir or about is None:
-                        continue
-                    view = self._broker.replica_view(image)
-                    if view is not None and committed.offset < view.high_watermark:
-                        yield (group.group_id, topic, index), _Unread(image, about.topic_id, committed.offset, view)
-
-
-def groups(broker: Broker) -> list[Group]:
-    """The groups of this coordinator, for a thread other than its own: it copies what changes in
-    one step of the interpreter.
-    """
-    if broker.coordinators is None:
-        return []
-    for _ in range(TRIES):
-        try:
-            return [
-                core for _, core in list(broker.coordinators.groups.items()) if isinstance(core, Group) and core.exists
-            ]
-        except RuntimeError:
-            continue  # groups were added or removed during the listing
-    return []
+        for one in positions(self._broker):
+            about = self._broker.metadata.topics.get(one.topic)
+            image = self._broker.partition_of(one.topic, one.partition)
+            if about is None or image is None or image.log_dir != self._log_dir:
+                continue
+            view = self._broker.replica_view(image)
+            if view is not None and one.offset < view.high_watermark:
+                yield (one.group, one.topic, one.partition), _Unread(image, about.topic_id, one.offset, view)

@@ -13,10 +13,12 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
+from mqd import ShareConsumer
 from mqd.spark.driver import Driver
 from mqd.spark.options import source_options
 from tests.broker import Broker
 from tests.interaction.command_line import CommandLine
+from tests.interaction.share_members import begin_at_first_record
 from tests.interaction.traffic import create_topic, eventually
 from tests.interaction.transactional import connect, fresh
 
@@ -202,20 +204,28 @@ def test_an_offset_beyond_the_log(mqd: CommandLine, broker: Broker, topic: str) 
     assert (rows[0]["lag"], rows[0]["note"], rows[1]["lag"], rows[1]["note"]) == (7, None, 0, "beyond the log's end")
 
 
+def scraped(broker: Broker) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as response:
+        return response.read().decode()
+
+
+def metrics_of(broker: Broker, group: str, topic: str) -> dict[tuple[str, str | None], float]:
+    """By name and partition."""
+    return {
+        (sample.name, sample.labels.get("partition")): sample.value
+        for family in text_string_to_metric_families(scraped(broker))
+        for sample in family.samples
+        if sample.labels.get("consumergroup") == group and sample.labels.get("topic", topic) == topic
+    }
+
+
 def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
     """Under kafka_exporter's names."""
     group = fresh("measured")
     consumer = member(group, topic, "app-1")
     poll_until_assigned(consumer)
     consumer.commit(offsets=[TopicPartition(topic, 0, 4), TopicPartition(topic, 2, 10)], asynchronous=False)
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
-    found = {
-        (sample.name, sample.labels.get("partition")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.labels.get("consumergroup") == group and sample.labels.get("topic", topic) == topic
-    }
+    found = metrics_of(broker, group, topic)
     # the first of partition 0 that is not committed is its fifth, of the time 5,000 ms
     assert time.time() - 30 < found.pop(("mqd_consumergroup_lag_seconds", "0")) + 5 < time.time()
     assert found.pop(("mqd_consumergroup_lag_seconds", "2")) == 0
@@ -228,7 +238,34 @@ def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: st
         ("kafka_consumergroup_members", None): 1,
         ("mqd_consumergroup_rebalance_seconds", None): 0,
     }
-    assert "mqd_consumergroup_partitions_left_out 0.0" in text.splitlines()
+    assert "mqd_consumergroup_partitions_left_out 0.0" in scraped(broker).splitlines()
+
+
+def test_a_share_group_has_a_lag_too(broker: Broker, topic: str) -> None:
+    """One record is never acknowledged: its age is that of the group."""
+    group = fresh("sharing")
+    begin_at_first_record(broker.bootstrap, group)
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
+    with ShareConsumer(settings) as consumer:
+        consumer.subscribe([topic])
+        count = 0
+        while count < 30:
+            for message in consumer.poll(1.0):
+                count += 1
+                if (message.partition(), message.offset()) != (0, 4):
+                    consumer.acknowledge(message)
+            consumer.commit_sync()
+        found = eventually(
+            lambda: (
+                (of_now := metrics_of(broker, group, topic)).get(("kafka_consumergroup_lag_sum", None)) == 1
+                and ("mqd_consumergroup_lag_seconds", "0") in of_now
+                and of_now
+            )
+        )
+    assert found["kafka_consumergroup_current_offset", "0"] == 4 and found["kafka_consumergroup_lag", "0"] == 1
+    assert found["kafka_consumergroup_current_offset", "1"] == 10 and found["kafka_consumergroup_lag", "1"] == 0
+    assert time.time() - 90 < found["mqd_consumergroup_lag_seconds", "0"] + 5 < time.time(), "its time is 5,000 ms"
+    assert found["mqd_consumergroup_lag_seconds", "1"] == 0 and found["kafka_consumergroup_members", None] == 1
 
 
 # -- deleting --------------------------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""How far groups have come, read by a thread other than their coordinators': it copies what changes
+in one step of the interpreter, and retries what changed during the copy. A group that changes at the
+same time appears in its old or its new state.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mqd.acceptor.broker import Broker
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.share.core import SharePartition
+
+TRIES = 5
+
+
+class Position(NamedTuple):
+    """`offset`: the committed offset; of a share group, the first record that it has not finished.
+    `finished_count`: records at or after it that a share group has finished.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    finished_count: int
+
+
+def groups(broker: Broker) -> list[Group]:
+    """Those that this host coordinates."""
+    if broker.coordinators is None:
+        return []
+    return [core for core in _cores(broker.coordinators.groups) if isinstance(core, Group) and core.exists]
+
+
+def positions(broker: Broker) -> list[Position]:
+    """In order of group, topic and partition. Of share groups: where this host coordinates the
+    share-partition's state.
+    """
+    return sorted([*_committed(broker), *_of_share_groups(broker)])
+
+
+def _committed(broker: Broker) -> Iterator[Position]:
+    for group in groups(broker):
+        for topic in list(group.offsets.topics):
+            for index in list(group.offsets.partitions(topic)):
+                committed = group.offsets.get(topic, index)
+                if committed is not None:
+                    yield Position(group.group_id, topic, index, committed.offset, 0)
+
+
+def _of_share_groups(broker: Broker) -> Iterator[Position]:
+    if broker.coordinators is None:
+        return
+    for core in _cores(broker.coordinators.share):
+        if isinstance(core, SharePartition) and core.exists and core.start_offset >= 0:
+            topic = broker.metadata.by_id(core.topic_id)
+            if topic is not None:
+                finished_count = max(0, core.complete_count)
+                yield Position(core.group_id, topic.name, core.partition, core.start_offset, finished_count)
+
+
+def _cores(coordinator: Coordinator) -> list[object]:
+    for _ in range(TRIES):
+        try:
+            return [core for _, core in list(coordinator.items())]
+        except RuntimeError:
+            continue  # some were added or removed during the listing
+    return []
