@@ -1,11 +1,11 @@
-"""Brokers whose processes are forked, not executed: nine tenths of the CPU seconds of a broker's
-start are imports, and the quick tier starts some five hundred brokers.
+"""Brokers that are forked, not executed: nine tenths of the CPU seconds of a broker's start are
+imports, and the quick tier starts some five hundred brokers.
 
 One process imports what brokers do; each `mqd up` (or another command) is a fork of it that
-continues as the command does, and so is each process that its supervisord starts. All else is as
-ever: the processes' parents, sessions, files, signals, environments. The slow tier executes all
-brokers, and so do tests of the start itself (some of interaction/keeper), those with variables other than FORKED_VARIABLES,
-and tests/packages.
+continues as the command does, as each process of a broker is a fork of its supervisord
+(mqd.keeper.forking). All else is as ever: the processes' parents, sessions, files, signals,
+environments. The slow tier executes `mqd up`, and so do tests of the start itself (some of
+interaction/keeper), those with variables other than FORKED_VARIABLES, and tests/packages.
 """
 
 from __future__ import annotations
@@ -24,27 +24,25 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from mqd import _native
+from mqd.keeper import forking
 
 COMMAND = [sys.executable, "-m", "mqd.cli.main"]
-PROGRAMS = ("mqd.keeper", "mqd.controller", "mqd.worker", "mqd.acceptor", "mqd.timer")
+_PYTHON = (sys.executable, "-P", "-m")
 # what they import when they need it: a fork that does costs up to a tenth of a second more
 _ALSO = (
     *("mqd.cli.main", "mqd.cli.verbs.up", "mqd.cli.secure", "mqd.cli.joining"),
-    *("mqd.keeper.supervise", "mqd.keeper.loop", "mqd.keeper.resources", "mqd.keeper.broker_state"),
-    *("mqd.keeper.identity", "mqd.keeper.reserve", "mqd.keeper.sockets"),
-    *("mqd.worker.worker", "mqd.controller.membership", "mqd.acceptor.metrics.token", "mqd.shm.locks"),
+    *("mqd.keeper.supervise", "mqd.keeper.reserve", "mqd.acceptor.metrics.token", "mqd.shm.locks"),
     *("mqd.acceptor.handlers.configs.config_entries", "mqd.acceptor.handlers.configs.broker_loggers"),
     *("mqd.acceptor.handlers.groups.group_requests", "mqd.acceptor.handlers.security.authorized"),
     *("mqd.acceptor.handlers.topics.topic_names", "encodings.idna"),
     *("supervisor.dispatchers", "supervisor.process", "supervisor.socket_manager", "supervisor.web"),
 )
-# the core reads these when it is loaded, which has happened before the fork: see _watch_files
+# the core reads these when it is loaded, which has happened before the fork: see _watched
 _JOURNAL, _FAULTS = "MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"
 FORKED_VARIABLES = frozenset({_JOURNAL, _FAULTS})
 _REQUEST_BYTES_MAX = 1 << 18
@@ -113,7 +111,7 @@ class Preloaded:
         cwd: Path | None = None,
         program: str = "mqd",
     ) -> Forked:
-        """`mqd ARGUMENTS`, or one of PROGRAMS, in a session of its own, with these files."""
+        """`mqd ARGUMENTS`, or one of the broker's programs, in a session of its own, with these files."""
         request = {
             "program": program,
             "arguments": list(arguments),
@@ -223,62 +221,39 @@ def _go_on(request: dict[str, Any], files: Sequence[int]) -> None:
     for fd, place in zip(files, (1, 2, 0)):
         os.dup2(fd, place)
         os.close(fd)
-    main = importlib.import_module(f"{program}.__main__").main
-    _become([program, *request["arguments"]], request["environment"], main)
-
-
-def _become(argv: Sequence[str], environment: dict[str, str], main: Callable[[], Any]) -> None:
-    """What execve would have done, and then the program."""
     _prctl(_PR_SET_DUMPABLE, 1)
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv[:] = argv
-    status = 1
-    try:
-        _watch_files()
-        ended = main()
-        status = ended if isinstance(ended, int) else 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except OSError:
-                pass
-        os._exit(status)
+    main = importlib.import_module(f"{program}.__main__").main
+    forking.become([*_PYTHON, program, *request["arguments"]], request["environment"], _watched(main))
 
 
-def _watch_files() -> None:
-    """What the core's constructor does in a process that is executed. A test that asked for faults
-    and does not get them would prove nothing.
+def _watched(main: Callable[[], Any]) -> Callable[[], Any]:
+    """With what the core's constructor does in a process that is executed. A test that asked for
+    faults and does not get them would prove nothing.
     """
-    journal, faults = (os.environ.get(name, "").encode() or None for name in (_JOURNAL, _FAULTS))
-    if (journal or faults) and ctypes.CDLL(_native.__file__).mqd_file_watch(journal, faults) < 0:
-        raise OSError(f"{_JOURNAL} or {_FAULTS} is not valid: {journal!r}, {faults!r}")
+
+    def watched() -> Any:
+        journal, faults = (os.environ.get(name, "").encode() or None for name in (_JOURNAL, _FAULTS))
+        if (journal or faults) and ctypes.CDLL(_native.__file__).mqd_file_watch(journal, faults) < 0:
+            raise OSError(f"{_JOURNAL} or {_FAULTS} is not valid: {journal!r}, {faults!r}")
+        return main()
+
+    return watched
 
 
-def _execve(options: Any, filename: str, argv: list[str], environment: dict[str, str]) -> None:
+def _execve(filename: str, argv: list[str], environment: Mapping[str, str]) -> None:
     """supervisord's, in the child that it has forked."""
-    if argv[1:3] == ["-P", "-m"] and argv[3] in PROGRAMS:
-        _become(argv[3:], environment, importlib.import_module(f"{argv[3]}.__main__").main)
+    main = forking.main_of(argv)
+    if main is not None:
+        _prctl(_PR_SET_DUMPABLE, 1)
+        forking.become(argv, environment, _watched(main))
     os.execve(filename, argv, environment)
 
 
 def _main() -> None:
-    from supervisor.options import ServerOptions
-
-    for name in (*_ALSO, *(f"{program}.__main__" for program in PROGRAMS)):
+    for name in _ALSO:
         importlib.import_module(name)
-    ServerOptions.execve = _execve
+    forking.preload()
+    forking.execve = _execve
     gc.collect()
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))

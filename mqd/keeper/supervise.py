@@ -11,6 +11,7 @@ Additions to supervisord, which remains responsible for starting, restarting, st
    standard error and, if that fails too, close the pipe of the process whose line it was.
 5. A process that ends by SIGTERM (status 0) while the broker continues is started again: this is
    the way to restart the acceptor.
+6. Its children become the broker's programs without execve (mqd.keeper.forking).
 
 Single-threaded on purpose: supervisord forks, and a fork beside other threads may inherit their
 locks.
@@ -35,7 +36,7 @@ from supervisor.supervisord import Supervisor
 
 from mqd.base import restarts
 from mqd.base.paths import Layout
-from mqd.keeper import systemd
+from mqd.keeper import forking, systemd
 from mqd.shm.keeper_messages import CANNOT_START
 
 KEEPER = "mqd-keeper"
@@ -84,7 +85,7 @@ class ReadyBroker(msgspec.Struct):
 
 
 def _fork() -> int:
-    """os.fork() for a child that executes another program: a signal ends it already now. With the
+    """os.fork() for a child that becomes another program: a signal ends it already now. With the
     handlers of this process it would take a SIGTERM and forget it with execve.
     """
     handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
@@ -187,6 +188,7 @@ class BrokerSupervisor(Supervisor):
         self._reap = options.waitpid
         options.waitpid = self._reap_and_count
         options.fork = _fork
+        options.execve = forking.execve
         self._manager = systemd.Manager.take(os.environ, os.getpid())
         self._feeder = systemd.Feeder(self._manager, places.keeper_socket, options.get_socket_map())
         self._says_stopping = False
@@ -355,6 +357,7 @@ def run(
     configuration refers to. Returns None, or the reason why it ended unexpectedly. Raises
     KeyboardInterrupt, after everything has ended, if Ctrl-C came before it was ready.
     """
+    forking.preload()
     options = ServerOptions()
     options.realize(["-c", str(configuration)], doc="mqd")
     options.first, options.test = True, False

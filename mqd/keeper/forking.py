@@ -1,0 +1,106 @@
+"""The broker's processes are forks of the supervisord that starts them, which has imported their
+modules: executing five Pythons would import most of the same modules five times, and a process that
+is killed would be back only after its imports.
+
+A fork continues as if it had been executed: arguments, environment, signals and files are those that
+supervisord gives it, and so is what `ps` shows. It has its parent's memory, which holds no secret
+that it does not receive from the keeper anyway, and its parent's memory layout. supervisord has no
+threads (mqd.keeper.supervise).
+
+Another supervisord (`mqd up --print-supervisord`), or another Python, executes the programs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+PROGRAMS = ("mqd.keeper", "mqd.controller", "mqd.worker", "mqd.acceptor", "mqd.timer")
+# what they import after their start
+_ALSO = (
+    *("mqd.keeper.loop", "mqd.keeper.resources", "mqd.keeper.broker_state", "mqd.keeper.identity"),
+    *("mqd.keeper.sockets", "mqd.worker.worker", "mqd.controller.membership", "encodings.idna"),
+)
+_READ_AT_LOAD = frozenset({"MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"})  # by the core; variables of tests
+_PR_SET_NAME = 15
+_ARGUMENTS_AT, _ENVIRONMENT_AT = 45, 47  # in /proc/self/stat, after the name: where each begins; then where it ends
+
+
+def preload() -> None:
+    """Imports the programs. Called by a process that becomes their parent and does nothing else."""
+    if not sys.flags.safe_path:
+        del sys.path[0]  # as -P: no module comes from the directory of a script, or from the working directory
+    gc.disable()
+    for name in (*(f"{program}.__main__" for program in PROGRAMS), *_ALSO):
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+
+
+def main_of(argv: Sequence[str]) -> Callable[[], Any] | None:
+    """The program that `argv` would execute, if it is one of PROGRAMS, run by this Python."""
+    if argv[:3] != [sys.executable, "-P", "-m"] or argv[3] not in PROGRAMS:
+        return None
+    return importlib.import_module(f"{argv[3]}.__main__").main
+
+
+def execve(filename: str, argv: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Like os.execve; for supervisord, in the child that it has forked."""
+    main = main_of(argv)
+    if main is not None and environment.keys().isdisjoint(_READ_AT_LOAD):
+        become(argv, environment, main)
+    os.execve(filename, argv, environment)
+
+
+def become(argv: Sequence[str], environment: Mapping[str, str], main: Callable[[], Any]) -> NoReturn:
+    """What execve would have done, and then the program."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv[:] = argv[3:]
+        _set_title(argv)
+        ended = main()
+        status = ended if isinstance(ended, int) else 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                pass
+        os._exit(status)
+
+
+def _set_title(argv: Sequence[str]) -> None:
+    """What /proc/PID/cmdline and comm show. Removes the environment with which the parent was
+    executed from /proc/PID/environ: it may have secrets that the parent has removed from its own.
+    """
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    begin, end = map(int, fields[_ARGUMENTS_AT : _ARGUMENTS_AT + 2])
+    size = end - begin
+    title = b"".join(word.encode() + b"\0" for word in argv)
+    if len(title) > size:  # shorter: without the path of the Python
+        title = b"".join(word.encode() + b"\0" for word in argv[3:])[: size - 1]
+    ctypes.memmove(begin, title.ljust(size, b"\0"), size)
+    begin, end = map(int, fields[_ENVIRONMENT_AT : _ENVIRONMENT_AT + 2])
+    ctypes.memset(begin, 0, end - begin)
+    name = os.environ.get("SUPERVISOR_PROCESS_NAME", argv[3])
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
