@@ -178,20 +178,26 @@ def pairs(values: Iterable[str], option: str) -> dict[str, str]:
     return found
 
 
-def complete_topic(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Topic names for the shell's completion; none when no broker responds at once."""
-    try:
-        from mqd.cli.librdkafka import topic_names
+def completing(names: Callable[[str], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """The shell's completion by `names` of the broker at an address; without names when it does not
+    respond at once.
+    """
 
-        return [
-            name
-            for name in topic_names(
-                ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP, 1.0
-            )
-            if name.startswith(incomplete)
-        ]
-    except Exception:
-        return []
+    def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            address = ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+            return [name for name in names(address) if name.startswith(incomplete)]
+        except Exception:
+            return []
+
+    return complete
+
+
+@completing
+def complete_topic(bootstrap: str) -> Iterable[str]:
+    from mqd.cli.librdkafka import topic_names
+
+    return topic_names(bootstrap, 1.0)
 
 
 # -- output ----------------------------------------------------------------------------------------

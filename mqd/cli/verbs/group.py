@@ -1,12 +1,12 @@
 """`mqd group`: list, describe, delete, seek, delete-offsets."""
 
-import os
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqd.cli.common import DEFAULT_BOOTSTRAP, EXIT_FAILED, Settings, emit_json, emit_table, error_line, options
+from mqd.cli.common import EXIT_FAILED, Settings, completing, emit_json, emit_table, error_line, options
 from mqd.cli.common import CliError as CliError
 
 if TYPE_CHECKING:
@@ -31,17 +31,11 @@ def command() -> None:
     pass
 
 
-def complete_group(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    try:
-        from mqd.cli.group_listing import names
+@completing
+def complete_group(bootstrap: str) -> Iterable[str]:
+    from mqd.cli.group_listing import names
 
-        return [
-            name
-            for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP)
-            if name.startswith(incomplete)
-        ]
-    except Exception:
-        return []
+    return names(bootstrap)
 
 
 def lasting(milliseconds: int) -> str:

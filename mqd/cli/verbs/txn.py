@@ -1,13 +1,13 @@
 """`mqd txn`: list, describe, abort."""
 
-import os
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqd.cli.common import DEFAULT_BOOTSTRAP, Settings, emit_json, emit_table, options
 from mqd.cli.common import CliError as CliError
+from mqd.cli.common import Settings, completing, emit_json, emit_table, options
 
 if TYPE_CHECKING:
     from mqd.cli.broker_lookup import Cluster
@@ -36,17 +36,11 @@ def command() -> None:
     pass
 
 
-def _complete_id(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    try:
-        from mqd.cli.transactions import names
+@completing
+def _complete_id(bootstrap: str) -> Iterable[str]:
+    from mqd.cli.transactions import names
 
-        return [
-            name
-            for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP)
-            if name.startswith(incomplete)
-        ]
-    except Exception:
-        return []
+    return names(bootstrap)
 
 
 def _open_for(milliseconds: int | None) -> str:
