@@ -59,7 +59,7 @@ class Host(Broker):
         return f"{self.address}:{self.port}"
 
     def quorum(self) -> Any:
-        """The answer to DescribeQuorum; None while no host responds."""
+        """The response to DescribeQuorum; None while no host responds."""
         return self._request(
             55,
             DescribeQuorumRequest(
@@ -73,7 +73,7 @@ class Host(Broker):
         )
 
     def metadata(self, topics: Iterable[str] | None = ()) -> Any:
-        """The answer to Metadata; None while no host responds."""
+        """The response to Metadata; None while no host responds."""
         requested = None if topics is None else [MetadataRequest.Topic(name=name) for name in topics]
         return self._request(3, MetadataRequest(topics=requested, allow_auto_topic_creation=False))
 
@@ -152,9 +152,9 @@ class Cluster:
 
         def found() -> Host | None:
             for host in self.hosts:
-                answer = host.quorum() if host.process is not None else None
-                if answer is not None and not answer.error_code:
-                    leader = answer.topics[0].partitions[0].leader_id
+                response = host.quorum() if host.process is not None else None
+                if response is not None and not response.error_code:
+                    leader = response.topics[0].partitions[0].leader_id
                     if leader >= 0 and self[leader].process is not None:
                         return self[leader]
             return None

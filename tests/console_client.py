@@ -80,15 +80,15 @@ class Browser:
             "client": ("127.0.0.1", 50000),
             "server": ("127.0.0.1", 9180),
         }
-        answer = asyncio.run(asyncio.wait_for(_call(self.app, scope, body), TIMEOUT_S))
-        for name, morsel in SimpleCookie(answer.headers.get("set-cookie", "")).items():
+        response = asyncio.run(asyncio.wait_for(_call(self.app, scope, body), TIMEOUT_S))
+        for name, morsel in SimpleCookie(response.headers.get("set-cookie", "")).items():
             self.cookies[name] = morsel.value
-        return answer
+        return response
 
 
 async def _call(app: App, scope: dict[str, object], body: bytes) -> Answer:
     requests = [{"type": "http.request", "body": body, "more_body": False}]
-    answer = Answer(0, {}, b"")
+    response = Answer(0, {}, b"")
     ended = asyncio.Event()
 
     async def receive() -> dict[str, object]:
@@ -99,12 +99,12 @@ async def _call(app: App, scope: dict[str, object], body: bytes) -> Answer:
 
     async def send(message: dict) -> None:
         if message["type"] == "http.response.start":
-            answer.status = message["status"]
-            answer.headers = {name.decode().lower(): value.decode("latin-1") for name, value in message["headers"]}
+            response.status = message["status"]
+            response.headers = {name.decode().lower(): value.decode("latin-1") for name, value in message["headers"]}
         else:
-            answer.body += message.get("body", b"")
+            response.body += message.get("body", b"")
             if not message.get("more_body"):
                 ended.set()
 
     await app(scope, receive, send)
-    return answer
+    return response

@@ -91,9 +91,9 @@ def _serve(pipe: Connection, parents: Connection, path: Path) -> None:
             except (ConnectionEnded, TimeoutError) as error:
                 pipe.send(repr(error))
         else:
-            answer, fd = local.send_request(requested[0], requested[1], 0)
+            response, fd = local.send_request(requested[0], requested[1], 0)
             content = b""
             if fd is not None:
                 content = os.pread(fd, 1 << 16, 0)
                 os.close(fd)
-            pipe.send((answer["error"], content))
+            pipe.send((response["error"], content))

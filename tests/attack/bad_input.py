@@ -32,7 +32,7 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
 PRODUCE, FETCH, METADATA, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 1, 3, 17, 18, 36
 TOKEN_BYTES_MAX = 512 << 10
 WAIT_S = 20.0
-QUIET_S = 0.05  # how long a client that sent half of something waits for an answer
+QUIET_S = 0.05  # how long a client that sent half of something waits for a response
 _OTHER_KEY = rsa.generate_private_key(65537, 2048)
 
 
@@ -96,9 +96,9 @@ def outcome(connection: socket.socket, wait_s: float = WAIT_S) -> str:
 
 
 def mechanism(kafka: KafkaConnection, name: str) -> None:
-    answer = kafka.call(HANDSHAKE, 1, SaslHandshakeRequest(mechanism=name))
-    if answer.error_code:
-        raise AssertionError(f"{name} is not there: {answer}")
+    response = kafka.call(HANDSHAKE, 1, SaslHandshakeRequest(mechanism=name))
+    if response.error_code:
+        raise AssertionError(f"{name} is not there: {response}")
 
 
 def authenticated(kafka: KafkaConnection, token: bytes) -> SaslAuthenticateRequest:
@@ -108,10 +108,10 @@ def authenticated(kafka: KafkaConnection, token: bytes) -> SaslAuthenticateReque
 def must_be_stranger(kafka: KafkaConnection) -> None:
     """Nothing but the exchange is answered on this connection."""
     try:
-        answer = kafka.call(METADATA, 12, MetadataRequest())
+        response = kafka.call(METADATA, 12, MetadataRequest())
     except (ConnectionEnded, OSError):
         return
-    raise Intruded(f"Metadata was answered without credentials: {answer}")
+    raise Intruded(f"Metadata was answered without credentials: {response}")
 
 
 # -- TLS -------------------------------------------------------------------------------------------
@@ -224,17 +224,17 @@ def renegotiation(target: Target, rng: random.Random) -> str:
 def _refused(kafka: KafkaConnection, token: bytes) -> str:
     """The token is refused with an error or an end, and proves nothing."""
     try:
-        answer = authenticated(kafka, token)
+        response = authenticated(kafka, token)
     except (ConnectionEnded, OSError):
         return "closed"
-    if answer.error_code == 0:
+    if response.error_code == 0:
         # a step of an exchange, or the refusal of RFC 7628, which the client acknowledges
-        if bytes(answer.auth_bytes).startswith(b'{"status"'):
+        if bytes(response.auth_bytes).startswith(b'{"status"'):
             return _refused(kafka, b"\x01")
         must_be_stranger(kafka)
         return "a step"
     must_be_stranger(kafka)
-    return f"error {answer.error_code}"
+    return f"error {response.error_code}"
 
 
 def _stranger(target: Target, rng: random.Random) -> KafkaConnection:
@@ -302,9 +302,9 @@ def replayed_scram(target: Target, rng: random.Random) -> str:
     first, final = target.received
     with _stranger(target, rng) as kafka:
         mechanism(kafka, "SCRAM-SHA-256")
-        answer = bytes(authenticated(kafka, first).auth_bytes)
+        response = bytes(authenticated(kafka, first).auth_bytes)
         if rng.random() < 0.5:
-            nonce = answer.partition(b",")[0][2:]
+            nonce = response.partition(b",")[0][2:]
             proof = final.rpartition(b",p=")[2]
             final = b"c=biws,r=" + nonce + b",p=" + proof
         return _refused(kafka, final)
@@ -397,14 +397,14 @@ def malformed_before(target: Target, rng: random.Random) -> str:
             return "closed"
         kafka.socket.settimeout(QUIET_S)
         try:
-            answer = kafka.receive_frame()
+            response = kafka.receive_frame()
         except TimeoutError:
             return "waits"
         except (ConnectionEnded, OSError):
             return "closed"
         sent_key = struct.unpack_from(">h", data, 4)[0] if len(data) >= 6 else -1
         if sent_key not in (HANDSHAKE, API_VERSIONS, AUTHENTICATE):
-            raise Intruded(f"API {sent_key} was answered before any proof: {answer[:60]!r}")
+            raise Intruded(f"API {sent_key} was answered before any proof: {response[:60]!r}")
     return "answered"
 
 
@@ -458,11 +458,11 @@ def without_rights(target: Target, rng: random.Random) -> str:
         if acks_0:
             kafka.close()
             return "no answer is due"
-        answer = kafka.receive().body
+        response = kafka.receive().body
     except (ConnectionEnded, OSError):
         kafka.close()
         return "closed"
-    _must_show_nothing(key, answer)
+    _must_show_nothing(key, response)
     target.proven.append(kafka)
     return "answered"
 
@@ -493,11 +493,11 @@ def named_oddly(target: Target, rng: random.Random) -> str:
     kafka = _mallory(target)
     try:
         kafka.socket.settimeout(WAIT_S)
-        answer = kafka.call(key, version, request)
+        response = kafka.call(key, version, request)
     except (ConnectionEnded, OSError):
         kafka.close()
         return "closed"
-    _must_show_nothing(key, answer)
+    _must_show_nothing(key, response)
     target.proven.append(kafka)
     return "answered"
 
@@ -509,15 +509,15 @@ def strange_names(rng: random.Random) -> Iterator[str]:
     yield "".join(chr(rng.choice((42, 46, 47, 0x41, 0xE9, 0x430, 0x1F600))) for _ in range(rng.randrange(1, 30)))
 
 
-def _must_show_nothing(key: int, answer) -> None:
-    if key == METADATA and any(topic.error_code == 0 for topic in answer.topics):
-        raise Intruded(f"Metadata shows topics: {answer.topics}")
+def _must_show_nothing(key: int, response) -> None:
+    if key == METADATA and any(topic.error_code == 0 for topic in response.topics):
+        raise Intruded(f"Metadata shows topics: {response.topics}")
     if key == PRODUCE:
-        for topic in answer.responses:
+        for topic in response.responses:
             if any(one.error_code == 0 for one in topic.partition_responses):
-                raise Intruded(f"a record was taken: {answer}")
+                raise Intruded(f"a record was taken: {response}")
     if key == FETCH:
-        for topic in answer.responses:
+        for topic in response.responses:
             if any(one.records for one in topic.partitions):
                 raise Intruded(f"records were shown: {topic.topic}")
 

@@ -60,8 +60,8 @@ def _requested(target: Target, rng: random.Random, user: str, count: int, make: 
                 for _ in range(16):
                     kafka.send(*make())
                 for _ in range(16):
-                    answer = kafka.receive().body
-                    outcomes[f"error {getattr(answer, 'error_code', 0)}"] += 1
+                    response = kafka.receive().body
+                    outcomes[f"error {getattr(response, 'error_code', 0)}"] += 1
             except (ConnectionEnded, OSError) as error:
                 outcomes[type(error).__name__] += 1
                 if kafka is not None:
@@ -143,8 +143,8 @@ def rules(target: Target, rng: random.Random, count: int) -> Counter[str]:
                 )
                 for number in part
             ]
-            answer = admin.call(CREATE_ACLS, 3, CreateAclsRequest(creations=made))
-            outcomes.update(f"created, error {one.error_code}" for one in answer.results)
+            response = admin.call(CREATE_ACLS, 3, CreateAclsRequest(creations=made))
+            outcomes.update(f"created, error {one.error_code}" for one in response.results)
         target_works(target, outcomes)
         for user in (f"User:{MALLORY}", "User:*", None):
             found = admin.call(

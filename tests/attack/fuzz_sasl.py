@@ -199,11 +199,11 @@ def play(world: World, one: Input) -> None:
     for number, token in enumerate(tokens):
         step = world.service.step(CONNECTION, 0, "127.0.0.1", "", token)
         try:
-            answer = asyncio.run(step) if mechanism in ("PLAIN", "OAUTHBEARER") else _at_once(step)
+            response = asyncio.run(step) if mechanism in ("PLAIN", "OAUTHBEARER") else _at_once(step)
         except (IllegalState, Refused):
             return
-        if answer.principal:
-            assert answer.principal == "User:alice", answer
+        if response.principal:
+            assert response.principal == "User:alice", response
             assert world.may_be_accepted(mechanism, tokens[: number + 1]), f"{mechanism} {tokens} was accepted"
             return
 

@@ -109,10 +109,10 @@ class Target:
             )
             assert not any(one.error_code for one in made.topics), made
             rules = [(OF_TOPIC, "good"), (OF_GROUP, "good")]
-            answer = admin.call(
+            response = admin.call(
                 CREATE_ACLS, 3, CreateAclsRequest(creations=[rule(kind, name, PREFIXED) for kind, name in rules])
             )
-            assert not any(one.error_code for one in answer.results), answer
+            assert not any(one.error_code for one in response.results), response
         return self
 
     def connect(self, user: str, port: int | None = None) -> SecuredConnection:

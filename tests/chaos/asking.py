@@ -64,12 +64,12 @@ class Asking:
         """
 
         def request(kafka: KafkaConnection) -> Report | None:
-            answer = kafka.call(
+            response = kafka.call(
                 _METADATA,
                 12,
                 MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False),
             )
-            found = answer.topics[0].partitions
+            found = response.topics[0].partitions
             return (
                 Report(
                     self._controller(kafka),

@@ -162,7 +162,7 @@ class Measure:
 
     def gap_ms(self, since_ns: int) -> tuple[float, int]:
         """The longest stretch without an acknowledgement that ends after `since_ns`, once writes
-        flow again; and how many answers were errors.
+        flow again; and how many responses were errors.
         """
         until = time.monotonic() + WAIT_SECONDS
         while True:

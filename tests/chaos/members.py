@@ -58,7 +58,7 @@ def leave(cluster: ChaosCluster, empty: bool) -> str:
 
 
 def _forgotten(reported: commands.Report) -> bool:
-    """Also by a request whose answer did not come."""
+    """Also by a request whose response did not come."""
     return reported.done or "BROKER_ID_NOT_REGISTERED" in reported.output
 
 

@@ -50,10 +50,10 @@ def elect(admin: Admin, chance: random.Random) -> str:
         topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[partition])],
         timeout_ms=10_000,
     )
-    answer = send_request(admin, chance, ELECT_LEADERS, 2, requested)
+    response = send_request(admin, chance, ELECT_LEADERS, 2, requested)
     errors = {
-        answer.error_code,
-        *(one.error_code for result in answer.replica_election_results for one in result.partition_result),
+        response.error_code,
+        *(one.error_code for result in response.replica_election_results for one in result.partition_result),
     } - {0, ErrorCode.ELECTION_NOT_NEEDED}
     return f"preferred leader of {topic}-{partition}: " + (f"errors {sorted(errors)}" if errors else "done")
 
@@ -84,8 +84,11 @@ def reassign(admin: Admin, chance: random.Random, cancel: bool = False) -> str:
     request = AlterPartitionReassignmentsRequest(
         timeout_ms=10_000, topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name=topic, partitions=[one])]
     )
-    answer = send_request(admin, chance, ALTER_PARTITION_REASSIGNMENTS, 0, request)
-    errors = [answer.error_code, *(found.error_code for reported in answer.responses for found in reported.partitions)]
+    response = send_request(admin, chance, ALTER_PARTITION_REASSIGNMENTS, 0, request)
+    errors = [
+        response.error_code,
+        *(found.error_code for reported in response.responses for found in reported.partitions),
+    ]
     return f"{topic}-{partition} to {replicas}: " + ("done" if not any(errors) else f"errors {errors}")
 
 

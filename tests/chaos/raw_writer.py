@@ -3,7 +3,7 @@ a client library's own waits: to the host that Metadata names as its leader.
 
     python -m tests.chaos.raw_writer '["10.77.0.11:9092,...", PACE_MS]' FILE
 
-A line for each answer to Produce: CLOCK_MONOTONIC nanoseconds, Kafka's error code (0:
+A line for each response to Produce: CLOCK_MONOTONIC nanoseconds, Kafka's error code (0:
 acknowledged). A line for everything else that happened: the same, "#", what.
 
 Each host has a thread that writes while that host leads, and one that asks it who leads, every
@@ -65,9 +65,9 @@ class Writer:
             with self.changed:
                 self.changed.wait(REQUEST_S)
 
-    def _learn(self, requested: tuple[str, int], answer: object) -> None:
-        brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
-        partitions = [one for topic in answer.topics for one in topic.partitions]
+    def _learn(self, requested: tuple[str, int], response: object) -> None:
+        brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+        partitions = [one for topic in response.topics for one in topic.partitions]
         if not partitions or partitions[0].leader_id not in brokers:
             return
         leader, epoch = brokers[partitions[0].leader_id], partitions[0].leader_epoch

@@ -319,7 +319,7 @@ def test_a_planted_anomaly_is_found(plant: Planting, kind: str, seed: int) -> No
     assert kind in {anomaly.kind for anomaly in check(history, final)}
 
 
-def test_what_nobody_can_know_is_no_anomaly() -> None:
+def test_unknown_outcomes_are_no_anomalies() -> None:
     history, final = sound(1)
     history.sends.append(Send("p9", 0, "t", 0, "info", -1, 1, 2))  # not there: maybe it was never written
     # its commit's outcome is unknown, and it is not there

@@ -71,7 +71,7 @@ def test_each_record_has_one_fate(tmp_path: Path) -> None:
     assert len(sends) == 5 and producer.producer is None and not producer.under_way
 
 
-def test_a_library_that_refuses_for_good_is_begun_anew(tmp_path: Path) -> None:
+def test_a_library_that_refuses_for_good_is_replaced(tmp_path: Path) -> None:
     """As after a record whose time is too far from a broker's clock: it takes records and refuses
     all of them.
     """

@@ -60,8 +60,8 @@ class Answers:
     otherwise it is done. `asked`: all that was.
     """
 
-    def __init__(self, answers: dict[str, commands.Report]) -> None:
-        self.answers, self.requested = answers, []
+    def __init__(self, responses: dict[str, commands.Report]) -> None:
+        self.answers, self.requested = responses, []
 
     def __call__(self, _cluster: Hosts, *words: str, seconds: float = 20.0) -> commands.Report:
         text = " ".join(words)
@@ -134,7 +134,7 @@ def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("answers", "done", "member"),
+    ("responses", "done", "member"),
     [
         ({"cluster status": status(1, 2, 3)}, ["stop", "remove", "empty"], False),
         ({"cluster status": status(1, 2, 4)}, [], True),
@@ -153,9 +153,9 @@ def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     ids=["leaves", "votes", "voters unknown", "not empty", "not forgotten", "forgotten before"],
 )
 def test_the_fourth_host_leaves_only_when_nothing_needs_it(
-    answers: dict[str, commands.Report], done: list[str], member: bool, monkeypatch: pytest.MonkeyPatch
+    responses: dict[str, commands.Report], done: list[str], member: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "mqd", Answers(answers))
+    monkeypatch.setattr(commands, "mqd", Answers(responses))
     monkeypatch.setattr(members, "FORGET_SECONDS", -1.0)
     hosts = Hosts()
     members.join(hosts)
@@ -164,7 +164,7 @@ def test_the_fourth_host_leaves_only_when_nothing_needs_it(
 
 
 @pytest.mark.parametrize(
-    ("answers", "missing"),
+    ("responses", "missing"),
     [
         ({"cluster drain 2": REFUSED}, "drain 2"),
         ({"cluster add-voter 3": REFUSED}, "add-voter 3"),
@@ -173,10 +173,10 @@ def test_the_fourth_host_leaves_only_when_nothing_needs_it(
     ids=["drained", "no voter", "moving"],
 )
 def test_members_that_do_not_come_to_rest_are_a_failure(
-    answers: dict[str, commands.Report], missing: str, monkeypatch: pytest.MonkeyPatch
+    responses: dict[str, commands.Report], missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    votes = (1, 2) if "cluster add-voter 3" in answers else (1, 2, 3)
-    monkeypatch.setattr(commands, "mqd", Answers({"cluster status": status(*votes), **answers}))
+    votes = (1, 2) if "cluster add-voter 3" in responses else (1, 2, 3)
+    monkeypatch.setattr(commands, "mqd", Answers({"cluster status": status(*votes), **responses}))
     monkeypatch.setattr(members, "SETTLE_SECONDS", -1.0)
     with pytest.raises(AssertionError, match=missing):
         members.settle(Hosts(), stays=True)

@@ -68,12 +68,12 @@ class Registry(BaseHTTPRequestHandler):
         self.answer([])  # no subject is associated with a topic
 
     def answer(self, found: object) -> None:
-        answer = json.dumps(found).encode()
+        response = json.dumps(found).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
+        self.send_header("Content-Length", str(len(response)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(response)
 
     def log_message(self, *_arguments: object) -> None:
         pass

@@ -59,15 +59,15 @@ def test_the_vectors(java: list[str], tmp_path: Path) -> None:
         f"{one['topic'].encode().hex()} {'-' if one['record_key'] is None else one['record_key']} {one['envelope']}\n"
         for one in cases
     ]
-    answers = _run(java, "vectors", str(keys), text="".join(lines))
-    assert len(answers) == len(cases)
-    for one, answer in zip(cases, answers, strict=True):
+    responses = _run(java, "vectors", str(keys), text="".join(lines))
+    assert len(responses) == len(cases)
+    for one, response in zip(cases, responses, strict=True):
         if "why" in one:
-            assert answer.startswith("no ") and re.search(one["why"], answer), (one["name"], answer)
+            assert response.startswith("no ") and re.search(one["why"], response), (one["name"], response)
         elif one["codec"] in FOREIGN_CODECS:
-            assert "is not in the JDK" in answer, (one["name"], answer)
+            assert "is not in the JDK" in response, (one["name"], response)
         else:
-            assert answer == f"ok {one['value']}", one["name"]
+            assert response == f"ok {one['value']}", one["name"]
 
 
 def test_a_consumer(java: list[str], shared_broker: Broker, tmp_path: Path) -> None:

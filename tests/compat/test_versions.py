@@ -481,11 +481,11 @@ def test_the_metadata_of_two_connections_is_of_one_cluster(shared_broker: Broker
     until a topic comes.
     """
     with topics.connect(shared_broker) as one, topics.connect(shared_broker) as two:
-        answers = []
+        responses = []
         for kafka in (one, two, one, two):
             kafka.send(3, 12, MetadataRequest(topics=None))
-            answers.append(kafka.receive().frame[4:])
-        assert len(set(answers)) == 1
+            responses.append(kafka.receive().frame[4:])
+        assert len(set(responses)) == 1
         name = topics.create_topic(shared_broker, "versions-new")
         for kafka in (one, two):
             assert name in {found.name for found in kafka.call(3, 12, MetadataRequest(topics=None)).topics}

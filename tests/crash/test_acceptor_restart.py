@@ -2,7 +2,7 @@
 connect is refused. Counted at the clients.
 
 What cannot be saved from kill -9: the one connection that the acceptor has just accepted and not
-yet handed to a worker (about 100 microseconds). Its client has had no answer on it and connects
+yet handed to a worker (about 100 microseconds). Its client has had no response on it and connects
 again. So a fresh connection may be reset, once per kill at most; refused it never is.
 """
 
@@ -67,14 +67,14 @@ class Produces(Client):
         partition = self.turns % PARTITIONS
         batch = encode_batch([Record(b"%d" % self.turns, timestamp_ms=time.time_ns() // 10**6)])
         data = [ProduceRequest.PartitionData(index=partition, records=batch)]
-        answer = kafka.call(
+        response = kafka.call(
             PRODUCE,
             9,
             ProduceRequest(
                 acks=-1, timeout_ms=30_000, topic_data=[ProduceRequest.TopicData(name=TOPIC, partition_data=data)]
             ),
         )
-        error = answer.responses[0].partition_responses[0].error_code
+        error = response.responses[0].partition_responses[0].error_code
         assert error == 0, f"Produce says {error}"
         time.sleep(0.002)  # a steady stream, that leaves the machine to others too
 
@@ -99,8 +99,8 @@ class Fetches(Client):
             session_epoch=-1,
             topics=[FetchRequest.Topic(topic=TOPIC, partitions=expected)],
         )
-        answer = kafka.call(FETCH, 11, request)
-        for data in answer.responses[0].partitions if answer.responses else ():
+        response = kafka.call(FETCH, 11, request)
+        for data in response.responses[0].partitions if response.responses else ():
             assert data.error_code == 0, f"Fetch says {data.error_code}"
             self.positions[data.partition_index] = max(self.positions[data.partition_index], data.high_watermark)
 

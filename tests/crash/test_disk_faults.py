@@ -127,7 +127,7 @@ def test_a_directory_fails_under_load_and_the_others_continue(start_faulty, seed
 
 
 @pytest.mark.parametrize("restarted", ["workers", "everything"])
-def test_what_a_failed_flush_dropped_is_not_believed_after_a_restart(start_faulty, tmp_path, restarted):
+def test_pages_dropped_by_a_failed_flush_are_not_trusted_after_a_restart(start_faulty, tmp_path, restarted):
     """After a failed flush the kernel may drop the pages or call them clean: a successor finds the
     bytes in the page cache, and no flush will ever write them. Acknowledged after that, they would
     be lost with the next power cut. So they must be written again.

@@ -67,7 +67,7 @@ def history() -> History:
     return history
 
 
-def test_what_was_flushed_stays(history):
+def test_flushed_bytes_survive(history):
     history.create("/d/a", b"x" * 2000)
     history.sync("/d/a")
     history.sync("/d")
@@ -78,7 +78,7 @@ def test_what_was_flushed_stays(history):
     assert history.disk.present().files["/d/a"] == b"x" * 2000 + b"y" * 1000
 
 
-def test_what_was_not_flushed_may_be_torn_anywhere(history):
+def test_bytes_that_are_not_flushed_may_be_torn_anywhere(history):
     history.create("/d/a")
     history.sync("/d")
     history(WRITE, "/d/a", offset=0, data=b"y" * 3000, length=3000)
@@ -110,7 +110,7 @@ def test_a_failed_flush_covers_nothing(history):
     assert b"" in contents(history, "/d/a")
 
 
-def test_what_a_failed_flush_dropped_is_durable_only_when_written_again(history):
+def test_bytes_dropped_by_a_failed_flush_must_be_written_again(history):
     history.create("/d/a", b"xx")
     history.sync("/d")
     history.sync("/d/a", result=-5)

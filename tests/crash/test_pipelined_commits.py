@@ -65,10 +65,10 @@ class Committer:
     def fetched(self) -> int | None:
         """The committed offset, or None while the coordinator loads."""
         topic = OffsetFetchRequest.GroupTopic(name=TOPIC, partition_indexes=[0])
-        answer = self.kafka.call(
+        response = self.kafka.call(
             OFFSET_FETCH, 8, OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=self.group, topics=[topic])])
         )
-        group = answer.groups[0]
+        group = response.groups[0]
         if group.error_code in LOADING:
             return None
         assert group.error_code == ErrorCode.NONE

@@ -58,7 +58,7 @@ class Recording:
 
 class Retries(threading.Thread):
     """An idempotent producer without librdkafka: one batch at a time, and the means to send one
-    again after the power cut, as a producer would that had no answer.
+    again after the power cut, as a producer would that had no response.
     """
 
     NAME, PRODUCER_ID = "retries", 1 << 40
@@ -110,16 +110,16 @@ class Retries(threading.Thread):
         with KafkaConnection("127.0.0.1", port, timeout_s=10) as kafka:
             if acknowledged:
                 last = acknowledged[-1]
-                answer = self.send(kafka, last.counter)
-                if answer != (0, last.offset):
+                response = self.send(kafka, last.counter)
+                if response != (0, last.offset):
                     violations.append(
-                        Violation("duplicate", f"a repeated batch of offset {last.offset} is answered with {answer}")
+                        Violation("duplicate", f"a repeated batch of offset {last.offset} is answered with {response}")
                     )
             due = acknowledged[-1].offset + 1 if acknowledged else 0
-            answer = self.send(kafka, len(acknowledged))
-            if answer != (0, due):
+            response = self.send(kafka, len(acknowledged))
+            if response != (0, due):
                 violations.append(
-                    Violation("reordered", f"the batch that follows offset {due - 1} is answered with {answer}")
+                    Violation("reordered", f"the batch that follows offset {due - 1} is answered with {response}")
                 )
         return violations
 

@@ -1,7 +1,7 @@
 """Transactions while processes are killed: each is in all of its partitions or in none, matching the
 result that its producer got, and none stays open.
 
-Producers are raw (tests/interaction/transactional.py): every request whose answer was lost is sent
+Producers are raw (tests/interaction/transactional.py): every request whose response was lost is sent
 again, as clients do, and a producer whose outcome is unknown begins again.
 """
 
@@ -96,7 +96,7 @@ class Writer(threading.Thread):
         return (final or [error for error in errors if error] or [0])[0]
 
     def step(self, producer: RawProducer, request) -> bool:
-        """Asks until the answer is final."""
+        """Asks until the response is final."""
 
         def once() -> int | None:
             producer.kafka = self.kafka  # type: ignore[assignment]

@@ -360,14 +360,14 @@ def produce(
             index=partition, records=encode_batch([Record(value, timestamp_ms=time.time_ns() // 10**6)], **batch)
         )
     ]
-    answer = kafka.call(
+    response = kafka.call(
         _PRODUCE,
         9,
         ProduceRequest(
             acks=acks, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)]
         ),
     )
-    one = answer.responses[0].partition_responses[0]
+    one = response.responses[0].partition_responses[0]
     return one.error_code, one.base_offset
 
 
@@ -375,10 +375,12 @@ def list_offset(kafka: KafkaConnection, topic: str, partition: int, timestamp: i
     expected = ListOffsetsRequest.Topic(
         name=topic, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=timestamp)]
     )
-    answer = kafka.call(_LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, topics=[expected])).topics[0].partitions[0]
-    if answer.error_code:
-        raise AssertionError(f"ListOffsets of {topic}-{partition} says {answer.error_code}")
-    return answer.offset
+    response = (
+        kafka.call(_LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, topics=[expected])).topics[0].partitions[0]
+    )
+    if response.error_code:
+        raise AssertionError(f"ListOffsets of {topic}-{partition} says {response.error_code}")
+    return response.offset
 
 
 def fetch_records(
@@ -392,10 +394,10 @@ def fetch_records(
     request = FetchRequest(
         replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=16 << 20, session_id=0, session_epoch=-1, topics=[expected]
     )
-    answer = kafka.call(_FETCH, 11, request)
-    data = answer.responses[0].partitions[0]
-    if answer.error_code or data.error_code:
-        raise AssertionError(f"Fetch of {topic}-{partition} from {offset} says {answer.error_code} {data.error_code}")
+    response = kafka.call(_FETCH, 11, request)
+    data = response.responses[0].partitions[0]
+    if response.error_code or data.error_code:
+        raise AssertionError(f"Fetch of {topic}-{partition} from {offset} says {response.error_code} {data.error_code}")
     found = [
         (record.offset, record.value or b"")
         for record in decode_records(bytes(data.records or b""), allow_partial=True)

@@ -41,19 +41,19 @@ class Driver:
         return self.kafka.call(INIT_PRODUCER_ID, 5, request)
 
     def enlist(self, batch: int):
-        """The answer, when it is one."""
+        """The response, when it is one."""
 
         def request():
-            answer = self.enlist_once(batch)
-            return None if answer.error_code in AGAIN else answer
+            response = self.enlist_once(batch)
+            return None if response.error_code in AGAIN else response
 
         return eventually(request, "a child of the joint transaction")
 
     def child(self, batch: int) -> RawProducer:
-        answer = self.enlist(batch)
-        assert answer.error_code == 0 and answer.producer_id >= 0, answer
+        response = self.enlist(batch)
+        assert response.error_code == 0 and response.producer_id >= 0, response
         producer = RawProducer(self.kafka, self.name)
-        producer.adopt(answer)
+        producer.adopt(response)
         return producer
 
     def end_once(self, batch: int, *winners: RawProducer, committed: bool = True):
@@ -71,8 +71,8 @@ class Driver:
         """(error, last committed batch)."""
 
         def request():
-            answer = self.end_once(batch, *winners, committed=committed)
-            return None if answer.error_code in AGAIN else answer
+            response = self.end_once(batch, *winners, committed=committed)
+            return None if response.error_code in AGAIN else response
 
-        answer = eventually(request, "the end of the joint transaction")
-        return answer.error_code, answer.joint.committed_batch_id
+        response = eventually(request, "the end of the joint transaction")
+        return response.error_code, response.joint.committed_batch_id

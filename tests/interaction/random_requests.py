@@ -109,7 +109,7 @@ class Requests:
         self._spare_bystanders(cls.__name__, message)
         return message
 
-    def learn(self, answer: object) -> None:
+    def learn(self, response: object) -> None:
         """What a broker said of itself is worth repeating."""
         for name, pool in (
             ("member_id", "member_id"),
@@ -118,7 +118,7 @@ class Requests:
             ("producer_id", "producer_id"),
             ("producer_epoch", "producer_epoch"),
         ):
-            value = getattr(answer, name, None)
+            value = getattr(response, name, None)
             if value is not None and value not in self.pools[pool]:
                 self._add(pool, value)
 

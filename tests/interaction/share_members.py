@@ -48,7 +48,7 @@ class Output:
 
     def __init__(self, outputs: Iterable[Path]) -> None:
         self.deliveries: dict[int, list[int]] = collections.defaultdict(list)  # delivery counts
-        self.answered: dict[int, list[str]] = collections.defaultdict(list)  # the kinds, where the answer was good
+        self.answered: dict[int, list[str]] = collections.defaultdict(list)  # the kinds, where the response was good
         self.failures: collections.Counter[str] = collections.Counter()
         for output in outputs:
             for line in output.read_text(errors="replace").splitlines(keepends=True):
@@ -130,8 +130,8 @@ def run(bootstrap: str, group: str, topic: str, client: str) -> None:
             consumer.acknowledge(*taken[-1])
         outcome = _committed(consumer) if taken else {}
         for message, kind in taken:
-            answer = outcome.get(TopicPartition(message.topic(), message.partition()), "none")
-            print("answered", int(message.value()), kind.name, answer)
+            response = outcome.get(TopicPartition(message.topic(), message.partition()), "none")
+            print("answered", int(message.value()), kind.name, response)
         sys.stdout.flush()
 
 

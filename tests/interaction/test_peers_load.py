@@ -103,11 +103,11 @@ class FakeRedis:
 
     def serve(self, connection: socket.socket) -> None:
         incoming = connection.makefile("rb")
-        with suppress(OSError), connection, incoming:  # a client that fails closes with answers unread
+        with suppress(OSError), connection, incoming:  # a client that fails closes with responses unread
             while words := self._words(incoming):
-                if (answer := self._answer(words)) is None:
+                if (response := self._answer(words)) is None:
                     return
-                connection.sendall(answer)
+                connection.sendall(response)
 
     @staticmethod
     def _words(incoming) -> list[bytes]:

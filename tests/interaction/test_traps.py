@@ -98,7 +98,7 @@ TRAPS = {
         "interaction/server/test_limits.py::test_a_session_survives_its_topics_second_life",
     ],
     "between hosts": [
-        "interaction/test_traps.py::test_nobody_is_a_follower_by_saying_so",
+        "interaction/test_traps.py::test_a_client_cannot_fetch_as_a_follower",
         "interaction/server/test_hostile_frames.py::test_an_unknown_api_ends_the_connection",
     ],
     "versions": [
@@ -469,14 +469,14 @@ def test_more_workers_than_the_bitmap_has_bits_are_refused(tmp_path):
 # -- between hosts, versions -----------------------------------------------------------------------
 
 
-def test_nobody_is_a_follower_by_saying_so(watch, name):
+def test_a_client_cannot_fetch_as_a_follower(watch, name):
     with watch.connect() as kafka:
         create_topic(kafka, name, 1)
         must_produce(kafka, name, 0, b"x")
         request = fetch_request(name, {0: 0})
         request.replica_id = 1
-        answer = kafka.call(FETCH, FETCH_VERSION, request)
-        assert answer.error_code == 31 and not answer.responses  # CLUSTER_AUTHORIZATION_FAILED
+        response = kafka.call(FETCH, FETCH_VERSION, request)
+        assert response.error_code == 31 and not response.responses  # CLUSTER_AUTHORIZATION_FAILED
 
 
 def test_a_process_of_another_build_is_refused_with_the_way_out(watch):

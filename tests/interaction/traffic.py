@@ -200,9 +200,9 @@ def log_end(kafka: KafkaConnection, topic: str, partition: int) -> int:
 
 
 def new_producer_id(kafka: KafkaConnection) -> tuple[int, int]:
-    answer = kafka.call(INIT_PRODUCER_ID, 4, InitProducerIdRequest(transaction_timeout_ms=60_000))
-    assert answer.error_code == 0, answer
-    return answer.producer_id, answer.producer_epoch
+    response = kafka.call(INIT_PRODUCER_ID, 4, InitProducerIdRequest(transaction_timeout_ms=60_000))
+    assert response.error_code == 0, response
+    return response.producer_id, response.producer_epoch
 
 
 def topic_name(test_name: str) -> str:
@@ -230,8 +230,8 @@ class Watch:
 
     def counters(self) -> dict[str, dict[str, float]]:
         """name -> worker -> value; without mqd_ and _total."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE_S) as answer:
-            text = answer.read().decode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE_S) as response:
+            text = response.read().decode()
         found: dict[str, dict[str, float]] = {}
         # a parser of the whole text takes ten times as long, and this is asked thousands of times
         for name, worker, value in _OF_A_WORKER.findall(text):

@@ -63,21 +63,21 @@ class RawProducer:
         self.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=[self.name]))
 
         def request():
-            answer = self.kafka.call(
+            response = self.kafka.call(
                 INIT_PRODUCER_ID,
                 5,
                 InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=self.timeout_ms, **expected),
             )
-            return None if answer.error_code in RETRIABLE_AT_START else answer
+            return None if response.error_code in RETRIABLE_AT_START else response
 
-        answer = eventually(request, "a transaction coordinator")
-        if answer.error_code == 0:
-            self.adopt(answer)
-        return answer
+        response = eventually(request, "a transaction coordinator")
+        if response.error_code == 0:
+            self.adopt(response)
+        return response
 
-    def adopt(self, answer) -> None:
-        if (self.producer_id, self.epoch) != (answer.producer_id, answer.producer_epoch):
-            self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+    def adopt(self, response) -> None:
+        if (self.producer_id, self.epoch) != (response.producer_id, response.producer_epoch):
+            self.producer_id, self.epoch = response.producer_id, response.producer_epoch
             self.sequences.clear()
 
     def add(self, topic: str, *partitions: int) -> int:
@@ -128,10 +128,10 @@ class RawProducer:
         )
 
     def end(self, committed: bool) -> int:
-        answer = self.kafka.call(END_TXN, 5 if self.version == 2 else 3, self.end_request(committed))
-        if answer.error_code == 0 and self.version == 2:
-            self.adopt(answer)
-        return answer.error_code
+        response = self.kafka.call(END_TXN, 5 if self.version == 2 else 3, self.end_request(committed))
+        if response.error_code == 0 and self.version == 2:
+            self.adopt(response)
+        return response.error_code
 
     def state(self):
         (found,) = self.kafka.call(

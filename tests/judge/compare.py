@@ -300,7 +300,7 @@ def _batches(data: bytes, world: World) -> object:
 
 
 def learn(api_key: int, outcome: Outcome, world: World) -> None:
-    """Topic ids by their names, and members' ids, wherever an answer has them."""
+    """Topic ids by their names, and members' ids, wherever a response has them."""
     if outcome.kind != "answered":
         return
     for topic in getattr(outcome.body, "topics", None) or []:

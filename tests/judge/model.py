@@ -88,8 +88,8 @@ DAMAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One request. `request` may hold Refs and Batches; `saves` names what its answer gives:
-    (Ref, field of the answer).
+    """One request. `request` may hold Refs and Batches; `saves` names what its response gives:
+    (Ref, field of the response).
     """
 
     api_key: int
@@ -98,7 +98,7 @@ class Step:
     saves: tuple[tuple[Ref, str], ...] = ()
     connection: int = 0
     settles: bool = False  # a look that is repeated until both agree: metadata spread with a delay
-    awaits: str = ""  # a path in the answer: each is asked again until there is something
+    awaits: str = ""  # a path in the response: each is asked again until there is something
     damage: str = ""  # to the frame: "cut", "extra"
     judged: bool = True  # False: preparation; still compared, under its own API
 

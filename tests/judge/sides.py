@@ -32,7 +32,7 @@ class Outcome:
 
 
 class Side:
-    """`tamper` changes the frames of answers: the planted differences of test_planted.py."""
+    """`tamper` changes the frames of responses: the planted differences of test_planted.py."""
 
     def __init__(self, name: str, port: int, tamper: Tamper | None = None) -> None:
         self.name, self.port, self._tamper = name, port, tamper
@@ -76,7 +76,7 @@ class Side:
         return self.send(step, world)()
 
     def until(self, world: World, step: Step, good: Callable[[object], bool]) -> Outcome:
-        """Asks again until the answer is good."""
+        """Asks again until the response is good."""
         deadline = time.monotonic() + READY_S
         while True:
             outcome = self.call(step, world)

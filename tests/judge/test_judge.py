@@ -86,7 +86,7 @@ def test_directed_cases_are_judged_beside_those_of_every_seed_and_do_not_count_a
     assert Report(journal).scarce(3) == ["Produce 11: 1 cases"]
 
 
-def test_what_follows_where_one_alone_has_failed_is_not_judged() -> None:
+def test_steps_after_a_failure_of_one_side_alone_are_not_judged() -> None:
     field = "responses[].partition_responses[].error_code"
     assert divides(Difference("Produce", 9, field, -1, 76))
     assert divides(Difference("Produce", 9, field, 49, 0))
@@ -105,7 +105,7 @@ def test_a_version_with_too_few_cases_needs_a_reason() -> None:
     assert Report(journal).scarce(2) == []
 
 
-def test_what_a_step_awaits_is_looked_for_in_the_first_of_each_list() -> None:
+def test_an_awaited_field_is_looked_for_in_the_first_element_of_each_list() -> None:
     acquired = m.ShareFetchResponse.AcquiredRecords(0, 4, 1)
     for runs in ([], [acquired]):
         partition = m.ShareFetchResponse.Partition(acquired_records=runs)

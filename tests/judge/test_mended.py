@@ -1,4 +1,4 @@
-"""What the judge found and is mended, against a running broker alone: each answer is Kafka's."""
+"""What the judge found and is mended, against a running broker alone: each response is Kafka's."""
 
 from __future__ import annotations
 
@@ -447,8 +447,8 @@ def test_missing_partitions_are_named_before_the_transaction_is_looked_at(shared
     with KafkaConnection(port=shared_broker.port) as kafka:
         found = [
             [
-                answer.partitions[0].error_code
-                for answer in kafka.call(28, 3, m.TxnOffsetCommitRequest("", group, 7, 0, topics=topics)).topics
+                response.partitions[0].error_code
+                for response in kafka.call(28, 3, m.TxnOffsetCommitRequest("", group, 7, 0, topics=topics)).topics
             ]
             for group in ("judge-group", "")
         ]

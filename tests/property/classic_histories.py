@@ -453,7 +453,7 @@ class History:
         self.check_replay()
 
     def settle(self) -> None:
-        """Everybody is good, dead or on its way to that; lost answers are asked for again. The
+        """Everybody is good, dead or on its way to that; lost responses are asked for again. The
         group must be Stable with those who live, well before SETTLE_MS, and stay as it is.
         """
         for client in self.clients:

@@ -126,7 +126,7 @@ class Client:
             self.next_ms = now_ms + INTERVAL_MS
             return
         demand(response.error_code == NONE, f"unexpected error {response.error_code}: {response.error_message}")
-        # it may have changed while the answer was on its way
+        # it may have changed while the response was on its way
         self.epoch, self.report_all = response.member_epoch, self.sent != self.subscription
         self.next_ms = now_ms + min(response.heartbeat_interval_ms, INTERVAL_MS)
         if response.assignment is not None:
@@ -217,7 +217,7 @@ class History:
                 )
 
     def write(self, all_of_it: bool = True) -> None:
-        """What waits is written; its answers leave, or are lost."""
+        """What waits is written; its responses leave, or are lost."""
         count = len(self.unwritten) if all_of_it else self.rng.randrange(len(self.unwritten) + 1)
         for records, replies in self.unwritten[:count]:
             self.log += records

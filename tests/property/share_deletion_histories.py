@@ -94,8 +94,8 @@ class History:
         return Starts(places, {KEY: min(group.latest for group in groups)} if groups else {})
 
     def _ask(self) -> None:
-        answers = [self._answer(host) for host in range(HOSTS) if self._random.random() < 0.9]
-        offset = self._decide(answers, PLACES).get(KEY)
+        responses = [self._answer(host) for host in range(HOSTS) if self._random.random() < 0.9]
+        offset = self._decide(responses, PLACES).get(KEY)
         self._check(offset)
         if offset is not None and offset > self.start:
             self.deleted += offset - self.start

@@ -155,7 +155,7 @@ class History:
 
     def restart(self) -> None:
         """From the compacted log. Calls to the share coordinator are carried out, or not; their
-        answers and those to administrators are lost.
+        responses and those to administrators are lost.
         """
         for _, call in self.calls:
             if self.rng.random() < 0.5:

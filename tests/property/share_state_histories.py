@@ -212,7 +212,7 @@ class History:
             self.last_write = event
 
     def repeat(self) -> None:
-        """A write whose answer was lost: sent at once, it leaves the same state."""
+        """A write whose response was lost: sent at once, it leaves the same state."""
         event = self.last_write
         self.write()
         if self.last_write is not event and self.core.exists:

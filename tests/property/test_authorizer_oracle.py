@@ -76,7 +76,9 @@ def test_kafka_decides_the_same(oracle: list[str]) -> None:
                 expected.append((f"{seed}: {lines[-1]}", ours.decide_any(*who, operation, kind)))
     done = subprocess.run(oracle, input="".join(lines), capture_output=True, text=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
-    answers = [answer == "1" for answer in done.stdout.split()[-1]]
-    assert len(answers) == len(expected) >= 10_000
-    assert any(answers) and not all(answers)
-    assert [(question, answer) for (question, decided), answer in zip(expected, answers) if decided != answer] == []
+    responses = [response == "1" for response in done.stdout.split()[-1]]
+    assert len(responses) == len(expected) >= 10_000
+    assert any(responses) and not all(responses)
+    assert [
+        (question, response) for (question, decided), response in zip(expected, responses) if decided != response
+    ] == []

@@ -87,7 +87,7 @@ def test_tombstones_and_markers_go_in_the_end(tmp_path: Path):
     assert sorted(producers) == sorted(log.last_batch)
 
 
-def test_a_producers_last_batch_stays_though_the_snapshot_is_older(tmp_path: Path):
+def test_a_producers_last_batch_stays_when_the_snapshot_is_older(tmp_path: Path):
     """Its sequence would be lost, and a batch that is sent again would be written twice: also where
     the log was cleaned since.
     """

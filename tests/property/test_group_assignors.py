@@ -138,7 +138,7 @@ def test_range_keeps_its_order_when_members_come_and_go() -> None:
     assert later == {"m0": {topic: (0, 1)}, "m2": {topic: (2, 3)}, "a": {topic: (4, 5)}}
 
 
-def test_nobody_subscribes_to_anything() -> None:
+def test_members_without_subscriptions_get_nothing() -> None:
     for assign in ASSIGNORS.values():
         assert assign({}, {}) == {}
         assert assign({"m": spec([])}, {TOPICS[0]: 3}) == {"m": {}}

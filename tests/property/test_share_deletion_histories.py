@@ -20,21 +20,21 @@ def test_no_group_loses_what_it_is_not_done_with(seeds: range) -> None:
     assert deleted > 10 * len(seeds), "hardly anything was deleted"
 
 
-def _any_answer_is_enough(answers: Iterable[Starts], place_count: int) -> dict[deletion.TopicPartition, int]:
-    return deletion.deletable(answers, 0)
+def _any_answer_is_enough(responses: Iterable[Starts], place_count: int) -> dict[deletion.TopicPartition, int]:
+    return deletion.deletable(responses, 0)
 
 
-def _the_greatest_start(answers: Iterable[Starts], place_count: int) -> dict[deletion.TopicPartition, int]:
-    answers = list(answers)
-    found = [answer.lowest[KEY] for answer in answers if KEY in answer.lowest]
-    places = frozenset().union(*(answer.places for answer in answers))
+def _the_greatest_start(responses: Iterable[Starts], place_count: int) -> dict[deletion.TopicPartition, int]:
+    responses = list(responses)
+    found = [response.lowest[KEY] for response in responses if KEY in response.lowest]
+    places = frozenset().union(*(response.places for response in responses))
     return deletion.deletable([Starts(places, {KEY: max(found)} if found else {})], place_count)
 
 
-def _a_start_not_chosen_is_ignored(answers: Iterable[Starts], place_count: int) -> dict[deletion.TopicPartition, int]:
+def _a_start_not_chosen_is_ignored(responses: Iterable[Starts], place_count: int) -> dict[deletion.TopicPartition, int]:
     chosen = [
-        Starts(answer.places, {key: offset for key, offset in answer.lowest.items() if offset >= 0})
-        for answer in answers
+        Starts(response.places, {key: offset for key, offset in response.lowest.items() if offset >= 0})
+        for response in responses
     ]
     return deletion.deletable(chosen, place_count)
 

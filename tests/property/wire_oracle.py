@@ -41,9 +41,9 @@ class Dump:
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
-        answer = self.process.stdout.readline().split()
-        assert answer, f"wire_dump died (exit code {self.process.wait()}) on: {words}"
-        return answer[0] == "ok", answer[1:]
+        response = self.process.stdout.readline().split()
+        assert response, f"wire_dump died (exit code {self.process.wait()}) on: {words}"
+        return response[0] == "ok", response[1:]
 
     def request(self, api: int, version: int, body: bytes) -> list[str] | None:
         accepted, tokens = self.send_request("request", api, version, body.hex())

@@ -63,7 +63,9 @@ def test_written_sealed_and_read_opened(spark: Any, broker: Broker, provider: st
     assert [bytes(row.value) for row in part.orderBy("offset").collect()] == [b"third", b"fourth" * 100]
 
 
-def test_what_cannot_be_opened(spark: Any, broker: Broker, provider: str, tmp_path: Path) -> None:
+def test_values_that_cannot_be_decrypted_are_reported_by_offset(
+    spark: Any, broker: Broker, provider: str, tmp_path: Path
+) -> None:
     topic = new_topic(broker)
     with Producer({"bootstrap.servers": broker.bootstrap, "encryption.key.provider": provider}) as producer:
         producer.produce(topic, b"value")

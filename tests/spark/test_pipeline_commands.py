@@ -63,7 +63,7 @@ def mqd(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def test_what_is_wrong_is_reported_before_spark_starts(tmp_path: Path) -> None:
+def test_invalid_settings_are_reported_before_spark_starts(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('pipeline = "archive"\npath = "x"\n[source]\n')
     output = mqd("pipeline", "run", "a", cwd=tmp_path)
     assert (output.returncode, output.stdout) == (2, "")

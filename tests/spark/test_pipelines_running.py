@@ -49,7 +49,7 @@ def archive_of(broker: Broker, topic: str, place: Path, **more: Any) -> Archive:
     )
 
 
-def test_what_was_aborted_is_not_archived(spark: Any, broker: Broker, tmp_path: Path) -> None:
+def test_aborted_records_are_not_archived(spark: Any, broker: Broker, tmp_path: Path) -> None:
     """An exactly-once sink's batch that failed is in the log, aborted."""
     topic = new_topic(broker)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})

@@ -119,14 +119,16 @@ def failing(spark: Any) -> Any:
     )
 
 
-def test_what_fails_leaves_nothing(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
+def test_a_failed_job_leaves_no_records(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
     """The job is aborted, and nothing of it is seen."""
     with pytest.raises(Exception, match="no such luck"):
         save(failing(spark), broker, topic=topic)
     assert values(kafka, topic) == []
 
 
-def test_what_fails_is_over(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
+def test_the_transaction_of_a_failed_job_is_aborted_at_once(
+    spark: Any, broker: Broker, kafka: KafkaConnection, topic: str
+) -> None:
     """The transaction of a failed job is aborted at once, and a task that outlives the abort begins
     no other: readers of committed records do not wait for a time-out.
     """
@@ -172,7 +174,7 @@ def test_a_write_of_an_application_and_version_happens_once(
         ("value string", {"topic": "t", "txnAppId": "x"}, "txnVersion"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_task_runs(
+def test_invalid_options_are_refused_before_a_task_runs(
     spark: Any, broker: Broker, kinds: str, options: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(Exception, match=problem):

@@ -77,7 +77,7 @@ def test_a_leader_is_killed_while_a_stream_writes(cluster: Cluster, copy: Callab
     assert sorted(int(row[3]) for row in job.found()) == list(range(count))
 
 
-def test_who_is_gone_for_good_is_named(spark: Any, cluster: Cluster) -> None:
+def test_brokers_that_are_gone_for_good_are_named(spark: Any, cluster: Cluster) -> None:
     topic = topic_of(cluster)
     produce(cluster, topic, wide(10))
     for broker in cluster:

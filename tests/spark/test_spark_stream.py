@@ -168,7 +168,7 @@ def test_minimum_and_delay(spark: Any, broker: Broker, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_stream_cannot_be_asked(spark: Any, broker: Broker, tmp_path: Path) -> None:
+def test_streams_refuse_ending_offsets(spark: Any, broker: Broker, tmp_path: Path) -> None:
     topic = new_topic(broker)
     reported = Stream(spark, tmp_path, options(broker, topic, endingOffsets="latest")).failure()
     assert "ending offset not valid in streaming queries" in reported

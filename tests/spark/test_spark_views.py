@@ -82,7 +82,7 @@ def test_mapped_segments_alone(broker: Broker, hundred: str, no_fetch: None) -> 
 
 
 def test_many_small_fetches(broker: Broker, hundred: str) -> None:
-    """One batch an answer: the next Fetch is always under way."""
+    """One batch a response: the next Fetch is always under way."""
     options = _options(broker, hundred, kafka__max__partition__fetch__bytes=1)
     assert _read(options, Range(hundred, 0, 5, 95, _id(options))) == numbered(5, 90)
 
@@ -140,7 +140,7 @@ def test_the_broker_dies_in_the_middle(start_broker: Any, transport: str, monkey
     assert got == numbered(0, 400)
 
 
-def test_what_never_comes_is_reported(broker: Broker, hundred: str) -> None:
+def test_records_that_do_not_arrive_are_reported(broker: Broker, hundred: str) -> None:
     options = _options(broker, hundred, kafkaConsumer__pollTimeoutMs=700)
     with pytest.raises(MqdReadError, match=f"{hundred}-0: no records from offset 100 on .of 90 to 101. within 0.7 s"):
         _read(options, Range(hundred, 0, 90, 101, _id(options)))

@@ -31,5 +31,5 @@ def test_every_rule_that_the_code_cites_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_what_it_names_exists(name: str) -> None:
+def test_files_named_on_the_page_exist(name: str) -> None:
     assert (ROOT / name).exists()

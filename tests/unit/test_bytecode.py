@@ -35,7 +35,7 @@ def test_bytecode_goes_elsewhere_and_not_into_the_tree(tmp_path, without_bytecod
     assert list((tmp_path / "bytecode").rglob("module_of_a_broker.*.pyc"))
 
 
-def test_what_is_installed_is_not_compiled_again(tmp_path, without_bytecode):
+def test_installed_modules_are_not_compiled_again(tmp_path, without_bytecode):
     installed = tmp_path / "installed"
     (installed / "package").mkdir(parents=True)
     (installed / "package" / "a_module.py").write_text("answer = 42\n")

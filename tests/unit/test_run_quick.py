@@ -85,7 +85,7 @@ def passed(done: subprocess.CompletedProcess[str]) -> list[int]:
     return sorted(map(int, re.findall(r"^(?:\d failed, )?(\d+) passed", done.stdout, re.MULTILINE)))
 
 
-def test_what_fails_fails_the_run_without_a_second_try_and_hides_nothing(tmp_path):
+def test_a_failure_fails_the_run_without_a_second_try_and_hides_nothing(tmp_path):
     """In the first lane; and the core, in one beside it."""
     done = run(tmp_path, core="false", with_broker=ONCE)
     assert done.returncode != 0 and done.stdout.count("1 failed") == 1

@@ -35,7 +35,7 @@ def test_a_process_stands_still_for_a_moment(process: subprocess.Popen) -> None:
     eventually(lambda: state(process.pid) == "S", "it continues")
 
 
-def test_what_the_test_has_stopped_is_left_to_it(process: subprocess.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_stopped_by_the_test_stay_stopped(process: subprocess.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stalls, "_held", set())
     made = stalls.Stalls("seed", 1.0)
     stopping = threading.Thread(target=made.stop, args=(process.pid, 600.0))

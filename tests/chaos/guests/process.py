@@ -82,11 +82,11 @@ def every_rule(user: str, operation: int) -> m.DeleteAclsRequest:
 
 
 class Refused(ValueError):
-    """An answer with an error code."""
+    """A response with an error code."""
 
 
-def check(answer: Any) -> None:
-    codes = [one.error_code for name in ("results", "filter_results") for one in getattr(answer, name, ())]
+def check(response: Any) -> None:
+    codes = [one.error_code for name in ("results", "filter_results") for one in getattr(response, name, ())]
     if any(codes):
         raise Refused(str(codes))
 
@@ -104,9 +104,9 @@ class Administrator:
             if self._connection is None:
                 address = self._hosts[self._turn % len(self._hosts)]
                 self._connection = connect(address, PORT, self._settings, TIMEOUT_S)
-            answer = self._connection.call(api_key, version, request)
-            check(answer)
-            return answer
+            response = self._connection.call(api_key, version, request)
+            check(response)
+            return response
         except FAILURES:
             self.close()
             self._turn += 1
@@ -238,17 +238,17 @@ class Guests(Client):
                 return
             operation, begin_ns, values = self.chance.choice(OPERATIONS), time.monotonic_ns(), list[str]()
             if operation is Operation.READ:
-                answer: Any = kafka.call(1, 11, self._fetch(session, epoch))
-                if answer.error_code:  # the session is gone
+                response: Any = kafka.call(1, 11, self._fetch(session, epoch))
+                if response.error_code:  # the session is gone
                     session, epoch = 0, 0
                     continue
-                session, epoch = answer.session_id, epoch + 1 if answer.session_id else epoch
-                parts = [part for one in answer.responses for part in one.partitions]
+                session, epoch = response.session_id, epoch + 1 if response.session_id else epoch
+                parts = [part for one in response.responses for part in one.partitions]
                 served = any(part.error_code == 0 and part.records for part in parts)
             else:
                 values, request = self._produce()
-                answer = kafka.call(0, 9, request)
-                parts = [part for one in answer.responses for part in one.partition_responses]
+                response = kafka.call(0, 9, request)
+                parts = [part for one in response.responses for part in one.partition_responses]
                 served = any(part.error_code == 0 for part in parts)
             denied = any(part.error_code == 29 for part in parts)
             self.report(
@@ -312,8 +312,8 @@ def prepare(hosts: list[str], topics: list[str], operator: dict[str, str]) -> No
         assert time.monotonic() < until, f"no broker takes records for partitions {left} of {GUARDED}"
         for host in hosts:
             with connect(host, PORT, operator, TIMEOUT_S) as kafka:
-                answer: Any = kafka.call(0, 9, first)
-            left -= {part.index for part in answer.responses[0].partition_responses if part.error_code == 0}
+                response: Any = kafka.call(0, 9, first)
+            left -= {part.index for part in response.responses[0].partition_responses if part.error_code == 0}
     admin.close()
 
 

@@ -9,7 +9,7 @@
     written-unasked     a record whose writer was refused is in the log
     guest-lost          a guest's record that was acknowledged is not
 
-What was asked for without an answer may still happen, for DELAYED_S: a grant makes no later
+What was asked for without a response may still happen, for DELAYED_S: a grant makes no later
 revocation in that time count, a password that was put so is never void.
 """
 

@@ -84,7 +84,7 @@ def test_a_planted_breach_is_found(kind: str, planted: Line) -> None:
     assert found([*SOUND, planted]) == [kind]
 
 
-def test_what_was_refused_is_not_in_the_log_and_what_was_taken_is() -> None:
+def test_refused_records_are_not_in_the_log_and_accepted_ones_are() -> None:
     assert found(SOUND, [FinalLog(0, 2, [(0, b"b".hex())], [])]) == ["guest-lost", "written-unasked"]
 
 

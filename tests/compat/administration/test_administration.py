@@ -142,10 +142,10 @@ def test_kafka_python_moves_a_replica(start_broker, tmp_path) -> None:
     for disk in (*disks, disks[0]):
         deadline = time.monotonic() + DEADLINE_SECONDS
         # retriable while the move before, which is described already, opens the partition
-        while (answer := [*admin.alter_replica_log_dirs({(topic, 0, 1): str(disk)}).values()]) != [NoError]:
-            (error,) = answer
-            assert error in (NotLeaderForPartitionError, LeaderNotAvailableError), answer
-            assert time.monotonic() < deadline, answer
+        while (response := [*admin.alter_replica_log_dirs({(topic, 0, 1): str(disk)}).values()]) != [NoError]:
+            (error,) = response
+            assert error in (NotLeaderForPartitionError, LeaderNotAvailableError), response
+            assert time.monotonic() < deadline, response
         eventually(lambda disk=disk: _directories_of(admin, topic) == [str(disk)], broker.logs)
     admin.close()
 
@@ -166,8 +166,8 @@ def limit(broker: Broker, client_id: str, key: str, value: float | None) -> None
         ops=[AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None)],
     )
     with topics.connect(broker) as connection:
-        (answer,) = connection.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries
-    assert answer.error_code == 0
+        (response,) = connection.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries
+    assert response.error_code == 0
 
 
 def test_clients_under_a_quota_lose_nothing_and_are_notified(start_broker, io_backend: str) -> None:

@@ -81,6 +81,6 @@ def history(bootstrap: str) -> dict[str, object]:
         shown = kafka.call(15, 5, DescribeGroupsRequest(groups=[GROUP])).groups[0]
         found["described"] = (shown.error_code, shown.group_state, shown.members)
         for name in ("deleted", "deleted again"):
-            answer = kafka.call(42, 2, DeleteGroupsRequest(groups_names=[GROUP]))
-            found[name] = answer.results[0].error_code
+            response = kafka.call(42, 2, DeleteGroupsRequest(groups_names=[GROUP]))
+            found[name] = response.results[0].error_code
     return found

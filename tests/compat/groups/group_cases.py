@@ -80,12 +80,12 @@ def _pending(setting, group: str) -> str:
     """The member id that the coordinator gives to somebody who has to come again with it."""
 
     def request():
-        answer = setting.kafka.call(JOIN, 9, _join_request(setting, group))
-        return answer if answer.error_code not in LOADING else None
+        response = setting.kafka.call(JOIN, 9, _join_request(setting, group))
+        return response if response.error_code not in LOADING else None
 
-    answer = eventually(request, "a coordinator that takes members")
-    assert answer.error_code == MEMBER_ID_REQUIRED and answer.member_id, answer
-    return answer.member_id
+    response = eventually(request, "a coordinator that takes members")
+    assert response.error_code == MEMBER_ID_REQUIRED and response.member_id, response
+    return response.member_id
 
 
 def _member(setting) -> Member:
@@ -292,9 +292,9 @@ def _pending_consumer(setting) -> str:
                 subscribed_topic_names=[setting.topic],
                 topic_partitions=[],
             )
-            answer = setting.kafka.call(CONSUMER_HEARTBEAT, 1, request)
-            assert answer.error_code == 0 or answer.error_code in LOADING, answer
-            return answer.error_code == 0
+            response = setting.kafka.call(CONSUMER_HEARTBEAT, 1, request)
+            assert response.error_code == 0 or response.error_code in LOADING, response
+            return response.error_code == 0
 
         eventually(join, "a coordinator that takes members")
         _consumers[setting.topic] = group
@@ -390,9 +390,9 @@ def _empty_share_group(setting) -> str:
     ]
 
     def done() -> bool:
-        answer = setting.kafka.call(*requests[0])
-        assert answer.error_code == 0 or answer.error_code in LOADING, answer
-        if not answer.error_code:
+        response = setting.kafka.call(*requests[0])
+        assert response.error_code == 0 or response.error_code in LOADING, response
+        if not response.error_code:
             del requests[0]
         return not requests
 

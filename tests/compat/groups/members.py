@@ -99,7 +99,7 @@ class ConfluentMember(Member):
 
 
 class KafkaPythonMember(Member):
-    """kafka-python 3.0.12 forgets a rebalance whose answer comes between two polls: it holds
+    """kafka-python 3.0.12 forgets a rebalance whose response comes between two polls: it holds
     nothing then, and sends no heartbeats. Such a one is asked for again.
     """
 

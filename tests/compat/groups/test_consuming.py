@@ -238,7 +238,7 @@ def test_times_kcat(shared_broker: Broker, numbered: str, kcat: Kcat) -> None:
 # -- ends ------------------------------------------------------------------------------------------
 
 
-def test_partition_ends_are_told_confluent(shared_broker: Broker, numbered: str) -> None:
+def test_confluent_reports_partition_ends(shared_broker: Broker, numbered: str) -> None:
     with confluent_consumer(shared_broker, enable_partition_eof=True) as consumer:
         consumer.assign([TopicPartition(numbered, 0, 40), TopicPartition(numbered, 1, 0)])
         ends: dict[int, int] = {}

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 MEMBERS = 20
 SECONDS = 60.0
-LATE_S = 0.5  # an answer may come so late; librdkafka looks for late ones once a second
+LATE_S = 0.5  # a response may come so late; librdkafka looks for late ones once a second
 DESCRIBE = 69
 
 
@@ -89,8 +89,8 @@ def until(what: str, holds: Callable[[], bool], seconds: float = SECONDS) -> Non
 def epochs(broker: Broker, group: str) -> dict[str, int]:
     """Of each member, by its id."""
     with KafkaConnection.connect("127.0.0.1", int(broker.bootstrap.rpartition(":")[2])) as kafka:
-        answer = kafka.call(DESCRIBE, 0, ConsumerGroupDescribeRequest(group_ids=[group]))
-    return {member.member_id: member.member_epoch for member in answer.groups[0].members}
+        response = kafka.call(DESCRIBE, 0, ConsumerGroupDescribeRequest(group_ids=[group]))
+    return {member.member_id: member.member_epoch for member in response.groups[0].members}
 
 
 def test_twenty_loaded_members_are_not_fenced(broker: Broker) -> None:

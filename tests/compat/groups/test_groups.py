@@ -111,7 +111,7 @@ def test_clients_share_one_group(broker: Broker, join: Callable[..., Member]) ->
     members[2].leave()
 
 
-def test_who_does_not_poll_is_put_out(broker: Broker, join: Callable[..., Member]) -> None:
+def test_a_member_that_does_not_poll_leaves_and_rejoins(broker: Broker, join: Callable[..., Member]) -> None:
     """max.poll.interval.ms: librdkafka leaves by itself, and comes again when it is polled."""
     topic, group = topics.create_topic(broker, "lazy", PARTITIONS), topics.fresh_name("lazy")
     lazy = confluent_kafka.Consumer(

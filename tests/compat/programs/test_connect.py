@@ -88,8 +88,8 @@ class Worker(Program):
             {"Content-Type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)
 
     def tasks(self, connector: str) -> list[str]:
         """Their states. Empty while the worker does not answer."""

@@ -121,8 +121,8 @@ def numbers_of(messages: list[Message], partition: int) -> list[int]:
 
 
 def committed(admin: AdminClient, group: str) -> dict[int, int]:
-    answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(60)
-    return {each.partition: each.offset for each in answer.topic_partitions if each.offset >= 0}
+    response = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(60)
+    return {each.partition: each.offset for each in response.topic_partitions if each.offset >= 0}
 
 
 def values_of_config(admin: AdminClient) -> dict[str, str]:

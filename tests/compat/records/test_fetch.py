@@ -220,8 +220,8 @@ def test_replies_leave_in_the_order_of_the_requests(shared_broker: Broker, topic
             kafka.send(API_VERSIONS, 3, ApiVersionsRequest(client_software_name="tests", client_software_version="1"))
             kafka.send(LIST_OFFSETS, 7, None)
             kafka.send(PRODUCE, 9, topics.produce_request(topic, batch, number % 3), expect_response=True)
-        answers = [kafka.receive() for _ in range(120)]
-        assert [answer.api_key for answer in answers[:6]] == [
+        responses = [kafka.receive() for _ in range(120)]
+        assert [response.api_key for response in responses[:6]] == [
             PRODUCE,
             METADATA,
             FETCH,
@@ -230,15 +230,15 @@ def test_replies_leave_in_the_order_of_the_requests(shared_broker: Broker, topic
             PRODUCE,
         ]
         offsets: dict[int, list[int]] = {0: [], 1: [], 2: []}
-        for answer in answers:
-            if answer.api_key == PRODUCE:
-                (part,) = answer.body.responses[0].partition_responses
+        for response in responses:
+            if response.api_key == PRODUCE:
+                (part,) = response.body.responses[0].partition_responses
                 assert part.error_code == 0
                 offsets[part.index].append(part.base_offset)
         assert all(found == list(range(len(found))) for found in offsets.values())
 
 
-def test_what_waits_behind_a_long_poll_is_answered_after_it(shared_broker: Broker, topic: str) -> None:
+def test_requests_behind_a_long_poll_are_answered_after_it(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as kafka:
         began = time.monotonic()
         kafka.send(FETCH, 11, topics.fetch_request([(topic, 0, 0)], max_wait_ms=500))
@@ -267,7 +267,7 @@ def test_an_empty_fetch_waits_and_is_answered(shared_broker: Broker) -> None:
 
 
 def test_timestamps_of_the_broker_are_reported(shared_broker: Broker) -> None:
-    """LogAppendTime: the answer to Produce and the stored batch have the broker's time."""
+    """LogAppendTime: the response to Produce and the stored batch have the broker's time."""
     name = topics.create_topic(shared_broker, "append-time", message_timestamp_type="LogAppendTime")
     with topics.connect(shared_broker) as kafka:
         before = int(time.time() * 1000)

@@ -134,7 +134,7 @@ def test_many_at_once_and_unknown_ones(shared_broker: Broker, timed: str) -> Non
 
 
 def test_a_partition_asked_for_twice_is_refused(shared_broker: Broker, timed: str) -> None:
-    """As Kafka does: the answer could not say which is which."""
+    """As Kafka does: the response could not say which is which."""
     with topics.connect(shared_broker) as kafka:
         twice = [ListOffsetsRequest.Partition(partition_index=0, timestamp=timestamp) for timestamp in (EARLIEST, 1500)]
         response = kafka.call(

@@ -20,7 +20,7 @@ from tests.compat.topics import LATEST, MAX_TIMESTAMP
 
 DELETE_RECORDS, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_PRODUCERS = 21, 23, 61
 ROUNDS = 60
-FLUSH_MS = 30  # longer than any answer takes: a look-up that does not wait misses the record every time
+FLUSH_MS = 30  # longer than any response takes: a look-up that does not wait misses the record every time
 
 
 @pytest.fixture(scope="module", params=["epoll", "io_uring"])
@@ -104,7 +104,7 @@ def test_producers_are_described_when_their_records_are_safe(slow_disk: tuple[Br
 
 
 def test_a_disk_that_hangs_is_not_waited_for_long(slow_disk: tuple[Broker, Path]) -> None:
-    """Two seconds; then the answer is what is known, and who asks about another disk's partitions
+    """Two seconds; then the response is what is known, and who asks about another disk's partitions
     has not waited.
     """
     broker, faults = slow_disk

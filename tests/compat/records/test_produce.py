@@ -113,12 +113,12 @@ def test_many_partitions_in_one_request_each_have_their_own_answer(
         ],
     )
     response = kafka.call(PRODUCE, 9, request)
-    answers = [
+    responses = [
         (answered.name, part.index, part.error_code)
         for answered in response.responses
         for part in answered.partition_responses
     ]
-    assert answers == [
+    assert responses == [
         (topic, 0, 0),
         (topic, 1, 0),
         (topic, 7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
@@ -177,12 +177,12 @@ def test_a_retry_while_the_first_try_is_under_way(shared_broker: Broker, kafka: 
         for _ in range(3):
             kafka.send(PRODUCE, 9, topics.produce_request(topic, batch))
             other.send(PRODUCE, 9, topics.produce_request(topic, batch))
-        answers = [
+        responses = [
             connection.receive().body.responses[0].partition_responses[0]
             for connection in (kafka, other)
             for _ in range(3)
         ]
-    assert {(answer.error_code, answer.base_offset) for answer in answers} == {(0, 0)}
+    assert {(response.error_code, response.base_offset) for response in responses} == {(0, 0)}
     assert values_of(kafka, topic) == [b"v0"]
 
 

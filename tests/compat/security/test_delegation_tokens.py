@@ -122,7 +122,7 @@ class Side:
             m.DescribeDelegationTokenRequest.DescribeDelegationTokenOwner("User", name) for name in owners
         ]
         deadline = time.monotonic() + PATIENCE_S
-        while True:  # Kafka's broker learns of a token after the answer to its creation
+        while True:  # Kafka's broker learns of a token after the response to its creation
             found = self.by(user).call(DESCRIBE, 3, m.DescribeDelegationTokenRequest(owners=asked))
             if len(found.tokens) == expected or time.monotonic() > deadline:
                 break

@@ -86,9 +86,9 @@ class ToolDriver:
             finally:
                 ended.cancel()
             assert line, f"{tool} {words}: the driver ended\n{self._errors.read_text()[-3000:]}"
-            answer = json.loads(line)
-            exited = answer.pop("exited")
-            ran = Ran(**answer)
+            response = json.loads(line)
+            exited = response.pop("exited")
+            ran = Ran(**response)
             if exited:
                 ran = dataclasses.replace(ran, code=process.wait())
             if exited or ran.code is None:

@@ -13,7 +13,7 @@ killed between two transactions; the broker had answered all that was asked):
   time limit, also when it is back.
 * kafka-python (3.0.12) drops a request to a coordinator that it cannot connect to (the sender asks
   for the coordinator again, and does not put the request back): send_offsets_to_transaction, which
-  has no time limit, waits for its answer for ever.
+  has no time limit, waits for its response for ever.
 """
 
 from __future__ import annotations

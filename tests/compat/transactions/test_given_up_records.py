@@ -22,7 +22,7 @@ PRODUCE = 0
 
 class Proxy:
     """Between a client and a broker. Once `cut`, a connection that carries records ends when it has
-    taken them, before the answer comes, and new ones lead nowhere until `mend`.
+    taken them, before the response comes, and new ones lead nowhere until `mend`.
     """
 
     def __init__(self, port: int, listener: socket.socket) -> None:

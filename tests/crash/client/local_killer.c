@@ -399,7 +399,7 @@ static const char *traced(pid_t pid, const struct round *round, const struct tol
         pause_here(pid);
         how = "ended";
     }
-    while (WIFSTOPPED(status)) { /* on to its end; later edges of the same window (another answer) do not count */
+    while (WIFSTOPPED(status)) { /* on to its end; later edges of the same window (another response) do not count */
         int signal_number = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
         if (ptrace(PTRACE_CONT, pid, NULL, (void *)(intptr_t)signal_number) < 0 || waitpid(pid, &status, 0) < 0)
             return "failed";

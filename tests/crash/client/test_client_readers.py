@@ -41,7 +41,7 @@ class World:
         self.written = [0, 0]
         self.read = [0, 0, 0, 0]
         self.resets = self.moves = 0
-        # values of batches whose answer was lost, or that lie where another was thought to: a
+        # values of batches whose response was lost, or that lie where another was thought to: a
         # killed worker may have passed one on
         self.displaced: list[set[bytes]] = [set(), set()]
         self.odd: list[tuple[int, int, bytes]] = []

@@ -465,7 +465,7 @@ def hostile(broker: Broker) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("io_backend", quick_on("epoll"))
-def test_hostile_clients_hurt_nobody_but_themselves(start_broker, rounds, seed, io_backend):
+def test_hostile_clients_harm_only_themselves(start_broker, rounds, seed, io_backend):
     """Two at a time, each in a few of the ways of local_hostile.py."""
     broker = start_broker(config={"io.backend": io_backend})
     with Theatre(broker, seed) as theatre, hostile(broker) as one, hostile(broker) as other:

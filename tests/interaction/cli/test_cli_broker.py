@@ -88,14 +88,16 @@ def test_the_life_of_a_topic(mqd):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "answer", "deleted"),
+    ("arguments", "response", "deleted"),
     [([], b"n\n", False), ([], b"\n", False), ([], b"y\n", True), (["--yes"], b"", True)],
 )
-def test_a_terminal_is_asked_before_topics_are_deleted(mqd, broker, arguments: list[str], answer: bytes, deleted: bool):
+def test_a_terminal_is_asked_before_topics_are_deleted(
+    mqd, broker, arguments: list[str], response: bytes, deleted: bool
+):
     assert mqd("topic", "create", "asked")[0] == 0
     terminal, its_end = pty.openpty()
     try:
-        os.write(terminal, answer)
+        os.write(terminal, response)
         done = subprocess.run(
             [sys.executable, "-m", "mqd.cli.main", "topic", "delete", "asked", *arguments],
             stdin=its_end,

@@ -132,7 +132,9 @@ def test_advice_for_a_group_that_reads_nothing(mqd: CommandLine, topic: str, mem
     assert code == 1 and "there is no group nowhere" in error
 
 
-def test_who_holds_a_rebalance_up_is_named(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
+def test_describe_names_the_member_that_holds_up_a_rebalance(
+    mqd: CommandLine, broker: Broker, topic: str, member
+) -> None:
     group = fresh("held")
     slow = member(group, topic, "slow-app")
     poll_until_assigned(slow)
@@ -320,7 +322,7 @@ def test_seeking_some_partitions(mqd: CommandLine, broker: Broker, topic: str) -
     assert "there is no topic unheard-of" in mqd("group", "seek", group, "unheard-of", "--to", "latest")[2]
 
 
-def test_what_lies_outside_the_log_is_clamped_and_said(mqd: CommandLine, broker: Broker, topic: str) -> None:
+def test_offsets_outside_the_log_are_clamped_and_reported(mqd: CommandLine, broker: Broker, topic: str) -> None:
     group = fresh("seeker")
     commit(broker, group, topic, {0: 2, 1: 5})
     code, out, _ = mqd("group", "seek", group, "--shift-by", "-4")

@@ -494,7 +494,7 @@ def test_mixed_ways_to_read(broker: Broker, topic: str, consumers) -> None:
     assert found == list(range(100))
 
 
-def test_who_does_not_poll_loses_its_partitions_and_comes_back(broker: Broker, topic: str, consumers) -> None:
+def test_a_consumer_that_does_not_poll_loses_its_partitions_and_rejoins(broker: Broker, topic: str, consumers) -> None:
     lost: list = []
     slow = consumers("p-" + topic, max_poll_interval_ms=4000, session_timeout_ms=4000)
     slow.subscribe([topic], on_lost=lambda _, partitions: lost.append(len(partitions)))

@@ -77,7 +77,7 @@ def _take(consumer: Consumer, count: int) -> Iterator[Any]:
         yield message
 
 
-def test_what_is_stored_is_unreadable_and_read_back(
+def test_stored_values_are_encrypted_and_read_back(
     shared_broker: Broker, topic: str, keys: Path, transport: str
 ) -> None:
     reports: list[tuple[Any, bytes | None]] = []

@@ -66,7 +66,7 @@ def _produce(programs: Path, broker: Broker, topic: str, lines: list[str]) -> st
     return done.stdout
 
 
-def test_what_one_writes_the_other_prints_while_it_waits(programs: Path, shared_broker: Broker, topic: str) -> None:
+def test_the_consumer_prints_records_while_it_waits(programs: Path, shared_broker: Broker, topic: str) -> None:
     lines = [f"line {number}" for number in range(5000)]
     with subprocess.Popen(
         [programs / "consume", _socket(shared_broker), topic, str(len(lines))], stdout=subprocess.PIPE, text=True

@@ -99,7 +99,7 @@ def test_a_topic_is_made_by_being_produced_to(make, shared_broker: Broker) -> No
     assert len(read_all(shared_broker, name, 1)) == 1
 
 
-def test_what_is_wrong_is_raised_by_produce(make, topic: str) -> None:
+def test_produce_raises_for_invalid_arguments(make, topic: str) -> None:
     producer = make(message_max_bytes=10_000)
     for arguments in [(topic, 5), (topic, b"v", 5), (None, b"v")]:
         with pytest.raises(TypeError):
@@ -477,7 +477,7 @@ def test_asyncio(shared_broker: Broker, topic: str, transport: str) -> None:
 # -- which way -------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_attached_to_goes_over_tcp(
+def test_a_client_that_cannot_attach_uses_tcp(
     shared_broker: Broker, topic: str, tmp_path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A socket without a server, as a killed broker leaves it."""

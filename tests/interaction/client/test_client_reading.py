@@ -262,10 +262,10 @@ def test_a_fetch_for_positions_sleeps_until_there_is_something(
         timer = threading.Timer(0.2, must_produce, (other, topic, 0, b"x"))
         timer.start()
         try:
-            answer = positions(client, reader, topic_id, 20_000)
+            response = positions(client, reader, topic_id, 20_000)
         finally:
             timer.join()
-    assert answer.high_watermark == 1
+    assert response.high_watermark == 1
     assert values(drain(reader)) == [b"x"]
 
 

@@ -192,7 +192,7 @@ def test_messages_compare(producers, consumers, topic: str) -> None:
         hash(first)
 
 
-def test_what_is_not_assigned_any_more_is_passed_over(producers, consumers, topic: str) -> None:
+def test_calls_for_partitions_no_longer_assigned_are_ignored(producers, consumers, topic: str) -> None:
     """A worker that has done its part resumes, and stores its offset, after a rebalance has taken
     the partition.
     """

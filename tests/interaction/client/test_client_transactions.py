@@ -53,7 +53,7 @@ def test_commit_and_abort(shared_broker: Broker) -> None:
     )
 
 
-def test_what_is_not_open_is_refused(shared_broker: Broker) -> None:
+def test_calls_outside_a_transaction_are_refused(shared_broker: Broker) -> None:
     topic = _topic(shared_broker)
     with _producer(shared_broker, f"tx-{topic}") as producer:
         for call in (
@@ -187,7 +187,7 @@ def test_a_worker_that_dies_loses_and_doubles_nothing(
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
-def test_version_1_where_the_broker_is_told_so(start_broker: Callable[..., Broker]) -> None:
+def test_transactions_of_version_1_where_the_broker_is_configured_so(start_broker: Callable[..., Broker]) -> None:
     broker = start_broker(workers=1, config={"log.flush.on.ack": "false"})
     _downgrade(broker)
     topic = _topic(broker, 3)
@@ -209,5 +209,5 @@ def _downgrade(broker: Broker) -> None:
         update = UpdateFeaturesRequest.FeatureUpdateKey(
             feature="transaction.version", max_version_level=1, upgrade_type=2
         )
-        answer = kafka.call(57, 1, UpdateFeaturesRequest(timeout_ms=60_000, feature_updates=[update]))
-    assert answer.error_code == 0 and all(result.error_code == 0 for result in answer.results), answer
+        response = kafka.call(57, 1, UpdateFeaturesRequest(timeout_ms=60_000, feature_updates=[update]))
+    assert response.error_code == 0 and all(result.error_code == 0 for result in response.results), response

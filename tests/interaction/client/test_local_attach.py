@@ -131,12 +131,12 @@ def test_a_log_is_read_from_its_files(shared_broker, request):
         control = mmap.mmap(local.control_fd, os.fstat(local.control_fd).st_size, mmap.MAP_PRIVATE)
         view_of = native.Control.attach(control).slot_view
         while offset < 60:
-            answer, fd = local.send_request(topic_id, 0, offset)
-            assert answer["error"] == 0 and answer["base_offset"] == offset and fd is not None
-            assert view_of(answer["slot"]).high_watermark == 60
-            seen += os.pread(fd, answer["size_bytes"], 0)
+            response, fd = local.send_request(topic_id, 0, offset)
+            assert response["error"] == 0 and response["base_offset"] == offset and fd is not None
+            assert view_of(response["slot"]).high_watermark == 60
+            seen += os.pread(fd, response["size_bytes"], 0)
             os.close(fd)
-            offset = min(answer["next_base_offset"], 60)
+            offset = min(response["next_base_offset"], 60)
         assert seen == expected
         positions = msgspec.structs.replace(fetch_request(topic, {0: 7}), max_bytes=0)
         (partition,) = local.call(FETCH, FETCH_VERSION, positions).responses[0].partitions
@@ -162,18 +162,18 @@ def test_positions_name_the_aborted_transactions(shared_broker):
 
         eventually(lambda: positions(local, 0).last_stable_offset == 9, "the last marker")
         for offset, first_offsets in ((0, [0, 6]), (2, [0, 6]), (3, [6]), (8, [6]), (9, [])):
-            answer = positions(local, offset)
-            assert (answer.error_code, answer.high_watermark, answer.last_stable_offset, answer.records or b"") == (
-                0,
-                9,
-                9,
-                b"",
-            )
-            assert [one.first_offset for one in answer.aborted_transactions or []] == first_offsets, offset
+            response = positions(local, offset)
+            assert (
+                response.error_code,
+                response.high_watermark,
+                response.last_stable_offset,
+                response.records or b"",
+            ) == (0, 9, 9, b"")
+            assert [one.first_offset for one in response.aborted_transactions or []] == first_offsets, offset
         assert positions(tcp, 0).records  # by TCP max_bytes 0 means one batch, as in Kafka
 
 
-def test_what_is_shared_cannot_be_taken_away(shared_broker):
+def test_clients_cannot_shrink_or_write_the_shared_memory(shared_broker):
     with attach(shared_broker) as local:
         with pytest.raises(OSError):
             os.ftruncate(local.memory_fd, 4096)
@@ -228,7 +228,7 @@ def test_another_layout_is_refused_with_the_reason(shared_broker, greeting, reas
 
 
 @pytest.mark.parametrize("greeting", [hello(magic=1), b"x", b"GET / HTTP/1.1\r\n\r\n", bytes(104), bytes(5000)])
-def test_who_says_something_else_is_closed(shared_broker, greeting):
+def test_a_connection_with_an_unknown_greeting_is_closed(shared_broker, greeting):
     with pytest.raises(ConnectionEnded):
         LocalConnection(socket_of(shared_broker), greeting=greeting)
     with attach(shared_broker) as local:
@@ -370,8 +370,8 @@ def test_deaths_of_the_brokers_processes(mortal):
             for partition in (0, 1):
                 must_produce(fresh[victim], "deaths", partition, b"by the successor")
             assert b"first" in b"".join(read_batches(fresh[0], "deaths", 0))
-            answer, fd = fresh[victim].send_request(bytes(topic_id), 0, 0)
-            assert answer["error"] == 0 and fd is not None
+            response, fd = fresh[victim].send_request(bytes(topic_id), 0, 0)
+            assert response["error"] == 0 and fd is not None
             os.close(fd)
         watch = Watch(broker)
         # those of `local` on the worker that lives
@@ -387,7 +387,7 @@ def _produces(kafka: LocalConnection) -> bool:
         return False  # its owner is being replaced
 
 
-def test_a_descriptor_that_comes_with_a_packet_is_nobodys(shared_broker):
+def test_a_descriptor_that_comes_with_a_packet_is_closed(shared_broker):
     """SCM_RIGHTS to those who do not want it: closed by the kernel."""
     with attach(shared_broker) as local, open("/dev/null") as file:
         pids = Watch(shared_broker).worker_pids()

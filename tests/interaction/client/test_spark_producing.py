@@ -85,7 +85,7 @@ def test_a_broker_that_restarts_gets_every_row_once(
     eventually(lambda: sorted(everything(broker, topic)) == list(range(24_000)), "every row once")
 
 
-def test_who_does_not_answer_is_named_in_time(start_broker: Callable[..., Broker]) -> None:
+def test_a_partition_without_acknowledgements_is_named_within_the_timeout(start_broker: Callable[..., Broker]) -> None:
     broker = start_broker()
     with connect(broker) as kafka:
         topic = topic_of(kafka, PARTITIONS)
@@ -163,7 +163,7 @@ def test_a_child_whose_transaction_is_over_gets_an_error(shared_broker: Broker) 
 def test_brokers_that_do_not_know_joint_transactions_are_named(
     shared_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is that of a broker which skipped the field."""
+    """The response is that of a broker which skipped the field."""
     cluster = Cluster(KafkaSettings(shared_broker.bootstrap))
     joint = Joint(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
     query = joint._request

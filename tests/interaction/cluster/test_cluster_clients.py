@@ -88,10 +88,10 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> bytes:
             for index, nodes in enumerate(assignments)
         ],
     )
-    answer = send_request(
+    response = send_request(
         cluster.brokers[1], CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)
     ).topics[0]
-    assert answer.error_code == 0, answer.error_message
+    assert response.error_code == 0, response.error_message
     until(
         f"{name} is led",
         lambda: all(
@@ -100,7 +100,7 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> bytes:
         ),
         cluster,
     )
-    return answer.topic_id
+    return response.topic_id
 
 
 def described(broker: Member, name: str) -> MetadataRequest:
@@ -138,8 +138,8 @@ def test_every_host_tells_of_all_hosts_and_leaders(cluster: Cluster) -> None:
     create(cluster, "told", [[1, 2], [2, 3], [3, 1]])
     expected = {(broker.node_id, broker.address, broker.port) for broker in cluster}
     for broker in cluster:
-        answer = send_request(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest())
-        assert {(one.broker_id, one.host, one.port) for one in answer.brokers} == expected
+        response = send_request(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest())
+        assert {(one.broker_id, one.host, one.port) for one in response.brokers} == expected
         partitions = described(broker, "told").partitions
         assert [(p.leader_id, p.replica_nodes, p.error_code, p.offline_replicas) for p in partitions] == [
             (1, [1, 2], 0, []),
@@ -149,26 +149,26 @@ def test_every_host_tells_of_all_hosts_and_leaders(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("wrong", [2, 3], ids=["follower", "no replica"])
-def test_who_does_not_lead_names_the_leader_and_its_address(cluster: Cluster, wrong: int) -> None:
+def test_a_broker_that_does_not_lead_names_the_leader_and_its_address(cluster: Cluster, wrong: int) -> None:
     """KIP-951."""
     name = f"led-{wrong}"
     topic_id = create(cluster, name, [[1, 2]])
     leader, other = cluster.brokers[1], cluster.brokers[wrong]
     for version in (9, 10, 12):
-        answer = produce(other, version, name, topic_id)
-        one = answer.responses[0].partition_responses[0]
+        response = produce(other, version, name, topic_id)
+        one = response.responses[0].partition_responses[0]
         assert one.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         if version < 10:
             continue
         assert (one.current_leader.leader_id, one.current_leader.leader_epoch) == (1, 0)
-        assert [(node.node_id, node.host, node.port) for node in answer.node_endpoints] == [
+        assert [(node.node_id, node.host, node.port) for node in response.node_endpoints] == [
             (1, leader.address, leader.port)
         ]
     assert produce(leader, 12, name, topic_id).responses[0].partition_responses[0].error_code == 0
-    answer = fetch(cluster.brokers[3], 16, name, topic_id)
-    one = answer.responses[0].partitions[0]
+    response = fetch(cluster.brokers[3], 16, name, topic_id)
+    one = response.responses[0].partitions[0]
     assert (one.error_code, one.current_leader.leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 1)
-    assert [(node.node_id, node.host, node.port) for node in answer.node_endpoints] == [
+    assert [(node.node_id, node.host, node.port) for node in response.node_endpoints] == [
         (1, leader.address, leader.port)
     ]
 
@@ -200,8 +200,10 @@ def test_offsets_are_reported_by_the_leader_alone(cluster: Cluster) -> None:
 
 
 def coordinators(broker: Member, keys: list[str], key_type: int = 0) -> dict[str, tuple[int, int]]:
-    answer = send_request(broker, FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=key_type, coordinator_keys=keys))
-    return {one.key: (one.error_code, one.node_id) for one in answer.coordinators}
+    response = send_request(
+        broker, FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=key_type, coordinator_keys=keys)
+    )
+    return {one.key: (one.error_code, one.node_id) for one in response.coordinators}
 
 
 def committed_error(broker: Member, group: str) -> int:
@@ -293,8 +295,8 @@ def test_markers_of_transactions_are_not_taken_from_clients(cluster: Cluster) ->
         coordinator_epoch=0,
     )
     for broker in cluster:
-        answer = send_request(broker, WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
-        assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        response = send_request(broker, WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
+        assert response.markers[0].topics[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_not_coordinate_it(
@@ -375,9 +377,9 @@ def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cl
             )
         ],
     )
-    answer = send_request(cluster.brokers[2], ALTER_REASSIGNMENTS, 0, request)
-    assert answer.error_code == 0 and {
-        one.partition_index: one.error_code for one in answer.responses[0].partitions
+    response = send_request(cluster.brokers[2], ALTER_REASSIGNMENTS, 0, request)
+    assert response.error_code == 0 and {
+        one.partition_index: one.error_code for one in response.responses[0].partitions
     } == {0: 0, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
     def done() -> bool:
@@ -403,14 +405,14 @@ def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cl
 def test_the_preferred_leader_is_elected_on_demand(cluster: Cluster) -> None:
     create(cluster, "preferred", [[2, 1, 3]])
     requests = [ElectLeadersRequest.TopicPartitions(topic="preferred", partitions=[0, 7])]
-    answer = send_request(
+    response = send_request(
         cluster.brokers[3],
         ELECT_LEADERS,
         2,
         ElectLeadersRequest(election_type=0, topic_partitions=requests, timeout_ms=60_000),
     )
-    found = {one.partition_id: one.error_code for one in answer.replica_election_results[0].partition_result}
-    assert answer.error_code == 0 and found == {
+    found = {one.partition_id: one.error_code for one in response.replica_election_results[0].partition_result}
+    assert response.error_code == 0 and found == {
         0: ErrorCode.ELECTION_NOT_NEEDED,
         7: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
@@ -421,9 +423,9 @@ def test_the_quorum_is_described_by_every_host(cluster: Cluster) -> None:
         topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
     )
     for broker in cluster:
-        answer = send_request(broker, DESCRIBE_QUORUM, 2, DescribeQuorumRequest(topics=[topic]))
-        assert answer.error_code == 0, answer.error_message
-        one = answer.topics[0].partitions[0]
+        response = send_request(broker, DESCRIBE_QUORUM, 2, DescribeQuorumRequest(topics=[topic]))
+        assert response.error_code == 0, response.error_message
+        one = response.topics[0].partitions[0]
         assert (
             sorted(voter.replica_id for voter in one.current_voters) == [1, 2, 3]
             and one.leader_id in (1, 2, 3)
@@ -451,13 +453,13 @@ def lead_elsewhere(cluster: Cluster, name: str, partition: int) -> None:
         partition_index=partition, replicas=[node for node in one.replica_nodes if node != one.leader_id]
     )
     topic = AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=[target])
-    answer = send_request(
+    response = send_request(
         cluster.brokers[1],
         ALTER_REASSIGNMENTS,
         0,
         AlterPartitionReassignmentsRequest(timeout_ms=60_000, topics=[topic]),
     )
-    assert answer.error_code == 0 and answer.responses[0].partitions[0].error_code == 0, answer
+    assert response.error_code == 0 and response.responses[0].partitions[0].error_code == 0, response
     until(
         f"{name}-{partition} is led by another host",
         lambda: all(
@@ -491,8 +493,8 @@ def test_a_share_group_follows_leaders_and_coordinators(cluster: Cluster) -> Non
         for move in (move_records, move_state, move_group, move_records):
             accepted, released = f"{move.__name__} accepted", f"{move.__name__} released"
             shared.produce(accepted, released)
-            answers = {released: AcknowledgeType.RELEASE}
-            assert take(consumer, 2, answers) == [(accepted, 1), (released, 1)]
+            responses = {released: AcknowledgeType.RELEASE}
+            assert take(consumer, 2, responses) == [(accepted, 1), (released, 1)]
             move()
             assert take(consumer, 1) == [(released, 2)]
 
@@ -531,7 +533,7 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
-def test_strangers_cannot_use_the_listener_between_hosts(cluster: Cluster) -> None:
+def test_clients_cannot_use_the_listener_between_hosts(cluster: Cluster) -> None:
     broker = cluster.brokers[1]
     cluster_id = send_request(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
     with between(broker) as connection:  # a Kafka client, by mistake or not

@@ -49,8 +49,8 @@ def create_somehow(cluster: Cluster, host: Host, name: str) -> None:
 
 
 def knows(host: Host, *names: str) -> bool:
-    answer = host.metadata(names)
-    return answer is not None and all(not topic.error_code for topic in answer.topics)
+    response = host.metadata(names)
+    return response is not None and all(not topic.error_code for topic in response.topics)
 
 
 def every_host_knows(cluster: Cluster, *names: str) -> None:
@@ -60,22 +60,22 @@ def every_host_knows(cluster: Cluster, *names: str) -> None:
 
 
 def brokers(host: Host) -> set[int]:
-    answer = host.metadata()
-    return {broker.node_id for broker in answer.brokers} if answer is not None else set()
+    response = host.metadata()
+    return {broker.node_id for broker in response.brokers} if response is not None else set()
 
 
 def voters(host: Host) -> dict[int, bytes]:
-    answer = host.quorum()
-    if answer is None or answer.error_code:
+    response = host.quorum()
+    if response is None or response.error_code:
         return {}
-    return {one.replica_id: bytes(one.replica_directory_id) for one in answer.topics[0].partitions[0].current_voters}
+    return {one.replica_id: bytes(one.replica_directory_id) for one in response.topics[0].partitions[0].current_voters}
 
 
 def observers(host: Host) -> dict[int, bytes]:
-    answer = host.quorum()
+    response = host.quorum()
     return (
-        {one.replica_id: bytes(one.replica_directory_id) for one in answer.topics[0].partitions[0].observers}
-        if answer is not None and not answer.error_code
+        {one.replica_id: bytes(one.replica_directory_id) for one in response.topics[0].partitions[0].observers}
+        if response is not None and not response.error_code
         else {}
     )
 
@@ -167,8 +167,8 @@ def test_status_says_that_a_voter_is_lost_also_when_it_was_not_the_active_contro
 
 
 def leaders(host: Host, topic: str) -> list[int]:
-    answer = host.metadata([topic])
-    return [partition.leader_id for partition in answer.topics[0].partitions] if answer is not None else []
+    response = host.metadata([topic])
+    return [partition.leader_id for partition in response.topics[0].partitions] if response is not None else []
 
 
 def test_leaderships_leave_a_host_whose_workers_died(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_a_minority_decides_nothing(tmp_path: Path) -> None:
 
 
 def requests_cached(host: Host) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{host.status()['metrics_port']}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
+    with urllib.request.urlopen(f"http://127.0.0.1:{host.status()['metrics_port']}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("mqd_requests_cached_total"))
 
 
@@ -242,11 +242,11 @@ def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> No
 
         def led() -> dict[int, int]:
             """The partitions that it says it leads, or that have no leader -> error."""
-            answer = last.metadata(["t"])
-            assert answer is not None, "its processes live"
+            response = last.metadata(["t"])
+            assert response is not None, "its processes live"
             return {
                 one.partition_index: one.error_code
-                for one in answer.topics[0].partitions
+                for one in response.topics[0].partitions
                 if one.leader_id in (-1, last.node_id)
             }
 
@@ -404,10 +404,10 @@ def check_alone(cluster: Cluster, host: Host, more: Sequence[bytes] = ()) -> Non
 
 
 def on_three(host: Host, topic: str) -> bool:
-    answer = host.metadata([topic])
-    return answer is not None and all(
+    response = host.metadata([topic])
+    return response is not None and all(
         sorted(one.replica_nodes) == sorted(one.isr_nodes) == [1, 2, 3] and one.leader_id > 0
-        for one in answer.topics[0].partitions
+        for one in response.topics[0].partitions
     )
 
 

@@ -91,8 +91,8 @@ def has_logged(leader: Member, follower: Member, verb: str, topic: str) -> bool:
 
 def changes(broker: Member) -> dict[str, int]:
     """Replicas that left and joined the in-sync sets of the partitions that it leads."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
     return {
         verb: int(sum(float(line.split()[-1]) for line in lines if line.startswith(f"mqd_in_sync_{name}_total")))
         for verb, name in (("leaves", "shrinks"), ("joins", "expands"))
@@ -107,7 +107,7 @@ def wait_for_return(cluster: Cluster, leader: Member, follower: Member, topic: s
     until("all replicas are in sync", lambda: all_in_sync(cluster, topic), cluster)
 
 
-def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> None:
+def test_a_follower_too_many_records_behind_leaves_the_isr_and_returns(cluster: Cluster) -> None:
     create(cluster, "bounded", partitions=1, config={"replica.lag.max.messages": str(BOUND)})
     leader, follower = followed(cluster, "bounded")
     values = [str(number).encode() for number in range(3 * BOUND)]

@@ -55,8 +55,8 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> None:
         ],
     )
     with KafkaConnection(cluster.brokers[1].address, cluster.brokers[1].port, timeout_s=PATIENCE_S) as kafka:
-        answer = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)).topics[0]
-    assert answer.error_code == 0, answer.error_message
+        response = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)).topics[0]
+    assert response.error_code == 0, response.error_message
     until(f"{name} is led", lambda: leaders(cluster, name) == [nodes[0] for nodes in assignments], cluster)
 
 
@@ -80,8 +80,8 @@ def leaders(cluster: Cluster, name: str) -> list[int]:
 
 
 def metric(broker: Member, name: str) -> int:
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
     return int(
         sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}_total", f"{name}{{", f"{name} ")))
     )

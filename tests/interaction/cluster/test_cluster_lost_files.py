@@ -18,7 +18,7 @@ VALUES = [b"%04d" % number + b"v" * 900 for number in range(100)]
 
 @pytest.mark.parametrize("clean", quick([True, False], [False]))
 @pytest.mark.parametrize("lost", quick(["middle", "end", "metadata"], ["metadata"]))
-def test_what_was_acknowledged_stays(tmp_path: Path, lost: str, clean: bool) -> None:
+def test_acknowledged_records_stay(tmp_path: Path, lost: str, clean: bool) -> None:
     with Cluster(
         tmp_path, config={**QUICK, "replication.recovery.delay.ms": "-1", "log.segment.bytes": "16384"}
     ) as cluster:

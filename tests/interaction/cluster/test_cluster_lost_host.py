@@ -77,7 +77,7 @@ def has(host: Member, topic: str) -> bool:
     return (host.data_dir / "log" / f"{topic}-0").exists()
 
 
-def test_what_a_lost_host_held_gets_a_home_after_the_delay(cluster: Cluster) -> None:
+def test_partitions_of_a_lost_host_are_moved_after_the_delay(cluster: Cluster) -> None:
     filled(cluster, "lost")
     lost = cluster.brokers[3]
     lost_at = time.monotonic()
@@ -127,9 +127,9 @@ def elected(broker: Member, topic: str, way: int) -> int:
             topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])],
             timeout_ms=60_000,
         )
-        answer = requested.request(ELECT_LEADERS, request)
-    assert answer.error_code == 0
-    ((one,),) = (result.partition_result for result in answer.replica_election_results)
+        response = requested.request(ELECT_LEADERS, request)
+    assert response.error_code == 0
+    ((one,),) = (result.partition_result for result in response.replica_election_results)
     return one.error_code
 
 

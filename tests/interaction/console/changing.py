@@ -29,13 +29,13 @@ def shown(browser: Browser, path: str, **form: str) -> Answer:
     return browser.post(path, {**form, "token": form_page.fields["token"]})
 
 
-def command(answer: Answer) -> str:
-    (found,) = re.findall(r'data-copy="([^"]*)"', answer.text)
+def command(response: Answer) -> str:
+    (found,) = re.findall(r'data-copy="([^"]*)"', response.text)
     return unescape(found)
 
 
-def confirmed(browser: Browser, path: str, answer: Answer, **typed: str) -> Answer:
-    return browser.post(path, {**answer.fields, **typed})
+def confirmed(browser: Browser, path: str, response: Answer, **typed: str) -> Answer:
+    return browser.post(path, {**response.fields, **typed})
 
 
 def change(browser: Browser, path: str, **form: str) -> Answer:

@@ -33,24 +33,24 @@ def rows(browser: Browser, show: str, text: str) -> str:
 def test_a_users_password_is_shown_once(
     secured: Secured, browser: Browser, login_browser: Browser, audit: Path
 ) -> None:
-    answer = shown(browser, "/access/user", name="dora")
-    assert command(answer) == f"mqd user create dora -b {secured.broker.bootstrap}"
-    assert "Create the user dora?" in answer.words and "Nothing here contains" in rows(browser, "users", "dora")
-    done = confirmed(browser, "/access/user", answer)
+    response = shown(browser, "/access/user", name="dora")
+    assert command(response) == f"mqd user create dora -b {secured.broker.bootstrap}"
+    assert "Create the user dora?" in response.words and "Nothing here contains" in rows(browser, "users", "dora")
+    done = confirmed(browser, "/access/user", response)
     (password,) = map(unescape, re.findall(r'data-copy="([^"]*)"', done.text))
     assert done.status == 200 and "shown here once" in done.words and len(password) > 20
     assert "dora SCRAM-SHA-256 (4,096 iterations), SCRAM-SHA-512" in rows(browser, "users", "dora")
     assert log_in(login_browser, "dora", password).status == 303
     assert password not in audit.read_text() and lines(audit)[-1][1] == "done"
 
-    answer = shown(browser, "/access/user", name="dora")
-    assert "Give a new password to the user dora?" in answer.words
-    confirmed(browser, "/access/user", answer)
+    response = shown(browser, "/access/user", name="dora")
+    assert "Give a new password to the user dora?" in response.words
+    confirmed(browser, "/access/user", response)
     assert log_in(login_browser, "dora", password).status == 403
 
-    answer = shown(browser, "/access/user/delete", name="dora")
-    assert "type dora to confirm" in confirmed(browser, "/access/user/delete", answer, typed="").words
-    assert confirmed(browser, "/access/user/delete", answer, typed="dora").status == 303
+    response = shown(browser, "/access/user/delete", name="dora")
+    assert "type dora to confirm" in confirmed(browser, "/access/user/delete", response, typed="").words
+    assert confirmed(browser, "/access/user/delete", response, typed="dora").status == 303
     assert "Nothing here contains" in rows(browser, "users", "dora")
 
 
@@ -60,11 +60,11 @@ def test_a_rule_is_in_force_until_it_is_removed(
     change(browser, "/topic/create", name="ruled-1")
     log_in(login_browser, "bob", PASSWORDS["bob"])
     rule = {"principal": "bob", "permission": "allow", "operations": "read, describe", "resource": "topic/ruled-*"}
-    answer = shown(browser, "/access/rule", **rule)
-    assert command(answer) == f"mqd acl allow bob read,describe 'topic/ruled-*' -b {secured.broker.bootstrap}"
-    assert "2 rules would be added" in answer.words and "User:bob allow read topic/ruled-* *" in answer.words
+    response = shown(browser, "/access/rule", **rule)
+    assert command(response) == f"mqd acl allow bob read,describe 'topic/ruled-*' -b {secured.broker.bootstrap}"
+    assert "2 rules would be added" in response.words and "User:bob allow read topic/ruled-* *" in response.words
     assert "AUTHORIZATION_FAILED" in login_browser.get("/topic", name="ruled-1").words
-    confirmed(browser, "/access/rule", answer)
+    confirmed(browser, "/access/rule", response)
     assert login_browser.get("/topic", name="ruled-1").status == 200
     assert "User:bob allow describe topic/ruled-* any address Remove" in rows(browser, "rules", "ruled-")
     assert "1 of them exists already" in shown(browser, "/access/rule", **rule | {"operations": "read,write"}).words
@@ -82,16 +82,16 @@ def test_a_rule_is_in_force_until_it_is_removed(
 
 
 def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Browser) -> None:
-    answer = shown(browser, "/access/quota", user="limited", client="<default>", produce="2MB", requests="50")
+    response = shown(browser, "/access/quota", user="limited", client="<default>", produce="2MB", requests="50")
     words = "mqd quota set --user limited --default --produce 2MB --requests 50 -b"
-    assert command(answer).startswith(words) and "produce - 2.0 MB/s" in answer.words
-    confirmed(browser, "/access/quota", answer)
+    assert command(response).startswith(words) and "produce - 2.0 MB/s" in response.words
+    confirmed(browser, "/access/quota", response)
     assert "limited <default> – 2.0 MB/s – 50 % – –" in rows(browser, "quotas", "limited")
-    answer = shown(browser, "/access/quota", user="limited", client="<default>", produce="1MB")
-    assert "produce 2.0 MB/s 1.0 MB/s" in answer.words
-    answer = shown(browser, "/access/quota/delete", user="limited", client="<default>")
-    assert command(answer).startswith("mqd quota delete --user limited --default -b")
-    confirmed(browser, "/access/quota/delete", answer)
+    response = shown(browser, "/access/quota", user="limited", client="<default>", produce="1MB")
+    assert "produce 2.0 MB/s 1.0 MB/s" in response.words
+    response = shown(browser, "/access/quota/delete", user="limited", client="<default>")
+    assert command(response).startswith("mqd quota delete --user limited --default -b")
+    confirmed(browser, "/access/quota/delete", response)
     assert "Nothing here contains" in rows(browser, "quotas", "limited")
 
 
@@ -116,17 +116,17 @@ def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Brows
         ("/access/quota/delete", {"user": "no-such"}, "has no such quota"),
     ],
 )
-def test_what_cannot_be_is_reported_before_it_is_tried(
+def test_invalid_changes_are_reported_before_they_are_tried(
     browser: Browser, audit: Path, path: str, form: dict[str, str], reason: str
 ) -> None:
-    answer = shown(browser, path, **form)
-    assert answer.status == 400 and reason in answer.words
+    response = shown(browser, path, **form)
+    assert response.status == 400 and reason in response.words
     assert audit.read_text() == ""
 
 
 def test_a_user_without_the_right_learns_the_reason(login_browser: Browser) -> None:
     log_in(login_browser, "bob", PASSWORDS["bob"])
     for show in ("users", "rules", "quotas"):
-        answer = login_browser.get("/access", show=show)
-        assert answer.status == 200 and "AUTHORIZATION_FAILED" in answer.words and "alice" not in answer.words
+        response = login_browser.get("/access", show=show)
+        assert response.status == 200 and "AUTHORIZATION_FAILED" in response.words and "alice" not in response.words
     assert "AUTHORIZATION_FAILED" in shown(login_browser, "/access/user", name="eve").words

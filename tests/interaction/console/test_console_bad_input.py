@@ -50,10 +50,10 @@ def open_all(bootstrap: str, reason: str) -> None:
     """Each page is shown, and one that asks the cluster says why there is nothing on it."""
     browser = Browser(options(bootstrap))
     for page in PAGES:
-        answer = browser._request("GET", page, (), b"")
+        response = browser._request("GET", page, (), b"")
         forms_only = page in {kind.path for kind in KINDS} or page.startswith("/messages")
-        assert "Traceback" not in answer.text and answer.status in (200, 404, 502, 503), page
-        assert forms_only or reason in answer.words, (page, answer.words[200:])
+        assert "Traceback" not in response.text and response.status in (200, 404, 502, 503), page
+        assert forms_only or reason in response.words, (page, response.words[200:])
     rows, said = searched(browser, "x")
     assert rows == "" and said["event"] == "event: failed" and reason in said["said"]
 
@@ -84,19 +84,19 @@ def test_a_topic_that_is_deleted_while_it_is_shown(secured: Secured, browser: Br
 
     browser.app._app.state.console.cache.clear()
     for path, query in (("/topic", {"name": "doomed"}), ("/message", {"topic": "doomed"})):
-        answer = browser.get(path, **query)
-        assert answer.status in (404, 502) and "doomed" in answer.words, path
+        response = browser.get(path, **query)
+        assert response.status in (404, 502) and "doomed" in response.words, path
     rows, said = searched(browser, "doomed")
     assert rows == "" and "there is no topic doomed" in said["said"]
-    for path, answer in (("/topic/alter", altered), ("/produce", produced), ("/topic/delete", deleted)):
-        refused = confirmed(browser, path, answer, typed="doomed")
+    for path, response in (("/topic/alter", altered), ("/produce", produced), ("/topic/delete", deleted)):
+        refused = confirmed(browser, path, response, typed="doomed")
         assert refused.status in (400, 502) and "UNKNOWN_TOPIC_OR_PARTITION" in refused.words, path
 
 
 def test_bytes_that_are_no_text_in_urls_and_forms(browser: Browser) -> None:
     for page in ("/topic?name=%ff%fe", "/group?name=%ff", "/topics?q=%ed%a0%80", "/message?topic=a%00b", "/%ff"):
-        answer = browser._request("GET", page, (), b"")
-        assert answer.status in (200, 400, 404, 502) and "bug of mqd" not in answer.words, page
+        response = browser._request("GET", page, (), b"")
+        assert response.status in (200, 400, 404, 502) and "bug of mqd" not in response.words, page
     token = browser.get("/topic/create").fields["token"]
     sent = [("content-type", "application/x-www-form-urlencoded")]
     for body, status in (
@@ -117,9 +117,9 @@ def test_a_value_of_a_megabyte_from_a_form(secured: Secured, tmp_path: Path) -> 
     browser.get("/")
     change(browser, "/topic/create", name="wide", partitions="1")
     value = "x" * 1_000_000
-    answer = shown(browser, "/produce", topic="wide", value=value)
-    assert "1,000,000 bytes" in answer.words and "-X message.max.bytes=4000000" in command(answer)
-    assert command(answer).startswith("cat VALUE | mqd produce wide") and len(answer.body) < 1_010_000
-    assert confirmed(browser, "/produce", answer).status == 303
+    response = shown(browser, "/produce", topic="wide", value=value)
+    assert "1,000,000 bytes" in response.words and "-X message.max.bytes=4000000" in command(response)
+    assert command(response).startswith("cat VALUE | mqd produce wide") and len(response.body) < 1_010_000
+    assert confirmed(browser, "/produce", response).status == 303
     assert browser.get("/message/raw", topic="wide", partition=0, offset=0).body == value.encode()
     assert (tmp_path / "audit.log").stat().st_size < 2000

@@ -41,36 +41,36 @@ def topics(secured: Secured) -> dict[str, int]:
 
 
 def test_a_topic_from_its_creation_to_its_end(secured: Secured, browser: Browser, audit: Path) -> None:
-    answer = shown(browser, "/topic/create", name="born", partitions="2", configs="retention.ms=1000\n")
+    response = shown(browser, "/topic/create", name="born", partitions="2", configs="retention.ms=1000\n")
     create = f"mqd topic create born -p 2 -c retention.ms=1000 -b {secured.broker.bootstrap}"
-    assert command(answer) == create and "2 partitions, each with 1 replica" in answer.words
+    assert command(response) == create and "2 partitions, each with 1 replica" in response.words
     assert "born" not in topics(secured) and not lines(audit), "nothing yet"
-    done = confirmed(browser, "/topic/create", answer)
+    done = confirmed(browser, "/topic/create", response)
     assert done.status == 303 and done.headers["location"].startswith("/topic?name=born&notice=Created")
     assert "Created the topic born." in browser.get(done.headers["location"]).words
     forged = browser.get("/topic", name="born", notice="Call 555-0100", signature="0" * 64)
     assert forged.status == 200 and "555-0100" not in forged.words
     assert topics(secured)["born"] == 2 and lines(audit) == [(create, "begun"), (create, "done")]
 
-    answer = shown(browser, "/topic/alter", name="born", key="retention.ms", config="2000")
-    assert "From 1000 (this topic) to 2000." in answer.words and "topic alter born -c retention.ms=2000" in command(
-        answer
+    response = shown(browser, "/topic/alter", name="born", key="retention.ms", config="2000")
+    assert "From 1000 (this topic) to 2000." in response.words and "topic alter born -c retention.ms=2000" in command(
+        response
     )
-    confirmed(browser, "/topic/alter", answer)
+    confirmed(browser, "/topic/alter", response)
     assert "retention.ms 2000" in browser.get("/topic", name="born").words
-    answer = shown(browser, "/topic/alter", name="born", key="retention.ms", reset="1")
-    assert "topic alter born -d retention.ms" in command(answer)
-    confirmed(browser, "/topic/alter", answer)
+    response = shown(browser, "/topic/alter", name="born", key="retention.ms", reset="1")
+    assert "topic alter born -d retention.ms" in command(response)
+    confirmed(browser, "/topic/alter", response)
     assert "None: every property has its default" in browser.get("/topic", name="born").words
 
     confirmed(browser, "/topic/partitions", shown(browser, "/topic/partitions", name="born", total="5"))
     assert topics(secured)["born"] == 5
 
-    answer = shown(browser, "/topic/delete", name="born")
-    assert "They cannot be restored" in answer.words
-    assert "type born to confirm" in confirmed(browser, "/topic/delete", answer, typed="bron").words
+    response = shown(browser, "/topic/delete", name="born")
+    assert "They cannot be restored" in response.words
+    assert "type born to confirm" in confirmed(browser, "/topic/delete", response, typed="bron").words
     assert "born" in topics(secured)
-    assert confirmed(browser, "/topic/delete", answer, typed="born").status == 303
+    assert confirmed(browser, "/topic/delete", response, typed="born").status == 303
     assert "born" not in topics(secured) and lines(audit)[-1][0].startswith("mqd topic delete born -y")
 
 
@@ -93,14 +93,14 @@ def test_a_topic_from_its_creation_to_its_end(secured: Secured, browser: Browser
         ("/group/seek", {"name": "no-such", "to": "yonder"}, "give earliest, latest"),
     ],
 )
-def test_what_cannot_be_is_reported_before_it_is_tried(
+def test_invalid_changes_are_reported_before_they_are_tried(
     secured: Secured, browser: Browser, audit: Path, path: str, form: dict[str, str], reason: str
 ) -> None:
     if "shop2" not in topics(secured):
         confirmed(browser, "/topic/create", shown(browser, "/topic/create", name="shop2", partitions="3"))
     before = len(audit.read_text())
-    answer = shown(browser, path, **form)
-    assert answer.status == 400 and reason in answer.words and "Go on" in answer.words
+    response = shown(browser, path, **form)
+    assert response.status == 400 and reason in response.words and "Go on" in response.words
     assert len(audit.read_text()) == before
 
 
@@ -113,9 +113,9 @@ def test_the_command_that_is_shown_does_the_same(secured: Secured, browser: Brow
         {"value": "", "key": "gone'", "null": "1"},
         {"value": "", "key": "empty"},
     ):
-        answer = shown(browser, "/produce", topic="twice", **form)
-        assert confirmed(browser, "/produce", answer).status == 303
-        shell = f'mqd() {{ "{sys.executable}" -m mqd.cli.main "$@"; }}; {command(answer)}'
+        response = shown(browser, "/produce", topic="twice", **form)
+        assert confirmed(browser, "/produce", response).status == 303
+        shell = f'mqd() {{ "{sys.executable}" -m mqd.cli.main "$@"; }}; {command(response)}'
         subprocess.run(["sh", "-c", shell], check=True, timeout=60, env={**os.environ}, stderr=subprocess.PIPE)
     read = browser.get("/messages/download", topic="twice", **{"from": "beginning"}).body.splitlines()
     records = [{**json.loads(line), "offset": 0, "timestamp_ms": 0} for line in read]
@@ -132,19 +132,19 @@ def test_a_seek_is_shown_before_it_is_done(secured: Secured, browser: Browser) -
     client = confluent_kafka.Consumer(settings)
     client.commit(offsets=[TopicPartition("sought", 0, 4)], asynchronous=False)
 
-    answer = shown(browser, "/group/seek", name="seeker", to="-3", topics="sought:0")
-    assert "sought-0 4 2 -2" in answer.words and "1 of 1 offset would move" in answer.words
-    assert command(answer).startswith("mqd group seek seeker sought:0 --to -3 --execute")
+    response = shown(browser, "/group/seek", name="seeker", to="-3", topics="sought:0")
+    assert "sought-0 4 2 -2" in response.words and "1 of 1 offset would move" in response.words
+    assert command(response).startswith("mqd group seek seeker sought:0 --to -3 --execute")
     assert client.committed([TopicPartition("sought", 0)], timeout=60)[0].offset == 4
-    assert confirmed(browser, "/group/seek", answer).status == 303
+    assert confirmed(browser, "/group/seek", response).status == 303
     assert client.committed([TopicPartition("sought", 0)], timeout=60)[0].offset == 2
 
     client.subscribe(["sought"])
     while not client.assignment():
         client.poll(0.2)
-    answer = shown(browser, "/group/seek", name="seeker", to="latest")
-    assert "It would be refused now: group seeker has 1 member" in answer.words
-    assert confirmed(browser, "/group/seek", answer).status == 200
+    response = shown(browser, "/group/seek", name="seeker", to="latest")
+    assert "It would be refused now: group seeker has 1 member" in response.words
+    assert confirmed(browser, "/group/seek", response).status == 200
     client.close()
 
 

@@ -53,9 +53,9 @@ def test_pages_searches_and_changes_against_apache_kafka(tmp_path: Path) -> None
         assert "2 records of lag" in browser.get("/group", name="billing").words
         browser.app._app.state.console.cache.clear()  # the topic was looked at before the group began
         assert "billing Empty 0 2" in browser.get("/topic", name="orders").words
-        answer = shown(browser, "/group/seek", name="billing", to="latest")
-        assert "orders-0 1 3 +2" in answer.words
-        assert confirmed(browser, "/group/seek", answer).status == 303
+        response = shown(browser, "/group/seek", name="billing", to="latest")
+        assert "orders-0 1 3 +2" in response.words
+        assert confirmed(browser, "/group/seek", response).status == 303
         assert client.committed([TopicPartition("orders", 0)], timeout=60)[0].offset == 3
         client.close()
 
@@ -129,8 +129,8 @@ def test_access_transactions_and_moves_against_apache_kafka(tmp_path: Path) -> N
         words = browser.get("/moves").words
         assert "No replica moves" in words and "Drain" not in words and "Balance" not in words.partition("Brokers")[0]
         for path, form in (("/cluster/balance", {}), ("/cluster/drain", {"node": "1"})):
-            answer = shown(browser, path, **form)
-            assert answer.status == 400 and "only a cluster of mqd" in answer.words
+            response = shown(browser, path, **form)
+            assert response.status == 400 and "only a cluster of mqd" in response.words
         assert "1 broker online" in fresh(browser, "/"), "it is registered still"
 
 
@@ -159,9 +159,9 @@ def test_moves_of_two_brokers_of_apache_kafka(tmp_path: Path) -> None:
         eventually(lambda: "1 partition is moving" in fresh(browser, "/moves"), "moving")
         words = fresh(browser, "/moves")
         assert f"{3 - here} {here} Stop" in words and "copied, " in words
-        answer = shown(browser, "/moves/cancel", topic="moved")
-        assert command(answer).startswith("mqd topic reassign moved --cancel") and f"moved-0 {here}" in answer.words
-        assert confirmed(browser, "/moves/cancel", answer).status == 303
+        response = shown(browser, "/moves/cancel", topic="moved")
+        assert command(response).startswith("mqd topic reassign moved --cancel") and f"moved-0 {here}" in response.words
+        assert confirmed(browser, "/moves/cancel", response).status == 303
         eventually(lambda: "No replica moves" in fresh(browser, "/moves"), "cancelled")
         with Broker(kafka.bootstrap) as broker:
             assert moves.replicas_of(broker, "moved") == {partition: [here]}

@@ -61,8 +61,8 @@ def test_topics_are_searched_sorted_and_paged_by_the_server(topics: None, browse
 
 @pytest.mark.parametrize("query", [{"page": "x"}, {"page": "-1"}, {"page": ""}, {"sort": "'", "order": "<"}])
 def test_a_query_that_was_typed_wrongly_shows_the_list(topics: None, browser: Browser, query: dict[str, str]) -> None:
-    answer = browser.get("/topics", **query)
-    assert answer.status == 200 and "many-000" in answer.words
+    response = browser.get("/topics", **query)
+    assert response.status == 200 and "many-000" in response.words
     assert browser.get("/topics", q="x" * 1001).status == 400
 
 
@@ -82,12 +82,12 @@ def test_a_group_is_behind_in_records_and_in_time(secured: Secured, topics: None
     commit(secured, HOSTILE, 4, 10, 10)
     listed = browser.get("/groups", q="alert")
     assert "<script>alert" not in listed.text and "‹U+202E›" in listed.words and "Empty classic 0 6" in listed.words
-    answer = browser.get("/group", name=HOSTILE)
-    assert "<script>alert" not in answer.text and "6 records of lag" in answer.words
+    response = browser.get("/group", name=HOSTILE)
+    assert "<script>alert" not in response.text and "6 records of lag" in response.words
     eventually(
         lambda: re.search(r"orders-0 4 10 6 [1-9]\d* s", browser.get("/group", name=HOSTILE).words), "an age of seconds"
     )
-    assert "orders-1 10 10 0 0 s" in answer.words
+    assert "orders-1 10 10 0 0 s" in response.words
     missing = browser.get("/group", name="no-such")
     assert missing.status == 502 and "there is no group no-such" in missing.words
 

@@ -52,10 +52,10 @@ def records(secured: Secured) -> Iterator[None]:
 
 def searched(browser: Browser, topic: str, **query: object) -> tuple[str, dict]:
     """The rows, and what the search said in the end."""
-    answer = browser.get("/messages/stream", topic=topic, **query)
-    assert answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream")
+    response = browser.get("/messages/stream", topic=topic, **query)
+    assert response.status == 200 and response.headers["content-type"].startswith("text/event-stream")
     rows, said = "", {}
-    for event in answer.text.split("\n\n")[:-1]:
+    for event in response.text.split("\n\n")[:-1]:
         name, data = event.split("\n")
         if name == "event: records":
             rows += json.loads(data.removeprefix("data: "))
@@ -139,14 +139,14 @@ def test_downloads_are_bytes_and_no_page(records: None, browser: Browser) -> Non
         ("/message", {}, 404, "names no topic"),
     ],
 )
-def test_what_is_asked_wrongly(
+def test_invalid_queries_are_reported(
     records: None, browser: Browser, path: str, query: dict, status: int, reason: str
 ) -> None:
-    answer = browser.get(path, **query)
-    assert answer.status == status and reason in answer.words
+    response = browser.get(path, **query)
+    assert response.status == status and reason in response.words
 
 
-def test_what_is_not_there_is_reported_in_the_stream(records: None, browser: Browser, login_browser: Browser) -> None:
+def test_missing_topics_are_reported_in_the_stream(records: None, browser: Browser, login_browser: Browser) -> None:
     for topic, query, reason in (
         ("no-such", {}, "there is no topic no-such"),
         ("shop", {"partition": 7}, "topic shop has no partition 7"),

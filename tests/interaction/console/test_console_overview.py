@@ -15,16 +15,16 @@ def log_in(browser: Browser, user: str, password: str) -> Answer:
 
 
 def test_the_overview_says_in_a_sentence_that_all_is_well(browser: Browser) -> None:
-    answer = browser.get("/")
-    assert answer.status == 200
-    assert "Healthy: 1 broker online" in answer.words and "0 without a leader" in answer.words
+    response = browser.get("/")
+    assert response.status == 200
+    assert "Healthy: 1 broker online" in response.words and "0 without a leader" in response.words
 
 
 def test_the_cluster_page_shows_brokers_disks_and_controllers(secured: Secured, browser: Browser) -> None:
-    answer = browser.get("/cluster")
-    assert answer.status == 200 and "Not shown" not in answer.words
-    assert "online controller" in answer.words and str(secured.broker.data_dir) in answer.words
-    assert "Offline and under-replicated partitions None." in answer.words
+    response = browser.get("/cluster")
+    assert response.status == 200 and "Not shown" not in response.words
+    assert "online controller" in response.words and str(secured.broker.data_dir) in response.words
+    assert "Offline and under-replicated partitions None." in response.words
 
 
 def test_rates_come_from_the_metrics_page(secured: Secured) -> None:
@@ -49,9 +49,9 @@ def test_metrics_that_cannot_be_read_are_reported(secured: Secured) -> None:
 def test_a_broker_that_is_away_is_reported_on_every_page() -> None:
     browser = Browser(options("127.0.0.1:1"))
     for path in ("/", "/cluster"):
-        answer = browser.get(path)
-        assert answer.status == 503 and "cannot reach a broker at 127.0.0.1:1" in answer.words, path
-        assert 'data-refresh="' in answer.text, "it recovers by itself"
+        response = browser.get(path)
+        assert response.status == 503 and "cannot reach a broker at 127.0.0.1:1" in response.words, path
+        assert 'data-refresh="' in response.text, "it recovers by itself"
 
 
 def test_a_user_acts_by_its_own_rights(login_browser: Browser) -> None:

@@ -51,11 +51,11 @@ class Client:
             headers["content-type"] = "application/x-www-form-urlencoded"
             headers["origin"] = f"{scheme}://localhost:{self.port}"
         self._connection.request(method, path, urlencode(form) if form else None, headers)
-        answer = self._connection.getresponse()
-        body = answer.read().decode()
-        if cookie := answer.getheader("set-cookie"):
+        response = self._connection.getresponse()
+        body = response.read().decode()
+        if cookie := response.getheader("set-cookie"):
             self.cookie = cookie.split(";")[0]
-        return answer, body
+        return response, body
 
     def close(self) -> None:
         self._connection.close()
@@ -66,16 +66,16 @@ def test_users_log_in_by_tls_from_anywhere(secured: Secured, places: secure.File
         secured.bootstrap, SASL, "0.0.0.0", 0, frozenset({"localhost"}), certificate=certificate, key=certificate
     )
     with served(checked(given)) as port, contextlib.closing(Client(port, places.ca)) as client:
-        answer, _ = client("GET", "/")
-        assert answer.status == 303 and answer.getheader("location") == "/login"
-        answer, body = client("GET", "/login")
-        cookie = answer.getheader("set-cookie")
+        response, _ = client("GET", "/")
+        assert response.status == 303 and response.getheader("location") == "/login"
+        response, body = client("GET", "/login")
+        cookie = response.getheader("set-cookie")
         assert cookie.startswith("__Host-mqd-console=") and "Secure" in cookie and "HttpOnly" in cookie
         (token,) = re.findall(r'name="token" value="(\w+)"', body)
         form = {"token": token, "to": "/", "user": "alice", "password": PASSWORDS["alice"]}
         assert client("POST", "/login", form, scheme="http")[0].status == 403, "a page without TLS sent it"
-        answer, _ = client("POST", "/login", form)
-        assert answer.status == 303 and "Secure" in answer.getheader("set-cookie")
+        response, _ = client("POST", "/login", form)
+        assert response.status == 303 and "Secure" in response.getheader("set-cookie")
         assert "Healthy: 1 broker" in client("GET", "/")[1]
 
         plain = http.client.HTTPConnection("localhost", port, timeout=30)

@@ -47,11 +47,11 @@ def test_an_open_transaction_is_shown_and_aborted(
     words = browser.get("/transaction", id=producer.name).words
     assert f"{topic}-0 0" in words and f"{topic}-2 0" in words and "of at most 1 min" in words
 
-    answer = shown(browser, "/transaction/abort", id=producer.name)
-    assert command(answer) == f"mqd txn abort {producer.name} --execute -b {secured.broker.bootstrap}"
-    assert f"{topic} 0,2" in answer.words and "is fenced" in answer.words
+    response = shown(browser, "/transaction/abort", id=producer.name)
+    assert command(response) == f"mqd txn abort {producer.name} --execute -b {secured.broker.bootstrap}"
+    assert f"{topic} 0,2" in response.words and "is fenced" in response.words
     assert producer.state().transaction_state == "Ongoing"
-    done = confirmed(browser, "/transaction/abort", answer)
+    done = confirmed(browser, "/transaction/abort", response)
     assert f"Aborted the transaction of {producer.name}" in browser.get(done.headers["location"]).words
     assert producer.state().transaction_state == "Empty" and producer.end(True) != 0, "it is fenced"
     assert [outcome for _, outcome in lines(audit)] == ["begun", "done"]
@@ -63,9 +63,9 @@ def test_an_open_transaction_is_shown_and_aborted(
 def test_a_transaction_that_was_not_the_one_shown_is_not_aborted(kafka: KafkaConnection, browser: Browser) -> None:
     topic = topic_of(kafka, 1)
     producer = begun(kafka, topic, 0)
-    answer = shown(browser, "/transaction/abort", id=producer.name)
+    response = shown(browser, "/transaction/abort", id=producer.name)
     assert producer.end(True) == 0
-    refused = confirmed(browser, "/transaction/abort", answer)
+    refused = confirmed(browser, "/transaction/abort", response)
     assert refused.status == 400 and "has no transaction open" in refused.words
 
 
@@ -74,10 +74,10 @@ def test_a_hanging_transaction_is_found_and_ended(kafka: KafkaConnection, browse
     hang(kafka, topic, 1, 4_000_000_011)
     assert "No transaction hangs" in browser.get("/transactions", show="hanging").words
     assert f"{topic}-1 0 4000000011 0" in browser.get("/transactions", show="hanging", idle=0).words
-    answer = shown(browser, "/transaction/abort", topic=topic, partition="1", offset="0")
-    assert command(answer).startswith(f"mqd txn abort {topic} 1 0 --execute")
-    assert "no coordinator will end it" in answer.words
-    confirmed(browser, "/transaction/abort", answer)
+    response = shown(browser, "/transaction/abort", topic=topic, partition="1", offset="0")
+    assert command(response).startswith(f"mqd txn abort {topic} 1 0 --execute")
+    assert "no coordinator will end it" in response.words
+    confirmed(browser, "/transaction/abort", response)
     assert topic not in browser.get("/transactions", show="hanging", idle=0).words
 
 
@@ -91,9 +91,9 @@ def test_a_share_group_is_shown_and_sought(secured: Secured, browser: Browser) -
         assert "It would be refused now" in shown(browser, "/group/seek", name=shared.group, to="earliest").words
     words = fresh(browser, "/groups", q=shared.group)
     assert f"{shared.group} Empty share 0 0" in words
-    answer = shown(browser, "/group/seek", name=shared.group, to="1")
-    assert f"{shared.topic}-0 3 1 -2" in answer.words
-    confirmed(browser, "/group/seek", answer)
+    response = shown(browser, "/group/seek", name=shared.group, to="1")
+    assert f"{shared.topic}-0 3 1 -2" in response.words
+    confirmed(browser, "/group/seek", response)
     words = browser.get("/group", name=shared.group).words
     assert f"Start Log end Lag Lag in time Relative lag Member {shared.topic}-0 1 3 – –" in words
 
@@ -110,12 +110,12 @@ def test_moves_of_a_cluster_of_one_broker(secured: Secured, browser: Browser) ->
     change(browser, "/topic/create", name="stays", partitions="2")
     words = browser.get("/moves").words
     assert "No replica moves" in words and "Balance the cluster" in words and "Drain" in words
-    answer = shown(browser, "/cluster/balance", topics="stays")
-    assert answer.status == 400 and "balanced already" in answer.words
-    answer = shown(browser, "/cluster/drain", node="1")
-    assert command(answer) == f"mqd cluster drain 1 --no-wait -b {secured.broker.bootstrap}"
-    assert "stays-0 1" in answer.words and "more replicas than there would be brokers" in answer.words
-    assert "Confirm" in confirmed(browser, "/cluster/drain", answer).words, "it is refused before it is tried"
+    response = shown(browser, "/cluster/balance", topics="stays")
+    assert response.status == 400 and "balanced already" in response.words
+    response = shown(browser, "/cluster/drain", node="1")
+    assert command(response) == f"mqd cluster drain 1 --no-wait -b {secured.broker.bootstrap}"
+    assert "stays-0 1" in response.words and "more replicas than there would be brokers" in response.words
+    assert "Confirm" in confirmed(browser, "/cluster/drain", response).words, "it is refused before it is tried"
     for path, form, reason in (
         ("/cluster/drain", {"node": "7"}, "there is no broker 7"),
         ("/cluster/drain", {"node": "x"}, "'x' is no number"),
@@ -123,8 +123,8 @@ def test_moves_of_a_cluster_of_one_broker(secured: Secured, browser: Browser) ->
         ("/transaction/abort", {"topic": "stays", "partition": "9", "offset": "0"}, "there is no partition 9"),
         ("/transaction/abort", {"topic": "stays", "partition": "0", "offset": "-1"}, "'-1' is no number"),
     ):
-        answer = shown(browser, path, **form)
-        assert answer.status == 400 and reason in answer.words
+        response = shown(browser, path, **form)
+        assert response.status == 400 and reason in response.words
 
 
 def test_a_user_without_rights_moves_and_aborts_nothing(

@@ -70,13 +70,13 @@ class Groups:
         deadline = time.monotonic() + SECONDS
         while True:
             try:
-                answer = request()
+                response = request()
             except (ConnectionEnded, OSError):
                 self.connect_again()
                 continue
-            errors = errors_of(answer)
+            errors = errors_of(response)
             if not errors & RETRIABLE:
-                return answer
+                return response
             assert time.monotonic() < deadline, f"{errors}\n{self.broker.logs()}"
             time.sleep(0.02)
 
@@ -101,18 +101,19 @@ class Groups:
             generation_id_or_member_epoch=-1,
             topics=[OffsetCommitRequest.Topic(name=topic, partitions=partitions)],
         )
-        answer = self._until(
+        response = self._until(
             lambda: self.kafka.call(OFFSET_COMMIT, 8, request),
-            lambda answer: {one.error_code for one in answer.topics[0].partitions},
+            lambda response: {one.error_code for one in response.topics[0].partitions},
         )
-        assert {one.error_code for one in answer.topics[0].partitions} == {0}
+        assert {one.error_code for one in response.topics[0].partitions} == {0}
 
     def committed(self, *groups: str) -> dict[str, dict[tuple[str, int], int]]:
         request = OffsetFetchRequest(
             groups=[OffsetFetchRequest.Group(group_id=group, topics=None) for group in groups], require_stable=True
         )
-        answer = self._until(
-            lambda: self.kafka.call(OFFSET_FETCH, 8, request), lambda answer: {one.error_code for one in answer.groups}
+        response = self._until(
+            lambda: self.kafka.call(OFFSET_FETCH, 8, request),
+            lambda response: {one.error_code for one in response.groups},
         )
         return {
             one.group_id: {
@@ -120,7 +121,7 @@ class Groups:
                 for topic in one.topics
                 for partition in topic.partitions
             }
-            for one in answer.groups
+            for one in response.groups
         }
 
 
@@ -128,7 +129,7 @@ def names(count: int) -> list[str]:
     return [f"group-{number}" for number in range(count)]
 
 
-def test_what_is_committed_survives_every_process(start_broker, io_backend) -> None:
+def test_committed_offsets_survive_every_process(start_broker, io_backend) -> None:
     broker = start_broker(config={"io.backend": io_backend, "offsets.topic.num.partitions": "8"})
     client = Groups(broker)
     client.create("t")
@@ -197,14 +198,14 @@ def test_clients_read_the_internal_topic_and_do_not_write_it(shared_broker) -> N
     partition = partition_for("reader-of-it", 50)
     for acks, version in ((-1, 9), (1, 7)):
         data = [ProduceRequest.PartitionData(index=partition, records=encode_batch([Record(b"v", b"k")]))]
-        answer = client.kafka.call(
+        response = client.kafka.call(
             PRODUCE,
             version,
             ProduceRequest(
                 acks=acks, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=OFFSETS, partition_data=data)]
             ),
         )
-        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert response.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
     end = client.kafka.call(
         LIST_OFFSETS,
         5,

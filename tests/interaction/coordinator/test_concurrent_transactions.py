@@ -35,26 +35,26 @@ def _add(producer: RawProducer, topic: str, partition: int) -> AddPartitionsToTx
 
 
 def _life(producer: RawProducer, topic: str, chance: random.Random, errors: list[int]) -> Step:
-    """One transaction after the other; every request waits for the answer to the one before."""
+    """One transaction after the other; every request waits for the response to the one before."""
     for _ in range(TRANSACTIONS):
         partition = chance.randrange(2)
         if producer.version == 0:  # KafkaJS: AddPartitionsToTxn 1, Produce 7, EndTxn 1
             while True:
-                answer = yield ADD_PARTITIONS, 1, _add(producer, topic, partition)
-                errors.append(answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
+                response = yield ADD_PARTITIONS, 1, _add(producer, topic, partition)
+                errors.append(response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
                 if errors[-1] not in AGAIN:
                     break
         for _ in range(chance.randrange(1, 4)):
             request = producer.request(topic, {partition: (b"v",)})
             while True:
-                answer = yield PRODUCE, 7 if producer.version == 0 else 12, request
-                errors.append(one_outcome(answer).error_code)
+                response = yield PRODUCE, 7 if producer.version == 0 else 12, request
+                errors.append(one_outcome(response).error_code)
                 if errors[-1] not in AGAIN:
                     break
-        answer = yield END_TXN, 1 if producer.version == 0 else 5, producer.end_request(chance.random() < 0.6)
-        errors.append(answer.error_code)
+        response = yield END_TXN, 1 if producer.version == 0 else 5, producer.end_request(chance.random() < 0.6)
+        errors.append(response.error_code)
         if producer.version == 2:
-            producer.adopt(answer)
+            producer.adopt(response)
 
 
 @pytest.mark.parametrize("version", [0, 2])
@@ -71,9 +71,9 @@ def test_one_alone_with_its_id_is_never_fenced(shared_broker: Broker, seed: int,
         waiting: deque[Step] = deque()
         while idle or waiting:
             if idle and (not waiting or chance.random() < 0.7):
-                life, answer = idle.pop(chance.randrange(len(idle)))
+                life, response = idle.pop(chance.randrange(len(idle)))
                 try:
-                    kafka.send(*life.send(answer))
+                    kafka.send(*life.send(response))
                 except StopIteration:
                     continue
                 waiting.append(life)

@@ -115,7 +115,7 @@ def shares(*consumers: Consumer) -> list[int]:
 
 
 def commit(consumer: Consumer, **what: object) -> None:
-    """A member's epoch rises before the member learns of it, by the answer to its heartbeat: what
+    """A member's epoch rises before the member learns of it, by the response to its heartbeat: what
     it commits in between has a stale one and is to be tried again (KIP-848).
     """
     deadline = time.monotonic() + SECONDS
@@ -148,7 +148,9 @@ def test_members_join_share_and_leave(admin: AdminClient, consumers: Callable[..
     )
 
 
-def test_nobody_who_keeps_a_partition_is_stopped(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
+def test_members_that_keep_a_partition_go_on_consuming_it(
+    admin: AdminClient, consumers: Callable[..., Consumer]
+) -> None:
     topic, group = create(admin, name("t"), 4), name("g")
     lost: list[set[tuple[str, int]]] = []
     first = consumers(group)
@@ -323,19 +325,19 @@ def _find(kafka: KafkaConnection, group: str) -> None:
 
 def _heartbeat(kafka: KafkaConnection, group: str, member_id: str, epoch: int, version: int = 1, **fields: object):
     """Retried while the coordinator is being loaded."""
-    answers = []
+    responses = []
 
     def answered() -> bool:
         request = ConsumerGroupHeartbeatRequest(group_id=group, member_id=member_id, member_epoch=epoch, **fields)
-        answers.append(kafka.call(HEARTBEAT, version, request))
-        return answers[-1].error_code not in (
+        responses.append(kafka.call(HEARTBEAT, version, request))
+        return responses[-1].error_code not in (
             E.COORDINATOR_LOAD_IN_PROGRESS,
             E.COORDINATOR_NOT_AVAILABLE,
             E.NOT_COORDINATOR,
         )
 
     wait(answered)
-    return answers[-1]
+    return responses[-1]
 
 
 def _join(kafka: KafkaConnection, group: str, member_id: str, *topics: str, **fields: object):
@@ -411,7 +413,7 @@ def test_raw_commits(broker: Broker, admin: AdminClient) -> None:
             assert kafka.call(9, 9, OffsetFetchRequest(groups=[requested])).groups[0].error_code == error
 
 
-def test_without_the_feature_nobody_speaks_the_protocol(start_broker: Callable[..., Broker]) -> None:
+def test_without_the_feature_the_protocol_is_refused(start_broker: Callable[..., Broker]) -> None:
     broker = start_broker(workers=1)
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         _find(kafka, "g")

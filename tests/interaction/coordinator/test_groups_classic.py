@@ -75,10 +75,10 @@ def join_request(
 
 
 def join(kafka: KafkaConnection, group: str, version: int = 9, instance: str | None = None) -> JoinGroupResponse:
-    answer = kafka.call(JOIN, version, join_request(group, instance=instance))
-    if answer.error_code == E.MEMBER_ID_REQUIRED:
-        answer = kafka.call(JOIN, version, join_request(group, answer.member_id, instance))
-    return answer
+    response = kafka.call(JOIN, version, join_request(group, instance=instance))
+    if response.error_code == E.MEMBER_ID_REQUIRED:
+        response = kafka.call(JOIN, version, join_request(group, response.member_id, instance))
+    return response
 
 
 def sync(

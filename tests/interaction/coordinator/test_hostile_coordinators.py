@@ -174,7 +174,7 @@ class Swarm:
             kafka.send(key, version, request, expect_response=not silent)
             if silent:
                 raise TimeoutError
-            answer = kafka.receive().body
+            response = kafka.receive().body
         except TimeoutError:
             assert key in WAITS or silent, f"{name} was not answered: {request}\n{self.watch.broker.logs()}"
             self._hang_up(index)
@@ -185,17 +185,17 @@ class Swarm:
             self._hang_up(index)
             return
         self.outcomes[name] += 1
-        self._read(name, request, answer)
+        self._read(name, request, response)
 
     def _hang_up(self, index: int) -> None:
         self.clients[index].close()
         self.clients[index] = None
 
-    def _read(self, name: str, request: object, answer: object) -> None:
-        """Every error code in the answer is one of Kafka's, and none is UNKNOWN_SERVER_ERROR; what
+    def _read(self, name: str, request: object, response: object) -> None:
+        """Every error code in the response is one of Kafka's, and none is UNKNOWN_SERVER_ERROR; what
         it says goes back into the pools.
         """
-        todo = [answer]
+        todo = [response]
         while todo:
             one = todo.pop()
             self.requests.learn(one)

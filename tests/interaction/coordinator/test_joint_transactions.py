@@ -82,8 +82,8 @@ def test_a_replayed_batch_is_known_from_any_sender(kafka: KafkaConnection) -> No
     for run in ("run-1", "run-2"):
         again = Driver(kafka, driver.name, run)
         for batch in (3, 7):
-            answer = again.enlist(batch)
-            assert (answer.error_code, answer.producer_id, answer.joint.committed_batch_id) == (0, -1, 7)
+            response = again.enlist(batch)
+            assert (response.error_code, response.producer_id, response.joint.committed_batch_id) == (0, -1, 7)
             assert again.end(batch) == (0, 7)
     assert read_committed(kafka, topic, 0) == [b"once"]
 
@@ -130,14 +130,18 @@ def test_another_run_takes_over_and_the_old_one_is_fenced(kafka: KafkaConnection
     assert read_committed(kafka, topic, 0) == [b"mine"]
 
 
-def test_who_lives_says_so_and_who_does_not_is_aborted(kafka: KafkaConnection) -> None:
+def test_a_driver_that_stops_enlisting_is_aborted(kafka: KafkaConnection) -> None:
     topic, driver = topic_of(kafka), Driver(kafka, timeout_ms=1_000)
     child = driver.child(0)
     write(child, topic, 0, b"x")
     until = time.monotonic() + 2 * driver.timeout_ms / 1000
     while time.monotonic() < until:
-        answer = driver.enlist_once(0, child.producer_id, child.epoch)
-        assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, child.producer_id, child.epoch)
+        response = driver.enlist_once(0, child.producer_id, child.epoch)
+        assert (response.error_code, response.producer_id, response.producer_epoch) == (
+            0,
+            child.producer_id,
+            child.epoch,
+        )
     outcome = eventually(
         lambda: (found := fetch_committed(kafka, topic, 0)).last_stable_offset == found.high_watermark, "the time-out"
     )
@@ -159,8 +163,8 @@ def test_ordinary_producers_and_joint_ones_keep_apart(kafka: KafkaConnection) ->
     assert driver.enlist_once(1).error_code == INVALID_REQUEST
     assert driver.end_once(1).error_code == INVALID_REQUEST, "an administrator commits nothing"
     producer = RawProducer(kafka)
-    answer = producer.init()
-    assert answer.error_code == 0 and answer.joint is None, "who does not ask by the field does not get it"
+    response = producer.init()
+    assert response.error_code == 0 and response.joint is None, "who does not ask by the field does not get it"
 
 
 @pytest.fixture
@@ -198,8 +202,8 @@ def test_an_administrator_sees_it_and_aborts_it(mqd: CommandLine, kafka: KafkaCo
         transaction_result=False,
         topics=[WriteTxnMarkersRequest.Topic(name=topic, partition_indexes=[0])],
     )
-    (answer,) = kafka.call(WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker])).markers
-    assert answer.topics[0].partitions[0].error_code == 0
+    (response,) = kafka.call(WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker])).markers
+    assert response.topics[0].partitions[0].error_code == 0
     assert again.end(0, child)[0] == FENCED and read_committed(kafka, topic, 0) == []
 
 
@@ -237,13 +241,13 @@ class Run:
 
     def child(self) -> RawProducer:
         def request(kafka: KafkaConnection):
-            answer = Driver(kafka, self.name).enlist_once(self.batch)
-            return None if answer.error_code in AGAIN else answer
+            response = Driver(kafka, self.name).enlist_once(self.batch)
+            return None if response.error_code in AGAIN else response
 
-        answer = self.until_answered(request)
-        assert answer.error_code == 0 and answer.producer_id >= 0, answer
+        response = self.until_answered(request)
+        assert response.error_code == 0 and response.producer_id >= 0, response
         child = RawProducer(None, self.name)
-        child.adopt(answer)
+        child.adopt(response)
         return child
 
     def write(self, child: RawProducer, partition: int, value: bytes) -> None:
@@ -257,8 +261,8 @@ class Run:
 
     def end(self, *winners: RawProducer) -> tuple[int, int]:
         def request(kafka: KafkaConnection):
-            answer = Driver(kafka, self.name).end_once(self.batch, *winners)
-            return None if answer.error_code in AGAIN else (answer.error_code, answer.joint.committed_batch_id)
+            response = Driver(kafka, self.name).end_once(self.batch, *winners)
+            return None if response.error_code in AGAIN else (response.error_code, response.joint.committed_batch_id)
 
         return self.until_answered(request)
 

@@ -70,10 +70,10 @@ def test_one_produce_begins_in_many_partitions(shared_broker: Broker) -> None:
         topic = topic_of(kafka, 3)
         producer = RawProducer(kafka)
         producer.init()
-        (answer,) = kafka.call(
+        (response,) = kafka.call(
             PRODUCE, 12, producer.request(topic, {index: (b"a", b"b") for index in range(3)})
         ).responses
-        assert [one.error_code for one in answer.partition_responses] == [0, 0, 0]
+        assert [one.error_code for one in response.partition_responses] == [0, 0, 0]
         assert {(one.topic, tuple(one.partitions)) for one in producer.state().topics} == {(topic, (0, 1, 2))}
         assert producer.end(True) == 0
         assert [read_committed(kafka, topic, index) for index in range(3)] == [[b"a", b"b"]] * 3
@@ -89,8 +89,8 @@ def test_a_repeated_end_is_answered_the_same(shared_broker: Broker) -> None:
         producer.init()
         begin(producer, topic, 0, b"a")
         request = producer.end_request(True)
-        answers = [kafka.call(END_TXN, 5, request) for _ in range(3)]
-        assert {(one.error_code, one.producer_id, one.producer_epoch) for one in answers} == {
+        responses = [kafka.call(END_TXN, 5, request) for _ in range(3)]
+        assert {(one.error_code, one.producer_id, one.producer_epoch) for one in responses} == {
             (0, producer.producer_id, producer.epoch + 1)
         }
         other = producer.end_request(False)
@@ -113,7 +113,7 @@ def test_a_late_end_does_not_touch_the_next_transaction(shared_broker: Broker) -
         assert read_committed(kafka, topic, 0) == [b"a"]
 
 
-def test_a_late_produce_does_not_begin_what_nobody_ends(shared_broker: Broker) -> None:
+def test_a_late_produce_begins_no_transaction(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka, 2)
         producer = RawProducer(kafka)
@@ -306,9 +306,9 @@ def test_transactions_are_listed_and_described(shared_broker: Broker) -> None:
         )
 
         def listed(**filters):
-            answer = kafka.call(LIST_TRANSACTIONS, 2, ListTransactionsRequest(**filters))
-            assert answer.error_code == 0
-            return {state.transactional_id for state in answer.transaction_states}
+            response = kafka.call(LIST_TRANSACTIONS, 2, ListTransactionsRequest(**filters))
+            assert response.error_code == 0
+            return {state.transactional_id for state in response.transaction_states}
 
         assert producer.name in listed()
         assert producer.name in listed(
@@ -544,7 +544,7 @@ def test_a_transaction_survives_deaths(start_broker, role: str) -> None:
         return error == 0
 
     eventually(is_committed, "the transaction is committed")
-    with connect(broker) as kafka:  # the answer says that it is decided; its markers are written behind it
+    with connect(broker) as kafka:  # the response says that it is decided; its markers are written behind it
         eventually(
             lambda: read_committed(kafka, topic, 0) == [b"a"] and read_committed(kafka, topic, 1) == [b"b"],
             "both markers",
@@ -555,7 +555,7 @@ def test_a_transaction_survives_deaths(start_broker, role: str) -> None:
         eventually(lambda: read_committed(kafka, topic, 0) == [b"a", b"c"], "another marker")
 
 
-def test_what_was_decided_is_done_after_a_restart(start_broker) -> None:
+def test_a_decided_transaction_is_completed_after_a_restart(start_broker) -> None:
     broker = start_broker(workers=2)
     with connect(broker) as kafka:
         topic = topic_of(kafka)
@@ -574,6 +574,6 @@ def test_what_was_decided_is_done_after_a_restart(start_broker) -> None:
 
 def test_transaction_version_is_reported(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
-        answer = kafka.call(18, 3, ApiVersionsRequest(client_software_name="test", client_software_version="1"))
-        finalized = {one.name: (one.min_version_level, one.max_version_level) for one in answer.finalized_features}
+        response = kafka.call(18, 3, ApiVersionsRequest(client_software_name="test", client_software_version="1"))
+        finalized = {one.name: (one.min_version_level, one.max_version_level) for one in response.finalized_features}
         assert finalized["transaction.version"][1] == 2

@@ -247,7 +247,7 @@ def test_a_successor_gets_the_same_descriptors_and_another_generation(host):
     )
 
 
-def test_what_was_handed_over_survives_both_sides(host):
+def test_a_socket_handed_over_survives_both_processes(host):
     """A socket on its way from the acceptor to a worker, while first the one, then the other dies,
     is there for the worker's successor.
     """
@@ -312,20 +312,20 @@ def _refusal(host: Host, hello: Hello) -> str:
 
     connection = connect_keeper(host.places.keeper_socket)
     send_message(connection, hello)
-    answer = _decode(receive_packet(connection)[0])
+    response = _decode(receive_packet(connection)[0])
     connection.close()
-    return answer.reason
+    return response.reason
 
 
 def test_another_build_is_refused_with_the_way_out(host):
     assert "mqd down, mqd up" in _refusal(host, Hello("worker", 0, os.getpid(), native.abi_hash() ^ 1))
 
 
-def test_nobody_can_call_in_anothers_name(host):
+def test_a_process_cannot_call_under_another_pid(host):
     assert "is not the pid of the sender" in _refusal(host, Hello("worker", 0, 1, native.abi_hash()))
 
 
-def test_nonsense_harms_only_its_sender(host):
+def test_nonsense_ends_only_the_connection_of_its_sender(host):
     children = host.every_process()
     connections = []
     for packet in (b"\0", b"\xc1" * 100, b"x" * 100_000, os.urandom(64)):
@@ -422,7 +422,7 @@ def test_supervisords_death_ends_everybody(tmp_path):
         host.end()
 
 
-def test_what_a_killed_broker_left_is_cleaned_and_its_generation_never_comes_back(tmp_path):
+def test_segments_of_a_killed_broker_are_removed_and_its_generation_is_not_reused(tmp_path):
     first = Host(tmp_path / "data")
     seen = first.child("controller").receive()
     first.keeper.kill()

@@ -40,7 +40,7 @@ def resolved(places, **overrides) -> settings.Settings:
     )
 
 
-def test_what_up_resolved_is_what_the_keeper_loads(places):
+def test_the_keeper_loads_the_settings_that_up_resolved(places):
     reported = resolved(places, worker_count="3", num_partitions="7")
     settings.save(reported)
     environment = {
@@ -181,7 +181,7 @@ def test_a_free_port_can_be_asked_for_on_every_kind_of_address():
         listener.close()
 
 
-def test_nobody_listens_on_an_unused_port():
+def test_an_unused_port_has_no_holder():
     assert sockets.port_holder(1) is None
 
 

@@ -33,7 +33,7 @@ KEYS = 40
 
 
 class Writer:
-    """Writes random keys and remembers what the last value of each is. A batch whose answer was
+    """Writes random keys and remembers what the last value of each is. A batch whose response was
     lost is written again: the same records, so the same last values.
     """
 
@@ -288,8 +288,8 @@ def test_a_damaged_log_is_left_as_it_is_and_named(start_broker) -> None:
         eventually(lambda: ("bad", 0) in uncleanable(broker), lambda: broker.logs())
         with urllib.request.urlopen(
             f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60
-        ) as answer:
-            assert 'mqd_compaction_uncleanable{partition="0",topic="bad"} 1.0' in answer.read().decode()
+        ) as response:
+            assert 'mqd_compaction_uncleanable{partition="0",topic="bad"} 1.0' in response.read().decode()
         assert "CRC" in uncleanable(broker)["bad", 0] and segment.name in uncleanable(broker)["bad", 0]
         assert segment.read_bytes() == bytes(data)
         wait_compacted(broker, "good")
@@ -304,5 +304,5 @@ def alter(kafka: KafkaConnection, topic: str, name: str, value: str) -> None:
     change = Request.Resource(
         resource_type=2, resource_name=topic, configs=[Request.Config(name=name, config_operation=0, value=value)]
     )
-    answer = kafka.call(44, 1, Request(resources=[change], validate_only=False))
-    assert answer.responses[0].error_code == 0, answer
+    response = kafka.call(44, 1, Request(resources=[change], validate_only=False))
+    assert response.responses[0].error_code == 0, response

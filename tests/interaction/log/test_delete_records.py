@@ -36,5 +36,5 @@ def test_a_timeout_of_zero_is_no_reason_to_time_out(shared_broker: Broker) -> No
             request = DeleteRecordsRequest(
                 topics=[DeleteRecordsRequest.Topic(name=name, partitions=[partition])], timeout_ms=0
             )
-            answer = kafka.call(DELETE_RECORDS, 2, request).topics[0].partitions[0]
-            assert (answer.error_code, answer.low_watermark) == (0, offset)
+            response = kafka.call(DELETE_RECORDS, 2, request).topics[0].partitions[0]
+            assert (response.error_code, response.low_watermark) == (0, offset)

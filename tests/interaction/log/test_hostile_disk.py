@@ -111,7 +111,7 @@ def _read_before_the_damage(watch: Watch) -> None:
                 offsets.append(header.base_offset)
             assert len(offsets) > before
         assert offsets == list(range(DAMAGED))
-        for number in range(DAMAGED, COUNT):  # an answer, be it an error
+        for number in range(DAMAGED, COUNT):  # a response, be it an error
             fetch(kafka, "t", 0, number, bytes_max=8000)
 
 

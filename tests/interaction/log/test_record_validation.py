@@ -81,13 +81,13 @@ def read(broker: Broker, topic: str, count: int) -> list[bytes | None]:
     return [message.value() for message in messages]
 
 
-def test_what_cannot_be_parsed_is_refused_and_consumers_read_on(shared_broker: Broker, topic: str) -> None:
+def test_malformed_records_are_refused_and_consumers_continue(shared_broker: Broker, topic: str) -> None:
     assert produce(shared_broker, topic, encode_batch(GOOD)).error_code == 0
     for name, records in MALFORMED.items():
-        answer = produce(shared_broker, topic, with_records(records))
-        assert answer.error_code == ErrorCode.INVALID_RECORD and answer.base_offset == -1, name
-        assert len(answer.record_errors) == 1 and 0 <= answer.record_errors[0].batch_index <= 3, name
-        assert "cannot be parsed" in answer.error_message, name
+        response = produce(shared_broker, topic, with_records(records))
+        assert response.error_code == ErrorCode.INVALID_RECORD and response.base_offset == -1, name
+        assert len(response.record_errors) == 1 and 0 <= response.record_errors[0].batch_index <= 3, name
+        assert "cannot be parsed" in response.error_message, name
     assert produce(shared_broker, topic, encode_batch([Record(b"last")])).base_offset == 3
     assert read(shared_broker, topic, 4) == [b"first", b"second", None, b"last"]
 
@@ -105,8 +105,8 @@ def test_compressed_batches_too(shared_broker: Broker, topic: str, codec: str, l
         encode_batch([*good, *good], compression=codec)[HEADER_BYTES:],
         encode_batch(good, compression=codec)[HEADER_BYTES:-5],
     ):
-        answer = produce(shared_broker, topic, with_records(records, len(good), codec))
-        assert answer.error_code == ErrorCode.INVALID_RECORD and answer.base_offset == -1
+        response = produce(shared_broker, topic, with_records(records, len(good), codec))
+        assert response.error_code == ErrorCode.INVALID_RECORD and response.base_offset == -1
     assert produce(shared_broker, topic, encode_batch([Record(b"last")], compression=codec)).base_offset == len(good)
     assert read(shared_broker, topic, len(good) + 1) == [b"first", b"second", None, noise, b"last"]
 

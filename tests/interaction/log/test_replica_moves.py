@@ -77,21 +77,21 @@ def copies(disks: list[Path], topic: str) -> list[str]:
 
 def read_all(broker: Broker, topic: str, partition: int, end: int) -> list[bytes]:
     values: list[bytes] = []
-    answers: Counter[int] = Counter()  # error codes since the last record
+    responses: Counter[int] = Counter()  # error codes since the last record
     deadline = time.monotonic() + DEADLINE_S
     with topics.connect(broker) as connection:
         while len(values) < end:
             got = topics.fetch(connection, topic, len(values), partition)
-            answers[got.error_code] += 1
+            responses[got.error_code] += 1
             assert got.error_code in {0, *RETRIABLE}, got.error_code
             assert time.monotonic() < deadline, unreadable(
                 broker,
                 topic,
                 partition,
-                f"{len(values)} of {end} records; answers since, by error code: {dict(answers)}; last: {got}",
+                f"{len(values)} of {end} records; answers since, by error code: {dict(responses)}; last: {got}",
             )
             if got.records:
-                answers.clear()
+                responses.clear()
             values += [record.value for record in decode_records(got.records or b"") if record.offset >= len(values)]
     return values
 
@@ -131,12 +131,12 @@ class Writer:
                 time.sleep(0.01)  # its worker is being restarted
 
     def _one(self, connection: KafkaConnection, value: bytes) -> None:
-        answer = topics.produce(connection, self._topic, topics.batch_of(value), self._partition)
-        if answer.error_code == 0:
-            assert answer.base_offset not in self.acknowledged
-            self.acknowledged[answer.base_offset] = value
+        response = topics.produce(connection, self._topic, topics.batch_of(value), self._partition)
+        if response.error_code == 0:
+            assert response.base_offset not in self.acknowledged
+            self.acknowledged[response.base_offset] = value
         else:
-            assert answer.error_code in RETRIABLE, answer.error_code
+            assert response.error_code in RETRIABLE, response.error_code
             self.refused += 1
             time.sleep(0.001)
 
@@ -181,7 +181,7 @@ def test_a_partition_moves_while_it_is_written_and_read(two_disks) -> None:
     assert where(broker, topic, 0) == {str(there): False} and len(copies(disks, topic)) == 2
 
 
-def test_what_cannot_be_moved_is_refused_and_moving_home_ends_a_move(two_disks) -> None:
+def test_impossible_moves_are_refused_and_moving_back_ends_a_move(two_disks) -> None:
     broker, disks = two_disks
     topic = topics.create_topic(broker, "refused", 1)
     for version in (1, 2):
@@ -302,9 +302,9 @@ def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, 
                     )
                     for at in range(10)
                 ]
-                answer = topics.produce(connection, topic, topics.batch_of(*values))
-                assert answer.error_code in {0, *RETRIABLE}, answer.error_code
-                written += 10 if answer.error_code == 0 else 0
+                response = topics.produce(connection, topic, topics.batch_of(*values))
+                assert response.error_code in {0, *RETRIABLE}, response.error_code
+                written += 10 if response.error_code == 0 else 0
                 time.sleep(0.002)  # as fast as it can it outruns a copy of so small segments
 
     writer = threading.Thread(target=write)
@@ -347,14 +347,14 @@ def test_deleted_records_do_not_come_back_when_a_move_is_cut_short(two_disks) ->
     with topics.connect(broker) as connection:
         topics.must_produce(connection, topic, *(b"%d" % number for number in range(10)))
         partition = DeleteRecordsRequest.Partition(partition_index=0, offset=4)
-        (answer,) = connection.call(
+        (response,) = connection.call(
             21,
             2,
             DeleteRecordsRequest(
                 topics=[DeleteRecordsRequest.Topic(name=topic, partitions=[partition])], timeout_ms=60_000
             ),
         ).topics
-        assert answer.partitions[0].error_code == 0
+        assert response.partitions[0].error_code == 0
     there = move_elsewhere(broker, disks, topic)
     marker = there / f"{topic}-0" / moving.MARKER
     eventually(lambda: not marker.exists())

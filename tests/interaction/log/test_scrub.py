@@ -22,8 +22,8 @@ VALUE = b"v" * 900
 
 
 def corrupt_segments(broker: Broker) -> dict[tuple[str, str], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as response:
+        families = text_string_to_metric_families(response.read().decode())
     (family,) = [family for family in families if family.name == "mqd_corrupt_segments"]
     return {(sample.labels["topic"], sample.labels["partition"]): sample.value for sample in family.samples}
 

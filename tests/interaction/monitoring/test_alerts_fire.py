@@ -60,8 +60,8 @@ class Prometheus:
         )
 
     def get(self, path: str) -> object:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=60) as answer:
-            return json.load(answer)["data"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=60) as response:
+            return json.load(response)["data"]
 
     def firing(self) -> set[str]:
         try:

@@ -65,8 +65,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 def get(broker: Broker, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}{path}", timeout=60) as answer:
-            return answer.status, answer.read().decode()
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{broker.status()['metrics_port']}{path}", timeout=60
+        ) as response:
+            return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
 
@@ -144,7 +146,7 @@ def test_health_through_a_worker_s_death(broker: Broker) -> None:
     assert get(broker, "/health/live") == (200, "ok\n") and get(broker, "/health/ready") == (200, "ok\n")
     assert get(broker, "/health")[0] == 404
     os.kill(broker.pid("mqd-worker-1"), signal.SIGKILL)
-    found = eventually(lambda: (answer := get(broker, "/health/ready"))[0] == 503 and answer, "a worker's death")
+    found = eventually(lambda: (response := get(broker, "/health/ready"))[0] == 503 and response, "a worker's death")
     assert found[1].startswith("worker 1 does not run")
     assert get(broker, "/health/live")[0] == 200
     eventually(lambda: get(broker, "/health/ready") == (200, "ok\n"), "the worker's return")

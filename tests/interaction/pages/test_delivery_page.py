@@ -211,7 +211,7 @@ def test_writers_do_not_conflict(broker: Broker) -> None:
         assert len(read_committed(kafka, topic, 0)) == 2
 
 
-def test_who_was_put_out_of_the_group_does_not_commit(broker: Broker) -> None:
+def test_a_member_removed_from_the_group_cannot_commit(broker: Broker) -> None:
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,

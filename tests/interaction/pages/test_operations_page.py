@@ -95,7 +95,7 @@ def test_make_cluster_is_what_the_pages_run() -> None:
     assert set(READY) == {"make cluster", "mqd cluster local", "mqd up", "mqd cluster invite"}
 
 
-def test_what_the_page_shows_is_compared_without_numbers_and_ids() -> None:
+def test_examples_of_the_page_are_compared_without_numbers_and_ids() -> None:
     printed = (
         "cluster -ijtVf8GK2sod-zHNQ1h6g\nvoters: 1, 2, 3; 1 of them may be lost\nNODE  ADDRESS\n   1  127.0.0.1:9092\n"
     )

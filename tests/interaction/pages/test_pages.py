@@ -24,18 +24,18 @@ def test_the_protocol_page_says_what_a_broker_advertises(shared_broker: Broker) 
     rows = re.findall(r"^\| (\d+) \| (\w+) \| (\d+)(?:-(\d+))? \| [\d-]+ \|$", (DOCS / "protocol.md").read_text(), re.M)
     reported = {int(key): (int(first), int(last or first)) for key, _, first, last in rows}
     with KafkaConnection(port=shared_broker.port) as kafka:
-        answer = kafka.call(
+        response = kafka.call(
             API_VERSIONS, 3, ApiVersionsRequest(client_software_name="test", client_software_version="1")
         )
-    assert reported == {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+    assert reported == {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
     assert reported.keys() == HANDLERS.keys()
 
 
 def test_operations_names_every_metric_of_a_broker(shared_broker: Broker) -> None:
     with urllib.request.urlopen(
         f"http://127.0.0.1:{shared_broker.status()['metrics_port']}/metrics", timeout=60
-    ) as answer:
-        text = answer.read().decode()
+    ) as response:
+        text = response.read().decode()
     measured = {
         name.removesuffix("_total").removesuffix("_created")
         for name in re.findall(r"^# TYPE ((?:mqd|kafka)_\w+)", text, re.M)

@@ -26,10 +26,10 @@ def set_password(broker: Broker, user: str, password: str) -> None:
     for mechanism, number in scram.NUMBERS.items():
         made = scram.make_verifier(mechanism, password)
         credentials.append(ScramCredential(user, number, made.salt, made.iterations, made.stored_key, made.server_key))
-    answer = local_controller.change(
+    response = local_controller.change(
         layout(broker.data_dir).controller_socket, messages.AlterScramCredentials([], credentials), 20
     )
-    assert not any(one.error for one in answer.users), answer
+    assert not any(one.error for one in response.users), response
 
 
 class Secured:

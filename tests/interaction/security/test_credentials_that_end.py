@@ -38,8 +38,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def delete(secured: Secured, user: str) -> None:
     gone = [m.AlterUserScramCredentialsRequest.ScramCredentialDeletion(user, mechanism) for mechanism in (1, 2)]
     with connect(secured) as admin:
-        answer = admin.call(ALTER, 0, m.AlterUserScramCredentialsRequest(deletions=gone))
-    assert not any(one.error_code for one in answer.results), answer
+        response = admin.call(ALTER, 0, m.AlterUserScramCredentialsRequest(deletions=gone))
+    assert not any(one.error_code for one in response.results), response
 
 
 def prove(secured: Secured, kafka: KafkaConnection, user: str, password: str, is_token: bool = False) -> int:
@@ -49,9 +49,9 @@ def prove(secured: Secured, kafka: KafkaConnection, user: str, password: str, is
     lifetimes: list[int] = []
 
     def ask(key: int, request: object, version: int) -> object:
-        answer = kafka.call(key, version, request)
-        lifetimes.append(getattr(answer, "session_lifetime_ms", 0))
-        return answer
+        response = kafka.call(key, version, request)
+        lifetimes.append(getattr(response, "session_lifetime_ms", 0))
+        return response
 
     settings = {**secured.client(user, password=password), "sasl.tokenauth": "true" if is_token else "false"}
     client.of_properties({name: str(value) for name, value in settings.items()}).authenticate(ask)

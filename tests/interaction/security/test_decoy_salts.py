@@ -29,8 +29,8 @@ def salts(member: Member) -> list[str]:
     for name in NAMES:
         with KafkaConnection(member.address, member.port + 3, timeout_s=30) as kafka:
             kafka.call(17, 1, SaslHandshakeRequest(mechanism="SCRAM-SHA-256"))
-            answer = kafka.call(36, 2, SaslAuthenticateRequest(auth_bytes=f"n,,n={name},r=abc".encode()))
-            found.append(answer.auth_bytes.decode().split(",")[1])
+            response = kafka.call(36, 2, SaslAuthenticateRequest(auth_bytes=f"n,,n={name},r=abc".encode()))
+            found.append(response.auth_bytes.decode().split(",")[1])
     return found
 
 
@@ -48,8 +48,8 @@ def test_salts_are_the_clusters(tmp_path: Path) -> None:
             made = AlterUserScramCredentialsRequest.ScramCredentialUpsertion(
                 name="alice", mechanism=1, iterations=4096, salt=b"a salt of alice", salted_password=salted
             )
-            answer = admin.call(51, 0, AlterUserScramCredentialsRequest(upsertions=[made]))
-            assert answer.results[0].error_code == 0
+            response = admin.call(51, 0, AlterUserScramCredentialsRequest(upsertions=[made]))
+            assert response.results[0].error_code == 0
             asked = DescribeConfigsRequest.Resource(4, "", [scram.DECOY_SECRET])
             (shown,) = admin.call(32, 4, DescribeConfigsRequest(resources=[asked])).results
             assert [(entry.is_sensitive, entry.value) for entry in shown.configs] == [(True, None)]

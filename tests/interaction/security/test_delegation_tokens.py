@@ -53,7 +53,7 @@ def connect(secured: Secured, user: str = "alice", password: str | None = None, 
 
 
 def create(kafka: KafkaConnection, **more) -> tuple[m.CreateDelegationTokenResponse, str]:
-    """The answer and the token's password."""
+    """The response and the token's password."""
     response = kafka.call(CREATE, 3, m.CreateDelegationTokenRequest(**{"max_lifetime_ms": -1, **more}))
     assert response.error_code == 0
     return response, base64.b64encode(response.hmac).decode()

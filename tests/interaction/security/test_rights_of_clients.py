@@ -210,8 +210,8 @@ def test_a_share_group_needs_rights_on_group_and_topic(secured: Secured) -> None
 
         def fetched() -> list[int]:
             """The error of the whole, then of each partition; each is the first fetch of a session."""
-            answer = kafka.call(78, 1, request)
-            return [answer.error_code, *[one.error_code for part in answer.responses for one in part.partitions]]
+            response = kafka.call(78, 1, request)
+            return [response.error_code, *[one.error_code for part in response.responses for one in part.partitions]]
 
         def acknowledged() -> int:
             return kafka.call(79, 1, ShareAcknowledgeRequest("sharers", "member", share_session_epoch=1)).error_code

@@ -61,7 +61,7 @@ def test_nothing_but_authentication_comes_first(secured: Secured) -> None:
             kafka.call(key, version)
 
 
-def test_what_is_pipelined_behind_the_authentication_waits_for_it(secured: Secured) -> None:
+def test_requests_pipelined_behind_the_authentication_wait_for_it(secured: Secured) -> None:
     with secured.connect() as kafka:
         kafka.send(HANDSHAKE, 1, SaslHandshakeRequest(mechanism="PLAIN"))
         kafka.send(AUTHENTICATE, 2, SaslAuthenticateRequest(auth_bytes=plain()))
@@ -71,7 +71,7 @@ def test_what_is_pipelined_behind_the_authentication_waits_for_it(secured: Secur
         assert kafka.receive().body.brokers
 
 
-def test_what_is_pipelined_behind_a_failure_is_not_answered(secured: Secured) -> None:
+def test_requests_pipelined_behind_a_failed_authentication_are_not_answered(secured: Secured) -> None:
     with secured.connect() as kafka:
         kafka.send(HANDSHAKE, 1, SaslHandshakeRequest(mechanism="PLAIN"))
         kafka.send(AUTHENTICATE, 2, SaslAuthenticateRequest(auth_bytes=plain(password="wrong")))

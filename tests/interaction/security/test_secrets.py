@@ -134,8 +134,8 @@ def test_the_metrics_are_for_those_with_the_token(broker: Broker) -> None:
         urllib.request.urlopen(url, timeout=60, context=trusting)
     token = secure.files(broker.data_dir).metrics_token.read_text().strip()
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=60, context=trusting) as answer:
-        assert b"mqd_worker_running" in answer.read()
+    with urllib.request.urlopen(request, timeout=60, context=trusting) as response:
+        assert b"mqd_worker_running" in response.read()
 
 
 def test_a_token_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:

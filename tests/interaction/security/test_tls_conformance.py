@@ -106,7 +106,7 @@ def is_served(connection: TLSConnection) -> bool:
 
 
 def alert_of(work: Callable[[], object]) -> str:
-    """The broker's answer to what `work` does: an alert's name, or "closed"."""
+    """The broker's response to what `work` does: an alert's name, or "closed"."""
     try:
         work()
     except TLSRemoteAlert as alert:
@@ -379,7 +379,7 @@ def test_a_wrong_finished(port: int, version: tuple[int, int], monkeypatch: pyte
     monkeypatch.setattr(messages.Finished, "create", wrong)
 
     def shake() -> None:
-        with secured(port, version) as connection:  # a client of TLS 1.3 learns it with its first answer
+        with secured(port, version) as connection:  # a client of TLS 1.3 learns it with its first response
             is_served(connection)
 
     assert alert_of(shake) in ("decrypt_error", "closed")

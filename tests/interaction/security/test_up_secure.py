@@ -112,7 +112,7 @@ def test_a_client_without_tls_or_without_a_user_gets_an_error(broker: Broker) ->
     assert wrong.returncode != 0 and "invalid credentials" in wrong.stderr
 
 
-def test_what_the_user_configures_wins(tmp_path: Path) -> None:
+def test_settings_of_the_user_win(tmp_path: Path) -> None:
     plain = free_port()
     listeners = f"SASL_SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:{plain}"
     with SecureBroker(tmp_path / "data", config={"listeners": listeners, "super.users": "User:ANONYMOUS"}) as broker:

@@ -63,8 +63,8 @@ def limit(kafka: KafkaConnection, key: str, value: float | None, **entity: str |
     ]
     operation = AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None)
     entry = AlterClientQuotasRequest.EntryData(entity=parts, ops=[operation])
-    (answer,) = kafka.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries
-    assert answer.error_code == 0, answer.error_message
+    (response,) = kafka.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries
+    assert response.error_code == 0, response.error_message
 
 
 def request(size: int) -> ProduceRequest:
@@ -117,7 +117,7 @@ def test_a_client_of_a_user_has_a_quota_of_its_own(secured: Secured) -> None:
             limit(admin, PRODUCE, None, **entity)
 
 
-def test_the_default_of_users_is_for_each_of_them_also_for_who_proves_nothing(secured: Secured) -> None:
+def test_the_default_user_quota_holds_for_each_user_and_for_anonymous(secured: Secured) -> None:
     with plain(secured) as admin, proven(secured, "alice", "a") as alice, proven(secured, "bob", "b") as bob:
         limit(admin, PRODUCE, SLOW_RATE, user=None)
         assert throttled_ms(alice) > 1000
@@ -159,16 +159,16 @@ def configure(kafka: KafkaConnection, name: str, value: str | None) -> None:
         name=name, config_operation=0 if value is not None else 1, value=value
     )
     resource = IncrementalAlterConfigsRequest.Resource(4, "1", [config])
-    (answer,) = kafka.call(44, 1, IncrementalAlterConfigsRequest(resources=[resource])).responses
-    assert answer.error_code == 0, answer.error_message
+    (response,) = kafka.call(44, 1, IncrementalAlterConfigsRequest(resources=[resource])).responses
+    assert response.error_code == 0, response.error_message
 
 
 def test_an_address_has_so_many_connections(secured: Secured) -> None:
     with plain(secured) as admin:
         configure(admin, "max.connections.per.ip.overrides", "127.0.0.1:4")
         asked = DescribeConfigsRequest.Resource(4, "1", ["max.connections.per.ip", "max.connections.per.ip.overrides"])
-        (answer,) = admin.call(32, 4, DescribeConfigsRequest(resources=[asked])).results
-        assert {one.name: one.value for one in answer.configs} == {
+        (response,) = admin.call(32, 4, DescribeConfigsRequest(resources=[asked])).results
+        assert {one.name: one.value for one in response.configs} == {
             "max.connections.per.ip": "2147483647",
             "max.connections.per.ip.overrides": "127.0.0.1:4",
         }
@@ -193,8 +193,8 @@ def test_connections_are_limited_and_allowed_again_without_a_restart(secured: Se
             eventually(lambda kafka=kafka: kafka.call(18, 3).error_code == 0, "it is served")
         configure(admin, name, "3")
         asked = DescribeConfigsRequest.Resource(4, "1", [name])
-        (answer,) = admin.call(32, 4, DescribeConfigsRequest(resources=[asked])).results
-        assert [(one.name, one.value, one.read_only) for one in answer.configs] == [(name, "3", False)]
+        (response,) = admin.call(32, 4, DescribeConfigsRequest(resources=[asked])).results
+        assert [(one.name, one.value, one.read_only) for one in response.configs] == [(name, "3", False)]
         eventually(lambda: not is_served(secured), "no further connection is served")
         assert all(kafka.call(18, 3).error_code == 0 for kafka in held), "those that are open stay"
         configure(admin, name, "20000")  # more than at the start

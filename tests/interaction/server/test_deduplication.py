@@ -127,6 +127,6 @@ def test_a_record_without_an_id_is_refused(broker: Broker, topic: str) -> None:
         ({"dedup.header": "h" * 64}, "must have 1 to 63 bytes"),
     ],
 )
-def test_what_the_topic_must_be(broker: Broker, changed: dict[str, str], reason: str) -> None:
+def test_topics_that_deduplication_refuses(broker: Broker, changed: dict[str, str], reason: str) -> None:
     with pytest.raises(KafkaException, match=reason):
         create(broker, CONFIG | changed)

@@ -89,8 +89,8 @@ def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
         assert grown < len(deaf) * 4 * MIB, f"{len(deaf)} deaf clients cost {grown / MIB:.0f} MiB"
         for index in (0, 1, 2):  # who reads again is served on, in order
             deaf[index].socket.settimeout(30)
-            answers = min(sent[index], 60)
-            for _ in range(answers):
+            responses = min(sent[index], 60)
+            for _ in range(responses):
                 (correlation_id,) = struct.unpack_from(">i", deaf[index].receive_frame())
                 assert correlation_id == 1
         for kafka in deaf:
@@ -235,7 +235,7 @@ def test_idle_connections_are_closed_in_the_end(start_broker, io_backend):
         assert one_outcome(polling.receive().body).records  # who waits for records is not idle
 
 
-def test_more_connections_than_allowed_are_closed_at_once_and_told_of(start_broker, io_backend):
+def test_connections_above_the_limit_are_closed_at_once_and_reported(start_broker, io_backend):
     watch = Watch(start_broker(config={"io.backend": io_backend, "max.connections": "40"}))
     opened = [watch.connect() for _ in range(60)]
     served = 0
@@ -270,7 +270,7 @@ def test_acks_0_that_fails_ends_the_connection_and_nothing_else(watch):
 
 
 @pytest.mark.parametrize("how", quick(["metadata", "sessions", "produce"], ["produce"]))
-def test_what_waits_behind_a_long_poll_is_bounded(start_broker, how):
+def test_memory_for_requests_behind_a_long_poll_is_bounded(start_broker, how):
     """Replies leave in order, so everything behind a parked fetch is kept. The memory for it has a
     bound, whatever is asked.
     """

@@ -152,8 +152,8 @@ def test_whole_requests_before_a_lie_are_answered(watch, bystanders):
             )
         )
         kafka.send_raw(frame)
-        answer = decode_response(kafka.receive_frame(), PRODUCE, PRODUCE_VERSION)[1]
-        assert one_outcome(answer).error_code == 0
+        response = decode_response(kafka.receive_frame(), PRODUCE, PRODUCE_VERSION)[1]
+        assert one_outcome(response).error_code == 0
         bystanders.written += 1
         kafka.send_raw(struct.pack(">i", -5))
         assert kafka.is_closed_by_peer()
@@ -289,7 +289,7 @@ def test_the_broker_default_of_the_largest_batch(watch):
         assert log_end(kafka, name, 0) == 1
 
 
-def test_what_does_not_exist_is_unknown(watch):
+def test_unknown_topics_and_partitions_are_reported_as_such(watch):
     with watch.connect() as kafka:
         name = f"known-{watch.broker.config['io.backend']}"
         topic_id = create_topic(kafka, name)
@@ -431,7 +431,7 @@ class Swarm:
         self.ends = {"closed": 0, "answered": 0, "silent": 0}
 
     def send(self, frames: list[bytes], seconds: float = 0.25) -> list[bytes | None]:
-        """A connection without an answer by then is silent."""
+        """A connection without a response by then is silent."""
         sockets = []
         for frame in frames:
             one = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
@@ -441,7 +441,7 @@ class Swarm:
         waiting = {one.fileno(): index for index, one in enumerate(sockets)}
         for fd in waiting:
             poll.register(fd, select.POLLIN)
-        answers: list[bytes | None] = [None] * len(frames)
+        responses: list[bytes | None] = [None] * len(frames)
         deadline = time.monotonic() + seconds
         while waiting and (left := deadline - time.monotonic()) > 0:
             for fd, _ in poll.poll(left * 1000):
@@ -449,12 +449,12 @@ class Swarm:
                     data = sockets[waiting[fd]].recv(1 << 20)
                 except ConnectionResetError:
                     data = b""
-                answers[waiting.pop(fd)] = data
+                responses[waiting.pop(fd)] = data
                 poll.unregister(fd)
-        for answer, one in zip(answers, sockets, strict=True):
-            self.ends["silent" if answer is None else "answered" if answer else "closed"] += 1
+        for response, one in zip(responses, sockets, strict=True):
+            self.ends["silent" if response is None else "answered" if response else "closed"] += 1
             one.close()
-        return answers
+        return responses
 
 
 def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) -> Swarm:
@@ -467,9 +467,9 @@ def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) 
     assert swarm.ends["answered"] == len(seeds), swarm.ends
     for _ in range(count // WINDOW):
         chosen = [chance.choice(seeds) for _ in range(WINDOW)]
-        for answer in swarm.send([mutate(frame, chance) for _, _, frame in chosen]):
-            if answer:
-                size, _ = struct.unpack(">ii", answer[:8])
+        for response in swarm.send([mutate(frame, chance) for _, _, frame in chosen]):
+            if response:
+                size, _ = struct.unpack(">ii", response[:8])
                 assert 4 <= size <= 1 << 20, f"an answer of {size} bytes; seed {seed}"
         bystanders.look()
     for partition in (0, 1):  # whatever of it was taken is whole
@@ -478,7 +478,7 @@ def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) 
 
 
 @pytest.mark.both_backends
-def test_mutated_frames_harm_nobody(watch, bystanders):
+def test_mutated_frames_harm_no_other_client(watch, bystanders):
     swarm = _run_mutations(watch, bystanders, 4800, seed=20260)
     assert swarm.ends["closed"] > 1000 and swarm.ends["answered"] > 1000, swarm.ends
     watch.wait_logged("closing the connection", "connection=", logs="mqd-worker-*.log")
@@ -487,12 +487,12 @@ def test_mutated_frames_harm_nobody(watch, bystanders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-def test_many_more_mutated_frames_harm_nobody(watch, bystanders, seed):
+def test_many_more_mutated_frames_harm_no_other_client(watch, bystanders, seed):
     _run_mutations(watch, bystanders, 6000, seed)
 
 
 @pytest.mark.parametrize("api_key", sorted(SUPPORTED))
-def test_random_bodies_of_every_api_harm_nobody(watch, bystanders, api_key):
+def test_random_bodies_of_every_api_harm_no_other_client(watch, bystanders, api_key):
     chance = random.Random(api_key)
     spec = SUPPORTED[api_key]
     swarm = Swarm(watch.broker.port)

@@ -243,10 +243,10 @@ def test_a_record_too_large_for_its_topic_is_refused_on_an_open_connection(share
     topic = create_topic(shared_broker, "usual", 2)
     with watch.connect(TIMEOUT_S) as kafka:
         for partition in (0, 1):
-            answer = kafka.call(
+            response = kafka.call(
                 PRODUCE, PRODUCE_VERSION, produce_request(topic, {partition: batch(record(20))}, timeout_ms=30_000)
             )
-            assert one_outcome(answer).error_code == TOO_LARGE
+            assert one_outcome(response).error_code == TOO_LARGE
             assert must_produce(kafka, topic, partition, b"small") == 0
 
 
@@ -263,7 +263,7 @@ def test_no_topic_takes_more_than_a_request_carries(shared_broker) -> None:
         admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
 
 
-def test_a_local_client_is_told_what_a_request_carries(start_broker) -> None:
+def test_a_local_client_learns_how_large_a_request_may_be(start_broker) -> None:
     broker = start_broker(config={"socket.request.max.bytes": "2000000"})
     topic = create_topic(broker, "local", 1, max_message_bytes="2000000")
     settings = {
@@ -308,7 +308,7 @@ def pss_of_segments(pid: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_fifty_that_stall_hold_bounded_memory_and_nobody(start_broker) -> None:
+def test_fifty_stalled_requests_hold_bounded_memory_and_delay_no_client(start_broker) -> None:
     """Each declares 90 MiB and sends two of them: 4.4 GiB are promised."""
     broker = start_broker(config={"large.request.timeout.ms": "10000"})
     watch = Watch(broker)

@@ -258,14 +258,14 @@ def test_partitions_that_do_not_exist_do_not_pile_up_in_a_session(start_broker, 
     watch = Watch(start_broker(workers=1, config={"io.backend": io_backend}))
     with watch.connect() as kafka:
         create_topic(kafka, "t", 1)
-        answer = _session(kafka, "t", 0, 0)
-        session_id = answer.session_id
+        response = _session(kafka, "t", 0, 0)
+        session_id = response.session_id
         for epoch in range(1, 200):
-            answer = _session(kafka, "unheard-of", session_id, epoch)
-            assert answer.error_code == 0
+            response = _session(kafka, "unheard-of", session_id, epoch)
+            assert response.error_code == 0
             reported = [
                 partition.error_code
-                for topic in answer.responses
+                for topic in response.responses
                 for partition in topic.partitions
                 if topic.topic == "unheard-of"
             ]

@@ -84,10 +84,10 @@ class Crowd:
             for _ in range(50):
                 partition = chance.randrange(2)
                 end = log_end(kafka, "honest", partition)
-                answer = kafka.call(
+                response = kafka.call(
                     FETCH, FETCH_VERSION, fetch_request("honest", {partition: max(0, end - 3)}, bytes_max=MIB)
                 )
-                assert answer.error_code == 0
+                assert response.error_code == 0
 
     # -- the others --
 

@@ -116,15 +116,15 @@ def test_batches_of_one_producer_keep_their_order(
     """Every second one needs a look by another process; none may overtake it."""
     topic = topic_name(request.node.name)
     create_topic(kafka, topic, cleanup_policy="compact")
-    answer = kafka.call(INIT_PRODUCER_ID, 4, InitProducerIdRequest(transaction_timeout_ms=60_000))
+    response = kafka.call(INIT_PRODUCER_ID, 4, InitProducerIdRequest(transaction_timeout_ms=60_000))
     count = 60
     for sequence in range(count):
         one = keyed(
             b"%d" % sequence,
             compression=compression if sequence % 2 else "lz4",
-            producer_id=answer.producer_id,
+            producer_id=response.producer_id,
             base_sequence=sequence,
-            producer_epoch=answer.producer_epoch,
+            producer_epoch=response.producer_epoch,
         )
         data = [
             ProduceRequest.TopicData(name=topic, partition_data=[ProduceRequest.PartitionData(index=0, records=one)])
@@ -168,9 +168,9 @@ def test_without_acknowledgement_it_is_written_all_the_same(
 
 def begin(kafka: KafkaConnection, transactional_id: str) -> tuple[int, int]:
     """(producer id, epoch)."""
-    answer = RawProducer(kafka, transactional_id).init()
-    assert answer.error_code == 0, answer
-    return answer.producer_id, answer.producer_epoch
+    response = RawProducer(kafka, transactional_id).init()
+    assert response.error_code == 0, response
+    return response.producer_id, response.producer_epoch
 
 
 def transactional(producer: tuple[int, int], sequence: int, *values: bytes) -> bytes:
@@ -204,7 +204,7 @@ def test_a_transaction_begins_with_its_first_batch(kafka: KafkaConnection, reque
     producer = begin(kafka, topic)
     first = transactional_request(topic, topic, {0: transactional(producer, 0), 1: transactional(producer, 0)})
     kafka.send(PRODUCE, PRODUCE_BY_NAME, first)
-    for sequence in range(1, 20):  # none of them waits for an answer
+    for sequence in range(1, 20):  # none of them waits for a response
         kafka.send(
             PRODUCE,
             PRODUCE_BY_NAME,

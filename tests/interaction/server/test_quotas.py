@@ -46,8 +46,8 @@ def limit(broker: Broker, client_id: str | None, **quotas: float | None) -> None
         entity=[AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client_id)], ops=operations
     )
     with connect(broker, "administrator") as connection:
-        (answer,) = connection.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries
-    assert answer.error_code == 0, answer.error_message
+        (response,) = connection.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries
+    assert response.error_code == 0, response.error_message
 
 
 def connect(broker: Broker, client_id: str) -> KafkaConnection:
@@ -190,8 +190,8 @@ def _metrics(broker: Broker) -> str:
     import urllib.request
 
     port = broker.status()["metrics_port"] if "metrics_port" in broker.status() else broker.port + 552
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        return answer.read().decode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+        return response.read().decode()
 
 
 def test_without_acknowledgements_too(broker: Broker) -> None:

@@ -162,6 +162,6 @@ def test_an_idempotent_producer_keeps_its_order(shared_broker: Broker) -> None:
 )
 def test_every_level_that_may_be_set_is_one(codec: str, level: int) -> None:
     batch = encode_batch([Record(value, b"k", 1_700_000_000_000) for value in VALUES], compression="lz4")
-    answer = check_records(batch, True, Compression(CODECS.index(codec), level, 1 << 20))
-    assert answer.error == 0 and check_crc(answer.payload)
-    assert _codec(answer.payload) == codec and _values(answer.payload) == VALUES
+    response = check_records(batch, True, Compression(CODECS.index(codec), level, 1 << 20))
+    assert response.error == 0 and check_crc(response.payload)
+    assert _codec(response.payload) == codec and _values(response.payload) == VALUES

@@ -15,9 +15,9 @@ Found = dict[str, dict[str, list[Any]]]
 def record(found: Found) -> None:
     """Rows that show the same are together, so that the file can be read."""
     by_api: dict[str, list[str]] = {}
-    for name, answer in sorted(found.items()):
-        by_api.setdefault(json.dumps(answer), []).append(name)
-    shown = [{"answer": json.loads(answer), "rows": names} for answer, names in by_api.items()]
+    for name, response in sorted(found.items()):
+        by_api.setdefault(json.dumps(response), []).append(name)
+    shown = [{"answer": json.loads(response), "rows": names} for response, names in by_api.items()]
     FILE.write_text(json.dumps(shown, indent=1) + "\n")
 
 

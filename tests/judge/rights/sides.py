@@ -28,8 +28,8 @@ def plain(port: int, user: str = USER) -> KafkaConnection:
     connection = KafkaConnection("127.0.0.1", port)
     connection.call(17, 1, m.SaslHandshakeRequest(mechanism="PLAIN"))
     given = m.SaslAuthenticateRequest(auth_bytes=f"\0{user}\0{PASSWORD}".encode())
-    answer = connection.call(36, 2, given)
-    assert answer.error_code == 0, answer
+    response = connection.call(36, 2, given)
+    assert response.error_code == 0, response
     return connection
 
 

@@ -47,9 +47,9 @@ def fetch(session_id: int, epoch: int, isolation: int = 0) -> m.FetchRequest:
     )
 
 
-def _read(answer: Any) -> list[tuple[int, bool]]:
+def _read(response: Any) -> list[tuple[int, bool]]:
     """(error, whether there are records) of each partition."""
-    return [(part.error_code, bool(part.records)) for one in answer.responses for part in one.partitions]
+    return [(part.error_code, bool(part.records)) for one in response.responses for part in one.partitions]
 
 
 def session(admin: Ask, alice: Ask) -> Steps:
@@ -64,8 +64,8 @@ def session(admin: Ask, alice: Ask) -> Steps:
     admin(0, 9, m.ProduceRequest(None, -1, 10_000, [data]))
     for epoch, rights in enumerate(([], [_on_story(Operation.DESCRIBE)], [_on_story(Operation.READ)]), 1):
         granting.grant(_rules(*rights))
-        answer: Any = alice(1, 11, fetch(opened.session_id, epoch))
-        steps.append((f"{len(rights)} rights", (answer.error_code, _read(answer))))
+        response: Any = alice(1, 11, fetch(opened.session_id, epoch))
+        steps.append((f"{len(rights)} rights", (response.error_code, _read(response))))
     return steps
 
 
@@ -96,8 +96,8 @@ def markers(admin: Ask, alice: Ask) -> Steps:
             [Record(b"v", b"k")], compression="none", is_transactional=True, base_sequence=sequence, **producer
         )
         data = m.ProduceRequest.TopicData(name=STORY, partition_data=[m.ProduceRequest.PartitionData(0, batch)])
-        answer: Any = alice(0, 9, m.ProduceRequest("x", -1, 10_000, [data]))
-        return answer.responses[0].partition_responses[0].error_code
+        response: Any = alice(0, 9, m.ProduceRequest("x", -1, 10_000, [data]))
+        return response.responses[0].partition_responses[0].error_code
 
     steps.append(("written", produced(0)))
     granting.grant(_rules(transaction(Operation.WRITE)))
@@ -116,18 +116,20 @@ def markers(admin: Ask, alice: Ask) -> Steps:
 
 
 def _last_stable(admin: Ask) -> int:
-    answer: Any = admin(1, 11, fetch(0, -1, isolation=1))
-    return answer.responses[0].partitions[0].last_stable_offset
+    response: Any = admin(1, 11, fetch(0, -1, isolation=1))
+    return response.responses[0].partitions[0].last_stable_offset
 
 
 def _end(admin: Ask) -> int:
-    answer: Any = admin(1, 11, fetch(0, -1))
-    return answer.responses[0].partitions[0].high_watermark
+    response: Any = admin(1, 11, fetch(0, -1))
+    return response.responses[0].partitions[0].high_watermark
 
 
-def _codes(answer: Any) -> tuple[int, set[int]]:
+def _codes(response: Any) -> tuple[int, set[int]]:
     """The error of the whole, and those of partitions that concern rights."""
-    return answer.error_code, {part.error_code for one in answer.responses for part in one.partitions} & AUTHORIZATION
+    return response.error_code, {
+        part.error_code for one in response.responses for part in one.partitions
+    } & AUTHORIZATION
 
 
 def share_session(admin: Ask, alice: Ask) -> Steps:
@@ -142,9 +144,9 @@ def share_session(admin: Ask, alice: Ask) -> Steps:
         for api_key, request in ((78, share_fetch), (79, share_acknowledge)):
             if api_key == 79 and epoch == 1:
                 continue  # nothing has been granted less yet
-            answer: Any = alice(api_key, 1, request(topic_id, member, epoch))
-            epoch += not answer.error_code
-            steps.append((f"{api_key} with {names}", _codes(answer)))
+            response: Any = alice(api_key, 1, request(topic_id, member, epoch))
+            epoch += not response.error_code
+            steps.append((f"{api_key} with {names}", _codes(response)))
     return steps
 
 

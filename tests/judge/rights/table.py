@@ -1,5 +1,5 @@
 """The table of rights: every API with every missing right, as requests that a client may ask both
-brokers. What a client is shown of an answer (`shown`) is compared, or recorded.
+brokers. What a client is shown of a response (`shown`) is compared, or recorded.
 
 A row is a case (tests/unit/acceptor/rights_cases.py, and MORE) in a version with a scenario: which
 rules there are for the client. `run` asks one broker.
@@ -37,7 +37,7 @@ from tests.unit.acceptor.rights_cases import (
 
 USER, PASSWORD = "alice", "alice-secret"
 Rule = tuple[Right, Permission]
-Ask = Callable[[int, int, Any], object | None]  # api key, version, request -> the answer; None: the connection ended
+Ask = Callable[[int, int, Any], object | None]  # api key, version, request -> the response; None: the connection ended
 AUTHORIZATION = {int(code) for code in E if "AUTHORIZATION_FAILED" in code.name}
 NAMES = (NAME, OTHER)
 METADATA = 3
@@ -254,14 +254,14 @@ def _allowed(rights: Iterable[Right]) -> tuple[Rule, ...]:
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def shown(answer: object | None, topic_id: bytes, is_allowed: bool) -> dict[str, list[Any]]:
-    """The error codes, the names and the ids of an answer, by field. `is_allowed`: the client has all
+def shown(response: object | None, topic_id: bytes, is_allowed: bool) -> dict[str, list[Any]]:
+    """The error codes, the names and the ids of a response, by field. `is_allowed`: the client has all
     rights, and only codes of authorization matter: what else is wrong is not this table's matter.
     """
     found: dict[str, set[Any]] = {}
-    if answer is None:
+    if response is None:
         return {"": ["the connection ended"]}
-    for path, value in _leaves(answer, ""):
+    for path, value in _leaves(response, ""):
         if path.endswith("error_code"):
             if not is_allowed or value in AUTHORIZATION:
                 found.setdefault(path, set()).add(value)
@@ -373,7 +373,7 @@ def run(
     admin: Ask, alice: Ask, wanted: Iterable[Row], before: Ask | None = None, others: Sequence[Ask] = ()
 ) -> dict[str, dict[str, list[Any]]]:
     """What alice is shown, by row. `before`: another client, who asks the same for metadata first: a
-    broker keeps such answers. Rows with the same rules are asked together.
+    broker keeps such responses. Rows with the same rules are asked together.
     """
     granting, found = Granting(admin, others), {}
     topic_id = make_topic(admin, NAME)
@@ -382,8 +382,8 @@ def run(
         request = row.case.make(row.version, topic_id)
         if before is not None and row.api_key == METADATA:
             before(row.api_key, row.version, request)
-        answer = alice(row.api_key, row.version, request)
-        found[row.name] = shown(answer, topic_id, row.name.endswith(" all"))
+        response = alice(row.api_key, row.version, request)
+        found[row.name] = shown(response, topic_id, row.name.endswith(" all"))
         if row.api_key in (20, 42, 47) and row.name.endswith((" all", " describe")):
             prepare(admin)
             topic_id = make_topic(admin, NAME)

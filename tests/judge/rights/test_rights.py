@@ -1,6 +1,6 @@
 """The table of rights, asked of a broker by every way in, beside what Apache Kafka showed.
 
-Quick: the newest version of each API over TCP, metadata asked by a super user first, whose answer
+Quick: the newest version of each API over TCP, metadata asked by a super user first, whose response
 the worker keeps; and through shared memory by a client of another user. Slow: the oldest versions;
 hosts of a cluster that have to ask others on behalf of that client; and Apache Kafka itself, which must still show what is recorded.
 """
@@ -123,9 +123,9 @@ def broker(directory: Path) -> Iterator[Users]:
 
 def differences(found: Found, wanted: Found) -> list[str]:
     return [
-        f"{name}: Apache Kafka shows {wanted[name]}, mqd {answer}"
-        for name, answer in found.items()
-        if answer != wanted[name]
+        f"{name}: Apache Kafka shows {wanted[name]}, mqd {response}"
+        for name, response in found.items()
+        if response != wanted[name]
     ]
 
 
@@ -164,7 +164,7 @@ BETWEEN_HOSTS = sorted(KNOWN.keys() - SUPPORTED.keys())
 
 
 @pytest.mark.parametrize("api_key", BETWEEN_HOSTS)
-def test_what_hosts_send_each_other_is_refused_to_every_client(broker: Users, api_key: int) -> None:
+def test_apis_between_hosts_are_refused_to_every_client(broker: Users, api_key: int) -> None:
     """By the end of the connection, as an API that the broker does not have; also to a super user."""
     request = message_class(api_key, "Request")()
     for connect in (broker.admin, broker.operator, broker.alice):
@@ -205,7 +205,7 @@ def test_shared_memory_of_another_user(broker: Users) -> None:
 
 
 def test_segments_of_another_user(broker: Users) -> None:
-    """The files themselves: what a client maps is not taken from it by a later answer."""
+    """The files themselves: what a client maps is not taken from it by a later response."""
     if reason := why_not():
         pytest.skip(reason)
     with asking(broker.admin) as admin, contextlib.closing(OtherUser(local_socket(broker))) as alice:

@@ -65,7 +65,7 @@ def test_planted_bugs_are_found(plant, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ASSIGNORS))
-def test_assignors_give_everything_to_who_wants_it(name: str) -> None:
+def test_assignors_give_each_partition_to_a_subscriber(name: str) -> None:
     for seed in range(200):
         rng = random.Random(seed)
         counts = {f"t{index}": rng.randrange(1, 9) for index in range(rng.randrange(1, 5))}

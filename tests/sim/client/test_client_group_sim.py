@@ -19,7 +19,7 @@ def test_histories() -> None:
         run(seed)
 
 
-def test_who_leaves_while_it_does_not_poll_is_given_nothing_more() -> None:
+def test_a_member_that_leaves_without_polling_gets_nothing_more() -> None:
     run(2464)
 
 

@@ -46,13 +46,13 @@ class Admin(Client):
                 (world.client_node, self.process, self.answered, self.token),
             )
 
-    def on_answer(self, answer: messages.Answer) -> None:
-        self.answers.append(answer)
+    def on_answer(self, response: messages.Answer) -> None:
+        self.answers.append(response)
         # NOT_LEADER.., REQUEST_TIMED_OUT, NOT_CONTROLLER, KAFKA_STORAGE_ERROR: again
-        if answer.error in (6, 7, 41, 56):
+        if response.error in (6, 7, 41, 56):
             self.again(100 * MILLISECOND)
             return
-        self.kernel.report("change", type(self.change).__name__, answer.error)
+        self.kernel.report("change", type(self.change).__name__, response.error)
         self.change = None
         self.done += 1
         self.again(self.pause)

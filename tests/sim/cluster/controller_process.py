@@ -316,8 +316,10 @@ class ControllerProcess:
                 case metadata_core.SendPeer():
                     message = action.message
                     if action.topic is not None:
-                        answer = msgspec.structs.replace(message.answer, topic=self.host_core.topic_image(action.topic))
-                        message = msgspec.structs.replace(message, answer=answer)
+                        response = msgspec.structs.replace(
+                            message.answer, topic=self.host_core.topic_image(action.topic)
+                        )
+                        message = msgspec.structs.replace(message, answer=response)
                     self.world.send_peer(self.host.node, action.node_id, message)
                 case metadata_core.Reply():
                     self._reply(action.client, action.answer)
@@ -404,8 +406,8 @@ class ControllerProcess:
             process, hears, _ = subscriber
             self.kernel.after(20, process, hears, self, message)
 
-    def _reply(self, client: int, answer: Any) -> None:
-        self._notify(client, answer)
+    def _reply(self, client: int, response: Any) -> None:
+        self._notify(client, response)
 
     def on_message(self, client: int, message: Any) -> None:
         """From a process of this host."""

@@ -186,11 +186,11 @@ class Rights:
     def applied(self, record: Any) -> None:
         self.model.apply(record)
 
-    def on_answer(self, acceptor: Acceptor, change: Any, answer: Answer) -> None:
+    def on_answer(self, acceptor: Acceptor, change: Any, response: Answer) -> None:
         """A1, A3. A change that is not the administrator's present one was asked for again since."""
-        if answer.error or change is not self.world.admin.change:
+        if response.error or change is not self.world.admin.change:
             return
-        self._check_token(acceptor, change, answer)
+        self._check_token(acceptor, change, response)
         for worker in acceptor.host.workers:
             known = worker.known if worker is not None and worker.process.alive else None
             if known is None or not known.is_reported:
@@ -207,20 +207,20 @@ class Rights:
         if isinstance(change, CreateAcls):
             self.counts["created"] += 1
         elif isinstance(change, DeleteAcls):
-            self.counts["removed"] += bool(answer.removed_acls and answer.removed_acls[0])
+            self.counts["removed"] += bool(response.removed_acls and response.removed_acls[0])
         elif isinstance(change, AlterScramCredentials):
             self.counts["passwords"] += 1
         elif isinstance(change, AlterClientQuota):
             self.counts["quotas"] += 1
 
-    def _check_token(self, acceptor: Acceptor, change: Any, answer: Answer) -> None:
+    def _check_token(self, acceptor: Acceptor, change: Any, response: Answer) -> None:
         tokens = acceptor.known.tokens
         if isinstance(change, CreateDelegationToken):
             self.counts["tokens"] += 1
             has_expired = change.token.expires_ms < self.world.wall_ms()
             if not has_expired and change.token.token_id not in tokens:
                 raise Violation("A3", f"node {acceptor.host.node} does not know {change.token}")
-        elif isinstance(change, SetTokenExpiry) and not answer.token_error and change.period_ms < 0:
+        elif isinstance(change, SetTokenExpiry) and not response.token_error and change.period_ms < 0:
             self.counts["removed tokens"] += 1
             if change.token_id in tokens:
                 raise Violation("A3", f"node {acceptor.host.node} still has the token {change.token_id}")

@@ -85,7 +85,7 @@ def test_a_snapshot_without_them_is_seen(monkeypatch: pytest.MonkeyPatch, what: 
 
 
 @pytest.mark.slow
-def test_quotas_that_are_not_told_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quotas_that_are_not_published_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a process has those that were there when it subscribed."""
     reported = HostCore._on_publish
 

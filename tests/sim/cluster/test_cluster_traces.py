@@ -190,8 +190,8 @@ def test_r1_a_late_fetch_of_an_earlier_leader_epoch(off: frozenset[str]) -> None
     """
     late = replica(1, log(1, 1, 1, 1, 1), off, 0, 1).next_fetch()
     leader = replica(0, log(1, 1, 1, 1, 1), off, 0, 3, members=(0, 1))
-    answer = leader.fetch(late, 1)
-    assert (answer.error == FENCED_EPOCH) == (not off)
+    response = leader.fetch(late, 1)
+    assert (response.error == FENCED_EPOCH) == (not off)
     assert leader.high_watermark == (5 if off else 0), "what only one replica has counts as committed"
 
 
@@ -218,10 +218,10 @@ def test_r2_a_log_that_diverged_twice_is_cut_step_by_step() -> None:
     ends = []
     for _ in range(4):
         requested = follower.next_fetch()
-        answer = leader.fetch(requested, 1)
-        if answer.diverging_end < 0:
+        response = leader.fetch(requested, 1)
+        if response.diverging_end < 0:
             break
-        _, offset = follower.step(requested, answer)
+        _, offset = follower.step(requested, response)
         entries.truncate(offset)
         follower.log_changed(1)
         ends.append(offset)
@@ -239,8 +239,8 @@ def test_r2_files_of_a_partition_that_is_gone_are_not_those_of_the_one_that_was_
     entries = log(0, 0, 2, 5)
     follower = replica(1, entries, NOTHING, 0, 6)
     requested = follower.next_fetch()
-    answer = leader.fetch(requested, 1)
-    assert follower.step(requested, answer)[1] == 0, "cut to nothing"
+    response = leader.fetch(requested, 1)
+    assert follower.step(requested, response)[1] == 0, "cut to nothing"
 
 
 # -- found by the simulator ------------------------------------------------------------------------
@@ -273,10 +273,10 @@ def test_no_lease_while_the_fencing_is_on_its_way_to_the_disk() -> None:
     records, _ = active.heartbeat(tail, committed, heartbeat(1_300), 1_300, True)
     decide(active, tail, records)
     assert not tail.brokers[1].fenced and not committed.brokers[1].fenced
-    _, answer = active.heartbeat(tail, committed, heartbeat(1_400), 1_400, True)
-    assert answer.lease_ms == 0 and answer.fenced
-    _, answer = active.heartbeat(tail, tail, heartbeat(1_500), 1_500, True)
-    assert answer.lease_ms > 0 and not answer.fenced
+    _, response = active.heartbeat(tail, committed, heartbeat(1_400), 1_400, True)
+    assert response.lease_ms == 0 and response.fenced
+    _, response = active.heartbeat(tail, tail, heartbeat(1_500), 1_500, True)
+    assert response.lease_ms > 0 and not response.fenced
 
 
 def test_a_proof_of_death_that_comes_after_the_host_is_back() -> None:
@@ -285,8 +285,8 @@ def test_a_proof_of_death_that_comes_after_the_host_is_back() -> None:
     """
     state = cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True)
-    _, answer = active.heartbeat(state, state, heartbeat(50), 50, True)
-    assert answer.lease_ms > 0
+    _, response = active.heartbeat(state, state, heartbeat(50), 50, True)
+    assert response.lease_ms > 0
     assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 50), 60) == []
     assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER - 1, 70), 70) == []
     assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 70), 70)
@@ -380,8 +380,8 @@ def test_a_broker_that_does_not_want_to_end_any_more() -> None:
     assert not state.brokers[1].in_controlled_shutdown
 
 
-def test_what_was_granted_before_the_proof_of_death_does_not_count_after_it() -> None:
-    """The answer to a heartbeat from before arrives after the workers died."""
+def test_a_lease_granted_before_the_proof_of_death_does_not_count_after_it() -> None:
+    """The response to a heartbeat from before arrives after the workers died."""
     from mqd.cluster.broker import core as broker_core
 
     state = cluster(in_sync=(0, 1, 2))
@@ -404,9 +404,9 @@ def test_what_was_granted_before_the_proof_of_death_does_not_count_after_it() ->
     assert not any(isinstance(action, broker_core.SetBroker) and action.lease_until_ms for action in actions)
 
 
-def test_what_was_granted_to_a_predecessor_does_not_count() -> None:
+def test_a_lease_granted_to_a_predecessor_does_not_count() -> None:
     """All processes of the host died and are back; the keeper has taken the lease back and said so.
-    The answer to a heartbeat of before finds the new process.
+    The response to a heartbeat of before finds the new process.
     """
     from mqd.cluster.broker import core as broker_core
 
@@ -495,7 +495,7 @@ def test_a_data_plane_is_started_again_while_its_controller_is_away() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_who_led_everything_is_replaced_at_once_when_its_keeper_proves_it(seed: int) -> None:
+def test_the_active_controllers_host_is_replaced_at_once_on_its_keepers_proof(seed: int) -> None:
     """All processes of the active controller's host but the keeper: neither its promise nor its
     session is waited for.
     """

@@ -235,7 +235,7 @@ class Coordinator:
     def _reply(self, place: Place, number: int, response: Any) -> None:
         entry = place.requests.pop(number, None)
         if entry is not None:
-            # when it was asked: an answer that waits for what it shows to be replicated is true of
+            # when it was asked: a response that waits for what it shows to be replicated is true of
             # that moment, whichever leads by now
             caller, epoch, could_lead = entry
             if isinstance(response, OffsetsFetched) and not could_lead:

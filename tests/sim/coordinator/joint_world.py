@@ -59,19 +59,19 @@ class Actor:
     def live(self) -> Script:
         raise NotImplementedError
 
-    def advance(self, answer: object) -> None:
+    def advance(self, response: object) -> None:
         self.waiting = None
         try:
-            self.request = next(self.script) if answer is None else self.script.send(answer)
+            self.request = next(self.script) if response is None else self.script.send(response)
         except StopIteration:
             self.alive, self.request = False, None
 
     def again(self, kind: str, *arguments: object) -> Generator[tuple[str, tuple], Any, Any]:
         """Until somebody answers."""
         while True:
-            answer = yield kind, arguments
-            if answer is not LOST and getattr(answer, "error", answer) != CONCURRENT:
-                return answer
+            response = yield kind, arguments
+            if response is not LOST and getattr(response, "error", response) != CONCURRENT:
+                return response
 
 
 class Attempt(Actor):
@@ -87,21 +87,21 @@ class Attempt(Actor):
 
     def live(self) -> Script:
         world, rng = self.world, self.world.rng
-        answer = yield from self.again("enlist", self.batch, self.run, -1, -1)
-        if answer.error:
-            world.refused("enlist", answer.error)
+        response = yield from self.again("enlist", self.batch, self.run, -1, -1)
+        if response.error:
+            world.refused("enlist", response.error)
             self.result = "failed"
             return
-        if answer.producer_id < 0:
+        if response.producer_id < 0:
             self.result = "replayed"
             return
-        mine = (answer.producer_id, answer.producer_epoch)
+        mine = (response.producer_id, response.producer_epoch)
         for record in world.share(self.batch, self.task):
             if rng.random() < 0.01 and not world.peaceful:
                 return  # dies
             if rng.random() < 0.05:
-                answer = yield from self.again("enlist", self.batch, self.run, *mine)
-                if answer.error or answer.producer_id < 0:
+                response = yield from self.again("enlist", self.batch, self.run, *mine)
+                if response.error or response.producer_id < 0:
                     self.result = "failed"
                     return
             error = yield from self.again(
@@ -131,9 +131,9 @@ class Driver(Actor):
                 if rng.random() < 0.5:
                     yield from self.again("end", batch, self.run, False, ())
                 return
-            answer = yield from self.again("end", batch, self.run, True, winners)
-            if answer.error:
-                world.refused("commit", answer.error)
+            response = yield from self.again("end", batch, self.run, True, winners)
+            if response.error:
+                world.refused("commit", response.error)
                 return
             world.confirmed(batch)
             if rng.random() < 0.03 and not world.peaceful:
@@ -243,22 +243,22 @@ class JointWorld:
             raise Broken(f"J1: batch {self.core.committed_batch_id} after {self.committed_max}")
         self.act(actions)
 
-    def send_request(self, make: Callable[[int, int], object], answer: Callable[[object], None]) -> None:
+    def send_request(self, make: Callable[[int, int], object], respond: Callable[[object], None]) -> None:
         """With a producer id only when the core wants one, as the handlers do."""
 
         def again(found: object) -> None:
             if isinstance(found, JointAnswer) and found.error == NEED_PRODUCER_ID:
                 self.spare += 1
                 spare = self.spare
-                self.request_once(lambda number: make(number, spare), answer)
+                self.request_once(lambda number: make(number, spare), respond)
             else:
-                answer(found)
+                respond(found)
 
         self.request_once(lambda number: make(number, -1), again)
 
-    def request_once(self, make: Callable[[int], object], answer: Callable[[object], None]) -> None:
+    def request_once(self, make: Callable[[int], object], response: Callable[[object], None]) -> None:
         self.requests += 1
-        self.answers[self.requests] = answer
+        self.answers[self.requests] = response
         self.feed(make(self.requests))
 
     def carry_out(self) -> None:
@@ -273,10 +273,10 @@ class JointWorld:
             if fresh.state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT) and any(left for _, left in self.jobs):
                 raise Broken("W6: complete before all markers are written")
         elif isinstance(action, Reply):
-            answer = self.answers.pop(action.request, None)
-            if answer is None:
+            respond = self.answers.pop(action.request, None)
+            if respond is None:
                 raise Broken(f"W4: request {action.request} is answered twice")
-            answer(action.response)
+            respond(action.response)
         elif isinstance(action, WriteMarkers):
             fresh = self.replayed()
             if fresh.state not in (State.PREPARE_COMMIT, State.PREPARE_ABORT) or (
@@ -345,11 +345,11 @@ class JointWorld:
         ):
             raise Broken(f"W7: {found} is given to two attempts")
 
-    def deliver(self, kind: str, arguments: tuple, answer: Callable[[object], None]) -> None:
+    def deliver(self, kind: str, arguments: tuple, respond: Callable[[object], None]) -> None:
         if kind == "enlist":
             batch, run, producer_id, epoch = arguments
             self.send_request(
-                lambda number, spare: events.Enlist(number, batch, run, TIMEOUT_MS, producer_id, epoch, spare), answer
+                lambda number, spare: events.Enlist(number, batch, run, TIMEOUT_MS, producer_id, epoch, spare), respond
             )
         elif kind == "end":
             batch, run, committed, winners = arguments
@@ -357,25 +357,25 @@ class JointWorld:
             def ended(found: object) -> None:
                 if not committed and isinstance(found, JointAnswer) and not found.error:
                     self.aborted.add(run)
-                answer(found)
+                respond(found)
 
             self.send_request(lambda number, _: events.EndJoint(number, batch, run, committed, winners), ended)
         else:
-            self.produce(*arguments, answer)
+            self.produce(*arguments, respond)
 
     def produce(
-        self, producer_id: int, epoch: int, index: int, record: tuple, answer: Callable[[object], None]
+        self, producer_id: int, epoch: int, index: int, record: tuple, respond: Callable[[object], None]
     ) -> None:
         partition = self.partitions[index]
         error, guard = partition.append(producer_id, epoch, record, 0)
         if error >= 0:
-            answer(error)
+            respond(error)
             return
 
         def checked(error: object) -> None:
             def begin() -> None:
                 found = error or partition.append(producer_id, epoch, record, guard)[0]
-                answer(LOST if found in (-1, CONCURRENT) else found)
+                respond(LOST if found in (-1, CONCURRENT) else found)
 
             self.network.append(begin)
 

@@ -3,7 +3,7 @@ are answered: what it does when the acceptor dies is native/server/control_reque
 mqd_control_acceptor_died.
 
 Checked, beyond what coordinators.py checks of a group
-    C5  after the answers to a burst of rising commits, the group's offset is at least the last one
+    C5  after the responses to a burst of rising commits, the group's offset is at least the last one
         that succeeded, whichever acceptors died meanwhile
 After a share of the bursts the acceptor dies while it has them: by chance alone that is rare.
 Name of the rule that can be off: `order` (what is sent again keeps the order in which it came; off:

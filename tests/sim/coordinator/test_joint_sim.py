@@ -84,9 +84,9 @@ class WritesAgain(JointTransaction):
     """J1: a batch that was committed is carried out once more."""
 
     def _enlist(self, event, now_ms, actions):
-        answer = super()._enlist(event, now_ms, actions)
+        response = super()._enlist(event, now_ms, actions)
         if (
-            answer is not None
+            response is not None
             and event.batch_id <= self.committed_batch_id
             and self.state not in joint_state.UNDER_WAY
             and event.spare_producer_id < 0
@@ -94,7 +94,7 @@ class WritesAgain(JointTransaction):
         ):
             self.committed_batch_id = event.batch_id - 1
             return self._add_child(event, now_ms, actions)
-        return answer
+        return response
 
 
 class EpochStays(JointTransaction):
@@ -215,10 +215,10 @@ class AbortForgottenInACrash(JointTransaction):
 
     def _abort(self, event, now_ms, actions):
         state = self.state
-        answer = super()._abort(event, now_ms, actions)
+        response = super()._abort(event, now_ms, actions)
         if state != State.ONGOING:
             actions[:] = [action for action in actions if not isinstance(action, Persist)]
-        return answer
+        return response
 
 
 BUGS = (

@@ -3,7 +3,7 @@ mqd/coordinator, mqd/coordinator/transaction) on simulated time, links and logs.
 
 Real are: the cores and shards of transactional ids and of groups, the coordinators that load, write
 and unload them (mqd/coordinator/runtime.py), the log of their appends, markers and their
-repetition, the way to coordinators and leaders on other hosts, the answers to CHECK, the handlers
+repetition, the way to coordinators and leaders on other hosts, the responses to CHECK, the handlers
 of the requests, and how a log adds up to cores (mqd/coordinator/load.py). Simulated are: what the
 partition table and the lease say, the link to the workers, connections between hosts, the files.
 
@@ -181,8 +181,8 @@ class SimBroker:
         coordination = self._coordination
         future = asyncio.get_running_loop().create_future()
 
-        def answered(_token: int, answer: messages.Answer) -> None:
-            coordination.loop.enter(lambda: future.done() or future.set_result(answer))
+        def answered(_token: int, response: messages.Answer) -> None:
+            coordination.loop.enter(lambda: future.done() or future.set_result(response))
 
         coordination.acceptor.on_request(change, (self.node_id, coordination.process, answered, 0))
         alarm = asyncio.get_running_loop().call_later(
@@ -397,8 +397,8 @@ class Coordination:
         self.loop.enter(lambda: self.loop.create_task(self._check(payload, version, worker, take)))
 
     async def _check(self, payload: bytes, version: int, worker: ClusterWorker, take: Callable[[int], None]) -> None:
-        answer = await self.checks.transaction(payload, version)
-        error = answer.error or struct.unpack("=h", answer.payload)[0]
+        response = await self.checks.transaction(payload, version)
+        error = response.error or struct.unpack("=h", response.payload)[0]
         self.kernel.after(20, worker.process, take, error)
 
     # -- requests ----------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class Client:
     def __init__(self, world: World, version: int) -> None:
         self.world, self.version = world, version
         self.identity = (-1, -1)
-        self.waiting: int | None = None  # the attempt whose answer it waits for
+        self.waiting: int | None = None  # the attempt whose response it waits for
         self.pauses_until = 0
         self.script = self.live()
         self.request: tuple[str, tuple] | None = next(self.script)
@@ -123,14 +123,14 @@ class Client:
     def initialise(self, recover: bool) -> Generator[tuple[str, tuple], object, bool]:
         while True:
             expected = self.identity if recover else (-1, -1)
-            answer = yield "init", expected
-            if isinstance(answer, Identity):
-                if answer.error == 0:
-                    self.world.report(answer)
-                    self.identity = (answer.producer_id, answer.producer_epoch)
+            response = yield "init", expected
+            if isinstance(response, Identity):
+                if response.error == 0:
+                    self.world.report(response)
+                    self.identity = (response.producer_id, response.producer_epoch)
                     return True
-                if answer.error != CONCURRENT:
-                    self.world.refused(self, "init", answer.error)
+                if response.error != CONCURRENT:
+                    self.world.refused(self, "init", response.error)
                     return False
 
     def transaction(self) -> Generator[tuple[str, tuple], object, bool]:
@@ -145,17 +145,17 @@ class Client:
                 if not (yield from self.add(partition)):
                     return False
                 added.add(partition)
-            answer = yield "produce", (*self.identity, partition, (number, serial))
+            response = yield "produce", (*self.identity, partition, (number, serial))
             tries = 0
-            while answer is LOST and tries < 2 and rng.random() < 0.7:
+            while response is LOST and tries < 2 and rng.random() < 0.7:
                 tries += 1
-                answer = yield "produce", (*self.identity, partition, (number, serial))
-            if answer == 0:
+                response = yield "produce", (*self.identity, partition, (number, serial))
+            if response == 0:
                 world.acknowledged.setdefault(number, set()).add((partition, (number, serial)))
             else:
                 sure = False
-                if answer is not LOST:
-                    world.refused(self, "produce", answer)
+                if response is not LOST:
+                    world.refused(self, "produce", response)
                 break
             if rng.random() < 0.02 and not world.peaceful:
                 self.pauses_until = world.now + rng.randrange(2 * TIMEOUT_MS)
@@ -166,37 +166,37 @@ class Client:
 
     def add(self, partition: int) -> Generator[tuple[str, tuple], object, bool]:
         while True:
-            answer = yield "add", (*self.identity, partition)
-            if answer == 0:
+            response = yield "add", (*self.identity, partition)
+            if response == 0:
                 return True
-            if answer not in (CONCURRENT, LOST):
+            if response not in (CONCURRENT, LOST):
                 return False
 
     def end(self, number: int, committed: bool, sure: bool) -> Generator[tuple[str, tuple], object, bool]:
         world = self.world
         world.requested[number] = committed
         while True:
-            answer = yield "end", (*self.identity, committed)
-            if answer is LOST:
+            response = yield "end", (*self.identity, committed)
+            if response is LOST:
                 if world.rng.random() < 0.03:
                     return False
                 continue
-            assert isinstance(answer, Identity)
-            if answer.error == CONCURRENT:
+            assert isinstance(response, Identity)
+            if response.error == CONCURRENT:
                 continue
-            if answer.error:
-                world.refused(self, "end", answer.error)
+            if response.error:
+                world.refused(self, "end", response.error)
                 return False
             world.confirmed[number] = committed
             if self.version >= 2:
-                world.report(answer)
-                self.identity = (answer.producer_id, answer.producer_epoch)
+                world.report(response)
+                self.identity = (response.producer_id, response.producer_epoch)
                 return True
             return sure or (yield from self.initialise(recover=True))
 
-    def take(self, answer: object) -> None:
+    def take(self, response: object) -> None:
         self.waiting = None
-        self.request = self.script.send(answer)
+        self.request = self.script.send(response)
 
 
 class World:
@@ -267,21 +267,21 @@ class World:
             raise Broken(f"W7: epoch {after[1]} after {before[1]} of producer {before[0]}")
         self.act(actions)
 
-    def send_request(self, make: Callable[[int], object], answer: Callable[[object], None]) -> None:
+    def send_request(self, make: Callable[[int], object], response: Callable[[object], None]) -> None:
         self.requests += 1
-        self.answers[self.requests] = answer
+        self.answers[self.requests] = response
         self.feed(make(self.requests))
 
-    def request_with_spare(self, make: Callable[[int, int], object], answer: Callable[[object], None]) -> None:
+    def request_with_spare(self, make: Callable[[int, int], object], respond: Callable[[object], None]) -> None:
         """As the handlers do: a producer id only when the core wants one."""
 
         def again(found: object) -> None:
             if isinstance(found, Identity) and found.error == NEED_PRODUCER_ID:
                 self.spare += 1
                 spare = self.spare
-                self.send_request(lambda number: make(number, spare), answer)
+                self.send_request(lambda number: make(number, spare), respond)
             else:
-                answer(found)
+                respond(found)
 
         self.send_request(lambda number: make(number, -1), again)
 
@@ -298,10 +298,10 @@ class World:
             if fresh.state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT) and self.jobs and self.jobs[0][1]:
                 raise Broken("W6: complete before all markers are written")
         elif isinstance(action, Reply):
-            answer = self.answers.pop(action.request, None)
-            if answer is None:
+            respond = self.answers.pop(action.request, None)
+            if respond is None:
                 raise Broken(f"W4: request {action.request} is answered twice")
-            answer(action.response)
+            respond(action.response)
         elif isinstance(action, WriteMarkers):
             fresh = self.make(NAME, SETTINGS)
             fresh.replay(*self.log[-1])
@@ -327,7 +327,7 @@ class World:
             if job.is_bumped and self.rng.random() < 0.1:
                 self.late.append(deliver)  # comes twice, the second time when the next transactions are under way
             if self.rng.random() < 0.1:
-                left.append(index)  # its answer was lost: once more
+                left.append(index)  # its response was lost: once more
         if not left:
             self.jobs.remove((job, left))
             self.feed(events.MarkersWritten(job.attempt))
@@ -359,25 +359,25 @@ class World:
 
         return lambda: self.deliver(client.version, kind, arguments, answer)
 
-    def deliver(self, version: int, kind: str, arguments: tuple, answer: Callable[[object], None]) -> None:
+    def deliver(self, version: int, kind: str, arguments: tuple, response: Callable[[object], None]) -> None:
         if kind == "init":
             producer_id, epoch = arguments
             self.request_with_spare(
-                lambda number, spare: events.InitProducerId(number, TIMEOUT_MS, producer_id, epoch, spare), answer
+                lambda number, spare: events.InitProducerId(number, TIMEOUT_MS, producer_id, epoch, spare), response
             )
         elif kind == "add":
             producer_id, epoch, partition = arguments
             self.send_request(
-                lambda number: events.AddPartitions(number, producer_id, epoch, (PARTITIONS[partition],)), answer
+                lambda number: events.AddPartitions(number, producer_id, epoch, (PARTITIONS[partition],)), response
             )
         elif kind == "end":
             producer_id, epoch, committed = arguments
             self.request_with_spare(
                 lambda number, spare: events.EndTransaction(number, producer_id, epoch, committed, version, spare),
-                answer,
+                response,
             )
         else:
-            self.produce(version, *arguments, answer)
+            self.produce(version, *arguments, response)
 
     def produce(
         self,
@@ -386,12 +386,12 @@ class World:
         epoch: int,
         index: int,
         record: tuple[int, int],
-        answer: Callable[[object], None],
+        respond: Callable[[object], None],
     ) -> None:
         partition = self.partitions[index]
         error, guard = partition.append(producer_id, epoch, record, 0)
         if error >= 0:
-            answer(error)
+            respond(error)
             return
 
         def checked(found: object) -> None:
@@ -399,7 +399,7 @@ class World:
                 error = found[0] if isinstance(found, tuple) else found
                 if not error:
                     error = partition.append(producer_id, epoch, record, guard)[0]
-                answer(LOST if error in (-1, CONCURRENT) else error)  # retriable
+                respond(LOST if error in (-1, CONCURRENT) else error)  # retriable
 
             self.network.append(begin)
 

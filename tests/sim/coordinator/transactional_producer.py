@@ -31,7 +31,7 @@ from tests.sim.replica.native_producers import Aborted, Carried, parsed
 if TYPE_CHECKING:
     from tests.sim.coordinator.transaction_cluster import TransactionCluster
 
-LOST = -1000  # in place of an error code: no answer
+LOST = -1000  # in place of an error code: no response
 AGAIN = frozenset((3, 5, 6, 7, 13, 14, 15, 16, 19, 20, 51, 56))  # error codes with which a client tries again
 OUT_OF_ORDER, UNKNOWN_PRODUCER = 45, 59
 BASE_SEQUENCE_AT, BASE_SEQUENCE = 53, Struct(">i")
@@ -71,7 +71,7 @@ class TransactionalProducer(Client):
     # -- one request at a time ---------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Time to continue, or there was no answer in time."""
+        """Time to continue, or there was no response in time."""
         if self._is_waiting:
             self._take((LOST, None))
         elif self._step is None:
@@ -79,9 +79,9 @@ class TransactionalProducer(Client):
         else:
             self._send(*self._step)
 
-    def _take(self, answer: Any) -> None:
+    def _take(self, response: Any) -> None:
         self._is_waiting = False
-        self._step = next(self._script, None) if self._step is None else self._go_on(answer)
+        self._step = next(self._script, None) if self._step is None else self._go_on(response)
         if self._step is None:
             return
         kind, arguments = self._step
@@ -90,14 +90,14 @@ class TransactionalProducer(Client):
         else:
             self._send(kind, arguments)
 
-    def _go_on(self, answer: Any) -> Step | None:
+    def _go_on(self, response: Any) -> Step | None:
         try:
-            return self._script.send(answer)
+            return self._script.send(response)
         except StopIteration:
             return None
 
-    def on_answer(self, error: int, answer: Any) -> None:
-        self._take((error, answer))
+    def on_answer(self, error: int, response: Any) -> None:
+        self._take((error, response))
 
     def _send(self, kind: str, arguments: tuple[Any, ...]) -> None:
         if kind == "wait":
@@ -175,26 +175,26 @@ class TransactionalProducer(Client):
                 yield "wait", (random.randrange(1, 300) * MILLISECOND,)
 
     def _again(self, kind: str, *arguments: Any) -> Script:
-        """The answer to a request, tried until it is one: (error, answer); LOST when that took too
+        """The response to a request, tried until it is one: (error, answer); LOST when that took too
         long.
         """
         for _ in range(TRIES_MAX):
-            error, answer = yield kind, arguments
-            error = error or self._error_of(answer)
+            error, response = yield kind, arguments
+            error = error or self._error_of(response)
             if error == LOST:
                 continue
             if error not in AGAIN:
-                return error, answer
+                return error, response
             yield "wait", (self.kernel.random.randrange(20, 80) * MILLISECOND,)
         return LOST, None
 
     @staticmethod
-    def _error_of(answer: Any) -> int:
+    def _error_of(response: Any) -> int:
         for name in ("results_by_topic_v3_and_below", "topics"):
-            for topic in getattr(answer, name, None) or ():
+            for topic in getattr(response, name, None) or ():
                 for one in getattr(topic, "results_by_partition", None) or getattr(topic, "partitions", ()):
                     return one.partition_error_code if hasattr(one, "partition_error_code") else one.error_code
-        return getattr(answer, "error_code", 0)
+        return getattr(response, "error_code", 0)
 
     def _initialise(self, recovers: bool = False) -> Script:
         expected = self.identity if recovers else (-1, -1)
@@ -204,10 +204,10 @@ class TransactionalProducer(Client):
             producer_id=expected[0],
             producer_epoch=expected[1],
         )
-        error, answer = yield from self._again("once", self._own_partition, request, 5 if self.version >= 2 else 4)
+        error, response = yield from self._again("once", self._own_partition, request, 5 if self.version >= 2 else 4)
         if error:
             raise Fenced
-        self._become(answer.producer_id, answer.producer_epoch)
+        self._become(response.producer_id, response.producer_epoch)
 
     def _become(self, producer_id: int, epoch: int) -> None:
         if (producer_id, epoch) != self.identity:
@@ -307,12 +307,12 @@ class TransactionalProducer(Client):
         request = EndTxnRequest(
             transactional_id=self.id, producer_id=self.identity[0], producer_epoch=self.identity[1], committed=commit
         )
-        error, answer = yield from self._again("request", self._own_partition, request, 5 if self.version >= 2 else 3)
+        error, response = yield from self._again("request", self._own_partition, request, 5 if self.version >= 2 else 3)
         if error:
             raise Fenced
         fate.confirmed = commit
         if self.version >= 2:
-            self._become(answer.producer_id, answer.producer_epoch)
+            self._become(response.producer_id, response.producer_epoch)
         elif not sure:
             yield from self._initialise(recovers=True)
 

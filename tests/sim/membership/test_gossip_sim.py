@@ -23,7 +23,7 @@ from tests.tiers import quick
 ROOT = Path(__file__).resolve().parents[3]
 SETTLE_MS = 40_000
 RATE_MAX = 120  # datagrams of one host in any second, of at most 12 hosts in the worst of it
-IDLE_RATE_MAX = 14  # two probes and their answers, an exchange or two
+IDLE_RATE_MAX = 14  # two probes and their responses, an exchange or two
 
 
 def storm(world: World, until: int, hostile: bool = True) -> None:

@@ -305,7 +305,7 @@ class Host:
         return self.is_active and self.core.has_lease(self.clock.now())
 
     def on_heartbeat(self, sender: int, process: Process | None, stamp_ns: int) -> None:
-        """The answer is for the life that asked: another boot of its machine has another clock
+        """The response is for the life that asked: another boot of its machine has another clock
         (late schedule 10057).
         """
         if self.may_grant():

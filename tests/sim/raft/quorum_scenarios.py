@@ -321,7 +321,7 @@ def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
         host.start()
     world.cut_off(1, 5)
     world.hosts[3].core.election_deadline_ns = world.hosts[4].core.election_deadline_ns = 1 << 62
-    for count in (1, 2):  # S3 and S4 have fetched, and none of them gets an answer
+    for count in (1, 2):  # S3 and S4 have fetched, and none of them gets a response
         if not world.until(
             lambda: world.hosts[2].core.is_leader and len(world.hosts[2].core.leading.replicas) == count, 10
         ):

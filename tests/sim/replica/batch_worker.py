@@ -6,7 +6,7 @@ Before a transaction begins in a partition its coordinator is asked, by way of t
 
 Invariants
     W6  a batch that begins a transaction is appended only with the guard that its coordinator's
-        answer brought
+        response brought
     W7  who reads committed records gets none at or above the last stable offset of the replica that
         it asks
     W8  a marker that the log has already is refused when all that the log holds then is below the

@@ -156,7 +156,7 @@ class ModelController:
         self._commit(parts, {node: broker._replace(fenced=True)})
 
     def on_register(
-        self, node: int, incarnation: int, directory: int, clean_epoch: int, proven: bool, answer: Callable[..., None]
+        self, node: int, incarnation: int, directory: int, clean_epoch: int, proven: bool, respond: Callable[..., None]
     ) -> None:
         old = self.metadata.brokers.get(node)
         if old is not None and incarnation < old.incarnation:
@@ -172,7 +172,7 @@ class ModelController:
         if old is None or old.incarnation != incarnation:
             self._commit({}, {node: Broker(self.metadata.version + 1, incarnation, directory, True)})
         self._received[node] = self.kernel.now
-        answer(self.metadata.brokers[node].epoch)
+        respond(self.metadata.brokers[node].epoch)
 
     def _exclude(self, node: int) -> None:
         """R9: it came back without its memory."""
@@ -189,7 +189,7 @@ class ModelController:
                 )
         self._commit(parts, {})
 
-    def on_heartbeat(self, node: int, epoch: int, version: int, answer: Callable[..., None]) -> None:
+    def on_heartbeat(self, node: int, epoch: int, version: int, respond: Callable[..., None]) -> None:
         broker = self.metadata.brokers.get(node)
         if broker is None or broker.epoch != epoch:
             return
@@ -204,25 +204,25 @@ class ModelController:
                 },
                 {},
             )
-        answer(not self.metadata.brokers[node].fenced, self.metadata if self.metadata.version > version else None)
+        respond(not self.metadata.brokers[node].fenced, self.metadata if self.metadata.version > version else None)
 
     # -- in-sync sets ------------------------------------------------------------------------------
 
-    def on_alter_partition(self, node: int, partition: Any, proposal: Proposal, answer: Callable[..., None]) -> None:
+    def on_alter_partition(self, node: int, partition: Any, proposal: Proposal, respond: Callable[..., None]) -> None:
         """R6b around R6."""
         key, sequence = (proposal.leader_epoch, proposal.broker_epoch), proposal.sequence
         known = self._handled.get(partition)
         if "R6b" not in self.off and known is not None:
             if known[0] > key:
                 # it may have been taken: not a refusal permanently
-                return answer(sequence, proposal.leader_epoch, FENCED_EPOCH)
+                return respond(sequence, proposal.leader_epoch, FENCED_EPOCH)
             if known[0] == key and known[1] > sequence:
-                return answer(sequence, proposal.leader_epoch, NOT_ATTEMPTED)
+                return respond(sequence, proposal.leader_epoch, NOT_ATTEMPTED)
             if known[0] == key and known[1] == sequence:
-                return answer(*known[2], known[3])
+                return respond(*known[2], known[3])
         error = self._alter(node, partition, proposal)
         self._handled[partition] = (key, sequence, (sequence, proposal.leader_epoch), error)
-        answer(sequence, proposal.leader_epoch, error)
+        respond(sequence, proposal.leader_epoch, error)
 
     def _alter(self, node: int, partition: Any, proposal: Proposal) -> int:
         part, brokers = self.metadata.parts[partition], self.metadata.brokers

@@ -44,7 +44,7 @@ from tests.sim.replica.partition_replica import (
     Proposal,
 )
 
-Caller = tuple[int, Process, Callable[..., None], int]  # node, process, what takes the answer, token
+Caller = tuple[int, Process, Callable[..., None], int]  # node, process, what takes the response, token
 PARK_MAX = 120 * MILLISECOND
 FETCH_TIMEOUT = 400 * MILLISECOND
 AGAIN = 60 * MILLISECOND
@@ -356,18 +356,18 @@ class ModelWorker:
 
     def on_fetch(self, requested: list[tuple[Any, Fetch]], caller: Caller) -> None:
         now_ms = self._now_ms()
-        answers = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in requested]
-        if any(self._worth(partition, fetch, answer) for partition, fetch, answer in answers):
-            self._send_answers(answers, caller)
+        responses = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in requested]
+        if any(self._worth(partition, fetch, response) for partition, fetch, response in responses):
+            self._send_answers(responses, caller)
         else:
             self._token += 1
             self._parked.append(
                 (self._token, requested, caller, self.kernel.timer(PARK_MAX, self.process, self._unpark, self._token))
             )
-        for partition, _, answer in answers:
+        for partition, _, response in responses:
             place = self.places.get(partition)
             if place is not None and place.core.leading:
-                self._moved(place, answer.changed)
+                self._moved(place, response.changed)
                 self._propose(place)
         if self._parked:
             self._answer_parked()
@@ -380,17 +380,17 @@ class ModelWorker:
             return Answer(STORAGE_ERROR, -1, -1, -1, -1, -1, 0)
         return place.core.fetch(fetch, now_ms)
 
-    def _worth(self, partition: Any, fetch: Fetch, answer: Answer) -> bool:
-        if answer.error or answer.diverging_end >= 0 or answer.read_end > fetch.offset:
+    def _worth(self, partition: Any, fetch: Fetch, response: Answer) -> bool:
+        if response.error or response.diverging_end >= 0 or response.read_end > fetch.offset:
             return True
         place = self.places[partition]
         return place.core.high_watermark > place.sent.get(fetch.node, -1)
 
-    def _send_answers(self, answers: list[tuple[Any, Fetch, Answer]], caller: Caller) -> None:
+    def _send_answers(self, responses: list[tuple[Any, Fetch, Answer]], caller: Caller) -> None:
         out = []
-        for partition, fetch, answer in answers:
+        for partition, fetch, response in responses:
             entries: list[Entry] | None = []
-            if not answer.error and answer.diverging_end < 0:
+            if not response.error and response.diverging_end < 0:
                 place = self.places[partition]
                 log = place.log
                 entries = (
@@ -400,9 +400,9 @@ class ModelWorker:
                 )
                 if not entries and fetch.offset in log.damaged:  # what it sends has a wrong checksum
                     entries = None if "CRC" not in self.off else [log.entries[fetch.offset]._replace(value=-1)]
-                answer = answer._replace(high_watermark=place.core.high_watermark)
-                place.sent[fetch.node] = answer.high_watermark
-            out.append((partition, fetch, answer, entries))
+                response = response._replace(high_watermark=place.core.high_watermark)
+                place.sent[fetch.node] = response.high_watermark
+            out.append((partition, fetch, response, entries))
         self._answer(caller, out)
 
     def _answer_parked(self) -> None:
@@ -436,12 +436,12 @@ class ModelWorker:
         life was forgotten meanwhile is looked at (seed 623445).
         """
         now_ms = self._now_ms()
-        answers = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in requested]
-        self._send_answers(answers, caller)
-        for partition, _, answer in answers:
+        responses = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in requested]
+        self._send_answers(responses, caller)
+        for partition, _, response in responses:
             place = self.places.get(partition)
             if place is not None and place.core.leading:
-                self._moved(place, answer.changed)
+                self._moved(place, response.changed)
 
     # -- as a follower -----------------------------------------------------------------------------
 
@@ -485,22 +485,22 @@ class ModelWorker:
             self._fetch(fetcher.leader)
 
     def _on_fetched(
-        self, key: tuple[Fetcher, int], answers: list[tuple[Any, Fetch, Answer, list[Entry] | None]]
+        self, key: tuple[Fetcher, int], responses: list[tuple[Any, Fetch, Answer, list[Entry] | None]]
     ) -> None:
         fetcher, token = key
         if not fetcher.busy or fetcher.token != token:
             return  # W3
         fetcher.busy = False
         fetcher.timer.cancel()
-        for partition, fetch, answer, entries in answers:
+        for partition, fetch, response, entries in responses:
             place = self.places.get(partition)
             if place is not None and not self.failed:
-                self._follow(place, fetch, answer, entries)
+                self._follow(place, fetch, response, entries)
         self._fetch(fetcher.leader)
 
-    def _follow(self, place: Place, fetch: Fetch, answer: Answer, entries: list[Entry] | None) -> None:
+    def _follow(self, place: Place, fetch: Fetch, response: Answer, entries: list[Entry] | None) -> None:
         core, log = place.core, place.log
-        action, offset = core.step(fetch, answer)
+        action, offset = core.step(fetch, response)
         if action == APPEND and (entries is None or (entries and self.host.full)):  # W4; W5
             self._wait(place)
         elif action == APPEND:
@@ -511,7 +511,7 @@ class ModelWorker:
                 self.history.touched(self, place)
                 if core.flush_on_ack and "flush" not in self.off:
                     self._flush(place)
-            self._moved(place, core.followed(answer.leader_epoch, answer.high_watermark))
+            self._moved(place, core.followed(response.leader_epoch, response.high_watermark))
         elif action in (TRUNCATE, RESTART):
             log.truncate(offset if action == TRUNCATE else 0)
             core.log_changed(self._now_ms())

@@ -132,7 +132,7 @@ class NativeReplica:
             return None
         return Fetch(out.node_id, out.broker_epoch, out.current_leader_epoch, out.last_fetched_epoch, out.fetch_offset)
 
-    def step(self, requested: Fetch, answer: Answer) -> tuple[int, int]:
+    def step(self, requested: Fetch, response: Answer) -> tuple[int, int]:
         out = _answer
         (
             out.error,
@@ -142,7 +142,7 @@ class NativeReplica:
             out.read_end,
             out.high_watermark,
             out.changed,
-        ) = answer
+        ) = response
         out.log_start = 0
         lib.mqd_replica_step(self.native, _fill_fetch(requested), out, *self._with_epochs(), _step)
         return _step.action, _step.offset

@@ -233,7 +233,7 @@ class ModelReplica:
 
     def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
         """R7: the in-sync set this leader would have now, if it is another one; from here on the
-        union counts (R5). One in flight, the same again when there is no answer.
+        union counts (R5). One in flight, the same again when there is no response.
         """
         if not self.leading:
             return None
@@ -297,23 +297,23 @@ class ModelReplica:
             return None
         return Fetch(given.node, given.broker_epoch, self.leader_epoch, log.last_epoch, log.end)
 
-    def step(self, requested: Fetch, answer: Answer) -> tuple[int, int]:
+    def step(self, requested: Fetch, response: Answer) -> tuple[int, int]:
         """(what to do, offset)."""
         log = self.entries
         if (
             not self.following
             or requested.leader_epoch != self.leader_epoch
             or requested.offset != log.end
-            or (answer.leader_epoch != self.leader_epoch and "R1" not in self.off)
+            or (response.leader_epoch != self.leader_epoch and "R1" not in self.off)
         ):
             return IGNORE, 0
-        if answer.error == OUT_OF_RANGE:
-            return TRUNCATE, min(answer.read_end, log.end)
-        if answer.error:
+        if response.error == OUT_OF_RANGE:
+            return TRUNCATE, min(response.read_end, log.end)
+        if response.error:
             return LATER, 0
-        if answer.diverging_end >= 0:  # R2: never to the high watermark
-            epoch, end = log.end_of_epoch(answer.diverging_epoch)
-            return TRUNCATE, min(end, answer.diverging_end) if epoch == answer.diverging_epoch else end
+        if response.diverging_end >= 0:  # R2: never to the high watermark
+            epoch, end = log.end_of_epoch(response.diverging_epoch)
+            return TRUNCATE, min(end, response.diverging_end) if epoch == response.diverging_epoch else end
         return APPEND, log.end
 
     def followed(self, leader_epoch: int, high_watermark: int) -> int:

@@ -159,16 +159,16 @@ class Replica:
 
     def fetch(self, fetch: Fetch, epochs: Epochs, now_ms: int) -> Answer:
         lib.mqd_replica_fetch(self.native, self._native_fetch(fetch), epochs.native, epochs.count, now_ms, self._answer)
-        answer = self._answer
+        response = self._answer
         return Answer(
-            answer.error,
-            answer.leader_epoch,
-            answer.diverging_epoch,
-            answer.diverging_end,
-            answer.read_end,
-            answer.high_watermark,
-            answer.log_start,
-            answer.changed,
+            response.error,
+            response.leader_epoch,
+            response.diverging_epoch,
+            response.diverging_end,
+            response.read_end,
+            response.high_watermark,
+            response.log_start,
+            response.changed,
         )
 
     def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
@@ -191,8 +191,8 @@ class Replica:
             fetch.node_id, fetch.broker_epoch, fetch.current_leader_epoch, fetch.last_fetched_epoch, fetch.fetch_offset
         )
 
-    def step(self, fetch: Fetch, answer: Answer, epochs: Epochs) -> Step:
-        native = ffi.new("struct mqd_replica_answer *", answer._asdict())
+    def step(self, fetch: Fetch, response: Answer, epochs: Epochs) -> Step:
+        native = ffi.new("struct mqd_replica_answer *", response._asdict())
         lib.mqd_replica_step(self.native, self._native_fetch(fetch), native, epochs.native, epochs.count, self._step)
         return Step(self._step.action, self._step.offset)
 

@@ -269,21 +269,23 @@ class ReplicaModel:
             given.node_id, given.broker_epoch, given.leader_epoch, epochs[-1][0] if epochs else -1, self.log_end
         )
 
-    def step(self, fetch: Fetch, answer: Answer, epochs: EpochList) -> Step:
+    def step(self, fetch: Fetch, response: Answer, epochs: EpochList) -> Step:
         if (
             self.role != Role.FOLLOWER
             or fetch.current_leader_epoch != self.assignment.leader_epoch
             or fetch.fetch_offset != self.log_end
         ):
             return Step(Action.IGNORE, -1)
-        if answer.error == OUT_OF_RANGE and answer.log_start > self.log_end:
-            return Step(Action.RESTART, answer.log_start)
-        if answer.error == OUT_OF_RANGE and 0 <= answer.read_end < self.log_end:
-            return Step(Action.TRUNCATE, answer.read_end)
-        if answer.error:
+        if response.error == OUT_OF_RANGE and response.log_start > self.log_end:
+            return Step(Action.RESTART, response.log_start)
+        if response.error == OUT_OF_RANGE and 0 <= response.read_end < self.log_end:
+            return Step(Action.TRUNCATE, response.read_end)
+        if response.error:
             return Step(Action.LATER, -1)
-        if answer.diverging_epoch >= 0:
-            return Step(Action.TRUNCATE, truncation(epochs, self.log_end, answer.diverging_epoch, answer.diverging_end))
+        if response.diverging_epoch >= 0:
+            return Step(
+                Action.TRUNCATE, truncation(epochs, self.log_end, response.diverging_epoch, response.diverging_end)
+            )
         return Step(Action.APPEND, fetch.fetch_offset)
 
     def followed(self, leader_epoch: int, high_watermark: int) -> int:

@@ -293,7 +293,7 @@ class World:
             self.answered(index, sent.number, outcome)
             return
         if self.chance(0.1):
-            outcome = Outcome(action.token, is_done=False)  # its answer is lost
+            outcome = Outcome(action.token, is_done=False)  # its response is lost
         self.later(partial(self.answered, index, sent.number, outcome))
 
     def step(self, host: Host, sent: Sent, action: Step) -> Outcome:

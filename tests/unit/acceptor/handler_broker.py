@@ -100,26 +100,26 @@ class Owners:
     ) -> None:
         if self.refuse:
             self.refused_count += 1
-            answer = (token, self.refuse, -1)
+            response = (token, self.refuse, -1)
         else:
             positions = self._table.positions.setdefault(slot, {})
             base_offset = positions.get("log_end_offset", 0)
             self.batches.append((slot, batch))
             end = base_offset + decode_batch_header(batch).last_offset_delta + 1
             positions["log_end_offset"] = positions["high_watermark"] = end
-            answer = (token, 0, base_offset)
+            response = (token, 0, base_offset)
         if self.hold:
-            self._held.append(answer)
+            self._held.append(response)
         else:
-            asyncio.get_running_loop().call_soon(self._answer, *answer)
+            asyncio.get_running_loop().call_soon(self._answer, *response)
 
     async def producers(self, owner: int, slot: int) -> tuple[int, list[native.ProducerView]]:
         return 0, self.views.get(slot, [])
 
     def release(self) -> None:
         held, self._held = self._held, []
-        for answer in held:
-            self._answer(*answer)
+        for response in held:
+            self._answer(*response)
 
     def _answer(self, token: int, error: int, base_offset: int) -> None:
         assert self.coordinators is not None

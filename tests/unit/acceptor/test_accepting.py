@@ -53,7 +53,7 @@ def test_accepting_pauses_when_no_connection_can_be_accepted(
     asyncio.run(scenario())
 
 
-def test_who_left_before_it_was_served_is_passed_over() -> None:
+def test_a_connection_closed_before_it_is_served_is_skipped() -> None:
     async def scenario() -> None:
         listener = RefusingListener([errno.ECONNABORTED, errno.EPROTO])
         acceptor = Acceptor([listener], [], lambda worker: 0, lambda worker: True, ConnectionLimits({}, ["PLAINTEXT"]))  # type: ignore[list-item]
@@ -101,7 +101,7 @@ def test_addresses_have_a_rate_and_all_others_the_default() -> None:
     assert admitted(limits, ONE, now_ns + SECOND_NS) == 1000
 
 
-def test_nobody_waits_longer_than_a_moment() -> None:
+def test_the_delay_of_a_connection_is_bounded() -> None:
     limits = ConnectionLimits({"quota.window.num": "2"}, ["A"])
     limited(limits, default=0.25)
     assert [limits.address_delay_s(ONE, 0) for _ in range(3)] == [0, 1.0, 1.0]
@@ -207,7 +207,7 @@ async def ended(client: socket.socket) -> bool:
     return False
 
 
-def test_who_connects_too_fast_is_closed_after_a_moment_and_others_wait_in_the_queue() -> None:
+def test_an_address_above_its_rate_is_closed_late_and_others_wait_in_the_queue() -> None:
     async def scenario() -> None:
         limits = ConnectionLimits({"quota.window.num": "2", "max.connections.per.ip": "5"}, ["A"])
         metadata = Metadata()

@@ -262,7 +262,7 @@ def test_shapes_of_credentials_are_counted_again_after_a_change():
         ("super", False, "s3cret", 0),
     ],
 )
-def test_a_host_without_its_lease_may_not_have_heard_of_a_changed_password(rights, has_lease, password, outcome):
+def test_a_host_without_its_lease_may_not_know_a_changed_password(rights, has_lease, password, outcome):
     """Where rights are checked: it would serve the client nothing either."""
     rules = SimpleNamespace(super_users=frozenset({"User:alice"} if rights == "super" else ())) if rights else None
     broker = SimpleNamespace(authentication=service(), authorizer=rules, may_lead=lambda: has_lease)
@@ -273,10 +273,10 @@ def test_a_host_without_its_lease_may_not_have_heard_of_a_changed_password(right
         await sasl.handle(context, None, SaslHandshakeRequest(mechanism="PLAIN"))
         proof = SaslAuthenticateRequest(auth_bytes=f"\0alice\0{password}".encode())
         try:
-            answer = await sasl.handle(context, None, proof)
+            response = await sasl.handle(context, None, proof)
         except CloseConnection:
             return "no verdict"
-        assert (context.authenticated is not None) == (answer.error_code == 0)
-        return answer.error_code
+        assert (context.authenticated is not None) == (response.error_code == 0)
+        return response.error_code
 
     assert asyncio.run(scenario()) == outcome

@@ -40,9 +40,9 @@ async def alter(
     requested = IncrementalAlterConfigsRequest
     configs = [requested.Config(name=one, config_operation=operation, value=value) for one, operation, value in changes]
     resource = requested.Resource(resource_type=RESOURCE, resource_name=name, configs=configs)
-    answer = await broker.send_request(requested(resources=[resource], validate_only=validate_only), 1)
-    assert (answer.responses[0].resource_type, answer.responses[0].resource_name) == (RESOURCE, name)
-    return answer.responses[0].error_code
+    response = await broker.send_request(requested(resources=[resource], validate_only=validate_only), 1)
+    assert (response.responses[0].resource_type, response.responses[0].resource_name) == (RESOURCE, name)
+    return response.responses[0].error_code
 
 
 def test_one_logger_and_all_of_them(tmp_path: Path, written: io.StringIO) -> None:
@@ -85,8 +85,8 @@ def test_what_is_refused_changes_nothing(tmp_path: Path, written: io.StringIO) -
         whole = AlterConfigsRequest.Resource(
             resource_type=RESOURCE, resource_name="1", configs=[AlterConfigsRequest.Config(name=LOGGER, value="DEBUG")]
         )
-        answer = await broker.send_request(AlterConfigsRequest(resources=[whole]), 2)
-        assert answer.responses[0].error_code == ErrorCode.INVALID_REQUEST, "as in Kafka: only single levels"
+        response = await broker.send_request(AlterConfigsRequest(resources=[whole]), 2)
+        assert response.responses[0].error_code == ErrorCode.INVALID_REQUEST, "as in Kafka: only single levels"
         assert await levels(broker) == before
 
     run(scenario, tmp_path)

@@ -27,11 +27,11 @@ def batch(keys: list[bytes | None], compression: str) -> bytes:
     )
 
 
-def refusal(answer: Answer) -> tuple[int, list[int], str]:
-    unkeyed, index_count, message_bytes = struct.unpack_from("=IHH", answer.payload)
-    indexes = list(struct.unpack_from(f"={index_count}i", answer.payload, 8))
-    assert len(answer.payload) == 8 + 4 * index_count + message_bytes
-    return unkeyed, indexes, answer.payload[8 + 4 * index_count :].decode()
+def refusal(response: Answer) -> tuple[int, list[int], str]:
+    unkeyed, index_count, message_bytes = struct.unpack_from("=IHH", response.payload)
+    indexes = list(struct.unpack_from(f"={index_count}i", response.payload, 8))
+    assert len(response.payload) == 8 + 4 * index_count + message_bytes
+    return unkeyed, indexes, response.payload[8 + 4 * index_count :].decode()
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -77,8 +77,8 @@ def test_plain_records_natively() -> None:
 class Coordinator:
     """Gives the prepared answers one after the other, the last one for ever."""
 
-    def __init__(self, *answers: list[int] | int) -> None:
-        self.answers, self.requested = list(answers), 0
+    def __init__(self, *responses: list[int] | int) -> None:
+        self.answers, self.requested = list(responses), 0
 
     async def check(self, payload: bytes) -> list[int] | int:
         self.requested += 1
@@ -131,17 +131,17 @@ def test_checks_over_the_link(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         wire.link.checks = Checks(Coordinator([0, 48]))
         send_request(wire, b"payload", native.CHECK_TRANSACTION)
-        (answer,) = await wire.receive(1)
-        assert (answer.kind, answer.token, answer.error) == (DescriptorKind.CHECKED, 7, 0)
-        assert wire.payload(answer) == struct.pack("=2h", 0, 48)
-        wire.release(1, answer)
+        (response,) = await wire.receive(1)
+        assert (response.kind, response.token, response.error) == (DescriptorKind.CHECKED, 7, 0)
+        assert wire.payload(response) == struct.pack("=2h", 0, 48)
+        wire.release(1, response)
         await wire.until(lambda: wire.link.arena_extents[0] == 0)
         send_request(wire, batch([b"k"], "zstd"), native.CHECK_RECORDS, 8)
         send_request(wire, batch([None], "lz4"), native.CHECK_RECORDS, 9, offset=8192)
-        answers = {answer.token: answer for answer in await wire.receive(1, 2)}
-        assert (answers[8].error, answers[8].size_bytes) == (0, 0)
-        assert answers[9].error == ErrorCode.INVALID_RECORD
-        assert refusal(Answer(0, wire.payload(answers[9]))) == (1, [0], "")
+        responses = {response.token: response for response in await wire.receive(1, 2)}
+        assert (responses[8].error, responses[8].size_bytes) == (0, 0)
+        assert responses[9].error == ErrorCode.INVALID_RECORD
+        assert refusal(Answer(0, wire.payload(responses[9]))) == (1, [0], "")
         await wire.until(lambda: wire.link.request_count == 0)
         wire.link.checks.close()
 
@@ -187,5 +187,5 @@ def test_linked_lz4_blocks_are_refused() -> None:
     compressor = cramjam.lz4.Compressor(level=0, content_checksum=False, block_linked=True)
     compressor.compress(records)
     linked = bytes(whole[:HEADER_BYTES]) + bytes(compressor.finish())
-    answer = check_records(linked, native.CHECK_PARSE)
-    assert answer.error == ErrorCode.INVALID_RECORD and b"depend on each other" in answer.payload
+    response = check_records(linked, native.CHECK_PARSE)
+    assert response.error == ErrorCode.INVALID_RECORD and b"depend on each other" in response.payload

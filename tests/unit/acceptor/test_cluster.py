@@ -113,12 +113,12 @@ def made(*topics: messages.TopicImage, brokers: list[messages.BrokerImage] | Non
 def report(broker: Broker, context: Context | None = None) -> dict[int, tuple[int, int, list[int]]]:
     """Partition -> (error, leader, offline replicas)."""
     request = MetadataRequest(topics=[MetadataRequest.Topic(name="t")])
-    answer = asyncio.run(
+    response = asyncio.run(
         metadata_handler.handle(context or Context(broker, ADDRESS), RequestHeader(3, 12, 1, None), request)
     )
     return {
         one.partition_index: (one.error_code, one.leader_id, one.offline_replicas)
-        for one in answer.topics[0].partitions
+        for one in response.topics[0].partitions
     }
 
 
@@ -195,23 +195,23 @@ def test_hidden_partitions_are_not_shown() -> None:
     request = DescribeTopicPartitionsRequest(
         topics=[DescribeTopicPartitionsRequest.Topic(name="t")], response_partition_limit=10
     )
-    answer = asyncio.run(
+    response = asyncio.run(
         describe_topic_partitions.handle(Context(broker, ADDRESS), RequestHeader(75, 0, 1, None), request)
     )
-    assert [one.partition_index for one in answer.topics[0].partitions] == [0] and answer.next_cursor is None
+    assert [one.partition_index for one in response.topics[0].partitions] == [0] and response.next_cursor is None
 
 
 def test_fenced_brokers_are_described_on_demand() -> None:
     broker = made(brokers=[broker_image(1), broker_image(2), broker_image(3, fenced=True)])
     for requested, expected in ((False, [(1, False), (2, False)]), (True, [(1, False), (2, False), (3, True)])):
-        answer = asyncio.run(
+        response = asyncio.run(
             describe_cluster.handle(
                 Context(broker, ADDRESS),
                 RequestHeader(60, 2, 1, None),
                 DescribeClusterRequest(include_fenced_brokers=requested),
             )
         )
-        assert [(one.broker_id, one.is_fenced) for one in answer.brokers] == expected
+        assert [(one.broker_id, one.is_fenced) for one in response.brokers] == expected
 
 
 def test_reassignments_under_way_are_listed() -> None:
@@ -222,10 +222,10 @@ def test_reassignments_under_way_are_listed() -> None:
         [Requested(name="t", partition_indexes=[0, 1, 9]), Requested(name="none", partition_indexes=[0])],
     ):
         request = ListPartitionReassignmentsRequest(timeout_ms=1, topics=topics)
-        answer = asyncio.run(
+        response = asyncio.run(
             list_partition_reassignments.handle(Context(broker, ADDRESS), RequestHeader(46, 0, 1, None), request)
         )
-        ((one,),) = [listed.partitions for listed in answer.topics]
+        ((one,),) = [listed.partitions for listed in response.topics]
         assert (one.partition_index, one.replicas, one.adding_replicas, one.removing_replicas) == (
             0,
             [1, 2, 3],
@@ -270,8 +270,8 @@ class LocalCoordinator:
 
 
 class Remote:
-    def __init__(self, answer) -> None:
-        self.answer, self.requested = answer, []
+    def __init__(self, response) -> None:
+        self.answer, self.requested = response, []
 
     async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> object:
         self.requested.append((node_id, request))
@@ -330,7 +330,7 @@ def test_a_transaction_s_coordinator_is_asked_wherever_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("response", "expected"),
     [
         (ListTransactionsResponse(), 0),
         (
@@ -370,8 +370,8 @@ def test_a_transaction_s_coordinator_is_asked_wherever_it_is() -> None:
         (PeerError("gone"), ErrorCode.COORDINATOR_NOT_AVAILABLE),
     ],
 )
-def test_coordinators_elsewhere_are_asked_before_a_hanging_transaction_is_ended(answer, expected) -> None:
-    broker, remote = made(brokers=[broker_image(1), broker_image(2), broker_image(3, fenced=True)]), Remote(answer)
+def test_coordinators_elsewhere_are_asked_before_a_hanging_transaction_is_ended(response, expected) -> None:
+    broker, remote = made(brokers=[broker_image(1), broker_image(2), broker_image(3, fenced=True)]), Remote(response)
     found = asyncio.run(remote_transactions.ongoing_elsewhere(broker, remote, 5))
     assert found == (expected if isinstance(expected, tuple) else (expected, -1, ""))
     assert [node for node, _ in remote.requested] == [1], "a fenced host coordinates nothing"

@@ -122,7 +122,7 @@ async def test_a_token_is_made_renewed_and_expired(tmp_path: Path) -> None:
 
 @run
 async def test_a_token_that_another_host_made_a_moment_ago(tmp_path: Path) -> None:
-    """This host learns of it with the controller's answer."""
+    """This host learns of it with the controller's response."""
     async with HandlerBroker(tmp_path, CONFIG) as broker:
         made = await create(broker, ALICE)
         known = broker.metadata.delegation_tokens
@@ -195,7 +195,7 @@ ANY = (
 
 
 @run
-async def test_who_may_ask_at_all(tmp_path: Path) -> None:
+async def test_users_that_may_request_tokens(tmp_path: Path) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
         for kind, refused in (
             (PrincipalKind.TOKEN, True),
@@ -312,7 +312,7 @@ def test_existing_users_are_not_revealed() -> None:
     assert found is not None and (found.salt, found.iterations) == (decoy.salt, decoy.iterations)
 
 
-def test_what_is_kept_follows_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_tokens_follow_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqd.acceptor.tokens.VERIFIERS_MAX", 2)
     world = World()
     for token_id in "abc":

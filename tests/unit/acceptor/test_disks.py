@@ -124,7 +124,7 @@ def test_a_load_that_gets_on_or_needs_the_directory_no_more_may_take_long(monkey
     run(scenario())
 
 
-def test_what_work_raises_is_raised_and_a_thread_that_is_not_to_be_had_is_an_error_of_its_own(
+def test_errors_of_the_work_are_raised_and_a_missing_thread_is_an_error_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:

@@ -162,9 +162,7 @@ def test_the_log_has_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert logged == ["Metadata: " + type(fault).__name__]
 
 
-def test_what_is_no_request_and_what_a_handler_refuses_end_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_and_refused_requests_end_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = encode_request(MetadataRequest(topics=[MetadataRequest.Topic(name="t")]), 9, 5)
     logged = _logged(monkeypatch)
 

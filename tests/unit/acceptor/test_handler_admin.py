@@ -171,7 +171,7 @@ def test_the_filter_finds_exact_default_and_any(tmp_path: Path) -> None:
         ({"client-id": "c"}, {REQUEST: math.inf}, "greater than 0"),
     ],
 )
-def test_what_cannot_be_a_quota_is_refused_by_name(tmp_path: Path, entity: dict, sets: dict, part: str) -> None:
+def test_invalid_quotas_are_refused_by_name(tmp_path: Path, entity: dict, sets: dict, part: str) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         (entry,) = (await broker.send_request(alter(entity, sets), 1)).entries
         assert entry.error_code == ErrorCode.INVALID_REQUEST and part in entry.error_message
@@ -368,7 +368,7 @@ class CountingQuotas:
         return self.delay_ns
 
 
-def test_work_of_the_acceptor_is_charged_and_told(tmp_path: Path) -> None:
+def test_work_of_the_acceptor_is_charged_and_reported_as_throttle_time(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         counting = broker.broker.quotas = CountingQuotas(1_500_001)
         response = await broker.send_request(MetadataRequest(topics=None), 12)
@@ -378,7 +378,7 @@ def test_work_of_the_acceptor_is_charged_and_told(tmp_path: Path) -> None:
         assert (
             await broker.send_request(MetadataRequest(topics=None), 12)
         ).throttle_time_ms == 0 and broker.last.cacheable
-        await broker.send_request(DescribeQuorumRequest(), 2)  # an answer without a place for it
+        await broker.send_request(DescribeQuorumRequest(), 2)  # a response without a place for it
 
     run(scenario, tmp_path)
 

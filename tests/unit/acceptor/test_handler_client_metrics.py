@@ -32,13 +32,13 @@ async def alter(broker: HandlerBroker, name: str, operation: int = 0, **values: 
         for key, value in values.items()
     ]
     resource = IncrementalAlterConfigsRequest.Resource(resource_type=KIND, resource_name=name, configs=configs)
-    answer = await broker.send_request(IncrementalAlterConfigsRequest(resources=[resource]), 1)
-    return answer.responses[0].error_code
+    response = await broker.send_request(IncrementalAlterConfigsRequest(resources=[resource]), 1)
+    return response.responses[0].error_code
 
 
 async def listed(broker: HandlerBroker, version: int = 0) -> list[str]:
-    answer = await broker.send_request(ListConfigResourcesRequest(resource_types=[KIND]), version)
-    return [one.resource_name for one in answer.config_resources]
+    response = await broker.send_request(ListConfigResourcesRequest(resource_types=[KIND]), version)
+    return [one.resource_name for one in response.config_resources]
 
 
 async def described(broker: HandlerBroker, name: str) -> dict[str, tuple[str | None, int]]:

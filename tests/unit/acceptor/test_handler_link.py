@@ -170,7 +170,9 @@ def test_a_request_that_takes_long_gives_its_place_back(tmp_path: Path, monkeypa
     run(tmp_path, scenario)
 
 
-def test_what_waits_for_a_delayed_answer_is_not_its_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delayed_response_does_not_keep_its_request_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Strangers whose tokens of 512 KiB were refused wait for seconds, by the thousand."""
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
@@ -286,7 +288,7 @@ def test_what_has_no_answer(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_a_predecessor_was_asked_is_not_carried_out(tmp_path: Path) -> None:
+def test_requests_sent_to_a_predecessor_are_not_carried_out(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         generation = wire.control.endpoint_generation(ACCEPTOR)
         for token, requested in ((1, generation + 1), (2, generation)):
@@ -358,8 +360,8 @@ def test_a_turn_of_the_loop_takes_up_few_requests(tmp_path: Path) -> None:
         wire.link._on_turn = counted  # type: ignore[method-assign]
         for token in range(count):
             wire.send_request(0, token, everything())
-        answers = await wire.receive(0, count)
-        assert sorted(answer.token for answer in answers) == list(range(count))
+        responses = await wire.receive(0, count)
+        assert sorted(response.token for response in responses) == list(range(count))
         assert sum(taken) == count and max(taken) <= TURN_REQUESTS_MAX, taken
 
     run(tmp_path, scenario)

@@ -83,7 +83,7 @@ def test_metadata_of_every_version(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_what_null_and_empty_ask_for(tmp_path: Path) -> None:
+def test_null_requests_all_topics_and_an_empty_list_none(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             await create(broker, "b")
@@ -126,8 +126,8 @@ def test_ids_where_topics_are_asked_for_by_name(tmp_path: Path) -> None:
                 MetadataRequest.Topic(name=None),
             ]
             for version in (10, 11):
-                answers = (await broker.send_request(MetadataRequest(topics=requests), version)).topics
-                assert [(one.error_code, one.name) for one in answers] == [
+                responses = (await broker.send_request(MetadataRequest(topics=requests), version)).topics
+                assert [(one.error_code, one.name) for one in responses] == [
                     (ErrorCode.INVALID_REQUEST, ""),
                     (ErrorCode.INVALID_REQUEST, "orders"),
                     (ErrorCode.INVALID_REQUEST, ""),
@@ -386,7 +386,7 @@ def test_every_advertised_api_has_a_handler_and_speaks_every_version() -> None:
         assert key in SUPPORTED
 
 
-def test_all_who_wait_for_producer_ids_hear_together_that_there_are_none() -> None:
+def test_all_waiting_requests_for_producer_ids_fail_together() -> None:
     """They were told one by one, each after the time that the controller was given to answer."""
 
     class Controller:
@@ -404,13 +404,13 @@ def test_all_who_wait_for_producer_ids_hear_together_that_there_are_none() -> No
         controller = Controller()
         broker: Any = SimpleNamespace(controller=controller, producer_ids=ProducerIds())
 
-        async def answered(count: int, answer: messages.Answer, given_up: int = 0) -> list[tuple[int, int]]:
+        async def answered(count: int, response: messages.Answer, given_up: int = 0) -> list[tuple[int, int]]:
             pending = [asyncio.create_task(producer_ids.allocate(broker)) for _ in range(count)]
             while not controller.answers:
                 await asyncio.sleep(0)
             for one in pending[:given_up]:
                 one.cancel()
-            controller.answers.pop().set_result(answer)
+            controller.answers.pop().set_result(response)
             return await asyncio.wait_for(asyncio.gather(*pending[given_up:]), 20)
 
         refused = (-1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))

@@ -121,7 +121,7 @@ async def test_a_rule_that_is_none_is_refused_and_the_others_made(
     ],
 )
 @run
-async def test_what_no_client_sends_ends_the_connection(tmp_path: Path, request_: object) -> None:
+async def test_an_unknown_mechanism_ends_the_connection(tmp_path: Path, request_: object) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
         outcome = await broker.frame(encode_request(request_, 3, 1), ADMIN)
         assert outcome.close is not None and "not known" in outcome.close

@@ -208,7 +208,7 @@ class ToldBroker(HandlerBroker):
         ).lag_records_max
 
 
-def test_a_bound_of_records_is_told_from_the_request_to_the_replicas(tmp_path: Path) -> None:
+def test_a_limit_of_lag_in_records_reaches_the_replicas(tmp_path: Path) -> None:
     async def run() -> None:
         async with ToldBroker(tmp_path) as broker:
 

@@ -37,7 +37,7 @@ def hello(
     return Hello(1, b"", purpose, Identity(node, directory, cluster), worker)
 
 
-def test_who_may_connect_between_hosts() -> None:
+def test_connections_that_the_listener_between_hosts_accepts() -> None:
     metadata = made().metadata
     assert judge(hello(), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
     assert judge(hello(worker=-1), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
@@ -50,16 +50,16 @@ def test_who_may_connect_between_hosts() -> None:
         (hello(worker=2), handshake.REFUSED_WORKER),
         (hello(worker=-2), handshake.REFUSED_WORKER),
     ):
-        answer = judge(message, metadata, NODE, 2)
-        assert isinstance(answer, Refusal) and answer.code == code
+        response = judge(message, metadata, NODE, 2)
+        assert isinstance(response, Refusal) and response.code == code
     assert judge(hello(), Metadata(), NODE, 2).code == handshake.REFUSED_BUSY
 
 
 class Hosts:
     """Host 2's acceptor asks host 3's, over a real socket; `answer` (request, node) -> response."""
 
-    def __init__(self, answer, two: Credentials | None = None, three: Credentials | None = None) -> None:
-        self.answer = answer
+    def __init__(self, response, two: Credentials | None = None, three: Credentials | None = None) -> None:
+        self.answer = response
         self.two, self.three = two or Credentials([SECRET]), three or Credentials([SECRET])
         self.requested: list[tuple[object, int]] = []
 
@@ -149,7 +149,7 @@ def test_a_marker_s_error_comes_back_and_a_lost_host_is_an_unknown_outcome() -> 
 
 @pytest.mark.parametrize("failure", [ValueError("our own fault"), None])
 def test_whatever_goes_wrong_each_marker_is_answered(failure: Exception | None) -> None:
-    """Else the transaction's end would wait for it for ever. None: an answer of another kind."""
+    """Else the transaction's end would wait for it for ever. None: a response of another kind."""
 
     class Faulty:
         async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> object:
@@ -285,9 +285,7 @@ def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
     asyncio.run(scenario())
 
 
-def test_who_writes_to_a_host_that_does_not_read_hears_at_once_that_it_has_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_writer_learns_at_once_that_a_stalled_host_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """They waited until their own time was over, and the next connection got the number of the one
     that was closed and was never told that it can be written to.
     """
@@ -404,8 +402,8 @@ def test_requests_between_secured_hosts_are_not_in_clear(tmp_path) -> None:
                     )
                     for count in (1, 300, 0, 2)
                 ]
-                answers = await asyncio.gather(*requests)
-                assert [len(answer.transaction_states) for answer in answers] == [1, 300, 0, 2]
+                responses = await asyncio.gather(*requests)
+                assert [len(response.transaction_states) for response in responses] == [1, 300, 0, 2]
                 assert wire.count == 1
                 hosts.peers.close()
             seen = b"".join(wire.seen)

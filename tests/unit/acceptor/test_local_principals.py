@@ -39,7 +39,7 @@ def test_the_rules_decide() -> None:
     assert found.of(8) is None, "no rule matches"
 
 
-def test_the_brokers_own_user_may_do_everything_and_is_nobodys_name() -> None:
+def test_the_brokers_own_user_may_do_everything_and_no_client_can_take_its_name() -> None:
     assert principals(ON).of(3) == BROKER
     rules = configured(ON)
     assert rules is not None and rules.decide(BROKER, "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")

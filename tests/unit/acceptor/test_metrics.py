@@ -132,8 +132,8 @@ def test_a_costly_question_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) 
     now = [100.0]
     monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(measuring.time, "thread_time", lambda: 0.5)
-    answers = iter(range(10))
-    kept = measuring.Kept(lambda: next(answers), 10.0)
+    responses = iter(range(10))
+    kept = measuring.Kept(lambda: next(responses), 10.0)
 
     def known() -> int | None:
         kept.refresh()

@@ -91,8 +91,8 @@ def test_a_scrape_without_the_token_learns_nothing(serve, token_file) -> None:
         ("Authorization: Bearer",),
         (f"Authorization: {SECRET}",),
     ):
-        answer = send_request(address, None, *headers)
-        assert answer.startswith(b"HTTP/1.1 401 ") and b"\r\nWWW-Authenticate: Bearer\r\n" in answer
+        response = send_request(address, None, *headers)
+        assert response.startswith(b"HTTP/1.1 401 ") and b"\r\nWWW-Authenticate: Bearer\r\n" in response
     assert send_request(address, None, request=b"DELETE /other HTTP/1.1\r\n").startswith(b"HTTP/1.1 401 ")
     written(token_file, "fedcba9876543210")
     assert send_request(address, None, "Authorization: Bearer fedcba9876543210").endswith(PAGE)
@@ -184,7 +184,7 @@ def test_where_the_page_is_served() -> None:
     assert listener(**open_to_all) == Listener("METRICS", "::", 1)
 
 
-def test_what_it_needs_is_checked_before_the_start(token_file, tmp_path, authority) -> None:
+def test_tls_and_tokens_are_checked_before_the_start(token_file, tmp_path, authority) -> None:
     config = load_broker(None, {}, {"metrics.listener": "https://127.0.0.1:0"})
     with pytest.raises(ConfigError, match="listener METRICS: SSL needs a certificate"):
         tls_files.check(config)

@@ -67,8 +67,8 @@ def serve() -> Iterator[Callable[[Callable[[], bytes]], Served]]:
         yield start
 
 
-def status(answer: bytes) -> int:
-    return int(answer.split(b" ", 2)[1])
+def status(response: bytes) -> int:
+    return int(response.split(b" ", 2)[1])
 
 
 def test_what_is_answered(serve) -> None:
@@ -108,7 +108,7 @@ def test_a_request_in_pieces_is_answered(serve) -> None:
         assert status(all_of(connection)) == 200
 
 
-def test_it_renders_once_in_a_while_and_once_for_all_who_wait(serve, monkeypatch) -> None:
+def test_a_page_is_rendered_at_intervals_and_once_for_all_that_wait(serve, monkeypatch) -> None:
     monkeypatch.setattr(metrics_server, "PAUSE_MIN_S", 0.5)
     began: list[float] = []
     threads: set[str] = set()
@@ -197,7 +197,7 @@ def test_a_silent_client_is_closed_in_time(serve, monkeypatch) -> None:
                 time.sleep(0.05)
 
 
-def test_who_does_not_read_is_closed_in_time_and_holds_up_no_other(serve, monkeypatch) -> None:
+def test_a_client_that_does_not_read_is_closed_in_time_and_delays_no_other(serve, monkeypatch) -> None:
     monkeypatch.setattr(metrics_server, "ANSWER_S", 3.0)  # enough for who reads, on a busy machine too
     monkeypatch.setattr(metrics_server, "PAUSE_MIN_S", 0.0)
     page = bytes(12 << 20)  # more than the buffers of a connection hold

@@ -67,10 +67,10 @@ class FakePeers:
     async def request(self, node_id: int, request: EnvelopeRequest, version: int, timeout_s: float) -> object:
         assert version == 0
         self.requested.append((node_id, request, timeout_s))
-        answer = self.answer(request)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        response = self.answer(request)
+        if isinstance(response, Exception):
+            raise response
+        return response
 
 
 def relayed(request: object, version: int, address: Address = LOCAL, answer: object = None) -> tuple[FakePeers, object]:
@@ -113,9 +113,9 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("request_", "version"), REQUESTS, ids=lambda one: type(one).__name__)
-def test_what_another_host_coordinates_goes_there_with_its_client(request_: object, version: int) -> None:
-    peers, answer = relayed(request_, version)
-    assert answer == (4711).to_bytes(4, "big") + b"the answer"
+def test_requests_for_another_coordinator_are_forwarded_with_their_principal(request_: object, version: int) -> None:
+    peers, response = relayed(request_, version)
+    assert response == (4711).to_bytes(4, "big") + b"the answer"
     ((node_id, envelope, _),) = peers.requested
     assert node_id == 2 and decode_request(bytes(envelope.request_data))[1] == request_
     principal = msgspec.msgpack.decode(envelope.request_principal, type=Principal)
@@ -144,12 +144,12 @@ def test_what_another_host_coordinates_goes_there_with_its_client(request_: obje
     ],
 )
 def test_everything_else_is_answered_here(request_: object, version: int, address: Address) -> None:
-    peers, answer = relayed(request_, version, address)
-    assert answer is None and not peers.requested
+    peers, response = relayed(request_, version, address)
+    assert response is None and not peers.requested
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         lambda _: PeerError("it does not answer"),
         lambda _: EnvelopeResponse(response_data=None, error_code=42),
@@ -157,8 +157,8 @@ def test_everything_else_is_answered_here(request_: object, version: int, addres
         lambda _: EnvelopeResponse(response_data=(4712).to_bytes(4, "big") + b"to another", error_code=0),
     ],
 )
-def test_a_host_that_does_not_answer_leaves_the_request_to_this_one(answer: object) -> None:
-    assert relayed(HeartbeatRequest(group_id="2group"), 4, answer=answer)[1] is None
+def test_a_host_that_does_not_answer_leaves_the_request_to_this_one(response: object) -> None:
+    assert relayed(HeartbeatRequest(group_id="2group"), 4, answer=response)[1] is None
 
 
 # -- ListOffsets -----------------------------------------------------------------------------------
@@ -260,13 +260,13 @@ def test_a_hosts_own_request_is_trusted_and_a_clients_is_not() -> None:
         (EnvelopeRequest(request_data=b""), 0),
     ],
 )
-def test_what_only_hosts_ask_is_no_clients_request(request_: object, version: int) -> None:
+def test_clients_cannot_send_envelopes_of_hosts(request_: object, version: int) -> None:
     requested, response = served(envelope_of(request_, version))
     assert not requested and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
 
 
 @pytest.mark.parametrize("inner", [b"", b"\0", b"\0\x0c\0"])
-def test_what_is_no_request_is_refused(inner: bytes) -> None:
+def test_malformed_requests_in_an_envelope_are_refused(inner: bytes) -> None:
     requested, response = served(
         EnvelopeRequest(
             request_data=inner, request_principal=msgspec.msgpack.encode(Principal(5, 6)), client_host_address=b""
@@ -275,7 +275,7 @@ def test_what_is_no_request_is_refused(inner: bytes) -> None:
     assert not requested and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
 
 
-def test_what_is_no_envelope_ends_the_connection() -> None:
+def test_malformed_envelopes_end_the_connection() -> None:
     whole = encode_request(envelope_of(HeartbeatRequest(group_id="g"), 4), 0, 99)
     for cut in range(len(whole)):
         assert served(whole[:cut])[1] is None

@@ -1,4 +1,4 @@
-"""Every API with every missing right: Kafka's code, and nothing of what is hidden in the answer.
+"""Every API with every missing right: Kafka's code, and nothing of what is hidden in the response.
 
 A client that has none of the rights of a case (rights_cases.py) is denied in every version; one that
 lacks a single one is denied; one that has all of them is not.
@@ -174,7 +174,7 @@ async def test_other_rights_are_of_no_use(broker_of: Callable[[], HandlerBroker]
 
 
 @run
-async def test_what_may_not_be_seen_is_not_in_lists(broker_of: Callable[[], HandlerBroker]) -> None:
+async def test_resources_without_a_right_are_not_listed(broker_of: Callable[[], HandlerBroker]) -> None:
     async with broker_of() as broker:
         await make_topic(broker, NAME)
         await make_topic(broker, OTHER)

@@ -16,7 +16,7 @@ def run(scenario) -> None:
     asyncio.run(asyncio.wait_for(scenario, 30))
 
 
-def test_what_gets_on_is_waited_for_and_what_does_not_is_given_up() -> None:
+def test_slow_work_is_awaited_and_hung_work_is_abandoned() -> None:
     async def scenario() -> None:
         def slow(stepped: Callable[[], None]) -> str:
             for _ in range(4):
@@ -53,7 +53,7 @@ def test_each_is_asked_one_question_at_a_time_and_none_waits_for_another() -> No
     run(scenario())
 
 
-def test_what_a_question_raises_is_raised_and_the_next_one_is_asked() -> None:
+def test_errors_of_a_question_are_raised_and_the_next_one_is_asked() -> None:
     async def scenario() -> None:
         def failing(stepped: Callable[[], None]) -> None:
             raise ValueError("our own fault")
@@ -74,7 +74,7 @@ def test_a_question_that_raises_what_no_future_takes_is_answered_all_the_same() 
     run(scenario())
 
 
-def test_who_could_not_be_asked_for_want_of_a_thread_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_got_no_thread_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         def refused(self: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -89,32 +89,32 @@ def test_who_could_not_be_asked_for_want_of_a_thread_is_asked_later(monkeypatch:
     run(scenario())
 
 
-def test_who_asks_in_the_moment_of_an_answer_asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_in_the_turn_of_a_response_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It went round for ever without giving the loop a turn, and the acceptor with it: the loop
-    tells of an answer a turn after it came.
+    tells of a response a turn after it came.
     """
 
     async def scenario() -> None:
-        answers: list[asyncio.Future[int]] = []
+        responses: list[asyncio.Future[int]] = []
 
         def requested(question: Callable[[], int]) -> asyncio.Future[int]:
-            answers.append(asyncio.get_running_loop().create_future())
-            return answers[-1]
+            responses.append(asyncio.get_running_loop().create_future())
+            return responses[-1]
 
         monkeypatch.setattr(queries, "in_thread", requested)
         questions = Questions()
         first = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))
         await asyncio.sleep(0)
         second = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))  # its turn comes
-        answers[0].set_result(1)  # before those that learn of this
+        responses[0].set_result(1)  # before those that learn of this
         await asyncio.sleep(0)
-        assert len(answers) == 2 and await first == 1
+        assert len(responses) == 2 and await first == 1
         third = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))
         await asyncio.sleep(0)
-        assert len(answers) == 2, "the second one is under way: the first one's end does not forget it"
-        answers[1].set_result(2)
-        assert await second == 2 and len(answers) == 3
-        answers[2].set_result(3)
+        assert len(responses) == 2, "the second one is under way: the first one's end does not forget it"
+        responses[1].set_result(2)
+        assert await second == 2 and len(responses) == 3
+        responses[2].set_result(3)
         assert await third == 3
 
     def gone_round(number: int, frame: object) -> None:

@@ -257,7 +257,7 @@ def test_values_refused(name, text):
     assert error.name == name and error.value == text.strip()
 
 
-def test_what_kafka_has_and_mqd_not_yet_is_said_so():
+def test_configs_of_kafka_that_mqd_lacks_are_reported_as_such():
     refused(lambda: c.validate_topic({"cleanup.policy": "compress"}), "any of delete, compact")
     refused(lambda: c.validate_topic({"compression.type": "brotli"}), "one of uncompressed")
     refused(lambda: c.validate_topic({"compression.gzip.level": "0"}), "level 0 does not compress")
@@ -420,7 +420,7 @@ def test_every_property_that_is_ignored_is_read_nowhere():
     ]
 
 
-def test_what_has_no_effect_is_named():
+def test_settings_without_effect_are_named():
     loaded = c.load_broker(
         None, {}, {"num.io.threads": "8", "log.flush.interval.messages": "1", "log.retention.hours": "1"}
     )
@@ -453,7 +453,7 @@ OAUTH = {
 }
 
 
-def test_oauthbearer_is_told_whose_tokens_it_takes():
+def test_oauthbearer_requires_its_settings():
     assert c.load_broker(None, {}, OAUTH)["sasl.enabled.mechanisms"] == "OAUTHBEARER"
     for name in list(OAUTH)[2:]:
         given = {key: value for key, value in OAUTH.items() if key != name}

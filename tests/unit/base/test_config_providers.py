@@ -69,7 +69,7 @@ def test_a_reference_that_leads_nowhere_stops_the_start(vault, text, why):
     assert str(error.value).startswith(f"command line: {PASSWORD}: $")
 
 
-def test_what_a_provider_may_not_read_stays_unread(vault):
+def test_a_provider_reads_only_allowed_paths_and_names(vault):
     declared = {"config.providers": "f,e", "config.providers.f.class": f"{KAFKA}FileConfigProvider"}
     declared |= {"config.providers.e.class": f"{KAFKA}EnvVarConfigProvider"}
     declared |= {"config.providers.f.param.allowed.paths": f"{vault}/sub"}

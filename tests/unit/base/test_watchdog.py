@@ -49,7 +49,7 @@ def start(what: str, seconds: float = 0.0) -> subprocess.Popen[str]:
     return process
 
 
-def test_who_hangs_ends_and_says_where() -> None:
+def test_a_process_that_hangs_ends_and_reports_where() -> None:
     for what, where in (("hang", "in going_round"), ("block", "in life")):
         process = start(what)
         rest, output = process.communicate(timeout=30)
@@ -57,12 +57,12 @@ def test_who_hangs_ends_and_says_where() -> None:
         assert "the event loop hangs" in output and "seconds=1" in output and where in output, output
 
 
-def test_who_only_has_much_to_do_is_left_alone() -> None:
+def test_a_busy_process_is_not_ended() -> None:
     process = start("slow")
     assert process.communicate(timeout=30) == ("ended\n", "") and process.returncode == 0
 
 
-def test_who_waits_for_somebody_to_take_its_log_is_left_alone() -> None:
+def test_a_process_that_waits_for_its_log_reader_is_not_ended() -> None:
     """supervisord takes it, writes it to a disk, and that may hang."""
     process = start("log")
     assert process.stdout is not None

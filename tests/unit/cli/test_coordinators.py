@@ -170,7 +170,7 @@ def hanging() -> list[int]:
         ([1, 2], [("x", int(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND), "Ongoing")], [41]),
     ],
 )
-def test_what_no_coordinator_knows_of_hangs(
+def test_transactions_unknown_to_their_coordinators_hang(
     world: World, leaders: list[int] | None, known: list[tuple[str, int, str]], expected: list[int]
 ) -> None:
     world.leaders[TRANSACTIONS], world.known = leaders, known
@@ -252,7 +252,7 @@ def test_groups_are_listed_without_one_whose_coordinator_is_just_changing(
     )
 
 
-def test_what_groups_have_left_is_not_known_while_one_is_not_described(world: World) -> None:
+def test_unread_records_are_unknown_while_a_group_cannot_be_described(world: World) -> None:
     world.groups = [("host1:9092", "a", NOT_COORDINATOR)]
     with Cluster("host1:9092") as cluster:
         state = retiring.request(cluster.first, "t", 0, retiring.STATUS)

@@ -117,7 +117,7 @@ def send(writing: Writer, problem: BaseException | None = None) -> None:
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), from_a_callback()])
-def test_what_is_not_acknowledged_when_it_is_interrupted_is_counted(
+def test_unacknowledged_records_are_counted_on_interruption(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interruption: BaseException
 ) -> None:
     with pytest.raises(type(interruption)):
@@ -130,7 +130,7 @@ def test_what_is_not_acknowledged_when_it_is_interrupted_is_counted(
     ("flushes", "reported"),
     [([1, 2], ""), ([2, KeyboardInterrupt()], "mqd: interrupted: 1 of 3 records were not acknowledged\n")],
 )
-def test_what_is_queued_when_the_input_is_interrupted_is_written_or_counted(
+def test_queued_records_are_written_or_counted_on_interruption(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     flushes: list[int | BaseException],
@@ -143,7 +143,7 @@ def test_what_is_queued_when_the_input_is_interrupted_is_written_or_counted(
     assert not flushes
 
 
-def test_what_was_read_before_an_error_is_written(
+def test_lines_read_before_an_error_are_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -155,7 +155,7 @@ def test_what_was_read_before_an_error_is_written(
     assert not flushes and "Input/output error" in capsys.readouterr().err
 
 
-def test_what_an_interruption_in_a_callback_ends_with(
+def test_an_interruption_in_a_callback_exits_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     writer(monkeypatch, [from_a_callback()])

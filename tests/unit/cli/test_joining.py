@@ -96,7 +96,7 @@ def test_a_token_works_once(first, tmp_path):
         joining.join(token, tmp_path / "fifth", NAMES)
 
 
-def test_who_has_no_secret_gets_nothing(first, tmp_path):
+def test_an_invitation_needs_the_secret(first, tmp_path):
     with invitation(first) as (token, message, results):
         with pytest.raises(CliError, match="the token has a wrong secret"):
             joining.join(msgspec.structs.replace(token, secret=b"x" * 32), tmp_path / "a", NAMES)
@@ -122,7 +122,7 @@ def test_the_secret_goes_to_a_host_of_the_authority_only(first, tmp_path):
         assert len(message) == 1 and "failed" in message[0]
 
 
-def test_what_is_no_request_ends_that_connection_only(first, tmp_path):
+def test_a_malformed_request_ends_that_connection_only(first, tmp_path):
     with invitation(first) as (token, message, results):
         for data in (b"\xff\xff\xff\xff", b"\0\0\0\1\xc1"):
             with (
@@ -138,7 +138,7 @@ def test_what_is_no_request_ends_that_connection_only(first, tmp_path):
     assert results == [True] and len(message) == 4
 
 
-def test_a_stranger_that_sends_byte_by_byte_is_cut_off(first, tmp_path, monkeypatch):
+def test_a_client_that_sends_byte_by_byte_is_cut_off(first, tmp_path, monkeypatch):
     """A few of them would take all connections for as long as the token is valid."""
     monkeypatch.setattr(joining, "CONNECTION_S", 0.5)
     with invitation(first) as (token, message, results):

@@ -265,9 +265,7 @@ def test_a_plan_that_is_carried_out_is_a_success_and_one_that_is_under_way_is_no
     ] == 1 and "of 2 partitions 1 done, 1 under way\n" in found[1]
 
 
-def test_what_moves_elsewhere_or_has_another_preferred_leader_is_not_what_was_planned(
-    mqd, played: PlayedCluster, tmp_path: Path
-) -> None:
+def test_moves_that_differ_from_the_plan_are_shown_as_such(mqd, played: PlayedCluster, tmp_path: Path) -> None:
     played.topics["big"][0], played.moving["big", 0] = [4, 2, 1], ([4], [1])
     file = plan(tmp_path, ("big", 0, [1, 3]), ("big", 1, [3, 2]))
     assert [one["state"] for one in json.loads(mqd("big", "--plan", file, "--status", "--format", "json")[1])] == [
@@ -287,7 +285,7 @@ def test_how_far_it_is_is_not_known_while_a_host_does_not_answer(mqd, played: Pl
 @pytest.mark.parametrize(
     "arguments", [("--brokers", "1", "--status"), ("--cancel", "--status"), ("--plan", "FILE", "--cancel"), ()]
 )
-def test_what_does_not_go_together_is_a_usage_error(
+def test_options_that_exclude_each_other_are_a_usage_error(
     mqd, played: PlayedCluster, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     file = plan(tmp_path, ("big", 0, [1, 2]))
@@ -349,7 +347,7 @@ def test_another_preferred_leader_is_waited_for(mqd, played: PlayedCluster, monk
     assert code == 1 and "big-1" in error
 
 
-def test_what_the_next_plan_moves_again_has_arrived(
+def test_partitions_that_the_next_plan_moves_again_have_arrived(
     mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moves, "STALLED_S", 0.0)
@@ -444,7 +442,7 @@ def test_the_command_asks_for_the_racks(mqd, played: PlayedCluster) -> None:
 
 
 @pytest.mark.parametrize("command", [("cluster", "balance"), ("cluster", "drain", "2")])
-def test_what_only_mqd_does_is_not_sent_to_another_cluster(mqd, played: PlayedCluster, command: tuple) -> None:
+def test_drains_are_not_requested_from_other_clusters(mqd, played: PlayedCluster, command: tuple) -> None:
     """It would see a request to unregister the node, and nothing of a drain."""
     played.is_mqd = False
     code, _, error = mqd(command=command)

@@ -129,7 +129,7 @@ def test_until_a_time_that_is_over(
     assert shown(monkeypatch, Consumer(logs, feed), 1000) == (expected, None), what
 
 
-def test_what_is_written_between_the_two_questions_for_a_stop_is_left_out(
+def test_records_written_while_the_end_is_looked_up_are_left_out(
     monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]
 ) -> None:
     consumer = Consumer({0: [800]}, [Message(0, 0, 800), Message(0, 1, 5000)])

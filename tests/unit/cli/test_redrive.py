@@ -86,7 +86,7 @@ def test_a_topic_of_dead_letters_gets_none_back() -> None:
     "name, value",
     [("topic", None), ("topic", b""), ("topic", b"\xff"), ("partition", b"x"), ("partition", b"-1"), ("offset", b"")],
 )
-def test_what_names_no_record_is_no_letter(name: str, value: bytes | None) -> None:
+def test_records_without_an_origin_are_no_dead_letters(name: str, value: bytes | None) -> None:
     letter = Written().letter()
     changed = tuple((n, value if n == plan.PREFIX + name else v) for n, v in letter.headers)
     without = tuple(one for one in letter.headers if one[0] != plan.PREFIX + name)
@@ -117,7 +117,7 @@ def test_the_limit_of_deliveries_is_a_reason() -> None:
     assert [reason for reason in plan.REASONS if Filter(reason=reason).selects(letter, origin)] == ["exhausted"]
 
 
-def test_what_another_redrive_has_moved_is_not_moved_again() -> None:
+def test_letters_moved_by_another_redrive_are_not_moved_again() -> None:
     letter = Written(offset=7).letter()
     for chosen, positions, is_moved in (
         (Filter(), {1: 8}, True),

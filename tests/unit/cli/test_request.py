@@ -1,4 +1,4 @@
-"""One connection to a broker: what becomes of it when it ends or an answer is late, and what waits
+"""One connection to a broker: what becomes of it when it ends or a response is late, and what waits
 longer than it lives.
 """
 
@@ -51,11 +51,11 @@ class Server:
                 header, _ = decode_request(stream.read(struct.unpack(">i", head)[0]))
                 if header.api_key == LIST_GROUPS:
                     self.count += 1
-                    answer = self.misbehave(self.count, header)
-                    if answer == b"":
+                    response = self.misbehave(self.count, header)
+                    if response == b"":
                         return
                     connection.sendall(
-                        answer
+                        response
                         or with_length(
                             encode_response(
                                 header, ListGroupsResponse(groups=[ListGroupsResponse.Group(group_id=f"g{self.count}")])
@@ -112,9 +112,7 @@ def test_a_late_answer_is_never_that_to_the_next_request(server: Server) -> None
         assert names(broker) == ["g2"]
 
 
-def test_what_is_waited_for_is_looked_at_again_when_a_connection_is_lost(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_continues_when_a_connection_is_lost(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.misbehave = lambda count, header: b"" if count in (2, 3) else None
     monkeypatch.setattr(request, "_AGAIN_S", 0)
     monkeypatch.setattr(moves, "LOOK_S", 0)
@@ -156,7 +154,7 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(tries) == 1, "what is refused is not asked again"
 
 
-def test_groups_behind_one_that_cannot_be_deleted_are_deleted_and_told(
+def test_groups_after_one_that_cannot_be_deleted_are_deleted_and_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from types import SimpleNamespace

@@ -22,7 +22,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
 
 
-def test_what_is_made_once_is_kept(tmp_path):
+def test_certificates_and_keys_are_created_once(tmp_path):
     places = secure.prepare(tmp_path, 1, HOSTS, NOW)
     made = [file for file in places[1:] if file != places.allowed]
     before = {file: file.read_bytes() for file in made}

@@ -65,9 +65,9 @@ class FakeCluster:
     ) -> Any:
         assert name == "jobs"
         self.requests.append(request)
-        answer = self._answer(request)
-        error_of(answer)
-        return answer
+        response = self._answer(request)
+        error_of(response)
+        return response
 
     def _answer(self, request: Any) -> Any:
         match request:

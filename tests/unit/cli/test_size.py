@@ -68,12 +68,14 @@ def test_the_example_on_the_command_line(capsys):
     text = capsys.readouterr().out
     assert "30.24 TB" in text and "90.72 TB" in text
     assert main_module._run([*words, "--format", "json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    response = json.loads(capsys.readouterr().out)
     assert main_module._run(["--format", "json", *words]) == 0
-    assert json.loads(capsys.readouterr().out) == answer
-    assert answer["result"]["stored_replicated"] == pytest.approx(90.72e12)
-    assert answer["load"]["rate"] == 100_000 and answer["load"]["failures"] is None and answer["figures"]["source"]
-    assert set(answer["units"]) == set(answer["result"])
+    assert json.loads(capsys.readouterr().out) == response
+    assert response["result"]["stored_replicated"] == pytest.approx(90.72e12)
+    assert (
+        response["load"]["rate"] == 100_000 and response["load"]["failures"] is None and response["figures"]["source"]
+    )
+    assert set(response["units"]) == set(response["result"])
 
 
 def test_every_number_by_hand():
@@ -221,7 +223,7 @@ def test_units(kind, text, value):
         (size.SHARE, "half"),
     ],
 )
-def test_what_is_no_quantity_is_refused_with_an_example(kind, text):
+def test_invalid_quantities_are_refused_with_an_example(kind, text):
     with pytest.raises(click.UsageError, match="such as"):
         kind.convert(text, None, None)
 
@@ -274,7 +276,7 @@ def test_formulas_and_figures_can_be_seen_and_replaced(capsys, tmp_path):
     headroom=st.floats(0, 0.9),
     more=st.floats(1, 10),
 )
-def test_what_is_planned_fits_and_more_never_needs_less(
+def test_plans_fit_and_grow_with_the_load(
     rate, record_bytes, retention, copies, compression, consumers, headroom, more
 ):
     load = requested(

@@ -22,7 +22,7 @@ def none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN])
-def test_what_timed_out_for_want_of_an_address_says_so(code: int) -> None:
+def test_timeouts_caused_by_unresolved_addresses_say_so(code: int) -> None:
     error = KafkaException(KafkaError(code))
     assert "advertise" not in librdkafka.explain_kafka(error)[0]
     librdkafka.note_error(KafkaError(KafkaError._TRANSPORT, "Failed to resolve 'x'"))

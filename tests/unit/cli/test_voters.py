@@ -104,7 +104,7 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
                 pass
 
             def request(self, api_key: int, requested: object) -> object:
-                answers = {
+                responses = {
                     "DescribeClusterRequest": DescribeClusterResponse(
                         cluster_id="c", brokers=[DescribeClusterResponse.Broker(broker_id=1, host="a", port=1)]
                     ),
@@ -116,7 +116,7 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
                     "MetadataRequest": MetadataResponse(),
                     "DescribeConfigsRequest": DescribeConfigsResponse(results=[DescribeConfigsResponse.Result()]),
                 }
-                return answers[type(requested).__name__]
+                return responses[type(requested).__name__]
 
         monkeypatch.setattr(request, "Broker", Broker)
         code = main_module._run(list(arguments))

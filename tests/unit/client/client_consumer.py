@@ -115,7 +115,7 @@ class ConsumerWorld:
             self._open,
             remote,
         )  # type: ignore[arg-type]
-        # else the answer may come between two partitions, and the second one is read first
+        # else the response may come between two partitions, and the second one is read first
         self.consumer.control.metadata.find(TOPIC, 30)
         self.consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(len(ends))])
 

@@ -50,7 +50,7 @@ NOT_WRITTEN = {
 
 
 class FakeProducer:
-    """`outcome(batch) -> error code, or None for no answer yet` is asked once for every sending.
+    """`outcome(batch) -> error code, or None for no response yet` is asked once for every sending.
     `written`: values by partition, as the log would have them. `linger_us`: 0 = every send() closes
     what is open. `memory_bytes`: a batch that is built elsewhere and larger is refused.
     """

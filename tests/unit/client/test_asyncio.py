@@ -148,7 +148,7 @@ def test_an_error_callback_that_raises_does_not_end_the_flush_of_close(
     assert "error_cb raised this" in caplog.text
 
 
-def test_what_is_raised_in_every_turn_is_logged_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_every_turn_are_logged_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     polls, pauses, enough = [], [], threading.Event()
 
     class Event:

@@ -123,7 +123,7 @@ def test_the_background_thread_takes_over_again(attachment: Attachment, broker: 
         attachment.wait_for(lambda: False, 0.002)
 
 
-def test_what_is_asked_for_during_a_turn_is_not_slept_through(
+def test_a_turn_requested_during_a_turn_is_not_slept_through(
     attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """produce() arms a stage without the lock, and asks for a turn: the turn under way has passed
@@ -201,11 +201,11 @@ def test_a_coordinator_that_cannot_be_asked_for_wants_no_turn(attachment: Attach
     broker.seen.clear()
     broker.refuse = None
     assert attachment.wait_for(lambda: known, 5)
-    # known by the answer, not because it was waited for long enough
+    # known by the response, not because it was waited for long enough
     assert requests.FIND_COORDINATOR in [key for key, _ in broker.seen]
 
 
-def test_what_is_being_woken_is_not_closed(
+def test_a_client_in_wake_is_not_closed(
     attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver attaches again while another thread is in the old one's wake(): that ends first."""
@@ -262,7 +262,7 @@ def _refused_for_good(attachment: Attachment, broker: FakeBroker) -> None:
     assert not attachment._thread.is_alive()
 
 
-def test_nobody_has_a_turn_after_a_refusal_for_good(attachment: Attachment, broker: FakeBroker) -> None:
+def test_no_caller_has_a_turn_after_a_refusal_for_good(attachment: Attachment, broker: FakeBroker) -> None:
     """A caller with a request in each turn, as a member of a group has, would be refused there:
     a fault in the client, and another error for it than the cause.
     """
@@ -298,7 +298,7 @@ def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_n
     assert "a fault" in caplog.text
 
 
-def test_a_request_whose_end_fails_at_a_refusal_for_good_keeps_nobody_from_being_told(
+def test_a_refusal_for_good_reaches_all_listeners_when_one_raises(
     attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither who asked after it, nor the listeners."""

@@ -85,7 +85,7 @@ def test_arrow_shares_its_memory() -> None:
     [b"bytes", "text", 5, None, [1], [b"a", 1.5], np.zeros(3), np.zeros((2, 2)), np.array([1, 2], object)],
     ids=str,
 )
-def test_what_is_none_of_these_is_a_type_error(wrong) -> None:
+def test_other_types_of_columns_are_a_type_error(wrong) -> None:
     with pytest.raises(TypeError, match="values"):
         columns.pack(wrong, "values")
 

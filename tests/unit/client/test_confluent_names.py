@@ -73,7 +73,7 @@ def test_every_module_has_every_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in modules() if not confluent.is_rebuilt(name)])
-def test_what_uses_a_client_is_known(name: str) -> None:
+def test_modules_that_use_a_client_are_listed(name: str) -> None:
     """A module that is taken as it is imports neither Producer nor Consumer: it would use
     confluent_kafka's.
     """

@@ -45,9 +45,7 @@ def test_a_commit_within_consume_ends_before_what_it_gathers(make: Callable[...,
     assert world.commits[1:] == [{0: 3, 1: 3}]
 
 
-def test_what_the_group_wants_ends_consume_and_is_carried_out_by_the_next_call(
-    make: Callable[..., ConsumerWorld],
-) -> None:
+def test_a_rebalance_ends_consume_and_is_carried_out_by_the_next_call(make: Callable[..., ConsumerWorld]) -> None:
     """Without end otherwise: neither is a partition given away whose records are gathered, nor a
     callback called that may raise.
     """
@@ -208,9 +206,7 @@ def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised
     assert sorted(found, key=str) == [(0, None)] * 3 + [(1, KafkaError._BAD_MSG)]
 
 
-def test_what_was_read_ahead_is_read_again_also_while_its_partition_is_tried_again(
-    make: Callable[..., ConsumerWorld],
-) -> None:
+def test_prefetched_records_are_read_again_while_their_partition_is_retried(make: Callable[..., ConsumerWorld]) -> None:
     world = make(5, enable_auto_commit=False, fetch_error_backoff_ms=1)
     consumer = world.consumer
     assert [consumer.poll(10).offset() for _ in range(2)] == [0, 1]
@@ -254,7 +250,7 @@ async def cancel(task: asyncio.Task) -> None:
         await task
 
 
-def test_what_a_cancelled_consume_has_gathered_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_gathered_by_a_cancelled_consume_are_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     world = ConsumerWorld(5, enable_auto_commit=False)
 
     async def body(consumer: AsyncConsumer, waits: Callable[[Any], Any]) -> None:
@@ -269,7 +265,7 @@ def test_what_a_cancelled_consume_has_gathered_is_handed_out(monkeypatch: pytest
     run(monkeypatch, world, body)
 
 
-def test_what_a_cancelled_wait_has_brought_is_not_committed_before_it_is_handed_out(
+def test_records_of_a_cancelled_wait_are_committed_only_after_they_are_handed_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = ConsumerWorld(5, enable_auto_commit=False)

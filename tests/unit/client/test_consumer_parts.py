@@ -135,7 +135,7 @@ def test_topics_that_stay_unknown_do_not_hold_up_the_report() -> None:
     assert isinstance(member.answered(answer(1))[0], Assign)
 
 
-def test_what_goes_is_reported_after_the_application_has_let_go() -> None:
+def test_revoked_partitions_are_reported_after_the_application_has_finished() -> None:
     member = Member()
     member.with_assignment([0, 1])
     member.now_ms = 1000
@@ -149,7 +149,7 @@ def test_what_goes_is_reported_after_the_application_has_let_go() -> None:
 
 
 @pytest.mark.parametrize("error", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
-def test_who_is_fenced_has_lost_everything_and_joins_again(error: int) -> None:
+def test_a_fenced_member_loses_its_partitions_and_joins_again(error: int) -> None:
     member = Member()
     member.with_assignment([0])
     member.now_ms = 1000

@@ -90,7 +90,7 @@ def test_a_forgotten_session_and_a_lost_answer() -> None:
     assert not _turn(session, broker, positions)
     assert _turn(session, broker, positions)
     session.request(positions, 100)
-    session.reset()  # no answer came
+    session.reset()  # no response came
     assert _turn(session, broker, positions) and broker.full == 3
     assert not session.is_session_error(3)
 

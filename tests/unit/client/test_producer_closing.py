@@ -115,7 +115,7 @@ def test_a_report_that_raises_keeps_no_other_from_being_notified(make, is_fatal:
     )
 
 
-def test_what_a_report_produces_once_more_is_refused(make, broker: FakeBroker) -> None:
+def test_producing_in_a_delivery_report_is_refused_after_a_fatal_error(make, broker: FakeBroker) -> None:
     producer, native = make(enable_idempotence=True)
     reported = []
 

@@ -154,7 +154,7 @@ def _interrupted(_self: Any = None, *_arguments: Any) -> None:
 def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, requested: list[bool]
 ) -> None:
-    """Wherever Ctrl-C met it: before the coordinator was asked, or behind its answer."""
+    """Wherever Ctrl-C met it: before the coordinator was asked, or behind its response."""
     producer, _ = _begun(make)
     producer.produce("events", b"x")
     assert producer.flush(10) == 0
@@ -171,7 +171,7 @@ def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, br
     producer, _ = _begun(make)
     producer.produce("events", b"x")
     requested = threading.Event()
-    broker.answers[requests.END_TXN] = lambda request: requested.set()  # no answer
+    broker.answers[requests.END_TXN] = lambda request: requested.set()  # no response
     raised: list[int] = []
 
     def commit() -> None:
@@ -202,7 +202,7 @@ class _VersionOne:
         broker.answers[requests.END_TXN] = self._end
 
     def _init(self, request: Any) -> InitProducerIdResponse | None:
-        if request.producer_epoch in (-1, self.epoch):  # else it has the next one already: the answer was lost
+        if request.producer_epoch in (-1, self.epoch):  # else it has the next one already: the response was lost
             self.epoch += 1
         return (
             None

@@ -63,10 +63,10 @@ def test_retries_end(make) -> None:
     assert reports.errors == [ErrorCode.NOT_ENOUGH_REPLICAS] and len(tries) == 3
 
 
-@pytest.mark.parametrize("answer", [None, ErrorCode.NOT_ENOUGH_REPLICAS])
-def test_delivery_takes_no_longer_than_it_may(make, answer) -> None:
+@pytest.mark.parametrize("response", [None, ErrorCode.NOT_ENOUGH_REPLICAS])
+def test_delivery_takes_no_longer_than_it_may(make, response) -> None:
     producer, native = make(delivery_timeout_ms=100)
-    native.fate = lambda batch: answer
+    native.fate = lambda batch: response
     reports = Reports()
     producer.produce("events", b"x", partition=0, on_delivery=reports)
     began = time.monotonic()
@@ -74,7 +74,7 @@ def test_delivery_takes_no_longer_than_it_may(make, answer) -> None:
     assert reports.errors == [KafkaError._MSG_TIMED_OUT] and time.monotonic() - began < 5
 
 
-def test_what_never_left_times_out_too(make, broker: FakeBroker) -> None:
+def test_batches_that_were_never_sent_time_out_too(make, broker: FakeBroker) -> None:
     broker.answers[requests.INIT_PRODUCER_ID] = lambda request: None
     producer, _ = make(delivery_timeout_ms=100, enable_idempotence=True)
     reports = Reports()
@@ -85,7 +85,9 @@ def test_what_never_left_times_out_too(make, broker: FakeBroker) -> None:
 
 @pytest.mark.parametrize("is_flushed", [False, True])
 @pytest.mark.parametrize("has_broker", [False, True])
-def test_what_is_to_be_compressed_times_out_too(make, broker: FakeBroker, is_flushed: bool, has_broker: bool) -> None:
+def test_batches_that_wait_for_compression_time_out_too(
+    make, broker: FakeBroker, is_flushed: bool, has_broker: bool
+) -> None:
     """Those for which there is no room, and those for which there is no broker."""
     producer, native = make(delivery_timeout_ms=300, compression_type="lz4", linger_ms=200)
     producer.produce("events", b"known", partition=0)
@@ -121,7 +123,7 @@ def test_the_time_of_a_record_begins_before_it_is_compressed(make) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 @pytest.mark.parametrize("value", [b"one of a batch", bytes(20 << 10)], ids=["batch", "large record"])
-def test_what_goes_over_at_once_is_sent_when_it_has_lingered(make, compression: str, value: bytes) -> None:
+def test_the_driver_sends_a_batch_when_it_has_lingered(make, compression: str, value: bytes) -> None:
     """By the driver, that sleeps for a minute when nothing is outstanding."""
     producer, native = make(compression_type=compression, linger_ms=50)
     producer.produce("events", b"known", partition=0)
@@ -139,7 +141,7 @@ def test_what_goes_over_at_once_is_sent_when_it_has_lingered(make, compression: 
 
 
 @pytest.mark.parametrize("has_broker", [True, False])
-def test_who_waits_for_room_while_a_batch_lingers_asks_for_no_turn_again_and_again(
+def test_a_producer_that_waits_for_room_does_not_spin_while_a_batch_lingers(
     make, broker: FakeBroker, has_broker: bool
 ) -> None:
     """It drives meanwhile, and each turn would have been followed by another one at once: a whole
@@ -160,7 +162,7 @@ def test_who_waits_for_room_while_a_batch_lingers_asks_for_no_turn_again_and_aga
     assert len(requests) == has_broker, "for what was added"
 
 
-def test_what_is_to_be_compressed_fits_the_shared_memory(make) -> None:
+def test_batches_to_be_compressed_fit_the_shared_memory(make) -> None:
     """Whatever batch.size says; only a record that never will is refused, alone."""
     producer, native = make(compression_type="lz4", mqd_buffer_bytes=64 << 10, linger_ms=200)
     native.memory_bytes = 48 << 10  # the rest is for requests
@@ -269,7 +271,7 @@ def test_a_hole_is_filled_by_a_new_identity(make) -> None:
 
 
 @pytest.mark.parametrize("unknown", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
-def test_what_may_be_written_is_asked_again_before_the_identity_changes(make, unknown: ErrorCode) -> None:
+def test_batches_with_an_open_outcome_are_sent_again_before_the_identity_changes(make, unknown: ErrorCode) -> None:
     """A change of leader leaves one batch open while another is refused permanently (a wrong
     timestamp): under the new identity the broker would not know the first one again, and write it
     twice.
@@ -342,7 +344,7 @@ def test_sequences_that_do_not_fit_are_fatal(make) -> None:
         (ErrorCode.CONCURRENT_TRANSACTIONS, True, True, False, Verdict.RETRY),
     ],
 )
-def test_what_an_error_means(
+def test_the_verdict_on_each_error(
     error: int, idempotent: bool, transactional: bool, renewing: bool, verdict: Verdict
 ) -> None:
     assert judge(error, idempotent, transactional, renewing) is verdict

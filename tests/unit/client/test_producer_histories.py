@@ -96,7 +96,7 @@ class History:
         self.taken -= len(values) - taken
 
     def answer(self) -> None:
-        """What was left without an answer gets one."""
+        """What was left without a response gets one."""
         with self.producer.attachment.lock:
             for batch in [batch for batch in self.native.batches.values() if batch.state == "sent"]:
                 self.native.answer(batch, self.random.choice([0, 0, *RETRIABLE]))

@@ -117,7 +117,7 @@ def test_close_in_a_signals_handler_does_not_wait_for_the_commit_that_the_handle
     assert producer.flush(10) == 0
 
     def end(_request: Any) -> None:
-        """No answer; instead the handler runs in the thread that waits for one."""
+        """No response; instead the handler runs in the thread that waits for one."""
         producer.transactions.on_close(1.0)
 
     usual, broker.answers[requests.END_TXN] = broker.answers[requests.END_TXN], end

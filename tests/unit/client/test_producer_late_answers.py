@@ -28,7 +28,7 @@ def test_an_answer_that_comes_after_its_transaction_says_nothing_of_the_next(
         requests.ADD_OFFSETS_TO_TXN: lambda request: AddOffsetsToTxnResponse(),
         requests.TXN_OFFSET_COMMIT: lambda request: TxnOffsetCommitResponse(),
     }
-    answers: list[Callable[[Any, KafkaError | None], None]] = []
+    responses: list[Callable[[Any, KafkaError | None], None]] = []
     producer, native = make(transactional_id="t")
     producer.init_transactions(10)
     producer.begin_transaction()
@@ -36,10 +36,10 @@ def test_an_answer_that_comes_after_its_transaction_says_nothing_of_the_next(
     monkeypatch.setattr(
         producer.attachment,
         "send",
-        lambda key, *rest: answers.append(rest[-1]) if key == requests.ADD_PARTITIONS_TO_TXN else send(key, *rest),
+        lambda key, *rest: responses.append(rest[-1]) if key == requests.ADD_PARTITIONS_TO_TXN else send(key, *rest),
     )
     producer.produce("events", b"x", partition=0)
-    assert producer.attachment.wait_for(lambda: bool(answers), 10)
+    assert producer.attachment.wait_for(lambda: bool(responses), 10)
     result = AddPartitionsToTxnResponse.TopicResult(
         name="events",
         results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=0, partition_error_code=code)],
@@ -47,20 +47,20 @@ def test_an_answer_that_comes_after_its_transaction_says_nothing_of_the_next(
     late = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[result])
     renewed = broker.answers[requests.INIT_PRODUCER_ID]
     broker.answers[requests.INIT_PRODUCER_ID] = lambda request: (
-        comes == "while it ends" and answers[0](late, None) or renewed(request)
+        comes == "while it ends" and responses[0](late, None) or renewed(request)
     )
     # else nothing is to be ended
     producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
     producer.abort_transaction(10)
     with producer.attachment.lock:
         if comes == "between":
-            answers[0](late, None)
+            responses[0](late, None)
         producer.begin_transaction()
         if comes == "in the next":
-            answers[0](late, None)
+            responses[0](late, None)
     producer.produce("events", b"y", partition=0)
-    assert producer.attachment.wait_for(lambda: len(answers) == 2, 10) and not native.written
+    assert producer.attachment.wait_for(lambda: len(responses) == 2, 10) and not native.written
     with producer.attachment.lock:
-        answers[1](AddPartitionsToTxnResponse(), None)
+        responses[1](AddPartitionsToTxnResponse(), None)
     producer.commit_transaction(10)
     assert native.written == {0: [b"y"]}

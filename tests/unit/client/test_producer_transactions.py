@@ -286,9 +286,9 @@ def test_a_batch_that_waits_for_room_when_its_transaction_fails_is_refused(make,
 
 
 def test_a_coordinator_that_is_busy_is_asked_again(make, broker: FakeBroker) -> None:
-    answers = iter([ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
+    responses = iter([ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
     broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(
-        error_code=next(answers, 0), producer_id=5, producer_epoch=3
+        error_code=next(responses, 0), producer_id=5, producer_epoch=3
     )
     producer, native = make(transactional_id="t")
     producer.init_transactions(10)
@@ -359,7 +359,7 @@ def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(
 def test_offsets_of_a_deleted_topic_are_given_up_also_beside_others_whose_coordinator_loads(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That error comes first in the answer; it is no end of the producer."""
+    """That error comes first in the response; it is no end of the producer."""
     monkeypatch.setattr(transactional, "_GONE_S", 0.3)
     response, codes = (
         TxnOffsetCommitResponse,

@@ -170,7 +170,7 @@ def test_records_in_order_and_the_end(records: RemoteRecords) -> None:
     assert offsets(one, 1) == [9] and one.lag_end() == -1
 
 
-def test_what_was_consumed_before_a_seek_is_dropped(records: RemoteRecords) -> None:
+def test_messages_consumed_before_a_seek_are_dropped(records: RemoteRecords) -> None:
     """V1: the messages are in the thread's hands when the application seeks."""
     reader = records.open("t", 0, 100)
     eventually(lambda: consumer().calls)

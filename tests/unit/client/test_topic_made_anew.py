@@ -74,7 +74,7 @@ def test_at_its_end_where_the_application_wants_what_comes(world: ConsumerWorld)
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_what_was_read_ahead_of_the_old_one_is_neither_handed_out_nor_committed_after_it(world: ConsumerWorld) -> None:
+def test_prefetched_records_of_the_old_topic_are_not_handed_out_or_committed(world: ConsumerWorld) -> None:
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(2)] == [0, 1]
     world.recreate(NEW, 100)
@@ -99,7 +99,7 @@ def test_a_seek_after_the_error_is_one_in_the_new_topic(world: ConsumerWorld) ->
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_who_is_read_from_another_host_hears_of_it_from_the_metadata(world: ConsumerWorld) -> None:
+def test_a_remote_reader_learns_of_it_from_the_metadata(world: ConsumerWorld) -> None:
     """Its reader asks by name, and tells of nothing; the replicas are the same."""
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
@@ -121,9 +121,7 @@ def read_elsewhere(world: ConsumerWorld) -> Any:
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_who_is_read_from_another_host_hears_of_it_when_its_offset_is_beyond_the_new_ones_end(
-    world: ConsumerWorld,
-) -> None:
+def test_a_remote_reader_learns_of_it_from_an_offset_out_of_range(world: ConsumerWorld) -> None:
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part = read_elsewhere(world)
@@ -143,9 +141,7 @@ def test_who_is_read_from_another_host_hears_of_it_when_its_offset_is_beyond_the
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_who_is_read_from_another_host_begins_where_the_reset_says_in_the_topic_that_was_there_before(
-    world: ConsumerWorld,
-) -> None:
+def test_a_remote_reader_resets_an_offset_out_of_range(world: ConsumerWorld) -> None:
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part = read_elsewhere(world)
     world.readers[0].problem = Problem("range")
@@ -153,7 +149,7 @@ def test_who_is_read_from_another_host_begins_where_the_reset_says_in_the_topic_
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_who_is_read_from_another_host_hears_of_it_when_a_commit_is_refused(world: ConsumerWorld) -> None:
+def test_a_remote_reader_learns_of_it_from_a_refused_commit(world: ConsumerWorld) -> None:
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     read_elsewhere(world)
@@ -219,7 +215,7 @@ def test_consume_that_raises_after_that_begins_the_new_one_at_its_begin(
     ]
 
 
-def test_what_is_given_back_of_the_old_one_does_not_move_the_new_one(make: Callable[..., ConsumerWorld]) -> None:
+def test_records_of_the_old_topic_do_not_move_the_position_in_the_new_one(make: Callable[..., ConsumerWorld]) -> None:
     world = with_fifty_read(make)
     consumer = world.consumer
     while not (found := consumer.take(1000, 30)) or found[0].partition() != 0:
@@ -290,9 +286,7 @@ def test_a_seek_when_the_metadata_know_the_new_one_is_one_in_that(world: Consume
     assert (message.value(), message.offset()) == (NEW, max(offset, 0))
 
 
-def test_a_seek_that_begins_in_the_old_one_because_nobody_has_heard_is_still_one_in_the_new_one(
-    world: ConsumerWorld,
-) -> None:
+def test_a_seek_begun_in_the_old_topic_before_the_client_knows_holds_in_the_new_one(world: ConsumerWorld) -> None:
     """The error was reported, but the metadata are still the old ones."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part = hears_that_it_is_gone(world)
@@ -304,7 +298,7 @@ def test_a_seek_that_begins_in_the_old_one_because_nobody_has_heard_is_still_one
 
 
 @pytest.mark.parametrize("incremental", [True, False])
-def test_an_offset_that_is_assigned_is_one_in_the_new_topic_though_nobody_has_heard(
+def test_an_assigned_offset_is_one_in_the_new_topic_before_the_client_knows(
     world: ConsumerWorld, incremental: bool
 ) -> None:
     """As one that is sought."""
@@ -358,7 +352,7 @@ def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_what_is_paused_hears_of_it_from_the_metadata_and_stays_paused(world: ConsumerWorld) -> None:
+def test_a_paused_partition_learns_of_it_from_the_metadata_and_stays_paused(world: ConsumerWorld) -> None:
     """Its reader is not asked; a commit of what the application says would name the old one."""
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]

@@ -67,7 +67,7 @@ def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(
     assert world.commits == [{0: 1}]
 
 
-def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_the_broker(
+def test_a_commit_of_old_records_before_the_client_knows_is_refused_by_the_broker(
     make: Callable[..., ConsumerWorld],
 ) -> None:
     reported: list[int] = []
@@ -245,7 +245,7 @@ def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize(("looks", "knows_ids"), [(True, True), (True, False), (False, True)])
-def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of_the_old_one(
+def test_a_rebalance_before_the_consumer_knows_commits_nothing_of_the_old_topic(
     make: Callable[..., ConsumerWorld], strategy: str, looks: bool, knows_ids: bool
 ) -> None:
     """As its coordinator takes away the old one and gives the new one."""
@@ -284,7 +284,7 @@ def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of
     assert world.commits == [{0: 1}]
 
 
-def test_what_the_broker_did_not_know_for_a_moment_is_committed_before_it_goes(
+def test_offsets_of_a_topic_unknown_for_a_moment_are_committed_before_it_is_revoked(
     make: Callable[..., ConsumerWorld],
 ) -> None:
     world = make(5, auto_commit_interval_ms=3_600_000)

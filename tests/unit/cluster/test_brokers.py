@@ -120,8 +120,8 @@ def test_without_a_lease_of_its_own_the_controller_neither_grants_nor_fences(wor
         action for action in active.core.handle(metadata_core.Tick(), now) if isinstance(action, metadata_core.Persist)
     ]
     epoch = world.unlogged.brokers[2].epoch
-    (answer,) = active.core.handle(metadata_core.PeerReceived(2, broker_messages.Heartbeat(2, epoch, 5, 100)), now)
-    assert answer.message.lease_ms == 0 and not answer.message.fenced
+    (response,) = active.core.handle(metadata_core.PeerReceived(2, broker_messages.Heartbeat(2, epoch, 5, 100)), now)
+    assert response.message.lease_ms == 0 and not response.message.fenced
 
 
 def test_proof_of_death_fences_at_once(world: World) -> None:
@@ -140,7 +140,7 @@ def test_proof_of_death_fences_at_once(world: World) -> None:
     assert not world.unlogged.brokers[2].fenced
 
 
-def test_what_a_dead_worker_led_is_led_by_others_at_once(world: World) -> None:
+def test_partitions_of_a_dead_worker_are_led_by_others_at_once(world: World) -> None:
     led = [partition.index for partition in partitions(world) if partition.leader == 2]
     followed = [partition.index for partition in partitions(world) if partition.leader != 2 and 2 in partition.replicas]
     world.now_ms += 10
@@ -183,7 +183,7 @@ def test_a_dead_worker_that_is_needed_leads_on_in_another_epoch() -> None:
         assert (new.leader, new.leader_epoch, new.in_sync_replicas) == (2, old.leader_epoch + 1, old.in_sync_replicas)
 
 
-def test_what_was_said_of_a_dead_worker_counts_for_what_is_so_still(world: World) -> None:
+def test_an_old_report_of_a_dead_worker_counts_only_where_it_is_still_true(world: World) -> None:
     active = world.hosts[world.active].core
     topic_id, epoch = world.unlogged.topics["t"].topic_id, world.unlogged.brokers[2].epoch
     for partition in partitions(world):
@@ -326,8 +326,8 @@ def test_a_drained_host_holds_nothing_and_takes_nothing(world: World) -> None:
     assert world.send_request(messages.CreateTopic("wide", 1, 4, {}, {})).error == E.INVALID_REPLICATION_FACTOR
     assert world.send_request(messages.DrainBroker(2, cancel=True)).error == 0
     assert world.send_request(messages.CreateTopic("wide", 1, 4, {}, {})).error == 0
-    answer = world.send_request(messages.UnregisterBroker(2))
-    assert answer.error == E.POLICY_VIOLATION and "alive" in answer.message
+    response = world.send_request(messages.UnregisterBroker(2))
+    assert response.error == E.POLICY_VIOLATION and "alive" in response.message
 
 
 def test_internal_topics_grow_with_the_cluster() -> None:

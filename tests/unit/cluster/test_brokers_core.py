@@ -36,7 +36,7 @@ def test_requests_waiting_when_the_leadership_ends_get_not_controller(world: Wor
     assert world.send_request(messages.CreateTopic("a", 1, -1, {}, {})).error == 0
 
 
-def test_what_an_ended_controller_proposed_may_still_be_committed(world: World) -> None:
+def test_proposals_of_a_stopped_controller_may_still_be_committed(world: World) -> None:
     active = world.hosts[world.active]
     world.request(messages.CreateTopic("a", 1, -1, {}, {}), node=active.node)
     world.commit(report=False)
@@ -106,8 +106,8 @@ def test_a_host_that_is_not_the_controller_says_so(world: World) -> None:
         broker_messages.Heartbeat(2, 1, 5, 1),
         broker_messages.AlterPartition(1, 2, 1, []),
     ):
-        (answer,) = host.core.handle(metadata_core.PeerReceived(2, message), world.now_ms)
-        assert answer.node_id == 2 and answer.message.error == E.NOT_CONTROLLER
+        (response,) = host.core.handle(metadata_core.PeerReceived(2, message), world.now_ms)
+        assert response.node_id == 2 and response.message.error == E.NOT_CONTROLLER
     assert host.core.handle(metadata_core.PeerReceived(2, broker_messages.WorkersDied(2, 1, [])), world.now_ms) == []
 
 
@@ -170,8 +170,8 @@ def test_a_restarted_controller_process_changes_no_lease(world: World) -> None:
     actions += core.handle(broker_core.MetadataApplied(host.core.committed.version), world.now_ms)
     actions += core.handle(broker_core.ControllerKnown(world.active, world.epoch), world.now_ms)
     assert not [action for action in actions if isinstance(action, broker_core.SetBroker)]
-    answer = broker_messages.RegisterBrokerAnswer(world.epoch, 3, 1, 0, "", text.broker_epoch)
-    actions = core.handle(broker_core.PeerReceived(world.active, answer), world.now_ms)
+    response = broker_messages.RegisterBrokerAnswer(world.epoch, 3, 1, 0, "", text.broker_epoch)
+    actions = core.handle(broker_core.PeerReceived(world.active, response), world.now_ms)
     assert [action for action in actions if isinstance(action, broker_core.SetBroker)] == [text]
 
 
@@ -261,8 +261,8 @@ def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -
     (first,) = propose(0)
     assert [propose(index) for index in range(1, 20)] == [[]] * 19
     result = broker_messages.InSyncResult(topic_id, 0, 1, 0, 3, 0, 1, [3, 1], 0)
-    answer = broker_messages.AlterPartitionAnswer(world.epoch, 3, host.broker.broker_epoch, 0, [result])
-    reported, rest = host.broker.handle(broker_core.PeerReceived(world.active, answer), world.now_ms)
+    response = broker_messages.AlterPartitionAnswer(world.epoch, 3, host.broker.broker_epoch, 0, [result])
+    reported, rest = host.broker.handle(broker_core.PeerReceived(world.active, response), world.now_ms)
     assert reported.answer.index == 0 and [entry.index for entry in rest.message.proposals] == list(range(1, 20))
     again = [
         action.message
@@ -274,7 +274,7 @@ def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -
 
 
 def test_an_answer_to_a_proposal_of_an_older_leader_epoch_is_not_for_this_one(world: World) -> None:
-    """Found by chance (seed 5289): sequences begin again with a leader epoch, and a late answer to
+    """Found by chance (seed 5289): sequences begin again with a leader epoch, and a late response to
     the first proposal of the older one ended the first of this one.
     """
     partition = partitions(world)[0]

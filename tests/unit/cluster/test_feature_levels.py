@@ -57,12 +57,12 @@ def test_a_rolling_upgrade_changes_nothing_before_the_last_host_is_there_and_som
     for node in (1, 2):
         upgrade(world, node)
         assert [level(world, host) for host in world.hosts] == [0, 0, 0]
-        answer = raise_level(world)
+        response = raise_level(world)
         waiting = [other for other in world.hosts if world.hosts[other].features == OLD]
-        assert answer.error == E.INVALID_UPDATE_VERSION
+        assert response.error == E.INVALID_UPDATE_VERSION
         assert all(
-            (f"{other} at host{other} (0 to 0)" in answer.message) == (other in waiting) for other in world.hosts
-        ), answer.message
+            (f"{other} at host{other} (0 to 0)" in response.message) == (other in waiting) for other in world.hosts
+        ), response.message
     upgrade(world, 3)
     assert raise_level(world, validate_only=True).error == 0 and level(world, 1) == 0
     assert raise_level(world).error == 0
@@ -143,8 +143,8 @@ def test_a_level_of_mqd_never_falls(world: World) -> None:
         upgrade(world, node)
     assert raise_level(world).error == 0
     for how in (1, 2, 3):
-        answer = world.send_request(messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, 0, how)]))
-        assert answer.error == E.INVALID_UPDATE_VERSION and "already be stored" in answer.message
+        response = world.send_request(messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, 0, how)]))
+        assert response.error == E.INVALID_UPDATE_VERSION and "already be stored" in response.message
 
 
 def test_a_new_cluster_begins_with_what_its_founder_supports() -> None:
@@ -192,7 +192,7 @@ def test_a_field_of_a_newer_version_is_passed_over_in_a_record_and_an_unknown_re
         decode_record(msgspec.msgpack.encode({**value, "type": "feature_level_set/2"}))
 
 
-def test_what_is_in_force_and_not_supported_is_named() -> None:
+def test_unsupported_feature_levels_are_named() -> None:
     assert features.unsupported({}, {}) == "; ".join(
         f"{one.name} {one.unset} is the level, it supports 0 to 0" for one in sorted(FEATURES.values()) if one.unset
     )

@@ -1,5 +1,5 @@
 """How empty hosts become one cluster: named scenarios, and random histories of late starts, lost
-answers and wiped disks in which never two clusters get a majority.
+responses and wiped disks in which never two clusters get a majority.
 """
 
 import random
@@ -132,7 +132,7 @@ def test_what_to_look_at_is_reported_once_when_a_seed_is_silent_for_long():
     assert not advices(core, Unreachable("a:1", 1, "another reason"), 60_000)
 
 
-def test_who_waits_for_seeds_that_answer_is_told_nothing_of_silent_ones():
+def test_no_advice_on_silent_seeds_while_others_respond():
     core = FormationCore(Member(2, "d2", "b", 1), ["a:1"])
     core.handle(Start(), 0)
     core.handle(
@@ -210,7 +210,7 @@ def test_an_answer_to_an_older_question_is_not_counted():
 
 @pytest.mark.parametrize("first", quick(range(0, 400, 50), [0, 50]))
 def test_never_two_clusters_with_a_majority(first):
-    """Late starts, lost and late answers, wipes at any moment (also of founders)."""
+    """Late starts, lost and late responses, wipes at any moment (also of founders)."""
     formed = 0
     for number in range(first, first + 50):
         world = World(SEEDS, number)

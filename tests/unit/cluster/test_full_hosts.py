@@ -81,7 +81,7 @@ def test_the_reserve_is_the_one_in_force() -> None:
     assert disks(state, h1=499 * MIB).full_hosts([1, 2]) == {1}
 
 
-def test_one_directory_with_space_is_enough_and_nothing_said_is_nothing_known() -> None:
+def test_a_host_is_full_when_all_its_directories_are_and_unreported_ones_are_not() -> None:
     state = cluster(3)
     found = Directories(
         state,
@@ -154,7 +154,7 @@ def test_a_full_host_attracts_no_moves() -> None:
     assert Counter(node for added in to for node in added) == {4: 5, 5: 5}
 
 
-def test_what_only_full_hosts_are_left_for_holds_nothing_up() -> None:
+def test_partitions_that_only_full_hosts_can_take_do_not_delay_others() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3, 4), count=20, name="u", topic_id=b"u" * 16)
     topic(state, replicas=(1, 2, 3), count=20)
     do(state, broker_rules.fence(state, [1]))

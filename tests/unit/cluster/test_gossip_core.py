@@ -184,7 +184,7 @@ def test_a_later_life_of_this_host_is_outlived_and_kept() -> None:
     assert bench.core.membership.life == 10
 
 
-def test_the_last_incarnation_of_all_is_left_to_who_lies() -> None:
+def test_the_highest_incarnation_is_not_refuted() -> None:
     bench = Bench()
     bench.send(2, Suspect(1, DIRECTORY, (LIFE_MAX + 1) * REFUTATIONS - 1, 2))
     assert bench.core.membership.life == 1 and bench.core.counts["unrefutable"] == 1
@@ -282,14 +282,14 @@ def test_repeated_or_misdirected_datagrams_change_nothing() -> None:
     assert bench.state(3) == ALIVE
 
 
-def test_a_stranger_is_answered_within_bounds_and_not_believed() -> None:
+def test_an_unknown_sender_gets_a_bounded_rate_of_responses_and_changes_nothing() -> None:
     bench = Bench()
     stranger = Peer(77)
-    answers = 0
+    responses = 0
     for _ in range(500):
         effects = bench.give(stranger.says(Dead(3, directory(3), REFUTATIONS, 77), body=Ping(5, "host-77", 9094)))
-        answers += len(effects)
-    assert answers == bench.core.settings.stranger_rate_per_s and bench.state(3) == ALIVE
+        responses += len(effects)
+    assert responses == bench.core.settings.stranger_rate_per_s and bench.state(3) == ALIVE
 
 
 def test_responses_to_any_host_are_bounded() -> None:
@@ -315,7 +315,7 @@ def test_a_dead_member_is_forgotten_after_a_while() -> None:
     assert bench.core.view(3) is None
 
 
-def test_who_comes_back_when_called_is_told_of_everybody() -> None:
+def test_a_member_that_is_called_back_receives_the_whole_state() -> None:
     """Only by the host that called: a member that another host called exchanges states with that
     one.
     """
@@ -515,7 +515,7 @@ def test_states_are_checked() -> None:
             decode_stream(bad)
 
 
-def test_random_bytes_behind_a_good_seal_do_no_harm() -> None:
+def test_random_bytes_under_a_valid_seal_are_taken_or_refused() -> None:
     """A host of another version, or one that lies: whatever it sends is taken or refused, and the
     core stays whole.
     """
@@ -582,6 +582,6 @@ def test_bucket_and_health() -> None:
     assert health.multiplier == 1
 
 
-def test_suspicion_of_two_hosts_has_nobody_to_confirm() -> None:
+def test_suspicion_between_two_hosts_waits_for_no_confirmation() -> None:
     assert Suspicion(0, 1_000, 6, 0, 1).deadline_ms == 1_000 and Suspicion(0, 1_000, 6, -1, 1).deadline_ms == 1_000
     assert life_of(5 * REFUTATIONS + 7) == 5

@@ -162,7 +162,7 @@ def test_a_replica_that_comes_chooses_a_directory_before_it_has_a_slot(host: Hos
     assert not any(isinstance(action, host_core.RecordMove) for action in host.actions)
 
 
-def test_a_new_leader_epoch_reaches_the_slot_whichever_host_leads(host: Host) -> None:
+def test_a_new_leader_epoch_reaches_the_slot_also_where_another_host_leads(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2))))
     host.commit(
         PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=2, in_sync_replicas=(2,)),)),
@@ -303,8 +303,8 @@ def test_commands_for_partitions_elsewhere_are_refused(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2)), partition(1, (1, 3))))
     host.give(host_core.CommandRequested("acceptor", 1, messages.DeleteRecords("t", 0, 5)))
     host.give(host_core.CommandRequested("acceptor", 2, messages.MoveReplica("t", 1, 0)))
-    answers = {message.request_id: message.error for _, message in host.sent if isinstance(message, messages.Answer)}
-    assert answers == {1: ErrorCode.NOT_LEADER_OR_FOLLOWER, 2: ErrorCode.REPLICA_NOT_AVAILABLE}
+    responses = {message.request_id: message.error for _, message in host.sent if isinstance(message, messages.Answer)}
+    assert responses == {1: ErrorCode.NOT_LEADER_OR_FOLLOWER, 2: ErrorCode.REPLICA_NOT_AVAILABLE}
 
 
 @pytest.mark.parametrize("seed", range(40))

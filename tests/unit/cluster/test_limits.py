@@ -66,7 +66,7 @@ def test_a_reassignment_has_room_for_those_that_come_and_those_that_go() -> None
     assert refusal.value.error == E.INVALID_REPLICA_ASSIGNMENT
 
 
-def test_no_more_partitions_than_an_image_of_them_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_partitions_is_limited_by_the_size_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     state = topic(cluster(HOSTS), (1, 2, 3), count=100)
     monkeypatch.setattr(
         limits, "IMAGE_BYTES_MAX", limits.image_bytes(state) + 10 * (limits.PARTITION_BYTES + 3 * limits.REPLICA_BYTES)

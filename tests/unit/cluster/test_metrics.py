@@ -27,7 +27,7 @@ def partition(
     return PartitionImage(0, -1, -1, 0, leader, 0, list(replicas), in_sync, adding=list(adding))
 
 
-def test_each_host_counts_what_it_leads_and_all_count_what_nobody_leads() -> None:
+def test_each_host_counts_what_it_leads_and_all_count_leaderless_partitions() -> None:
     seen = metadata(
         partition(1, [1, 2, 3]), partition(1, [1, 2]), partition(1, [1]), partition(2, [2]), partition(-1, [])
     )

@@ -40,7 +40,7 @@ def test_a_smaller_minimum_does_not_forget_who_is_eligible() -> None:
     assert isinstance(alter(2, "t", "3")[0], TopicConfigured)
 
 
-def test_what_the_controllers_file_says_goes_into_the_log() -> None:
+def test_defaults_of_the_controllers_file_go_into_the_log() -> None:
     world = World(5, 3, static={"cluster.seeds": "127.0.0.1:9094", "min.insync.replicas": "1"})
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", 1, 3, {}, {})).error == 0

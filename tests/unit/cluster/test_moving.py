@@ -101,7 +101,7 @@ def test_another_target_does_not_let_go_of_the_last_who_has_all_records(config: 
     )
 
 
-def test_who_has_forgotten_some_is_still_the_last_that_is_known() -> None:
+def test_a_shortened_replica_can_be_the_last_known_eligible_one() -> None:
     state = only_the_added_one_is_left({})
     partition = returned(state, 3)
     assert (partition.in_sync_replicas, partition.eligible_leader_replicas, partition.leader) == (
@@ -313,8 +313,8 @@ def retired(hosts: int, *replicas: int, count: int = 2, reached: int = 2) -> Wor
 
 
 def reassign(world: World, *replicas: int) -> None:
-    answer = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 0, list(replicas))]))
-    assert [result.error for result in answer.results] == [0]
+    response = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 0, list(replicas))]))
+    assert [result.error for result in response.results] == [0]
 
 
 def apart_ms(world: World, milliseconds: int) -> int:
@@ -396,8 +396,8 @@ def test_a_reassignment_is_called_off_for_all() -> None:
     reassign(world, 4, 5, 6)
     run(world, 3_000)
     assert all(partition.adding_replicas for partition in partitions(world))
-    answer = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 0, None)]))
-    assert answer.results[0].error == 0
+    response = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 0, None)]))
+    assert response.results[0].error == 0
     assert apart_ms(world, 5_000) <= 1_100 and moved_to(world, 1, 2, 3)
 
 

@@ -84,7 +84,7 @@ def test_partitions_that_are_added_after_a_retirement_begin_above_every_leader_e
     assert [partition.leader_epoch for partition in partitions(world, "u")] == [0] * 4
 
 
-def test_what_vanished_is_remembered_by_snapshots_and_older_ones_are_read() -> None:
+def test_snapshots_keep_removed_partitions_and_older_snapshots_are_read() -> None:
     state = topic(cluster(), count=3)
     do(state, [PartitionsVanished(TOPIC, 2)])
     assert state.topics["t"].first_leader_epoch == 6
@@ -124,7 +124,7 @@ def test_proposals_of_the_partition_that_is_gone_count_for_nothing_and_those_of_
     assert judge(old) != 0
 
 
-def test_partitions_are_not_added_by_who_has_not_heard_which_are_gone() -> None:
+def test_partitions_are_not_added_by_a_broker_with_old_metadata() -> None:
     """It has not asked whether a transaction is open that wrote to them. Only the controller knows
     that its metadata is old.
     """
@@ -136,10 +136,10 @@ def test_partitions_are_not_added_by_who_has_not_heard_which_are_gone() -> None:
         retired(world, "t", to)
         known.append(world.unlogged.topics["t"].first_leader_epoch)
         for old in known[:-1]:
-            answer = world.send_request(messages.AddPartitions("t", 4, None, old))
+            response = world.send_request(messages.AddPartitions("t", 4, None, old))
             assert (
-                answer.error == E.LEADER_NOT_AVAILABLE
-                and "try again" in answer.message
+                response.error == E.LEADER_NOT_AVAILABLE
+                and "try again" in response.message
                 and len(partitions(world)) == to
             )
     assert (
@@ -162,12 +162,12 @@ def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_a
         world.elect(2)
     run(world, 30_000)
     assert [partition.leader for partition in partitions(world)] == [1, -1]
-    answer = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 1, [2])]))
-    assert [result.error for result in answer.results] == [0] and partitions(world)[1].leader == -1, (
+    response = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 1, [2])]))
+    assert [result.error for result in response.results] == [0] and partitions(world)[1].leader == -1, (
         "nothing is given up by that alone"
     )
-    answer = world.send_request(messages.ElectLeaders(ELECT_UNCLEAN, [("t", 1)]))
-    assert [result.error for result in answer.results] == [0]
+    response = world.send_request(messages.ElectLeaders(ELECT_UNCLEAN, [("t", 1)]))
+    assert [result.error for result in response.results] == [0]
     run(world, 2_000)
     lost = partitions(world)[1]
     assert (lost.leader, lost.replicas, lost.in_sync_replicas) == (2, (2,), (2,))
@@ -205,20 +205,20 @@ def test_a_refusal_names_the_partition_that_cannot_be_asked_and_the_way_out(tmp_
     asyncio.run(scenario())
 
 
-def test_what_the_refusal_names_is_where_operators_look() -> None:
+def test_the_way_out_in_the_refusal_is_documented() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
     section = page.split("## A topic with fewer partitions")[1].split("\n## ")[0]
     assert all(word in section for word in WAY_OUT)
 
 
 async def add(broker: HandlerBroker, count: int) -> tuple[int, str | None]:
-    answer = await broker.send_request(
+    response = await broker.send_request(
         CreatePartitionsRequest(
             topics=[CreatePartitionsRequest.Topic(name="t", count=count, assignments=None)], timeout_ms=1000
         ),
         3,
     )
-    return answer.results[0].error_code, answer.results[0].error_message
+    return response.results[0].error_code, response.results[0].error_message
 
 
 def test_partitions_are_not_added_while_a_transaction_is_open_that_wrote_to_one_that_is_gone(tmp_path: Path) -> None:

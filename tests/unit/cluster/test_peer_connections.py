@@ -102,7 +102,7 @@ def run(work) -> None:
     asyncio.run(work())
 
 
-def test_who_answers_in_anothers_name_is_passed_over():
+def test_a_peer_that_answers_under_another_id_is_skipped():
     async def work():
         async with Host(1) as one, Host(2) as two, Host(2) as impostor:
             impostor.directory_id = "another"
@@ -195,12 +195,12 @@ def test_a_node_id_in_service_belongs_to_one_directory():
 
     def let_in(directory_id: str, cluster_id: str = "cluster") -> bool:
         identity = Identity(2, directory_id, cluster_id, 1, False, 0, 1 << 30)
-        answer = host._decide(Hello(1, b"", "controller", identity))
-        if isinstance(answer, Refusal):
-            assert answer.code == handshake.REFUSED_IDENTITY and "127.0.0.2:9094" in answer.message
+        response = host._decide(Hello(1, b"", "controller", identity))
+        if isinstance(response, Refusal):
+            assert response.code == handshake.REFUSED_IDENTITY and "127.0.0.2:9094" in response.message
         connection = Joiner(identity)
         host._on_message(connection, heartbeat(1, 2))  # type: ignore[arg-type]
-        assert connection.ended == isinstance(answer, Refusal), "so is what was let in before"
+        assert connection.ended == isinstance(response, Refusal), "so is what was let in before"
         return not connection.ended
 
     assert let_in("directory-2") and received == [(2, heartbeat(1, 2))]
@@ -280,7 +280,7 @@ def test_a_host_that_was_away_is_reached_again():
     run(work)
 
 
-def test_strangers_are_turned_away():
+def test_peers_of_other_clusters_are_refused():
     async def work():
         async with Host(1) as one, Host(2, b"another cluster's secret") as two, Host(3, cluster_id="other") as three:
             with pytest.raises((HandshakeFailed, EOFError)) as failed:
@@ -422,7 +422,7 @@ def test_messages_between_secured_hosts_are_not_in_clear(tmp_path):
     run(work)
 
 
-def test_what_a_host_does_not_read_is_bounded_under_tls(tmp_path, monkeypatch):
+def test_bytes_that_a_host_does_not_read_are_bounded_under_tls(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "SEND_BYTES_MAX", 4 << 20)
 
     class Silent(Host):

@@ -65,7 +65,7 @@ def test_bytes_that_follow_are_not_taken():
         responder.feed(b"x")
 
 
-def test_a_stranger_learns_nothing():
+def test_a_peer_without_the_key_learns_nothing():
     """H1, H3: a peer without the key gets a nonce and nothing more."""
     initiator, responder = pair(key_a=handshake.derive_key(b"another cluster's secret", "handshake"))
     challenge, _ = give(responder, initiator.opening())
@@ -81,8 +81,8 @@ def test_a_responder_without_the_key_is_found_out():
     _, impostor = pair(key_b=b"x" * 32)
     challenge, _ = give(impostor, initiator.opening())
     give(initiator, challenge)
-    answer = msgspec.msgpack.encode({"identity": msgspec.to_builtins(B), "refusal": None})
-    forged = msgspec.msgpack.encode({"answer": answer, "mac": b"\0" * 32})
+    response = msgspec.msgpack.encode({"identity": msgspec.to_builtins(B), "refusal": None})
+    forged = msgspec.msgpack.encode({"answer": response, "mac": b"\0" * 32})
     with pytest.raises(HandshakeFailed, match="key"):
         give(initiator, len(forged).to_bytes(4, "big") + forged)
     assert initiator.peer is None
@@ -99,8 +99,8 @@ def test_a_refusal_is_reported_and_proven():
     initiator, responder = pair()
     challenge, _ = give(responder, initiator.opening())
     give(initiator, challenge)
-    answer = msgspec.msgpack.encode({"identity": None, "refusal": msgspec.to_builtins(refusal)})
-    forged = msgspec.msgpack.encode({"answer": answer, "mac": b"\1" * 32})
+    response = msgspec.msgpack.encode({"identity": None, "refusal": msgspec.to_builtins(refusal)})
+    forged = msgspec.msgpack.encode({"answer": response, "mac": b"\1" * 32})
     with pytest.raises(HandshakeFailed) as failed:
         give(initiator, len(forged).to_bytes(4, "big") + forged)
     assert not isinstance(failed.value, HandshakeRefused)
@@ -158,7 +158,7 @@ def test_tls_is_agreed_or_refused(ours, theirs):
 
 
 def test_a_release_that_knows_nothing_of_tls():
-    """Its Hello and its answer lack the field."""
+    """Its Hello and its response lack the field."""
     fields = {"version": 1, "nonce": nonce(1), "purpose": "data", "identity": msgspec.to_builtins(A), "worker": 0}
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=handshake.Hello).tls == handshake.TLS_OFF
     for ours, taken in ((handshake.TLS_ALLOWED, True), (handshake.TLS_REQUIRED, False)):
@@ -166,9 +166,9 @@ def test_a_release_that_knows_nothing_of_tls():
         challenge = msgspec.msgpack.encode({"version": 1, "nonce": nonce(2)})
         initiator.feed(len(challenge).to_bytes(4, "big"))
         initiator.feed(challenge)
-        answer = msgspec.msgpack.encode({"identity": msgspec.to_builtins(B), "refusal": None})
-        mac = handshake._mac(KEY, b"responder", initiator.opening()[8:], challenge, answer)
-        signed = msgspec.msgpack.encode({"answer": answer, "mac": mac})
+        response = msgspec.msgpack.encode({"identity": msgspec.to_builtins(B), "refusal": None})
+        mac = handshake._mac(KEY, b"responder", initiator.opening()[8:], challenge, response)
+        signed = msgspec.msgpack.encode({"answer": response, "mac": mac})
         initiator.feed(len(signed).to_bytes(4, "big"))
         if taken:
             initiator.feed(signed)
@@ -216,8 +216,8 @@ def test_own_proof_cannot_be_reflected():
     challenge = msgspec.msgpack.encode({"version": 1, "nonce": nonce_of_attacker})
     proof, _ = give(victim, len(challenge).to_bytes(4, "big") + challenge)
     mac = msgspec.msgpack.decode(proof[4:])["mac"]
-    answer = msgspec.msgpack.encode({"identity": msgspec.to_builtins(B), "refusal": None})
-    forged = msgspec.msgpack.encode({"answer": answer, "mac": mac})
+    response = msgspec.msgpack.encode({"identity": msgspec.to_builtins(B), "refusal": None})
+    forged = msgspec.msgpack.encode({"answer": response, "mac": mac})
     with pytest.raises(HandshakeFailed):
         give(victim, len(forged).to_bytes(4, "big") + forged)
 

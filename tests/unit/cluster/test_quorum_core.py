@@ -70,7 +70,7 @@ def test_a_full_disk_at_the_start_is_tried_again() -> None:
     assert driver.core.is_active
 
 
-def test_what_was_seen_by_others_is_not_dropped_but_left_to_a_new_epoch() -> None:
+def test_batches_seen_by_others_are_not_dropped_but_left_to_a_new_epoch() -> None:
     driver = Driver()
     driver.disk()
     driver.fetch(9)
@@ -98,7 +98,7 @@ def test_a_restart_applies_what_the_log_has_only_after_an_election() -> None:
     assert of(effects, events.Committed)[0].batches[:2] == log and driver.core.epoch == 2
 
 
-def test_what_is_known_to_be_committed_is_applied_at_once() -> None:
+def test_batches_known_to_be_committed_are_applied_at_once() -> None:
     log = (leader_change_batch(0, 1, key(1)), make_batch(1, 1, DATA, (b"a",)))
     driver = Driver(stored=Stored(VoteState(1, key(1)), meta(1, 2), 10, log, committed_offset=1))
     assert of(driver.effects, events.Committed)[0].batches == log[:1]
@@ -279,7 +279,7 @@ def test_describe_tells_who_has_what() -> None:
     assert [seen.key.node_id for seen in view.observers] == [8]
 
 
-def test_who_keeps_up_with_a_log_that_grows_all_the_time_has_caught_up() -> None:
+def test_a_follower_that_keeps_up_with_a_growing_log_has_caught_up() -> None:
     """KIP-836: as of the fetch before, when it has by now what the log held then. It is never at
     the end: something is appended while its own flush takes its time.
     """

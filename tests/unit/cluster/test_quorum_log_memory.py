@@ -113,7 +113,7 @@ def compare(log: MemoryLog, records: list, batches: list[int], base: int, first:
         assert len(read) <= 1 or sum(batch.size_bytes for batch in read) <= 50
 
 
-def test_what_does_not_follow_is_refused() -> None:
+def test_batches_that_do_not_follow_are_refused() -> None:
     log = founded()
     log.append(make_batch(0, 3, DATA, (b"a", b"b")))
     for wrong in (

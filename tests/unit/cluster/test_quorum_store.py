@@ -508,7 +508,7 @@ def test_the_vote_is_kept_and_never_guessed(tmp_path: Path) -> None:
         reopen(tmp_path)
 
 
-def test_who_a_directory_is(tmp_path: Path) -> None:
+def test_the_key_of_a_directory_is_drawn_once(tmp_path: Path) -> None:
     first = settle_key(tmp_path, 1, b"a" * 16)
     assert first == ReplicaKey(1, b"a" * 16) == settle_key(tmp_path, 1, b"b" * 16)
     with pytest.raises(MetadataCorrupt, match=r"node\.id 1"):

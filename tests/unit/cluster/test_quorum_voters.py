@@ -186,7 +186,7 @@ def test_voters_are_changed_by_the_leader_only() -> None:
 # -- snapshots -------------------------------------------------------------------------------------
 
 
-def test_who_is_too_far_behind_gets_the_snapshot_in_pieces() -> None:
+def test_a_follower_below_the_log_start_gets_the_snapshot_in_pieces() -> None:
     leader = Driver(settings=QuorumSettings(retained_bytes=0))
     leader.disk()
     leader(events.Propose("p", (b"a",), 1))
@@ -256,7 +256,7 @@ def test_a_long_log_asks_for_a_snapshot_once() -> None:
 # -- generations -----------------------------------------------------------------------------------
 
 
-def test_members_of_an_older_generation_are_refused_and_told() -> None:
+def test_members_of_an_older_generation_are_refused_with_the_current_one() -> None:
     forced = Driver(stored=Stored(VoteState(7), standalone(meta(1, 2, 3, offset=5, epoch=7), (voter(1),)), 5))
     forced.disk()
     assert forced.core.is_active and forced.core.generation == 2

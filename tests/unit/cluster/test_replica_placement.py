@@ -138,7 +138,7 @@ def test_a_failed_replica_leads_no_more() -> None:
     ) == (-1, 7, (2,), (), (3,)), "no other host can: it has all records"
 
 
-def test_what_was_counted_on_disk_stays_eligible_when_the_disk_fails() -> None:
+def test_an_in_sync_replica_stays_eligible_when_its_disk_fails() -> None:
     state = topic(cluster(), in_sync_replicas=(1, 2), config={"flush.on.ack": "true"})
     after = do(state, broker_rules.failed(state, 1, [(b"t" * 16, 0)]))
     assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas) == (2, (2,), (1,))
@@ -203,7 +203,7 @@ def test_full_directories_are_left_by_their_owners_replicas_until_there_is_space
     assert all(2 in partition.in_sync_replicas for partition in partitions(world))
 
 
-def test_what_lies_in_a_directory_that_is_gone_is_led_by_others() -> None:
+def test_partitions_in_a_missing_directory_are_led_by_others() -> None:
     world = World(7, 3)
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", 6, 3, {}, {})).error == 0
@@ -301,7 +301,7 @@ def begin(state: MetadataState, *leaving: int, moves_max: int = 50) -> list:
     return [change for _, change in found]
 
 
-def test_what_cannot_be_copied_does_not_hold_up_what_can() -> None:
+def test_partitions_that_cannot_be_copied_do_not_delay_others() -> None:
     state = topic(cluster(4), replicas=(1,), count=60, name="alone", topic_id=b"a" * 16)
     topic(state, replicas=(1, 2, 3))
     do(state, broker_rules.fence(state, [1]))

@@ -99,7 +99,7 @@ def test_fewer_replicas_at_once_when_enough_are_in_sync() -> None:
     assert (after.replicas, after.leader, after.in_sync_replicas, after.leader_epoch) == ((2,), 2, (2,), 6)
 
 
-def test_fewer_replicas_wait_for_who_stays() -> None:
+def test_removal_of_replicas_waits_until_those_that_stay_are_in_sync() -> None:
     state = topic(cluster(), in_sync_replicas=(1, 2))
     during = move(state, 2, 3)
     assert during.removing_replicas == (1,) and during.replicas == (2, 3, 1)
@@ -211,10 +211,10 @@ def test_reassignments_by_request_have_a_result_each() -> None:
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", -1, -1, {0: [1, 2], 1: [2, 3]}, {})).error == 0
     expected = [("t", 0, [3, 4]), ("t", 1, None), ("t", 7, [1]), ("u", 0, [1]), ("t", 0, [1]), ("t", 1, [9])]
-    answer = world.send_request(
+    response = world.send_request(
         messages.AlterReassignments([messages.PartitionReassignment(*entry) for entry in expected])
     )
-    assert [result.error for result in answer.results] == [0, 85, 3, 3, 42, 42], (
+    assert [result.error for result in response.results] == [0, 85, 3, 3, 42, 42], (
         "the last two name partitions that were named before"
     )
     world.settle(20)
@@ -262,7 +262,7 @@ def _recovered(partition: PartitionState) -> broker_messages.InSyncProposal:
     )
 
 
-def test_without_anyone_alive_there_is_nobody_to_choose() -> None:
+def test_without_a_live_replica_the_election_is_refused() -> None:
     state = topic(cluster(), in_sync_replicas=(), leader=-1, last_known_eligible=(2,))
     do(state, broker_rules.fence(state, [1, 2, 3]))
     with pytest.raises(Refusal) as refused:
@@ -408,9 +408,9 @@ def test_retired_partitions_follow_the_ones_that_take_their_records() -> None:
     until(world, lambda: partitions(world)[0].leader not in (lost, -1), 10_000)
     run(world, 400)
     assert together(world)
-    answer = world.send_request(messages.ElectLeaders(0, [("t", 0)]))
+    response = world.send_request(messages.ElectLeaders(0, [("t", 0)]))
     run(world, 2_500)
-    assert answer.error == 0 and together(world)
+    assert response.error == 0 and together(world)
 
 
 def until(world: World, reached, milliseconds: int = 5_000) -> None:
@@ -437,13 +437,13 @@ def test_retirements_that_are_refused(world: World, name: str, count: int, error
     assert refused(world, messages.RetirePartitions(name, count)) == error
 
 
-def test_what_else_is_refused_while_partitions_go(world: World) -> None:
+def test_changes_refused_while_partitions_are_retired(world: World) -> None:
     assert refused(world, messages.RetirePartitions("t", 4, allow_moved_keys=True)) == 0
     assert refused(world, messages.RetirePartitions("t", 4)) == 0, "said again"
     assert refused(world, messages.RetirePartitions("t", 2)) == 37
     assert refused(world, messages.AddPartitions("t", 8, None)) == 37
-    answer = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 5, [1])]))
-    assert answer.results[0].error == 42
+    response = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 5, [1])]))
+    assert response.results[0].error == 42
     assert refused(world, messages.DeleteTopic("t", None)) == 0
 
 

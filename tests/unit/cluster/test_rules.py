@@ -135,7 +135,7 @@ def test_a_proposal_rests_on_what_is_so(expected, node: int, epoch: int, error: 
         assert (result.partition_epoch, result.leader_epoch, result.in_sync_replicas) == (8, 5, [1, 2])
 
 
-def test_who_is_fenced_or_ends_is_not_taken_in() -> None:
+def test_fenced_or_stopping_replicas_do_not_join_the_isr() -> None:
     state = topic(cluster(), in_sync_replicas=(1, 2))
     do(state, broker_rules.begin_shutdown(state, 3))
     assert judge(state, proposal([1, 2, 3])).error == E.INELIGIBLE_REPLICA
@@ -143,7 +143,7 @@ def test_who_is_fenced_or_ends_is_not_taken_in() -> None:
     assert judge(state, proposal([1, 2, 3])).error == E.INELIGIBLE_REPLICA
 
 
-def test_who_ends_may_stay_where_it_is() -> None:
+def test_a_stopping_replica_may_stay_in_the_isr() -> None:
     state = topic(cluster())
     do(state, broker_rules.begin_shutdown(state, 3))
     assert judge(state, proposal([1, 3])).error == 0
@@ -184,7 +184,7 @@ def test_a_repeated_proposal_gets_the_same_answer() -> None:
     assert state.topics["t"].partitions[0].partition_epoch == 8
 
 
-def test_what_was_judged_and_never_written_is_refused_for_good() -> None:
+def test_a_judged_proposal_that_was_not_written_is_refused_for_good() -> None:
     state, proposals = topic(cluster()), Proposals()
     before = state.copy()
     assert judge(state, proposal([1, 2]), proposals=proposals).error == 0
@@ -238,10 +238,10 @@ def test_a_proposal_for_another_controller_is_not_read() -> None:
     state = topic(cluster())
     active = ActiveController(3, state, OPTIONS, 0, True)
     for epoch in (2, 4):
-        records, answer = active.alter_partition(
+        records, response = active.alter_partition(
             state, broker_messages.AlterPartition(epoch, 1, 10, [proposal([1, 2])])
         )
-        assert not records and answer.error == E.NOT_CONTROLLER and not answer.results
+        assert not records and response.error == E.NOT_CONTROLLER and not response.results
 
 
 # -- R8: fencing and elections ---------------------------------------------------------------------
@@ -376,7 +376,7 @@ def test_an_only_replica_whose_disk_is_gone_is_not_led_by_an_empty_one() -> None
     assert do(state, broker_rules.unfence(state, 1)).leader == -1, "a human says that the records are lost"
 
 
-def test_a_directory_that_was_begun_anew_has_nothing_that_counts() -> None:
+def test_an_emptied_directory_has_nothing_that_counts() -> None:
     """Also after a clean end, and where only what is flushed counts."""
     state = topic(cluster(), replicas=(1, 2), in_sync_replicas=(1,), config={"flush.on.ack": "true"})
     reports = [broker_messages.DirectoryReport("d1", "/d", 10, True, fresh=True)]

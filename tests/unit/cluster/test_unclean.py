@@ -109,7 +109,7 @@ def test_an_election_of_all_partitions_finds_it() -> None:
     assert one.elect(None) == [0] and one.partition.leader == 2
 
 
-def test_nobody_is_chosen_who_cannot_serve_either_or_is_fenced() -> None:
+def test_replicas_that_cannot_serve_or_are_fenced_are_not_elected() -> None:
     one = Controller(in_sync_replicas=(1, 2))
     one.fails(2)
     one.fails(1)
@@ -124,7 +124,7 @@ def test_nobody_is_chosen_who_cannot_serve_either_or_is_fenced() -> None:
 
 
 @pytest.mark.parametrize("heals", ["silence", "registration"])
-def test_what_was_said_a_while_ago_costs_no_records(heals: str) -> None:
+def test_an_outdated_report_of_a_failed_replica_loses_no_records(heals: str) -> None:
     one = Controller(in_sync_replicas=(1,))
     one.fails(1)
     if heals == "silence":
@@ -133,8 +133,8 @@ def test_what_was_said_a_while_ago_costs_no_records(heals: str) -> None:
         one.after(1)
     else:
         message = msgspec.structs.replace(registration(1, incarnation=2), directory_id="m1")
-        records, answer = one.active.register(one.state, message, one.now_ms)
-        assert answer.error == 0 and records
+        records, response = one.active.register(one.state, message, one.now_ms)
+        assert response.error == 0 and records
     assert one.unable() == {}
     if heals == "registration":
         one.apply([BrokerChanged(1, one.state.brokers[1].epoch, fenced=False)])
@@ -144,7 +144,7 @@ def test_what_was_said_a_while_ago_costs_no_records(heals: str) -> None:
 # -- what cannot be served is never chosen ---------------------------------------------------------
 
 
-def test_nobody_is_chosen_whose_directory_is_not_there_also_when_nobody_asked_it() -> None:
+def test_a_replica_in_a_missing_directory_is_not_elected_even_if_it_reported_nothing() -> None:
     """Its replica is not in sync, so it says nothing of it; its directories are known all the same."""
     one = Controller(in_sync_replicas=(1,))
     one.reports(2, d2=False)
@@ -377,7 +377,7 @@ def test_a_leader_whose_disk_failed_gives_way() -> None:
     assert (one.partition.leader, one.partition.recovering) == (2, True)
 
 
-def test_nobody_alive_is_nobody_chosen() -> None:
+def test_without_a_live_replica_there_is_no_leader() -> None:
     one = Controller(True, in_sync_replicas=(1,))
     for node in (3, 2, 1):
         one.fenced(node)

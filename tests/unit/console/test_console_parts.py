@@ -218,7 +218,7 @@ def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
         ("two\nlines\t", "two\nlines\t"),
     ],
 )
-def test_what_is_not_seen_is_shown(text: str, shown: str) -> None:
+def test_invisible_characters_are_shown(text: str, shown: str) -> None:
     assert rendering.visible(text) == shown
 
 

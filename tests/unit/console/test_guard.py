@@ -1,4 +1,4 @@
-"""Which requests the console's pages are given at all, and what every answer carries."""
+"""Which requests the console's pages are given at all, and what every response carries."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_the_name_in_a_host_header(header: str, name: str) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:9180", "10.0.0.1:9180", ""])
 def test_a_name_that_was_rebound_to_this_address_is_refused(browser: Browser, host: str) -> None:
-    answer = browser.get("/", headers=[("host", host)])
-    assert answer.status == 421 and "--allow-host" in answer.text
+    response = browser.get("/", headers=[("host", host)])
+    assert response.status == 421 and "--allow-host" in response.text
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_templates_keep_to_the_policy() -> None:
         ({}, ClientSecurity({"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"}), "by a password"),
     ],
 )
-def test_strangers_are_not_let_in(changed: dict, security: ClientSecurity, reason: str) -> None:
+def test_requests_without_a_valid_session_are_refused(changed: dict, security: ClientSecurity, reason: str) -> None:
     with pytest.raises(CliError, match=reason):
         options(NOWHERE, security, **changed)
 
@@ -132,8 +132,8 @@ def test_users_bring_their_own_credentials() -> None:
 def test_without_a_login_no_page_is_shown() -> None:
     browser = Browser(options(NOWHERE, SASL))
     for path in ("/", "/cluster", "/nowhere"):
-        answer = browser.get(path)
-        assert answer.status == 303 and answer.headers["location"].startswith("/login"), path
+        response = browser.get(path)
+        assert response.status == 303 and response.headers["location"].startswith("/login"), path
     assert "Password" in browser.get("/login").words
 
 

@@ -489,11 +489,11 @@ class World(Chance, Checks):
         )
         self.on_broker(host, broker_core.InSyncProposed("worker", proposal))
 
-    def on_in_sync_answer(self, host: Host, answer: messages.InSyncAnswer) -> None:
-        leader = host.leaders.get((answer.topic_id, answer.index))
-        if leader is None or leader.epoch != answer.leader_epoch or leader.sequence != answer.sequence:
+    def on_in_sync_answer(self, host: Host, response: messages.InSyncAnswer) -> None:
+        leader = host.leaders.get((response.topic_id, response.index))
+        if leader is None or leader.epoch != response.leader_epoch or leader.sequence != response.sequence:
             return
-        if answer.error:
+        if response.error:
             leader.proposed = None  # safe: R6b
         # success: the metadata tells the rest
 

@@ -85,10 +85,10 @@ class World:
                     self.on_host(action)
                 case metadata_core.Reply():
                     assert action.answer.request_id not in self.answers, "answered twice"
-                    answer = action.answer
+                    response = action.answer
                     if action.topic is not None:
-                        answer = msgspec.structs.replace(answer, topic=self.host.topic_image(action.topic))
-                    self.answers[answer.request_id] = answer
+                        response = msgspec.structs.replace(response, topic=self.host.topic_image(action.topic))
+                    self.answers[response.request_id] = response
         self.core.check()
 
     def on_host(self, event) -> None:

@@ -36,8 +36,8 @@ def events(tmp_path: Path, *changes: messages.Change, error: int = 0) -> list[di
 
     def on_message(connection: Connection, message: messages.ToController) -> None:
         if isinstance(message, messages.Request):
-            answer = ANSWERS[type(message.change)] if not error else messages.Answer(1, error)
-            server.send(connection.number, answer)
+            response = ANSWERS[type(message.change)] if not error else messages.Answer(1, error)
+            server.send(connection.number, response)
 
     server = Server(path, on_message, lambda _: None, Audit(tmp_path / "audit.log"))
 
@@ -59,7 +59,7 @@ def events(tmp_path: Path, *changes: messages.Change, error: int = 0) -> list[di
     return found
 
 
-def test_what_a_tool_changes_is_written_with_its_user(tmp_path: Path) -> None:
+def test_changes_are_audited_with_their_user(tmp_path: Path) -> None:
     changes = (
         messages.CreateAcls([RULE]),
         messages.DeleteAcls([]),
@@ -73,7 +73,7 @@ def test_what_a_tool_changes_is_written_with_its_user(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_refused_is_not_written(tmp_path: Path) -> None:
+def test_refused_changes_are_not_audited(tmp_path: Path) -> None:
     assert events(tmp_path, messages.CreateAcls([RULE]), error=int(ErrorCode.POLICY_VIOLATION)) == []
 
 

@@ -86,7 +86,7 @@ def test_partitions_without_a_leader_are_reported_by_all_hosts_that_cannot_serve
     assert reported_by(world, other, lost[0]) == {key}
 
 
-def test_what_lies_in_a_directory_that_is_no_entry_any_more_fails_too() -> None:
+def test_partitions_in_a_directory_no_longer_configured_fail_too() -> None:
     """Also where the registration does not name that directory: the metadata directory was lost as
     well, and no other could be used.
     """
@@ -106,7 +106,7 @@ def test_what_lies_in_a_directory_that_is_no_entry_any_more_fails_too() -> None:
     assert led and reported_by(world, 2, broker_messages.DirectoryReport("new", "/a", 0, False)) == led
 
 
-def test_a_new_controller_hears_of_the_directories_at_once() -> None:
+def test_a_new_controller_learns_of_the_directories_at_once() -> None:
     """Until it does, it takes all of them for usable."""
     world = World(7, 3)
     world.settle(20)

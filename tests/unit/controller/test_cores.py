@@ -165,9 +165,9 @@ def random_history(seed: int, security: float = 0) -> None:
     for index in sorted(set(world.subscribed.values())):
         assert world.views[index]["rules"] == replayed.acls, "a worker has other rules"
     for number, count in allocations.items():
-        answer = world.answers.get(number)
-        if answer is not None and answer.error == 0:
-            blocks.append((answer.offset, answer.offset + count))
+        response = world.answers.get(number)
+        if response is not None and response.error == 0:
+            blocks.append((response.offset, response.offset + count))
     blocks.sort()
     assert all(first[1] <= second[0] for first, second in zip(blocks, blocks[1:])), "a producer id was given twice"
     expected = {(t.topic_id, p.index): p.leader_epoch for t in replayed.topics.values() for p in t.partitions}
@@ -194,10 +194,10 @@ def test_topic_is_answered_only_when_every_worker_has_it(world: World) -> None:
         world.apply(client)
     assert number not in world.answers
     world.apply(clients[-1])
-    answer = world.answers[number]
-    assert answer.error == 0 and answer.topic is not None
-    assert sorted(partition.owner for partition in answer.topic.partitions) == [0, 1, 2]
-    assert sorted(partition.log_dir for partition in answer.topic.partitions) == [0, 0, 1]
+    response = world.answers[number]
+    assert response.error == 0 and response.topic is not None
+    assert sorted(partition.owner for partition in response.topic.partitions) == [0, 1, 2]
+    assert sorted(partition.log_dir for partition in response.topic.partitions) == [0, 0, 1]
 
 
 def test_dead_worker_is_not_waited_for(world: World) -> None:
@@ -373,11 +373,11 @@ def test_full_table_waits_for_slots_of_a_deletion(world: World) -> None:
     )
     world.settle()
     assert world.answers[deletion].error == 0
-    answer = world.answers[creation]
+    response = world.answers[creation]
     assert (
-        answer.error == 0
-        and len(answer.topic.partitions) == 5
-        and all(partition.slot >= 0 for partition in answer.topic.partitions)
+        response.error == 0
+        and len(response.topic.partitions) == 5
+        and all(partition.slot >= 0 for partition in response.topic.partitions)
     )
 
 
@@ -414,7 +414,7 @@ def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is
 
 
 @pytest.mark.parametrize("noticed", [True, False])
-def test_a_move_does_not_hide_the_death_of_who_moved_it(world: World, noticed: bool) -> None:
+def test_a_move_does_not_hide_the_death_of_the_worker_that_moved_it(world: World, noticed: bool) -> None:
     """The worker dies between its word and the publication, the controller before the new epoch is
     written: the next controller has the slot alone to go by.
     """
@@ -527,18 +527,18 @@ def test_refusal_that_rests_on_an_unwritten_record_waits_for_it(world: World) ->
 def test_refusals(world: World, change, error: int, part: str) -> None:
     world.send_request(create("orders.eu"))
     before = list(world.log)
-    answer = world.send_request(change)
-    assert (answer.error, part in (answer.message or "")) == (error, True), answer
+    response = world.send_request(change)
+    assert (response.error, part in (response.message or "")) == (error, True), response
     assert world.log == before
 
 
 def test_validate_only_changes_nothing_and_shows_the_topic(world: World) -> None:
-    answer = world.send_request(create("orders", 3, config={"retention.ms": "5"}), validate_only=True)
+    response = world.send_request(create("orders", 3, config={"retention.ms": "5"}), validate_only=True)
     assert (
-        answer.error == 0
-        and answer.topic is not None
-        and len(answer.topic.partitions) == 3
-        and answer.topic.config == {"retention.ms": "5"}
+        response.error == 0
+        and response.topic is not None
+        and len(response.topic.partitions) == 3
+        and response.topic.config == {"retention.ms": "5"}
     )
     assert not world.core.committed.topics
 

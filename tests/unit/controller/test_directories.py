@@ -86,7 +86,7 @@ def test_a_file_system_that_hangs_is_not_usable_is_asked_once_and_the_others_are
     run(scenario())
 
 
-def test_what_could_not_be_used_at_the_start_stays_so(tmp_path: Path) -> None:
+def test_a_directory_unusable_at_the_start_stays_unusable(tmp_path: Path) -> None:
     """An empty mount point in place of the disk answers well, and holds nothing; no worker has
     opened it.
     """
@@ -119,7 +119,7 @@ def test_a_host_whose_metadata_were_lost_with_its_disks_begins_with_the_director
     assert (found.usable, found.directory_id == "d1") == ((False, True) if own == "metadata" else (True, False))
 
 
-def test_what_has_no_identity_is_not_asked(systems: FileSystems) -> None:
+def test_a_directory_without_identity_is_not_probed(systems: FileSystems) -> None:
     """It could be neither read nor written at the start."""
 
     async def scenario() -> None:
@@ -254,7 +254,7 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
     run(scenario())
 
 
-def test_what_fails_while_it_is_measured_ends_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_directories_are_measured_ends_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shells, "MEASURE_S", 0.0)
 
     async def failing() -> None:

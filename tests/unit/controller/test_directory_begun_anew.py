@@ -19,7 +19,9 @@ from mqd.controller import directories
         ("version=1\ncluster.id=c\nnode.id=1\ndirectory.id=d\n", [], {"d"}, False),
     ],
 )
-def test_begun_anew(tmp_path: Path, text: str, folders: list[str], used: set[str], fresh: bool) -> None:
+def test_the_state_of_each_directory(
+    tmp_path: Path, text: str, folders: list[str], used: set[str], fresh: bool
+) -> None:
     (tmp_path / directories.META_PROPERTIES).write_text(text)
     for name in folders:
         (tmp_path / name).mkdir()

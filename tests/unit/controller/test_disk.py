@@ -90,7 +90,7 @@ def run(work: list, failures: list[Exception | None] = ()) -> tuple[list[tuple],
     return store.calls, received, ended
 
 
-def test_what_waits_behind_an_append_is_flushed_with_it():
+def test_writes_that_wait_behind_an_append_are_flushed_with_it():
     calls, received, ended = run(
         [
             append(1, 0),
@@ -107,7 +107,7 @@ def test_what_waits_behind_an_append_is_flushed_with_it():
     assert received == [events.DiskDone(number) for number in (3, 4, 5, 6, 8)] and not ended
 
 
-def test_what_is_refused_takes_with_it_what_waits_behind_it():
+def test_a_refused_write_fails_the_writes_that_wait_behind_it():
     full = OSError(errno.ENOSPC, "no space left on device")
     meta = SnapshotMeta(0, 0, (), 1)
     snapshot = StoreSnapshot(meta, MetadataState())
@@ -227,7 +227,7 @@ def test_growing_to_three_continues_under_the_next_controller_and_what_an_operat
         {"directory_id": ""},
     ],
 )
-def test_who_cannot_be_reached_or_is_leaving_is_no_candidate(unfit):
+def test_unreachable_or_leaving_hosts_are_no_candidates(unfit):
     assert promotion.candidates((voter(1),), [broker(1), broker(2), broker(3, **unfit)], FOUNDED) == []
 
 
@@ -241,7 +241,7 @@ def test_a_voter_that_has_moved_is_reported_to_the_quorum():
     )
 
 
-def test_a_session_ended_well_when_it_said_so_or_the_machine_kept_what_was_written(tmp_path: Path):
+def test_a_session_ended_well_if_recorded_or_if_the_machine_did_not_restart(tmp_path: Path):
     path = tmp_path / "session"
     assert session.clean_epoch(path, "d", "boot-1", [1]) == -1
     session.write(path, session.Session(40, "d", "boot-1", [1, 2], False))

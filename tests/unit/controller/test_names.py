@@ -19,7 +19,7 @@ from mqd.controller.shell import Shell
 
 
 class Resolver:
-    """In place of getaddrinfo(). `dead`: names without an answer until it is let go; `unknown`:
+    """In place of getaddrinfo(). `dead`: names without a response until it is let go; `unknown`:
     those that there are not.
     """
 

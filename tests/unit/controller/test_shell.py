@@ -28,7 +28,7 @@ def run(scenario) -> None:
     asyncio.run(asyncio.wait_for(scenario, 10))
 
 
-def test_what_every_worker_has_is_waited_for_and_what_is_in_the_log() -> None:
+def test_a_change_waits_for_every_worker_and_for_the_log() -> None:
     async def scenario() -> None:
         one = shell(committed=9, log_end_offset=12)
         waiting = asyncio.create_task(one.wait_metadata(9, 12))
@@ -46,7 +46,7 @@ def test_what_every_worker_has_is_waited_for_and_what_is_in_the_log() -> None:
     run(scenario())
 
 
-def test_what_the_quorum_cuts_off_was_not_committed() -> None:
+def test_truncated_batches_were_not_committed() -> None:
     async def scenario() -> None:
         one = shell(committed=9, log_end_offset=12)
         waiting = asyncio.create_task(one.wait_metadata(9, 12))

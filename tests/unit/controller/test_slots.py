@@ -36,7 +36,7 @@ def seen(control: native.Control) -> SlotSeen:
     return found
 
 
-def test_what_was_assigned_is_seen(control: native.Control) -> None:
+def test_assigned_slots_are_seen(control: native.Control) -> None:
     assign(control, log_dir=4)
     assert seen(control) == SlotSeen(SLOT, TOPIC, 2, 3, 1, False, 4)
     assert slots.seen(control, MetadataState()).alive == {
@@ -56,7 +56,7 @@ def test_a_move_is_seen_and_leaves_the_slot_of_a_dead_owner_as_it_is(control: na
     assert (view.log_dir, view.leader_epoch) == (0, 4) and not seen(control).stale
 
 
-def test_what_had_no_owner_is_offline_until_its_new_one_has_opened_it(control: native.Control) -> None:
+def test_a_slot_without_owner_is_offline_until_the_new_one_has_opened_it(control: native.Control) -> None:
     assert assign(control).state == native.SlotState.OPENING
     view = assign(control, owner=OWNER_NONE, log_dir=LOG_DIR_NONE)
     assert (view.owner, view.log_dir, view.state) == (OWNER_NONE, 0, native.SlotState.OFFLINE)

@@ -101,7 +101,7 @@ def test_one_transaction_then_what_came_meanwhile() -> None:
     assert mover.expect(WRITING).letters == (Letter(20, 1),)
 
 
-def test_what_the_note_names_has_its_letter() -> None:
+def test_records_named_in_the_note_have_their_dead_letter() -> None:
     mover = Mover(dead(5, 9), note=note_of(4, [3, 6, 7]))
     assert mover.archive() == ((6, 7),)
     mover.observe(Run(6, 7, ARCHIVED, 1))

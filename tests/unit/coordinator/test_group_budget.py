@@ -114,7 +114,7 @@ class World:
         self.shard._entries["filler"].size_bytes += missing
 
 
-def test_what_goes_is_given_back() -> None:
+def test_the_budget_is_returned_when_members_and_groups_go() -> None:
     world = World()
     joined = world.join("g", MB)
     assert joined.error_code == 0 and world.used() > MB
@@ -140,7 +140,7 @@ def test_a_shard_that_is_discarded_gives_everything_back() -> None:
     assert world.budget.used_bytes == 0
 
 
-def test_what_the_log_holds_is_counted_and_never_refused() -> None:
+def test_state_from_the_log_is_counted_and_never_refused() -> None:
     world = World()
     records: list[tuple[bytes, bytes | None]] = []
     persist = world.shard._persist

@@ -23,15 +23,15 @@ def test_a_new_member_is_asked_to_join_with_its_id(shell: GroupShell) -> None:
     assert (first.error_code, first.member_id) == (E.MEMBER_ID_REQUIRED, "m-1")
     number = shell.join(first.member_id, version=4)
     shell.advance(0)
-    answer = shell.reply(number)
-    assert (answer.error_code, answer.generation_id, answer.leader, answer.protocol_name, answer.protocol_type) == (
-        0,
-        1,
-        "m-1",
-        "range",
-        "consumer",
-    )
-    assert [(one.member_id, one.metadata) for one in answer.members] == [("m-1", b"m")]
+    response = shell.reply(number)
+    assert (
+        response.error_code,
+        response.generation_id,
+        response.leader,
+        response.protocol_name,
+        response.protocol_type,
+    ) == (0, 1, "m-1", "range", "consumer")
+    assert [(one.member_id, one.metadata) for one in response.members] == [("m-1", b"m")]
 
 
 def test_before_version_4_a_member_joins_at_once(shell: GroupShell) -> None:
@@ -41,8 +41,8 @@ def test_before_version_4_a_member_joins_at_once(shell: GroupShell) -> None:
 
 
 def test_an_unknown_member_id(shell: GroupShell) -> None:
-    answer = shell.reply(shell.join("stranger"))
-    assert (answer.error_code, answer.member_id) == (E.UNKNOWN_MEMBER_ID, "stranger")
+    response = shell.reply(shell.join("stranger"))
+    assert (response.error_code, response.member_id) == (E.UNKNOWN_MEMBER_ID, "stranger")
     assert shell.core.is_empty
 
 
@@ -115,7 +115,7 @@ def test_changed_metadata_means_a_rebalance() -> None:
     assert shell.core.state_name == "PreparingRebalance"
 
 
-def test_who_does_not_join_again_in_time_is_out() -> None:
+def test_a_member_that_does_not_rejoin_in_time_is_removed() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     leader, follower = shell.stable(2, rebalance=5_000)
     number = shell.join(leader, rebalance=5_000)
@@ -137,8 +137,8 @@ def test_a_join_repeated_over_another_connection_answers_the_first() -> None:
 def test_a_full_group() -> None:
     shell = GroupShell(max_size=2, initial_rebalance_delay_ms=1)
     shell.stable(2)
-    answer = shell.reply(shell.join(version=3))
-    assert (answer.error_code, answer.member_id) == (E.GROUP_MAX_SIZE_REACHED, "")
+    response = shell.reply(shell.join(version=3))
+    assert (response.error_code, response.member_id) == (E.GROUP_MAX_SIZE_REACHED, "")
 
 
 def test_a_static_member_of_a_full_group_may_come_back() -> None:
@@ -218,7 +218,7 @@ def test_a_sync_that_does_not_fit(
     assert shell.reply(shell.sync(member or only, generation, protocol=protocol)).error_code == error
 
 
-def test_a_rebalance_sends_those_who_wait_for_an_assignment_back(shell: GroupShell) -> None:
+def test_a_rebalance_sends_members_that_wait_for_an_assignment_back(shell: GroupShell) -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     numbers = [shell.join(version=3) for _ in range(2)]
     shell.advance(1)
@@ -306,28 +306,32 @@ def test_after_a_restart_members_have_a_whole_session() -> None:
 def test_a_static_member_comes_back_unnoticed(version: int) -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     ids = shell.stable(2, instances=True)
-    answer = shell.reply(shell.join(instance="i1", version=version))
-    assert (answer.error_code, answer.generation_id, answer.leader) == (0, 1, ids[0]) and answer.member_id != ids[1]
+    response = shell.reply(shell.join(instance="i1", version=version))
+    assert (response.error_code, response.generation_id, response.leader) == (
+        0,
+        1,
+        ids[0],
+    ) and response.member_id != ids[1]
     assert shell.core.state_name == "Stable" and shell.beat(ids[0], 1, "i0") == 0
-    assert shell.reply(shell.sync(answer.member_id, 1, instance="i1")).assignment == b"a1"
+    assert shell.reply(shell.sync(response.member_id, 1, instance="i1")).assignment == b"a1"
     assert shell.beat(ids[1], 1, "i1") == E.FENCED_INSTANCE_ID and shell.beat(ids[1], 1) == E.UNKNOWN_MEMBER_ID
     assert shell.reply(shell.sync(ids[1], 1, instance="i1")).error_code == E.FENCED_INSTANCE_ID
     assert shell.reply(shell.join(ids[1], instance="i1")).error_code == E.FENCED_INSTANCE_ID
     shell.restart()
-    assert shell.beat(answer.member_id, 1, "i1") == 0, "its new id is in the log"
+    assert shell.beat(response.member_id, 1, "i1") == 0, "its new id is in the log"
 
 
 def test_a_static_leader_that_comes_back_knows_whether_it_leads() -> None:
     for version, skips in ((8, False), (9, True)):
         shell = GroupShell(initial_rebalance_delay_ms=1)
         ids = shell.stable(2, instances=True)
-        answer = shell.reply(shell.join(instance="i0", version=version))
-        assert answer.skip_assignment is skips
+        response = shell.reply(shell.join(instance="i0", version=version))
+        assert response.skip_assignment is skips
         if skips:  # KIP-814: it leads, and need not assign
-            assert answer.leader == answer.member_id and len(answer.members) == 2
+            assert response.leader == response.member_id and len(response.members) == 2
         else:  # older ones must not believe that they lead
-            assert answer.leader == ids[0] and answer.members == []
-        assert shell.classic.leader == answer.member_id
+            assert response.leader == ids[0] and response.members == []
+        assert shell.classic.leader == response.member_id
 
 
 def test_a_static_member_that_changes_the_choice_of_protocol_rebalances() -> None:
@@ -391,7 +395,7 @@ def test_an_unknown_group_has_no_members_to_leave(shell: GroupShell) -> None:
 # -- committing ------------------------------------------------------------------------------------
 
 
-def test_who_may_commit() -> None:
+def test_commits_from_members_and_from_outside_a_group() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
 
     def commit(
@@ -454,8 +458,8 @@ def test_a_group_larger_than_allowed_after_a_restart_joins_again() -> None:
     shell.settings = type(shell.settings)(max_size=2)
     shell.restart()
     assert shell.core.state_name == "PreparingRebalance"
-    answers = [shell.reply(shell.join(member_id)) for member_id in ids]
-    assert answers[2].error_code == E.GROUP_MAX_SIZE_REACHED and shell.classic.generation == 2
+    responses = [shell.reply(shell.join(member_id)) for member_id in ids]
+    assert responses[2].error_code == E.GROUP_MAX_SIZE_REACHED and shell.classic.generation == 2
 
 
 def test_described_and_listed() -> None:

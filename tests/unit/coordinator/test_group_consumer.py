@@ -23,8 +23,8 @@ def shell() -> ConsumerShell:
 
 
 def test_the_first_member_has_everything_at_once(shell: ConsumerShell) -> None:
-    answer = shell.enter("m1")
-    assert (answer.error_code, answer.member_id, answer.member_epoch, shell.report(answer)) == (
+    response = shell.enter("m1")
+    assert (response.error_code, response.member_id, response.member_epoch, shell.report(response)) == (
         0,
         "m1",
         1,
@@ -97,7 +97,7 @@ def test_a_group_may_be_full() -> None:
 # -- time ------------------------------------------------------------------------------------------
 
 
-def test_who_is_not_heard_of_is_put_out(shell: ConsumerShell) -> None:
+def test_a_member_without_heartbeats_is_removed(shell: ConsumerShell) -> None:
     shell.enter("m1")
     shell.advance(40_000)
     shell.heartbeat("m1", 1)
@@ -111,7 +111,7 @@ def test_who_is_not_heard_of_is_put_out(shell: ConsumerShell) -> None:
     assert shell.heartbeat("m1", 1).error_code == E.UNKNOWN_MEMBER_ID
 
 
-def test_who_does_not_let_go_is_put_out_for_all_its_heartbeats(shell: ConsumerShell) -> None:
+def test_a_member_that_revokes_nothing_is_removed_despite_its_heartbeats(shell: ConsumerShell) -> None:
     shell.enter("m1")
     shell.enter("m2")
     for _ in range(9):
@@ -177,11 +177,11 @@ def test_a_static_member_that_does_not_come_back(shell: ConsumerShell) -> None:
 def test_expressions(shell: ConsumerShell) -> None:
     shell.cluster.set("orders-1", 2)
     shell.cluster.set("orders", 1)
-    answer = shell.enter("m1", subscribed_topic_names=None, subscribed_topic_regex="orders-.*")
-    assert shell.report(answer) == {"orders-1": (0, 1)}
+    response = shell.enter("m1", subscribed_topic_names=None, subscribed_topic_regex="orders-.*")
+    assert shell.report(response) == {"orders-1": (0, 1)}
     shell.cluster.set("orders-2", 1)
-    answer = shell.heartbeat("m1", 1)
-    assert (answer.member_epoch, shell.report(answer)) == (2, {"orders-1": (0, 1), "orders-2": (0,)})
+    response = shell.heartbeat("m1", 1)
+    assert (response.member_epoch, shell.report(response)) == (2, {"orders-1": (0, 1), "orders-2": (0,)})
     shell.cluster.set("others", 1)
     assert shell.heartbeat("m1", 2).member_epoch == 2, "what it does not match is none of its business"
     bad = shell.heartbeat("m1", 2, subscribed_topic_regex="(?<=a)b")
@@ -209,13 +209,13 @@ def test_an_expression_matches_what_its_member_may_describe(shell: ConsumerShell
 
     shell.cluster.hidden["User:bob"] = {"orders-2"}
     shell.cluster.version += 1
-    answer = shell.heartbeat("bob", 2)
-    assert shell.report(answer) in ({}, {"orders-1": (0,)})
-    assert "orders-2" not in (shell.report(answer) or {})
+    response = shell.heartbeat("bob", 2)
+    assert shell.report(response) in ({}, {"orders-1": (0,)})
+    assert "orders-2" not in (shell.report(response) or {})
 
     shell.principal = "User:alice"  # a member that has authenticated as another user
-    answer = shell.heartbeat("bob", answer.member_epoch, {})
-    assert "orders-1" not in (shell.report(answer) or {})
+    response = shell.heartbeat("bob", response.member_epoch, {})
+    assert "orders-1" not in (shell.report(response) or {})
     shell.core.check()
 
 
@@ -242,15 +242,17 @@ def test_topics_change(shell: ConsumerShell) -> None:
     shell.cluster.set("b", 1)
     assert shell.heartbeat("m1", 2).member_epoch == 3
     shell.cluster.set("a", 0)
-    answer = shell.heartbeat("m1", 3, {"a": (0, 1, 2, 3, 4), "b": (0,)} if "a" in shell.cluster.topics else {"b": (0,)})
-    assert (answer.member_epoch, shell.report(answer)) == (4, {"b": (0,)})
+    response = shell.heartbeat(
+        "m1", 3, {"a": (0, 1, 2, 3, 4), "b": (0,)} if "a" in shell.cluster.topics else {"b": (0,)}
+    )
+    assert (response.member_epoch, shell.report(response)) == (4, {"b": (0,)})
 
 
 def test_a_topic_that_is_recreated_is_another_one(shell: ConsumerShell) -> None:
     old = shell.enter("m1").assignment.topic_partitions[0].topic_id
     shell.cluster.set("a", 2)
-    answer = shell.heartbeat("m1", 1, {})
-    assert answer.assignment.topic_partitions[0].topic_id != old and shell.report(answer) == {"a": (0, 1)}
+    response = shell.heartbeat("m1", 1, {})
+    assert response.assignment.topic_partitions[0].topic_id != old and shell.report(response) == {"a": (0, 1)}
 
 
 def test_most_members_choose_the_assignor(shell: ConsumerShell) -> None:
@@ -280,10 +282,10 @@ def test_commits_are_held_against_the_epoch(shell: ConsumerShell) -> None:
     shell.enter("m1")
 
     def commit(member_id: str, epoch: int, version: int = 9) -> int:
-        answer = shell.send_request(
+        response = shell.send_request(
             lambda number: CommitOffsets(number, version, member_id, None, epoch, (CommittedOffset("a", 0, 7),))
         )
-        return answer.error or answer.errors[0]
+        return response.error or response.errors[0]
 
     assert commit("m1", 1) == 0
     assert commit("m1", 0) == commit("m1", 2) == E.STALE_MEMBER_EPOCH
@@ -377,8 +379,8 @@ def classic_group(shell: ConsumerShell, count: int = 2) -> list[str]:
 
 def test_upgrade_and_downgrade(shell: ConsumerShell) -> None:
     one, two = classic_group(shell)
-    answer = shell.enter("new")
-    assert answer.error_code == 0 and shell.core.kind == "consumer"
+    response = shell.enter("new")
+    assert response.error_code == 0 and shell.core.kind == "consumer"
     assert {name: shell.consumer.members[name].assigned for name in (one, two)} == {
         name: {shell.cluster.topics["a"].topic_id: (2 * number, 2 * number + 1)}
         for number, name in enumerate((one, two))
@@ -395,7 +397,7 @@ def test_upgrade_and_downgrade(shell: ConsumerShell) -> None:
             joined = shell.reply(shell.classic_join(name, "a", owned=kept))
             assert shell.reply(shell.sync(name, joined.generation_id)).error_code == 0
         assert shell.beat(name, joined.generation_id) == 0
-    assert shell.report(shell.heartbeat("new", answer.member_epoch)) is not None
+    assert shell.report(shell.heartbeat("new", response.member_epoch)) is not None
     assert shell.core.state_name == "Stable"
     shell.restart()
     assert shell.core.kind == "consumer" and shell.core.state_name == "Stable"

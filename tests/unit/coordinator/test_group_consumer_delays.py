@@ -12,7 +12,7 @@ def shell() -> ConsumerShell:
     return ConsumerShell()
 
 
-def test_who_holds_a_rebalance_up(shell: ConsumerShell) -> None:
+def test_members_that_hold_up_a_rebalance(shell: ConsumerShell) -> None:
     shell.enter("m1")
     assert shell.core.held_up_by() == []
     shell.advance(1_000)

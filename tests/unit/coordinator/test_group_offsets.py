@@ -142,12 +142,12 @@ def test_all_offsets_come_in_order() -> None:
 
 def test_metadata_has_a_bound_in_bytes() -> None:
     world = World()
-    answer = world.do(
+    response = world.do(
         CommitOffsets(
             1, 8, "", None, -1, (CommittedOffset("t", 0, 1, -1, "x" * 10), CommittedOffset("t", 1, 1, -1, "ü" * 6))
         )
     )
-    assert answer == OffsetsCommitted(0, (0, int(ErrorCode.OFFSET_METADATA_TOO_LARGE))) and list(world.fetch()) == [
+    assert response == OffsetsCommitted(0, (0, int(ErrorCode.OFFSET_METADATA_TOO_LARGE))) and list(world.fetch()) == [
         ("t", 0)
     ]
     assert len(world.log[0].records) == 1
@@ -200,7 +200,7 @@ def test_a_retention_time_without_end() -> None:
     assert world.offsets.get("t", 0).expire_timestamp_ms == 2**63 - 1
 
 
-def test_who_may_not_commit_changes_nothing() -> None:
+def test_a_refused_commit_changes_nothing() -> None:
     world = World()
     world.members.error = int(ErrorCode.ILLEGAL_GENERATION)
     assert world.do(commit(("t", 0, 5))) == OffsetsCommitted(22)
@@ -242,8 +242,8 @@ def test_deletion() -> None:
     world = World()
     world.do(commit(("t", 0, 5), ("t", 1, 6), ("u", 0, 7)))
     world.members.subscribed = {"u"}
-    answer = world.do(DeleteOffsets(1, (("t", (0, 0, 8)), ("u", (0,)))))
-    assert answer.errors == (("t", (0, 0, 0)), ("u", (int(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC),)))
+    response = world.do(DeleteOffsets(1, (("t", (0, 0, 8)), ("u", (0,)))))
+    assert response.errors == (("t", (0, 0, 0)), ("u", (int(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC),)))
     assert list(world.fetch()) == [("t", 1), ("u", 0)] and [value for _, value in world.log[-1].records] == [None]
     world.do(commit(("v", 0, 1), producer_id=9))
     world.do(PartitionsGone({"t": 0, "v": 0, "w": 0}))

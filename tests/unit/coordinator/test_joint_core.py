@@ -152,7 +152,7 @@ def test_children_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert it.enlist(0) == error(TOO_MANY)
 
 
-def test_a_transaction_ends_when_nothing_is_heard_of_it() -> None:
+def test_a_transaction_without_heartbeats_ends() -> None:
     it = Driver()
     child = it.child(0, A)
     it.wait(4_999)
@@ -179,7 +179,7 @@ def test_a_time_out_starts_again_when_the_coordinator_does() -> None:
     assert it.core.state == State.ONGOING
 
 
-def test_what_was_decided_is_carried_out_by_the_next_coordinator() -> None:
+def test_the_next_coordinator_carries_out_decided_transactions() -> None:
     it = Driver()
     winner, loser = it.child(0, A), it.child(0, B)
     it.end(0, winner)
@@ -204,7 +204,7 @@ def test_an_earlier_batch_does_not_end_a_later_one() -> None:
     assert it.end(5, child) is None
 
 
-def test_who_aborts_is_over_and_so_are_its_tasks_that_live_on() -> None:
+def test_an_aborted_run_is_over_and_its_remaining_tasks_are_fenced() -> None:
     it = Driver()
     child = it.child(0, A)
     assert it.end(0, committed=False) is None and it.enlist(0) == error(FENCED), "while its markers are written"
@@ -260,7 +260,7 @@ def test_a_time_out_that_may_not_be_is_refused() -> None:
     assert it.core.is_empty
 
 
-def test_what_is_not_used_any_more_is_forgotten() -> None:
+def test_unused_transactions_are_removed() -> None:
     it = Driver()
     it.end(0, it.child(0, A), it.child(0))
     it.written()

@@ -34,8 +34,8 @@ async def _marked(broker: HandlerBroker, topic: str, leader_epoch: int) -> tuple
         coordinator_epoch=0,
         leader_epoch=leader_epoch,
     )
-    answer = await broker.send_request(WriteTxnMarkersRequest(markers=[marker]), 2, OF_ANOTHER_HOST)
-    return answer.markers[0].topics[0].partitions[0].error_code, len(broker.owners.batches) - before
+    response = await broker.send_request(WriteTxnMarkersRequest(markers=[marker]), 2, OF_ANOTHER_HOST)
+    return response.markers[0].topics[0].partitions[0].error_code, len(broker.owners.batches) - before
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Owners:
         self.sent.append((slot, HEADER.unpack_from(batch)[9], token))
 
 
-def run(*answers: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tuple[int, int]], Any]:
+def run(*responses: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tuple[int, int]], Any]:
     """`answers`: (error, redirect) to the appends, in order. What was written where, and what came
     of it.
     """
@@ -42,7 +42,7 @@ def run(*answers: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tuple[
         owners = Owners()
         log = Log(owners, owners, 1 << 63)
         future = log.marker_nowait(marker)
-        for number, (error, redirect) in enumerate(answers):
+        for number, (error, redirect) in enumerate(responses):
             assert log.produced(owners.sent[number][2], error, 20 + number, redirect)
             await asyncio.sleep(0)
         assert log.pending_count == 0
@@ -63,7 +63,7 @@ def test_a_marker_goes_to_both() -> None:
     assert run((0, 1), (0, -1)) == ([(13, 7), (11, redirected_producer(7, 3))], 20)
 
 
-def test_what_was_written_before_to_the_first_is_written_to_the_second_all_the_same() -> None:
+def test_a_marker_written_to_the_first_leader_is_written_to_the_second_too() -> None:
     assert run((ErrorCode.INVALID_PRODUCER_EPOCH, 1), (0, -1)) == (
         [(13, 7), (11, redirected_producer(7, 3))],
         ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -96,7 +96,7 @@ def topic_of(reported: int, count: int, first_leader_epoch: int = 0) -> messages
 
 
 class Written:
-    """A coordinator that has one transaction to end, and a log whose first answer is `error`; ours
+    """A coordinator that has one transaction to end, and a log whose first response is `error`; ours
     learns of `then` at the same time.
     """
 

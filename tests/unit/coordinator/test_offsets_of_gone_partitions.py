@@ -28,8 +28,8 @@ OTHER = NODE + 1
 
 
 async def delete(broker: HandlerBroker, name: str = "t") -> None:
-    answer = await broker.send_request(DeleteTopicsRequest(topic_names=[name], timeout_ms=1000), 5)
-    assert answer.responses[0].error_code == 0
+    response = await broker.send_request(DeleteTopicsRequest(topic_names=[name], timeout_ms=1000), 5)
+    assert response.responses[0].error_code == 0
     await until(lambda: name not in broker.metadata.topics)
 
 
@@ -135,7 +135,7 @@ def test_a_topic_whose_deletion_is_reported_by_a_whole_image_only(
     run(tmp_path, scenario)
 
 
-def test_what_is_committed_for_the_topic_that_was_recreated_stays_however_soon_it_comes(tmp_path: Path) -> None:
+def test_early_commits_for_a_recreated_topic_stay(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5, partitions=(0, 1)) == [0, 0]
         topic = broker.metadata.topics["t"]
@@ -190,7 +190,7 @@ def test_a_topic_that_was_recreated_while_the_host_had_no_lease(
     run(tmp_path, scenario)
 
 
-def test_what_another_host_has_coordinated_meanwhile_is_not_taken_away(
+def test_offsets_that_another_host_coordinated_meanwhile_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has learned of the deletion, and what it took commits for is the new topic."""
@@ -249,9 +249,7 @@ def test_a_topic_recreated_while_the_partition_of_its_group_has_no_leader(tmp_pa
 
 
 @pytest.mark.parametrize("reported", ["at once", "skipped", "before", "after"])
-def test_what_another_host_has_coordinated_is_not_taken_away_however_it_is_reported(
-    tmp_path: Path, reported: str
-) -> None:
+def test_offsets_that_another_host_coordinated_are_kept_however_it_is_reported(tmp_path: Path, reported: str) -> None:
     """`at once`: that it led and that this host leads again come in one message. `skipped`: only
     the second, for there were too many to tell. `before` the topic was made again it led, or
     `after`.
@@ -388,7 +386,7 @@ def test_offsets_of_retired_partitions_go_when_these_are_gone(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_topic_that_this_host_was_only_not_told_of_keeps_its_offsets(
+def test_a_topic_that_this_host_does_not_know_yet_keeps_its_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     """Its partitions wait for slots here. The coordinator before was told of it, and took the

@@ -67,8 +67,8 @@ async def commit(
         partitions=[OffsetCommitRequest.Partition(partition_index=one, committed_offset=offset) for one in partitions],
     )
     fields.setdefault("generation_id_or_member_epoch", -1)
-    answer = await broker.send_request(OffsetCommitRequest(group_id=group, topics=[requested], **fields), version)
-    return [one.error_code for one in answer.topics[0].partitions]
+    response = await broker.send_request(OffsetCommitRequest(group_id=group, topics=[requested], **fields), version)
+    return [one.error_code for one in response.topics[0].partitions]
 
 
 async def fetch(broker: HandlerBroker, group: str = "g", version: int = 8, partition: int = 0) -> tuple[int, int]:
@@ -79,11 +79,11 @@ async def fetch(broker: HandlerBroker, group: str = "g", version: int = 8, parti
         topics=[OffsetFetchRequest.GroupTopic(name="t", topic_id=topic_id, partition_indexes=[partition])],
     )
     old = [OffsetFetchRequest.Topic(name="t", partition_indexes=[partition])]
-    answer = await broker.send_request(OffsetFetchRequest(group_id=group, topics=old, groups=[requested]), version)
+    response = await broker.send_request(OffsetFetchRequest(group_id=group, topics=old, groups=[requested]), version)
     if version >= 8:
-        answer = answer.groups[0]
-    one = answer.topics[0].partitions[0] if answer.topics else None
-    return answer.error_code or (one.error_code if one else 0), one.committed_offset if one else -1
+        response = response.groups[0]
+    one = response.topics[0].partitions[0] if response.topics else None
+    return response.error_code or (one.error_code if one else 0), one.committed_offset if one else -1
 
 
 async def until(condition, rounds: int = 3000) -> None:
@@ -232,7 +232,7 @@ def test_everything_that_is_committed(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 5, partitions=(0, 2))
         for version in range(2, 11):
-            answer = await broker.send_request(
+            response = await broker.send_request(
                 OffsetFetchRequest(
                     group_id="g",
                     topics=None,
@@ -240,11 +240,11 @@ def test_everything_that_is_committed(tmp_path: Path) -> None:
                 ),
                 version,
             )
-            answers = answer.groups if version >= 8 else [answer]
-            (topic,) = answers[0].topics
+            responses = response.groups if version >= 8 else [response]
+            (topic,) = responses[0].topics
             assert topic.topic_id == broker.metadata.topics["t"].topic_id if version >= 10 else topic.name == "t"
             assert [(one.partition_index, one.committed_offset) for one in topic.partitions] == [(0, 5), (2, 5)]
-            assert all(one.topics == [] and one.error_code == 0 for one in answers[1:])
+            assert all(one.topics == [] and one.error_code == 0 for one in responses[1:])
         await broker.send_request(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
         # they go with their topic; the group can still be deleted
         await until(lambda: shard_of(broker, "g").core("g").offsets.is_empty)
@@ -281,8 +281,8 @@ def test_offset_delete(tmp_path: Path) -> None:
 
         assert (await broker.send_request(delete("g", 0), 0)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
         await commit(broker, 5, partitions=(0, 1))
-        answer = await broker.send_request(delete("g", 0, 9, 2), 0)
-        assert answer.error_code == 0 and [one.error_code for one in answer.topics[0].partitions] == [
+        response = await broker.send_request(delete("g", 0, 9, 2), 0)
+        assert response.error_code == 0 and [one.error_code for one in response.topics[0].partitions] == [
             0,
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             0,
@@ -295,7 +295,7 @@ def test_offset_delete(tmp_path: Path) -> None:
 # -- writes ----------------------------------------------------------------------------------------
 
 
-def test_nobody_is_answered_before_the_write_and_reads_of_it_wait_too(tmp_path: Path) -> None:
+def test_responses_and_reads_wait_for_the_write(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 1)
         broker.owners.hold = True

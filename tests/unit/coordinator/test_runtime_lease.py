@@ -99,7 +99,7 @@ def test_a_core_that_fails_at_the_end_of_a_transaction_is_reloaded(
     run(tmp_path, scenario)
 
 
-def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_the_end_of_a_transaction_is_written_soon_without_a_waiting_client(tmp_path: Path) -> None:
     from mqd.coordinator.transaction.events import AddPartitions, EndTransaction, InitProducerId
     from mqd.coordinator.transaction.records import State, decode_value
 
@@ -148,7 +148,7 @@ def test_without_a_lease_no_client_learns_what_a_group_has_committed(
     run(tmp_path, scenario)
 
 
-def test_without_a_lease_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_lease_no_client_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 1), (0, 1)]
         with monkeypatch.context() as patch:

@@ -105,7 +105,7 @@ def test_a_reply_waits_for_what_its_core_persisted_before_and_for_nothing_else()
     assert world.shard.end_offset == 101
 
 
-def test_what_waits_together_is_written_together_one_unit_at_a_time() -> None:
+def test_waiting_records_are_written_together_one_unit_at_a_time() -> None:
     world = World()
     world.do("a", Persist(record("a1")), Reply(1, ""))
     first = world.shard.next_unit()
@@ -166,7 +166,7 @@ def test_a_marker_that_comes_late_leaves_what_is_open_alone() -> None:
     )
     world.write()
     world.shard.end_transaction(5, 4, 3, True, 0, reported.append, True)
-    # its answer was lost: nothing is open, so it does no harm
+    # its response was lost: nothing is open, so it does no harm
     world.shard.end_transaction(5, 4, 3, True, 0, reported.append, True)
     assert sum(isinstance(event, TransactionEnded) for event in world.cores.made[0].seen) == 1
     world.write()
@@ -193,7 +193,7 @@ def test_a_marker_that_the_owner_refuses_takes_no_offset() -> None:
     assert reported == [47, 52]
 
 
-def test_what_is_lazy_waits_for_company_and_nobody_for_it() -> None:
+def test_lazy_records_wait_for_others_and_delay_none() -> None:
     world = World()
     world.do("a", Persist(record("a1"), is_lazy=True), Reply(1, "at once"))
     assert world.sent == [(1, "at once")] and world.shard.is_lazy and world.shard.next_unit() is None
@@ -209,7 +209,7 @@ def test_what_is_lazy_waits_for_company_and_nobody_for_it() -> None:
     assert world.write() == [[(b"a3", b"v"), (b"a4", b"v")]] and world.sent[2:] == [(3, "")]
 
 
-def test_what_is_lazy_does_not_hold_up_another_unit() -> None:
+def test_lazy_records_do_not_delay_another_unit() -> None:
     """H3 may want a second one."""
     world = World()
     world.do(

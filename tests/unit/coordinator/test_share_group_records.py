@@ -59,7 +59,7 @@ def test_they_are_read_back() -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_what_is_cut_off_is_a_value_error(name: str) -> None:
+def test_truncated_records_are_a_value_error(name: str) -> None:
     value = bytes.fromhex(GOLDEN[name][2])
     decode = getattr(records, f"decode_{name}")
     for size in range(len(value)):

@@ -203,7 +203,7 @@ def test_a_worker_reads_and_writes(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_is_refused_before_a_core_sees_it(tmp_path: Path) -> None:
+def test_requests_refused_before_a_core_sees_them(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert (await send_request(broker, READ, topic="none")).error_code == 3
         assert (await send_request(broker, READ, partition=2)).error_code == 3
@@ -221,7 +221,7 @@ def test_what_is_refused_before_a_core_sees_it(tmp_path: Path) -> None:
 
 
 def test_another_host_coordinates(tmp_path: Path) -> None:
-    """Asked of its leader; without an answer the error is one that is retried."""
+    """Asked of its leader; without a response the error is one that is retried."""
 
     class Peers:
         def __init__(self) -> None:
@@ -314,7 +314,7 @@ def state_after(broker: HandlerBroker, partition: int, start_offset: int, name: 
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_what_is_before_the_snapshots_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
+def test_records_before_the_snapshots_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         coordinators = broker.broker.coordinators
         pruning, share = coordinators.share_pruning, coordinators.share

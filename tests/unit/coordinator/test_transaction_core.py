@@ -132,7 +132,7 @@ def test_a_retry_across_the_change_of_ids_is_answered_the_same() -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 5, EPOCH_MAX - 3, EPOCH_MAX - 2, EPOCH_MAX - 1])
-def test_who_was_fenced_is_not_taken_for_one_that_repeats(epoch: int) -> None:
+def test_a_fenced_producer_is_not_taken_for_a_retry(epoch: int) -> None:
     it = Driver(epoch)
     it.add(epoch)
     it.wait(5_000)
@@ -140,9 +140,9 @@ def test_who_was_fenced_is_not_taken_for_one_that_repeats(epoch: int) -> None:
     assert it.end(epoch, committed=False) == identity(FENCED)
     it.markers_written()
     assert it.end(epoch, committed=False) == it.end(epoch) == identity(FENCED)
-    answer = it.send_request(events.InitProducerId, 5_000, spare_producer_id=NEXT)
-    assert answer.error == 0 and answer.producer_epoch < EPOCH_MAX
-    assert answer.producer_id == (NEXT if epoch >= EPOCH_MAX - 3 else PID)
+    response = it.send_request(events.InitProducerId, 5_000, spare_producer_id=NEXT)
+    assert response.error == 0 and response.producer_epoch < EPOCH_MAX
+    assert response.producer_id == (NEXT if epoch >= EPOCH_MAX - 3 else PID)
 
 
 def test_init_waits_for_the_abort_of_what_is_under_way() -> None:
@@ -354,7 +354,7 @@ def test_a_clock_that_was_ahead_before_a_restart_prolongs_no_transaction() -> No
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_the_last_epoch_is_nobodys(version: int) -> None:
+def test_the_last_epoch_belongs_to_no_client(version: int) -> None:
     """It fences who has the one before; no client was ever told it, so who names it has guessed."""
     it = Driver(epoch=32767, state=State.COMPLETE_ABORT)
     assert it.add(32767, version=version) == FENCED

@@ -157,7 +157,7 @@ def test_no_marker_leaves_for_a_core_that_has_gone_meanwhile(partition: tuple[st
 @pytest.mark.parametrize(
     "error", [AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), AppendError(ErrorCode.INVALID_PRODUCER_EPOCH)]
 )
-def test_what_is_gone_or_over_needs_no_marker(error: AppendError) -> None:
+def test_deleted_partitions_and_ended_transactions_need_no_marker(error: AppendError) -> None:
     async def test() -> None:
         world = World()
         world.markers.carry_out("id", requested(T0), 9)
@@ -252,8 +252,8 @@ def test_offsets_under_way_come_before_the_marker() -> None:
 
 
 class Coordinator:
-    def __init__(self, answer: object) -> None:
-        self.answer = answer
+    def __init__(self, response: object) -> None:
+        self.answer = response
         self.event: object = None
 
     async def request(self, name: str, make_event, timeout_s: float | None = None) -> object:
@@ -263,8 +263,8 @@ class Coordinator:
         return self.answer
 
 
-def report(answer: object, version: int, transactional_id: str = "id") -> tuple[list[int], object]:
-    coordinator = Coordinator(answer)
+def report(response: object, version: int, transactional_id: str = "id") -> tuple[list[int], object]:
+    coordinator = Coordinator(response)
     errors = asyncio.run(checks.check_produce(coordinator, transactional_id, 7, 1, version, [T0, None, T1]))
     return errors, coordinator.event
 

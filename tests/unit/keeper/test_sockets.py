@@ -29,7 +29,7 @@ def test_connections_over_loopback_are_not_paced(host):
     assert algorithm in (b"cubic", b"reno")
 
 
-def test_connections_are_turned_away_while_nobody_would_answer_them() -> None:
+def test_connections_are_refused_while_there_is_no_acceptor() -> None:
     """Refused with a reset, those that wait already and those that come; and left to the acceptor
     when there is one again.
     """

@@ -118,7 +118,7 @@ def test_partition_that_changed_workers_keeps_its_log_start(tmp_path: Path) -> N
     assert not trust.clean_shutdown("t", 1, A), "another worker's marker proves nothing for this one"
 
 
-def test_what_two_files_say_is_taken_carefully(tmp_path: Path) -> None:
+def test_of_two_checkpoints_the_more_careful_value_counts(tmp_path: Path) -> None:
     life(tmp_path, 0, 2, [Entry("t", 0, 100, A)], [Entry("t", 0, 10, A)])
     life(tmp_path, 1, 2, [Entry("t", 0, 70, A)], [Entry("t", 0, 30, A)], clean=True)
     trust = open_directory(tmp_path, 1, 2, PlainFiles()).index(1)

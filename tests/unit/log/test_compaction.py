@@ -50,7 +50,7 @@ def test_the_active_segment_alone_is_nothing():
     assert plan(log(10)) is None and compaction.plan([], ends(0), POLICY, None, NOW) is None
 
 
-def test_what_is_clean_counts_for_the_ratio():
+def test_clean_segments_count_for_the_ratio():
     found = plan(log(10, 20, 30, 5), checkpoint=200)
     assert (found.first_dirty_offset, found.dirty_bytes, found.total_bytes, found.clean_count) == (200, 30, 60, 3)
     assert not found.due(POLICY) and found.due(msgspec.structs.replace(POLICY, dirty_ratio_min=0.49))

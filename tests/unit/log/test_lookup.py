@@ -101,7 +101,7 @@ def test_preallocated_and_torn_indexes_are_cut_to_what_makes_sense(tmp_path: Pat
     assert max_timestamp(tmp_path, 0, 30) == (29, 290)
 
 
-def test_what_lies_after_the_high_watermark_is_never_looked_at(tmp_path: Path) -> None:
+def test_records_above_the_high_watermark_are_never_read(tmp_path: Path) -> None:
     make_log(tmp_path, [[[10], [20]]])
     log = tmp_path / "00000000000000000000.log"
     log.write_bytes(log.read_bytes() + b"\xff" * 500)

@@ -96,7 +96,7 @@ def test_a_finished_copy_is_the_source(tmp_path: Path, seed: int, monkeypatch: p
     assert directories.exists(disk, "t", 0, TOPIC_ID)
 
 
-def test_what_is_missing_gets_less(tmp_path: Path) -> None:
+def test_the_missing_bytes_decrease(tmp_path: Path) -> None:
     path, disk = make(tmp_path)
     (path / f"{0:020d}.log").write_bytes(b"x" * 100)
     (path / f"{9:020d}.log").write_bytes(b"y" * 50)
@@ -107,7 +107,7 @@ def test_what_is_missing_gets_less(tmp_path: Path) -> None:
     assert copy.missing_bytes(9, 50) == 10
 
 
-def test_what_was_replaced_counts_again_and_indexes_are_copied_before_the_end(
+def test_replaced_segments_are_copied_again_and_indexes_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moving, "SETTLED_NS", 0)
@@ -130,7 +130,7 @@ def test_what_was_replaced_counts_again_and_indexes_are_copied_before_the_end(
     )
 
 
-def test_what_changed_just_now_is_copied_again(tmp_path: Path) -> None:
+def test_a_segment_that_has_just_changed_is_copied_again(tmp_path: Path) -> None:
     """A clock as coarse as a tick does not tell two changes apart."""
     path, disk = make(tmp_path)
     index = path / f"{0:020d}.index"
@@ -144,7 +144,7 @@ def test_what_changed_just_now_is_copied_again(tmp_path: Path) -> None:
     assert contents(copy.finish(0)) == contents(path)
 
 
-def test_what_lay_under_the_final_name_is_kept_aside(tmp_path: Path) -> None:
+def test_a_directory_under_the_final_name_is_kept_aside(tmp_path: Path) -> None:
     path, disk = make(tmp_path)
     (path / f"{0:020d}.log").write_bytes(b"x")
     other, _ = directories.prepare(disk, "t", 0, b"o" * 16, NativeFiles())

@@ -55,7 +55,7 @@ def test_two_forget_the_same_directory() -> None:
     cache.forget(directory)
 
 
-def test_what_is_found_after_the_directory_was_forgotten_is_not_kept() -> None:
+def test_segments_found_after_the_directory_was_removed_are_not_kept() -> None:
     """A topic is deleted while retention reads its segments; one that is made again under its name
     has others.
     """

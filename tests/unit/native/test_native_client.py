@@ -74,7 +74,7 @@ def test_header_sections_go_in_as_they_are() -> None:
     assert _encoded(columns) == encode_batch([Record(b"a", None, 7, [("n", b"v")]), Record(b"b", None, 7)])
 
 
-def test_what_does_not_fit_is_left_for_the_next_batch() -> None:
+def test_records_that_do_not_fit_are_left_for_the_next_batch() -> None:
     columns = Columns(count=100, values=bytes(1000), fixed_value_bytes=10, timestamp_ms=7)
     out = bytearray(61 + 17 * 40 + 5)
     size, taken = records_encode(columns, out)

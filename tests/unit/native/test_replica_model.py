@@ -202,7 +202,7 @@ class History:
         if fetch is None:
             return
         rng, end = self.random, len(self.log)
-        answer = Answer(
+        response = Answer(
             rng.choice([0, 0, 0, 1, 6, 75]),
             self.leader_epoch,
             rng.choice([-1, -1, rng.randrange(self.leader_epoch + 1)]),
@@ -214,13 +214,13 @@ class History:
         )
         if rng.random() < 0.1:
             fetch = fetch._replace(fetch_offset=fetch.fetch_offset + 1)
-        step = self.core.step(fetch, answer, Epochs(epochs))
-        assert step == self.model.step(fetch, answer, epochs)
+        step = self.core.step(fetch, response, Epochs(epochs))
+        assert step == self.model.step(fetch, response, epochs)
         if step.action == Action.APPEND:
             self.log += [self.log[-1] if self.log else 0] * rng.randrange(3)
             self.durable = len(self.log) if rng.random() < 0.8 else self.durable
             self.report_log()
-            reported = self.leader_epoch - (rng.random() < 0.1), answer.high_watermark
+            reported = self.leader_epoch - (rng.random() < 0.1), response.high_watermark
             assert self.core.followed(*reported) == self.model.followed(*reported)
         elif step.action == Action.TRUNCATE and step.offset >= self.log_start:
             del self.log[step.offset :]
@@ -306,20 +306,20 @@ def test_following_ends_in_agreement() -> None:
         follower.log(0, len(theirs), len(theirs), 0)
         leader.assign(Assignment(1, 5, 1, epoch, 1, 1, 1000, -1, True, members), 0)
         follower.assign(Assignment(2, 6, 1, epoch, 1, 1, 1000, -1, True, members), 0)
-        answers = 0
+        responses = 0
         while True:
             epochs = Epochs(epochs_of(theirs))
             fetch = follower.next_fetch(epochs)
             assert fetch is not None
-            answer = leader.fetch(fetch, Epochs(epochs_of(ours)), answers)
-            step = follower.step(fetch, answer, epochs)
-            answers += 1
+            response = leader.fetch(fetch, Epochs(epochs_of(ours)), responses)
+            step = follower.step(fetch, response, epochs)
+            responses += 1
             if step.action == Action.APPEND:
                 break
             assert step.action == Action.TRUNCATE and 0 <= step.offset < len(theirs)
             del theirs[step.offset :]
-            follower.log(0, len(theirs), len(theirs), answers)
-            assert answers <= epoch + 1
+            follower.log(0, len(theirs), len(theirs), responses)
+            assert responses <= epoch + 1
         assert len(theirs) == common
         assert leader.high_watermark <= common
 

@@ -1,5 +1,5 @@
 """The state of share-partitions in C against a plain array in Python: the same histories by chance,
-the same answers, the same state after each step, and the invariants S1 to S9, L1 and F1; and that
+the same responses, the same state after each step, and the invariants S1 to S9, L1 and F1; and that
 each planted bug is found.
 """
 

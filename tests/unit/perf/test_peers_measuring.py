@@ -127,7 +127,7 @@ def test_peers_are_measured_in_turn_and_the_turn_changes() -> None:
     assert lab.rounds == 3
 
 
-def test_what_was_produced_is_read_back_whole_and_the_topic_goes() -> None:
+def test_produced_records_are_all_read_back_and_the_topic_is_deleted() -> None:
     driver, peer = MadeUpDriver(), MadeUp("a")
     lab = laboratory([peer], driver)
     lab.run([THROUGHPUT], 1)
@@ -176,7 +176,7 @@ def test_one_that_fails_over_and_over_is_left_out_of_the_rest() -> None:
     assert facts["a"].endswith("it ended") and not facts["b"]
 
 
-def test_what_cannot_be_asked_is_not_a_failure() -> None:
+def test_a_peer_without_the_tools_is_not_a_failure() -> None:
     driver, peer = MadeUpDriver(), MadeUp("a")
     peer.cannot = "does not fsync"
     lab = laboratory([peer, MadeUp("b", protocol="redis")], driver)

@@ -26,7 +26,7 @@ def test_a_star_varies_one_factor_at_a_time_and_each_to_every_value() -> None:
     assert {load.partitions for load in loads} == set(plan.PARTITIONS)
 
 
-def test_who_waits_for_the_disk_waits_for_the_acknowledgement() -> None:
+def test_durable_loads_use_acks_all() -> None:
     durable = dataclasses.replace(BASE, durable=True)
     assert {load.acks for load in plan.vary(durable)} == {"all"}
     assert all(load.acks == "all" for load in plan.every() if load.durable)

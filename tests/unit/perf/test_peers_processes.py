@@ -1,4 +1,4 @@
-"""Peers' processes: whole trees are counted and ended, by pid; starting waits for an answer and
+"""Peers' processes: whole trees are counted and ended, by pid; starting waits for a response and
 says why there is none.
 """
 
@@ -99,6 +99,6 @@ def test_a_peer_that_ends_at_once_says_why(tmp_path: Path) -> None:
     assert not peer.running()
 
 
-def test_what_cannot_flush_says_so() -> None:
+def test_peers_that_cannot_flush_say_so() -> None:
     assert "fsync" in Script(Path("x")).can(Load(durable=True))
     assert Script(Path("x")).can(Load()) == ""

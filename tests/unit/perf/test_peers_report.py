@@ -91,7 +91,7 @@ def test_rounds_become_median_and_spread_whatever_else_was_measured() -> None:
     assert run.loads(plan.THROUGHPUT, plan.NEUTRAL) == [BASE]
 
 
-def test_the_best_of_a_row_is_bold_whichever_end_is_better() -> None:
+def test_the_best_value_of_a_row_is_bold() -> None:
     text = report.table(run_of(SAMPLES), report.headline_rows(), "x")
     assert "| produce, no fsync | records/s | 200 | **400** |" in text
     assert "| broker CPU to produce, no fsync | CPU-s per million | **3** | 12 |" in text

@@ -34,7 +34,7 @@ def test_the_median_misses_a_target_and_every_repetition_reaches_it() -> None:
     assert (cost.target_text, rate.target_text, information.target_text) == ("≤ 15", "≥ 2", "")
 
 
-def test_what_is_lost_in_noise_is_reported_to_be() -> None:
+def test_a_difference_within_noise_is_reported_as_such() -> None:
     """A difference of two measurements: nothing negative is shown."""
     figure = Figure("added", "CPU-µs/s", [-6.1, -3.3, 0.3], 10.0)
     assert report.rows([figure]) == [("added", BELOW, "0–0.3", "CPU-µs/s", "≤ 10", REACHED)]

@@ -30,7 +30,7 @@ def test_many_at_once() -> None:
     assert len(found["dead_for_all_ms"]) == 4 and found["false_deaths"] == 0
 
 
-def test_a_host_that_lives_and_is_not_heard_counts_as_a_false_death() -> None:
+def test_a_live_host_taken_for_dead_counts_as_a_false_death() -> None:
     model = gossip_scale.Model(5, 0.0, 1)
     model.run(1_000)
     model.hosts[3].alive = False  # but not told to the model
@@ -38,7 +38,7 @@ def test_a_host_that_lives_and_is_not_heard_counts_as_a_false_death() -> None:
     assert model.false_deaths == 4 and model.false_suspicions == 4
 
 
-def test_who_does_not_know_ends_the_run() -> None:
+def test_a_host_that_does_not_know_ends_the_run() -> None:
     model = gossip_scale.Model(5, 0.0, 1)
     model.kill(2)
     with pytest.raises(AssertionError, match="4 hosts do not know"):

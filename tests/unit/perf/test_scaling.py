@@ -94,7 +94,7 @@ def test_the_shipped_costs_are_those_of_a_recorded_run():
     assert SHIPPED.read_text() == sizing.spelled(made), "python -m perf --figures writes it again"
 
 
-def test_what_noise_made_negative_or_cheaper_is_no_gift():
+def test_differences_made_negative_by_noise_do_not_count():
     run = history()[0]
     run["figures"][sizing.FORWARD[1024]]["median"] = 0.2
     run["figures"][sizing.FORWARD[16384]]["median"] = -3.5

@@ -54,7 +54,7 @@ def test_better_than_linear_is_linear_and_not_a_negative_cost():
     assert found.peak == math.inf
 
 
-def test_what_two_counts_cannot_tell_is_not_claimed():
+def test_two_counts_do_not_determine_coherency():
     two = usl.fit({1: [100.0, 101.0], 2: [180.0, 182.0]}, resamples=50)
     assert two.reported == 2 and two.coherency == 0
     assert two.at(2) == pytest.approx(181, rel=0.01)

@@ -305,7 +305,7 @@ def test_a_nested_struct_is_encoded_alone_as_within_its_message() -> None:
 # -- tables and the notation -----------------------------------------------------------------------
 
 
-def test_what_is_supported_fits_old_and_new_clients() -> None:
+def test_supported_versions_fit_old_and_new_clients() -> None:
     # KAFKA-18659: older librdkafka looks for Produce 0
     assert (SUPPORTED[0].min_version, SUPPORTED[0].max_version) == (0, 13)
     # librdkafka 2.0.2 looks for these

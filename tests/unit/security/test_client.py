@@ -39,7 +39,7 @@ def test_javas_names_and_librdkafkas_mean_the_same():
         {"ssl.key.location": "key.pem"},
     ],
 )
-def test_what_cannot_be_kept_is_refused(properties):
+def test_settings_that_cannot_be_kept_are_refused(properties):
     with pytest.raises(ConfigError):
         client.of_properties(properties)
 

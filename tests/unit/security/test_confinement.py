@@ -60,7 +60,7 @@ def test_bytecode_that_is_not_beside_the_code_is_read(monkeypatch: pytest.Monkey
     ("core_files", "sandbox", "message"),
     [("true", "off", "nothing"), ("false", "off", "no core files"), ("true", "on", "no new privileges, seccomp")],
 )
-def test_what_the_kernel_lacks_is_left_out_and_said(
+def test_features_the_kernel_lacks_are_left_out_and_reported(
     tmp_path: Path, core_files: str, sandbox: str, message: str
 ) -> None:
     ran = subprocess.run(

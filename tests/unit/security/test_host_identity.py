@@ -86,7 +86,7 @@ def test_a_renewed_host_stays_the_same_host():
         (lambda folder, config: write(folder / "host.pem", b"nonsense"), "has no certificate"),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path, spoil, words):
+def test_unusable_files_are_named(tmp_path, spoil, words):
     config = config_of(tmp_path, pki.issue_host(authority(), 1, NOW), 1)
     spoil(tmp_path, config)
     with pytest.raises(ConfigError, match=words):

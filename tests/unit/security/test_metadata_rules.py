@@ -80,8 +80,8 @@ def test_what_is_no_rule_is_refused(wrong: AclBinding) -> None:
 def test_each_filter_says_what_it_removed_and_a_rule_is_removed_once() -> None:
     state = state_of(acl("a"), acl("b"), acl("c"))
     change = messages.DeleteAcls([AclFilter(name="a"), AclFilter(principal="User:alice"), AclFilter(name="x")])
-    answer, _, records = security.delete_acls(state, change, 7)
-    assert answer.removed_acls == [[acl("a")], [acl("a"), acl("b"), acl("c")], []]
+    response, _, records = security.delete_acls(state, change, 7)
+    assert response.removed_acls == [[acl("a")], [acl("a"), acl("b"), acl("c")], []]
     assert len(records) == 3
     for record in records:
         state.apply(record)
@@ -93,8 +93,8 @@ def test_credentials_of_users_are_independent() -> None:
     state = MetadataState()
     state.apply(ScramCredentialSet(credential("old")))
     change = messages.AlterScramCredentials([("old", 1), ("old", 2)], [credential("new", key=b"x")])
-    answer, _, records = security.alter_scram_credentials(state, change, 7)
-    assert [(one.user, one.error) for one in answer.users] == [("new", 0), ("old", E.RESOURCE_NOT_FOUND)]
+    response, _, records = security.alter_scram_credentials(state, change, 7)
+    assert [(one.user, one.error) for one in response.users] == [("new", 0), ("old", E.RESOURCE_NOT_FOUND)]
     assert records == [ScramCredentialSet(credential("new", key=b"x"))], "a user with an error keeps all"
     _, _, records = security.alter_scram_credentials(state, messages.AlterScramCredentials([("old", 1)], []), 7)
     assert records == [ScramCredentialRemoved("old", 1)]
@@ -130,8 +130,8 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
             state, messages.AlterScramCredentials([], [credential("a"), credential("b")]), 1
         )
     long = messages.AlterScramCredentials([], [credential("a" * 256)])
-    answer, _, records = security.alter_scram_credentials(state, long, 1)
-    assert answer.users[0].error == E.UNACCEPTABLE_CREDENTIAL and not records
+    response, _, records = security.alter_scram_credentials(state, long, 1)
+    assert response.users[0].error == E.UNACCEPTABLE_CREDENTIAL and not records
 
 
 def test_the_image_has_room_for_the_most_rules_and_credentials() -> None:
@@ -148,8 +148,8 @@ def test_older_hosts_get_no_record_that_they_cannot_read() -> None:
     world = World()
     world.settle()
     for change in (messages.CreateAcls([acl("a")]), messages.AlterScramCredentials([], [credential("u")])):
-        answer = world.send_request(change)
-        assert answer.error == E.INVALID_UPDATE_VERSION and "mqd cluster upgrade" in (answer.message or "")
+        response = world.send_request(change)
+        assert response.error == E.INVALID_UPDATE_VERSION and "mqd cluster upgrade" in (response.message or "")
     level = messages.FeatureUpdate(features.MQD_VERSION, 2, 1)
     assert world.send_request(messages.UpdateFeatures([level])).error == 0
     number = world.request(messages.CreateAcls([acl("a")]))

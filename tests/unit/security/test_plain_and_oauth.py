@@ -85,10 +85,10 @@ def issuer(*keys: dict, options: oauth.Options = OPTIONS) -> Issuer:
 
 def outcome(message: bytes, by: Issuer | None = None) -> OauthExchange:
     server = OauthExchange(by or issuer(), here)
-    answer = asyncio.run(server.step(message))
-    assert server.done == (answer == b"")
+    response = asyncio.run(server.step(message))
+    assert server.done == (response == b"")
     if not server.done:
-        assert json.loads(answer) == {"status": "invalid_token"}
+        assert json.loads(response) == {"status": "invalid_token"}
         with pytest.raises(AuthenticationFailed) as failed:
             asyncio.run(server.step(b"\x01"))
         server.why = str(failed.value)

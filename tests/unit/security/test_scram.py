@@ -87,10 +87,12 @@ def test_a_wrong_password_and_an_unknown_user_fail_alike():
     unknown = exchange(None)
     peer = Client("alice", "wrong")
     refused(known, peer.final(step(known, peer.first)), "wrong user or password")
-    answer = step(unknown, peer.first)
-    refused(unknown, peer.final(answer), "wrong user or password")
+    response = step(unknown, peer.first)
+    refused(unknown, peer.final(response), "wrong user or password")
     again = dict(part.split("=", 1) for part in step(exchange(None), peer.first).split(","))
-    assert again["s"] == dict(part.split("=", 1) for part in answer.split(","))["s"], "an unknown user's salt is stable"
+    assert again["s"] == dict(part.split("=", 1) for part in response.split(","))["s"], (
+        "an unknown user's salt is stable"
+    )
     assert len(base64.b64decode(again["s"])) == scram.SALT_BYTES
     # a generated password or a typed one: the number says nothing of whether there is such a user
     counts = {scram.decoy("SCRAM-SHA-256", SEED, f"user {number}").iterations for number in range(50)}

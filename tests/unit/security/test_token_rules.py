@@ -50,9 +50,9 @@ def expiry(
 ) -> tuple[int, int, list[Record]]:
     """(error, expiry, records)"""
     change = messages.SetTokenExpiry(token_id, requester, now_ms, period_ms, is_renewal)
-    answer, _, records = tokens.set_expiry(state_of(token()), change, 7)
-    assert answer.request_id == 7 and answer.error == 0, "a refusal waits for the metadata too"
-    return answer.token_error, answer.expires_ms, records
+    response, _, records = tokens.set_expiry(state_of(token()), change, 7)
+    assert response.request_id == 7 and response.error == 0, "a refusal waits for the metadata too"
+    return response.token_error, response.expires_ms, records
 
 
 def test_a_token_is_renewed_up_to_its_most() -> None:
@@ -110,8 +110,8 @@ def test_expired_tokens_are_removed_by_the_active_controller(monkeypatch: pytest
     monkeypatch.setattr(tokens, "EXPIRED_MAX", 2)
     world = World()
     world.settle()
-    answer = world.send_request(messages.CreateDelegationToken(token()))
-    assert answer.error == E.INVALID_UPDATE_VERSION, "an older host could not read it"
+    response = world.send_request(messages.CreateDelegationToken(token()))
+    assert response.error == E.INVALID_UPDATE_VERSION, "an older host could not read it"
     assert world.send_request(messages.UpdateFeatures([messages.FeatureUpdate(features.MQD_VERSION, 3, 1)])).error == 0
     for number in range(5):
         late = token(f"t{number}", NOW + 100 if number < 3 else NOW + 300)

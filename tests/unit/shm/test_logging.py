@@ -38,7 +38,7 @@ def test_a_line_for_machines(lines):
 
 
 @pytest.mark.parametrize("form", ["human", "json"])
-def test_what_a_peer_wrote_cannot_forge_a_line(lines, form):
+def test_text_of_a_peer_cannot_forge_a_line(lines, form):
     log = logging.setup("acceptor", 0, {"log.format": form}, lines)
     log.warning("request refused", client="x\n2026-01-01 ERROR keeper all is lost\x1b[2J")
     assert lines.getvalue().count("\n") == 1 and "\x1b" not in lines.getvalue()

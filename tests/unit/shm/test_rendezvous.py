@@ -48,7 +48,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("127.0.0.1", "192.0.2.1:9092, 127.0.0.1:9092"),
     ],
 )
-def test_what_is_published_is_found(client_socket, places, bound, bootstrap):
+def test_published_sockets_are_found(client_socket, places, bound, bootstrap):
     links = rendezvous.publish([(bound, 9092)], client_socket, places)
     assert [one.link.parent for one in links] == places
     found = rendezvous.find(bootstrap, places=places)
@@ -70,7 +70,7 @@ def test_what_is_published_is_found(client_socket, places, bound, bootstrap):
         ("127.0.0.1:x", "has no address"),
     ],
 )
-def test_what_is_not_there_is_not_found_and_says_why(client_socket, places, bootstrap, reason):
+def test_missing_sockets_are_reported_with_a_reason(client_socket, places, bootstrap, reason):
     rendezvous.publish([("127.0.0.1", 9092)], client_socket, places)
     found = rendezvous.find(bootstrap, places=places)
     assert found.path is None and reason in found.reason
@@ -163,7 +163,7 @@ def test_the_home_is_used_where_nothing_else_can_be_written(tmp_path, client_soc
     assert [one.link.parent for one in made] == [first]
 
 
-def test_what_is_reported_outright_comes_first(client_socket, places, monkeypatch):
+def test_a_configured_socket_comes_first(client_socket, places, monkeypatch):
     assert rendezvous.find("192.0.2.1:9092", str(client_socket), places).path == str(client_socket)
     assert rendezvous.find("192.0.2.1:9092", str(client_socket) + "x", places).path is None
     monkeypatch.setenv("MQD_SOCKET", str(client_socket))

@@ -67,7 +67,7 @@ def test_a_segment_that_is_missing_or_too_small_is_refused(base):
         segments.attach(segments.descriptor(segments.control_name(base)), "control", 8192)
 
 
-def test_what_a_dead_broker_of_the_directory_left_counts_as_free(base, tmp_path):
+def test_segments_of_the_directorys_dead_broker_count_as_free(base, tmp_path):
     free = os.statvfs("/dev/shm")
     segments.create(segments.control_name(base), 64 << 20)
     # others use /dev/shm meanwhile: half of the segment is enough to tell
@@ -127,7 +127,7 @@ def sweep_as_another(base: str, patch: pytest.MonkeyPatch) -> list[str]:
     return segments.sweep(time.time() + segments.SWEEP_AGE_S + 1)
 
 
-def test_a_successor_waits_for_who_sweeps(base, monkeypatch):
+def test_a_successor_waits_for_a_running_sweep(base, monkeypatch):
     """Hosts that lost power together start together: what one has made again, another must not take
     for what it saw before.
     """
@@ -150,7 +150,7 @@ def test_a_successor_waits_for_who_sweeps(base, monkeypatch):
     os.close(made[0])
 
 
-def test_what_was_recreated_since_it_was_seen_is_not_swept(base, monkeypatch):
+def test_a_segment_recreated_since_it_was_seen_is_not_swept(base, monkeypatch):
     segments.create(segments.control_name(base), 4096)
     made: list[int] = []
     flock = segments.fcntl.flock
@@ -168,7 +168,7 @@ def test_what_was_recreated_since_it_was_seen_is_not_swept(base, monkeypatch):
     os.close(made[1])
 
 
-def test_who_sweeps_may_have_a_new_segment_for_a_moment(base):
+def test_a_sweep_may_hold_a_new_segment_for_a_moment(base):
     segments.create(segments.control_name(base), 4096)
     swept = segments.hold(segments.control_name(base))
     threading.Timer(0.05, os.close, [swept]).start()

@@ -73,7 +73,7 @@ def test_each_topics_day_is_a_file_that_says_what_it_holds(tmp_path: Path) -> No
     )
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_archived_rows_are_read_back(tmp_path: Path) -> None:
     (file,) = written(
         iter([batch([("t", 2, 5, 1_700_000_000_123), ("t", 2, 7, 1_700_000_000_456)])]), str(tmp_path), "q"
     )
@@ -289,7 +289,7 @@ def compact(archive: Archive, files: list[ArchivedFile]) -> list[ArchivedFile]:
     return [large]
 
 
-def test_what_is_compacted_while_it_is_replayed_is_read_where_it_is_now(tmp_path: Path) -> None:
+def test_files_compacted_during_a_replay_are_read_at_their_new_place(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     files = files_of(tmp_path, [*range(10)], [*range(10, 20)], [*range(20, 30)])
     for number, file in enumerate(files):
@@ -322,7 +322,7 @@ def test_files_in_turns_that_became_one_are_read_once(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_gone_from_an_object_store_amid_its_records_continues_behind_them(
+def test_a_file_deleted_while_it_is_read_continues_behind_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = Archive(str(tmp_path))
@@ -351,7 +351,7 @@ def test_what_is_gone_from_an_object_store_amid_its_records_continues_behind_the
     assert found == [b"t-%d/%d" % (partition, offset) for partition in range(2) for offset in range(10)]
 
 
-def test_one_file_that_was_compacted_meanwhile_is_said_to_be(tmp_path: Path) -> None:
+def test_a_file_compacted_meanwhile_is_reported(tmp_path: Path) -> None:
     """Its neighbours' records cannot be told from its own: other tasks read them."""
     archive = Archive(str(tmp_path))
     files = files_of(tmp_path, [*range(10)], [*range(10, 20)])

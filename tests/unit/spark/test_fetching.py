@@ -110,10 +110,10 @@ def test_any_bytes_are_an_answer_or_an_error() -> None:
         for _ in range(rng.randrange(1, 4)):
             damaged[rng.randrange(min(len(damaged), 90))] = rng.randrange(256)
         try:
-            answer = parse_answer(memoryview(damaged), 55, TOPIC, 7)
+            response = parse_answer(memoryview(damaged), 55, TOPIC, 7)
         except (ValueError, BrokerError):
             continue
-        assert len(answer.records) <= len(frame)
+        assert len(response.records) <= len(frame)
 
 
 def test_servers() -> None:
@@ -123,7 +123,7 @@ def test_servers() -> None:
             parse_servers(text)
 
 
-def test_what_was_read_locally_is_no_time_without_records_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_spent_on_local_records_does_not_count_as_silence_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     """The local part took longer than poll_timeout_s; the leader is away for a moment then."""
     now, requested = [100.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))

@@ -81,7 +81,7 @@ def test_a_range_within(archive: Archive) -> None:
     assert begins == {("t", 0): [], ("t", 1): []}
 
 
-def test_what_lies_before_the_archive_comes_from_the_log(archive: Archive) -> None:
+def test_records_before_the_archive_come_from_the_log(archive: Archive) -> None:
     """Begun at `latest`, or later than the log: partition 0 is archived from 2 on, of partition 3
     nothing but where a batch ended.
     """

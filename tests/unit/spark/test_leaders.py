@@ -49,7 +49,7 @@ class World:
         self.leader, self.topic_id, self.fetches = 1, TOPIC, []
         self.behind: set[int] = set()  # brokers whose metadata do not have the topic yet
         self.requested: list[int] = []  # for metadata
-        # bytes: the whole answer; a PartitionData: that
+        # bytes: the whole response; a PartitionData: that
         self.lie: Callable[[int, int], Any] = lambda node, offset: None
         self._sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         for node, listener in enumerate(self._sockets, 1):
@@ -77,9 +77,9 @@ class World:
         with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError):
             while len(head := stream.read(4)) == 4:
                 header, request = decode_request(stream.read(struct.unpack(">i", head)[0]))
-                answer = self._answer(node, header, request)
+                response = self._answer(node, header, request)
                 connection.sendall(
-                    answer if isinstance(answer, bytes) else with_length(encode_response(header, answer))
+                    response if isinstance(response, bytes) else with_length(encode_response(header, response))
                 )
 
     def _answer(self, node: int, header: Any, request: Any) -> Any:
@@ -196,7 +196,7 @@ def test_a_nearer_replica(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         with_length(b"\0" * 40),
         with_length(b"no"),
@@ -205,13 +205,13 @@ def test_a_nearer_replica(world: World) -> None:
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
     ],
 )
-def test_a_peer_that_lies_once(world: World, answer: bytes) -> None:
+def test_a_peer_that_lies_once(world: World, response: bytes) -> None:
     reported: list[int] = []
 
     def lie(node: int, offset: int) -> Any:
         if offset == 20 and not reported:
             reported.append(offset)
-            return answer
+            return response
         return None
 
     world.lie = lie
@@ -325,12 +325,12 @@ def test_sizes_of_partitions_with_a_leader_are_reported(world: World, monkeypatc
     there = DescribeLogDirsResponse.Topic(
         name="orders", partitions=[DescribeLogDirsResponse.Partition(partition_index=0, partition_size=1000)]
     )
-    answers = {1: DescribeLogDirsResponse(results=[DescribeLogDirsResponse.Result(topics=[there])])}
+    responses = {1: DescribeLogDirsResponse(results=[DescribeLogDirsResponse.Result(topics=[there])])}
 
     def link_to(node: int) -> Any:
-        if node not in answers:
+        if node not in responses:
             raise ConnectionError(f"broker {node} is not in the metadata")
-        return SimpleNamespace(request=lambda request: answers[node])
+        return SimpleNamespace(request=lambda request: responses[node])
 
     monkeypatch.setattr(driver.cluster, "link_to", link_to)
     monkeypatch.setattr(driver, "offsets_at", lambda keys, at: dict.fromkeys(keys, 0 if at == -2 else 10))

@@ -1,4 +1,4 @@
-"""An executor's link over shared memory: whether an answer has come."""
+"""An executor's link over shared memory: whether a response has come."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from mqd.spark.local_link import LocalLink
 
 
 class Answered:
-    """A native client for which an answer has lain there for long; it is taken in by poll() alone."""
+    """A native client for which a response has lain there for long; it is taken in by poll() alone."""
 
-    def __init__(self, *answers: bytes) -> None:
-        self._come, self._taken = list(answers), []
+    def __init__(self, *responses: bytes) -> None:
+        self._come, self._taken = list(responses), []
 
     def response(self) -> bytes | None:
         return self._taken.pop(0) if self._taken else None
@@ -23,9 +23,9 @@ class Answered:
         self._come.clear()
 
 
-def link_with(*answers: bytes) -> LocalLink:
+def link_with(*responses: bytes) -> LocalLink:
     link = LocalLink.__new__(LocalLink)
-    link._client, link._answer, link.host, link.port, link._timeout_s = Answered(*answers), None, "host", 1, 30.0  # type: ignore[assignment]
+    link._client, link._answer, link.host, link.port, link._timeout_s = Answered(*responses), None, "host", 1, 30.0  # type: ignore[assignment]
     return link
 
 

@@ -172,7 +172,7 @@ def test_assign_and_durations() -> None:
     )
 
 
-def test_what_is_of_no_use_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_options_without_effect_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "mqd.spark"):
         source_options({**BASE, "maxOffsetsPerTrigger": "5", "kafka.group.id": "g"}, False)
     assert "maxOffsetsPerTrigger option ignored in batch queries" in caplog.text and "kafka.group.id" in caplog.text

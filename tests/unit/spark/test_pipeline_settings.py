@@ -84,7 +84,7 @@ def test_measures_keep_their_order(tmp_path: Path) -> None:
     assert list(pipeline.measures) == ["z", "a"]
 
 
-def test_what_the_command_says_wins_over_the_file_and_the_file_over_the_environment(tmp_path: Path) -> None:
+def test_options_win_over_the_file_and_the_file_over_the_environment(tmp_path: Path) -> None:
     bare, named = tmp_path / "bare.toml", tmp_path / "named.toml"
     bare.write_text('pipeline = "table"\nchangelog = "t"\n[source]\ntopics = ["a"]\n')
     named.write_text('bootstrap = "file:1"\n' + bare.read_text())

@@ -21,7 +21,7 @@ def _covered(ranges: list[Range]) -> dict[tuple[str, int], list[tuple[int, int]]
     return out
 
 
-def test_one_task_for_a_partition_unless_told() -> None:
+def test_one_task_for_a_partition_by_default() -> None:
     ranges = [Range("a", 0, 5, 10), Range("a", 1, 3, 3), Range("b", 0, 0, 1)]
     assert split(ranges, None, None) == [ranges[0], ranges[2]]
     assert split(ranges, 2, None) == [ranges[0], ranges[2]]

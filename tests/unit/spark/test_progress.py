@@ -173,7 +173,7 @@ def test_a_new_partition_begins_at_its_earliest() -> None:
         progress.latest(end, True)
 
 
-def test_what_is_lost_is_reported() -> None:
+def test_lost_records_are_reported() -> None:
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest")
     start = progress.initial()
     end = progress.latest(start, True)
@@ -224,7 +224,7 @@ def test_progress_is_published_also_of_the_last_batch() -> None:
     assert len(world.published) == 1
 
 
-def test_what_is_gone_is_not_published() -> None:
+def test_offsets_of_deleted_topics_are_not_published() -> None:
     """A group has no offset of a topic that is not there: the broker would refuse it with every
     batch.
     """

@@ -54,7 +54,7 @@ class Reader:
 @pytest.mark.parametrize(
     ("given", "expected"), [({}, "read_committed"), ({ISOLATION: "read_uncommitted"}, "read_uncommitted")]
 )
-def test_pipelines_read_what_was_committed_unless_told(given: dict[str, str], expected: str) -> None:
+def test_pipelines_read_committed_records_by_default(given: dict[str, str], expected: str) -> None:
     reader, source = Reader(), Source(topics=["t"], options=given)
     running.stream(reader, source, Table(name="n", source=source, changelog="c"))  # type: ignore[arg-type]
     assert reader.given[ISOLATION] == expected
@@ -214,7 +214,7 @@ def test_a_compaction_that_fails_is_reported_and_left_alone(
         type("SparkException", (Exception,), {"__str__": lambda _: "[SPARK_JOB_CANCELLED] Job 7 cancelled"}),
     ],
 )
-def test_what_stops_a_query_stops_a_compaction(
+def test_errors_that_stop_a_query_stop_a_compaction(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     files = Files(monkeypatch, "b2", error=error)
@@ -312,7 +312,7 @@ def test_the_command_says_what_became_of_a_replay(
 # -- a group's offsets -----------------------------------------------------------------------------
 
 
-def test_what_a_query_publishes_says_that_it_is_a_querys() -> None:
+def test_offsets_published_by_a_query_are_marked_as_such() -> None:
     """`mqd group seek` goes by it: see tests/interaction/cli/test_cli_group.py."""
     driver = Driver(source_options({"kafka.bootstrap.servers": "a", "subscribe": "t", "groupId": "g"}, streaming=True))
     requests: list[Any] = []

@@ -42,7 +42,7 @@ def reading() -> threading.Thread:
     return thread
 
 
-def test_greetings_are_held_back_and_what_is_said_later_is_not(capfd: pytest.CaptureFixture[str]) -> None:
+def test_greetings_are_held_back_and_later_output_is_not(capfd: pytest.CaptureFixture[str]) -> None:
     with held_back():
         process, thread = start(), reading()
     process.communicate("go on")

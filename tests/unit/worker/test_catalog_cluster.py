@@ -190,7 +190,7 @@ def test_several_news_are_one_change() -> None:
     assert [owned.topic for owned, _ in changes.assign] == ["u"]
 
 
-def test_what_could_not_be_opened_is_assigned_when_it_is() -> None:
+def test_a_partition_that_failed_to_open_is_assigned_once_it_opens() -> None:
     made, changes = catalog(topic(partition()))
     made.failed(changes.open[0].key, may_pass=True)
     assert made.on_message(PartitionsPut(2, TOPIC, [partition(epoch=1)])).assign == []

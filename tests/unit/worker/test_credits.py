@@ -66,7 +66,7 @@ def test_what_is_wanted_covers_what_is_used(maximum: int, workers: int, used: in
         assert blocks * budget.block >= min(used, budget.block_count * budget.block)
 
 
-def test_what_a_killed_process_held_comes_back(name: str, tmp_path: Path) -> None:
+def test_credits_of_a_killed_process_come_back(name: str, tmp_path: Path) -> None:
     ours = attach(name, tmp_path)
     total = ours.free_blocks
     assert total == ours.budget.block_count

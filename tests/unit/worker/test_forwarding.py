@@ -107,8 +107,8 @@ def test_the_reactor_continues_with_tls_where_both_hosts_use_it(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_what_is_wanted_in_the_turn_of_the_answer_is_dialled(reachable: bool) -> None:
-    """A late loop takes both out of the reactor in one go: the answer to what was made, or refused,
+def test_a_host_wanted_in_the_turn_of_the_response_is_dialled(reachable: bool) -> None:
+    """A late loop takes both out of the reactor in one go: the response to what was made, or refused,
     and the next wish. The reactor says it once.
     """
 
@@ -119,8 +119,8 @@ def test_what_is_wanted_in_the_turn_of_the_answer_is_dialled(reachable: bool) ->
             subject._commands.before_done = lambda token: subject.on_requested(wishes.pop()) if wishes else None  # type: ignore[attr-defined]
             subject.update(cluster(leader, port=None if reachable else 1), "cluster")
             subject.on_requested(requested(2))
-            answers = reactor.put if reachable else reactor.refused
-            await until(lambda: len(answers) == 2)
+            responses = reactor.put if reachable else reactor.refused
+            await until(lambda: len(responses) == 2)
             assert not wishes and len(leader.hellos) == (2 if reachable else 0)
 
     run(scenario())
@@ -160,7 +160,7 @@ def test_a_worker_that_is_no_more_is_stood_in_for() -> None:
     run(scenario())
 
 
-def test_who_cannot_be_reached_is_refused_for_longer_and_longer() -> None:
+def test_an_unreachable_host_is_refused_with_growing_backoff() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with forwarding(leader) as (subject, reactor):

@@ -69,7 +69,7 @@ def let_go():
     event.set()
 
 
-def test_what_is_done_by_the_clock_continues_in_the_other_directories(
+def test_periodic_work_continues_in_the_other_directories(
     let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TICK_S", "CHECKPOINT_S", "FREE_SPACE_S", "SPACE_ANSWER_S"):

@@ -153,7 +153,7 @@ def test_a_move_that_comes_while_the_one_before_settles_is_not_refused(tmp_path:
     back = Command(1, "move_replica", SLOT, 0)
 
     async def scenario(world: World) -> None:
-        answers: list[object] = []
+        responses: list[object] = []
 
         async def carry_out(command: Command) -> CommandDone:
             (opened,) = world.partitions.open.values()
@@ -177,14 +177,14 @@ def test_a_move_that_comes_while_the_one_before_settles_is_not_refused(tmp_path:
             _upkeep=quiet,
             _checked_left_behind=True,
             _on_command=carry_out,
-            _link=SimpleNamespace(send=answers.append),
+            _link=SimpleNamespace(send=responses.append),
         )
         await world.switch()
         await Worker._on_message(worker, back)  # type: ignore[arg-type]
         await Worker._apply(worker, Changes(), 1)  # type: ignore[arg-type]
-        assert answers == [Applied(1, {})]
+        assert responses == [Applied(1, {})]
         await Worker._apply(worker, world.catalog.on_topic_put(image(1)), 2)  # type: ignore[arg-type]
-        assert answers[1:] == [Applied(2, {}), CommandDone(1, 0, -1)]
+        assert responses[1:] == [Applied(2, {}), CommandDone(1, 0, -1)]
         await world.until(lambda: world.sent[1:])
         assert world.sent[1] == MoveCompleted(TOPIC_ID, 0, 0)
 
@@ -265,7 +265,7 @@ def test_a_full_target_takes_no_copies(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_who_closes_for_a_move_does_not_wait_for_who_waits_for_the_files(tmp_path: Path) -> None:
+def test_a_move_does_not_wait_for_a_cleaner_that_waits_for_the_files(tmp_path: Path) -> None:
     """The cleaner stands before the lock of the files when a move wants the partition: it gets it,
     sees that the partition is closing, and lets go.
     """

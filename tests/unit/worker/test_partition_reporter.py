@@ -21,7 +21,7 @@ GRACE_S = 10.0
 
 
 class Bench:
-    """`sent`: what the controller hears; `told`: the answers that the reactor gets."""
+    """`sent`: what the controller hears; `told`: the responses that the reactor gets."""
 
     def __init__(self, **partition) -> None:
         brokers = [BrokerImage(node, "h", 9, None, 5, worker_count=1) for node in (1, 2, 3)]
@@ -137,7 +137,7 @@ def test_a_hidden_partition_is_reported_after_the_grace_period_without_writes() 
     assert len(bench.sent) == 3
 
 
-def test_while_the_worker_stands_still_nobody_can_write() -> None:
+def test_time_while_the_worker_is_stopped_does_not_count() -> None:
     bench = hidden()
     bench.pass_time(2)
     bench.now_s += 3_600
@@ -145,7 +145,7 @@ def test_while_the_worker_stands_still_nobody_can_write() -> None:
     assert bench.sent == []
 
 
-def test_what_another_host_has_seen_of_a_hidden_partition_counts_for_nothing() -> None:
+def test_observations_of_another_host_do_not_count() -> None:
     bench = hidden()
     bench.pass_time(9)
     bench.catalog.on_message(PartitionsPut(2, TOPIC, [bench.partition(leader=1, retiring=3, leader_epoch=5)]))

@@ -168,18 +168,18 @@ class Host:
     def send_request(self, change: messages.Change) -> messages.Answer:
         self.requests += 1
         self._send(messages.Request(self.requests, change))
-        while not isinstance(answer := self._receive(), messages.Answer):
+        while not isinstance(response := self._receive(), messages.Answer):
             pass
-        return answer
+        return response
 
     def create(self, name: str, partitions: int = 1, **config: str) -> messages.TopicImage:
-        answer = self.send_request(
+        response = self.send_request(
             messages.CreateTopic(
                 name, partitions, 1, {}, {key.replace("_", "."): value for key, value in config.items()}
             )
         )
-        assert answer.error == 0 and answer.topic is not None, f"{answer}\n{self.log('controller')}"
-        return answer.topic
+        assert response.error == 0 and response.topic is not None, f"{response}\n{self.log('controller')}"
+        return response.topic
 
     # -- data --------------------------------------------------------------------------------------
 
@@ -204,14 +204,14 @@ class Host:
         """Base offset. What a worker did not serve may have lost its leader, which is elected again
         some heartbeats after it is served again.
         """
-        answers: list[tuple[int, int]] = []
+        responses: list[tuple[int, int]] = []
 
         def is_led() -> bool:
-            answers.append(self.try_produce(topic, partition, timestamps))
-            return answers[-1][0] != ErrorCode.NOT_LEADER_OR_FOLLOWER
+            responses.append(self.try_produce(topic, partition, timestamps))
+            return responses[-1][0] != ErrorCode.NOT_LEADER_OR_FOLLOWER
 
         wait_for(is_led, f"{topic.name}-{partition} has a leader")
-        error, base_offset = answers[-1]
+        error, base_offset = responses[-1]
         assert error == 0, f"produce: error {error}"
         return base_offset
 
@@ -225,8 +225,8 @@ class Host:
         )
         with self.connect(topic.partitions[partition].owner) as kafka:
             kafka.send(0, 9, request)
-            answer = kafka.receive().body.responses[0].partition_responses[0]
-        return answer.error_code, answer.base_offset
+            response = kafka.receive().body.responses[0].partition_responses[0]
+        return response.error_code, response.base_offset
 
     def view(self, topic: messages.TopicImage, partition: int = 0) -> native.SlotView:
         return self.client.control.slot_view(topic.partitions[partition].slot)
@@ -346,8 +346,8 @@ def test_delete_records_moves_the_start_for_good(host: Host) -> None:
     topic = host.create("t", 1)
     host.produce(topic, 0, [1, 2, 3])
     assert host.send_request(messages.DeleteRecords("t", 0, 4)).error == 1, "beyond the high watermark"
-    answer = host.send_request(messages.DeleteRecords("t", 0, 2))
-    assert (answer.error, answer.offset) == (0, 2)
+    response = host.send_request(messages.DeleteRecords("t", 0, 2))
+    assert (response.error, response.offset) == (0, 2)
     owner = topic.partitions[0].owner
     host.stop(f"worker-{owner}", signal.SIGKILL)
     host.stop("keeper", signal.SIGKILL)  # and with it everything that was in shared memory

@@ -85,7 +85,7 @@ def test_one_link_for_each_worker_and_lane() -> None:
     ("in_sync", "throttled", "lane"),
     [(True, False, IN_SYNC), (True, True, IN_SYNC), (False, False, CATCH_UP), (False, True, THROTTLED)],
 )
-def test_what_is_in_sync_is_not_throttled(in_sync: bool, throttled: bool, lane: int) -> None:
+def test_replicas_in_sync_are_not_throttled(in_sync: bool, throttled: bool, lane: int) -> None:
     assert list(target_links({(TOPIC, 0): assignment(2, in_sync=in_sync, throttled=throttled)}, {2: broker(2)})) == [
         Link(2, 0, lane)
     ]
@@ -152,7 +152,7 @@ class FakeReactor:
 class FakeCommands:
     def __init__(self) -> None:
         self.token = 0
-        self.before_done: Callable[[int], None] | None = None  # what is heard before the command's own answer is
+        self.before_done: Callable[[int], None] | None = None  # what is heard before the command's own response is
 
     async def run(self, command: Callable[..., None], *arguments: object) -> native.Event:
         self.token += 1
@@ -290,7 +290,7 @@ def test_a_connection_that_ends_is_made_again_and_one_that_is_not_wanted_goes() 
     run(scenario())
 
 
-def test_an_end_that_is_heard_before_the_beginning_counts() -> None:
+def test_an_end_that_arrives_before_the_beginning_counts() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with following(leader, one=assignment(2)) as (subject, reactor, commands, _):
@@ -319,7 +319,7 @@ def test_another_life_of_the_leader_is_connected_to_at_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["key", "refused", "identity", "address"])
-def test_who_is_not_the_leader_gets_nothing(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_does_not_lead_receives_nothing(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication, "BACKOFF_S_MAX", 0.02)
 
     async def scenario() -> None:

@@ -81,7 +81,7 @@ def test_damage_is_looked_at_again_after_a_day() -> None:
     assert plan.due(DAY_MS - 1) is None and plan.due(DAY_MS) == (A, 0)
 
 
-def test_who_is_due_longest_comes_first() -> None:
+def test_the_partition_that_is_longest_due_comes_first() -> None:
     chances = iter([0.5, 0.1, 0.9])
     plan = ScrubPlan(1000, lambda: next(chances))
     for key in (A, B, (b"c" * 16, 0)):
@@ -93,7 +93,7 @@ def test_who_is_due_longest_comes_first() -> None:
     assert order == [B, A, (b"c" * 16, 0)]
 
 
-def test_what_is_gone_is_never_due() -> None:
+def test_deleted_partitions_are_never_due() -> None:
     plan = ScrubPlan(1000, lambda: 0.0)
     plan.listed(A, [0, 10, 20], 0)
     plan.listed(B, [0], 0)
@@ -259,7 +259,7 @@ def test_a_disk_that_cannot_read_is_damage_and_a_lack_of_descriptors_is_not(
 # -- the notice ------------------------------------------------------------------------------------
 
 
-def test_what_was_found_is_read_back(tmp_path: Path) -> None:
+def test_found_damage_is_read_back(tmp_path: Path) -> None:
     one = Damage("t", b"\x00\xff" * 8, 2, 100, 4711, "a batch's CRC is wrong", 106, 5)
     assert damage.read(tmp_path, 0) == []
     damage.write(tmp_path, 0, [one])

@@ -35,7 +35,7 @@ def test_it_leads_nothing_and_follows() -> None:
     assert state.take(assignment(OTHER, (OTHER, OWN))) == (assignment(OTHER, (OTHER, OWN)), True)
 
 
-def test_who_was_in_sync_all_the_time_has_proven_nothing() -> None:
+def test_a_replica_that_was_in_sync_throughout_has_proven_nothing() -> None:
     """It may have been put there when its log was longer."""
     state = Shortened()
     for _ in range(2):
@@ -107,7 +107,7 @@ class Set:
         assert not closed
 
 
-def test_the_controller_hears_that_it_is_not_served_until_it_has_caught_up(tmp_path: Path) -> None:
+def test_a_shortened_partition_is_reported_as_failed_until_it_has_caught_up(tmp_path: Path) -> None:
     made = Set(tmp_path)
     shortened.mark(made.path, PlainFiles())
     made.open()

@@ -62,13 +62,13 @@ def test_a_write_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = threading.Event()
-    monkeypatch.setattr(os, "fdatasync", lambda _fd: answers.wait())
+    responses = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda _fd: responses.wait())
     try:
         with pytest.raises(CliError, match="has not answered a write or flush within"):
             disk.measure(tmp_path, 4 * MIB, 0.0, patience_s=0.1)
     finally:
-        answers.set()
+        responses.set()
 
 
 def test_percentiles() -> None:

@@ -147,7 +147,7 @@ def test_a_file_system_that_is_not_known(machine: Machine, kind: str, said: str,
     assert not one.is_good and said in one.why and one.is_risk == is_risk and not one.writes
 
 
-def test_what_puts_records_at_risk(machine: Machine) -> None:
+def test_settings_that_put_records_at_risk(machine: Machine) -> None:
     machine.mounted("ext4", "9:0", "/srv/my\\040data", "rw,noatime", "rw,barrier=0,stripe=384,discard")
     machine.write("sys/devices/block/md0/md/degraded", "1")
     found = machine.settings()
@@ -216,7 +216,7 @@ def test_each_entry_is_on_disk_before_its_change(machine: Machine, monkeypatch: 
     assert len(Journal(journal.path).entries) == 1
 
 
-def test_what_the_kernel_refuses_is_reported_and_stays_in_the_journal(
+def test_changes_refused_by_the_kernel_are_reported_and_stay_in_the_journal(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.tune("--apply")

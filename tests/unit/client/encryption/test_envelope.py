@@ -62,7 +62,7 @@ def test_a_vector_is_opened_and_sealed(vector: dict) -> None:
 
 
 @pytest.mark.parametrize("vector", PUBLISHED["broken"], ids=lambda vector: vector["name"])
-def test_what_is_broken_says_why(vector: dict) -> None:
+def test_broken_envelopes_are_refused_with_a_reason(vector: dict) -> None:
     with pytest.raises(PayloadError) as raised:
         _open(vector)
     assert re.search(vector["why"], str(raised.value)), raised.value
@@ -112,7 +112,7 @@ _VALUES = st.one_of(st.binary(max_size=300), st.binary(min_size=1, max_size=4).m
     key_id=st.text(min_size=1, max_size=30),
 )
 @settings(max_examples=examples(20, 60))
-def test_what_is_sealed_is_opened(topic: str, rows: list, codec: int, key_id: str) -> None:
+def test_sealed_values_are_opened(topic: str, rows: list, codec: int, key_id: str) -> None:
     provider = Keys({key_id: new_key()}, "memory")
     reported = Encryption(provider, codec=codec)
     sealer, opener = Sealer(reported, provider), Opener(reported, provider)

@@ -185,7 +185,7 @@ def test_a_provider_is_asked_once_for_a_data_key(monkeypatch: pytest.MonkeyPatch
     assert [opener.open("t", None, one) for one in data] == [b"v"] * 15 and len(opener._ciphers) == 2
 
 
-def test_a_key_that_is_not_to_be_had_is_asked_for_again_later() -> None:
+def test_a_key_that_cannot_be_obtained_is_requested_again_later() -> None:
     provider, clock = Provider("a"), Clock()
     data = Sealer(Encryption(provider), provider).seal("t", None, b"v")
     opener = Opener(Encryption(provider), provider, clock)

@@ -85,7 +85,7 @@ def test_a_fenced_member_joins_again_without_an_assignment(code: int) -> None:
 @pytest.mark.parametrize(
     "code", [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE]
 )
-def test_what_passes_is_tried_again_and_keeps_the_assignment(code: int) -> None:
+def test_retriable_errors_keep_the_assignment(code: int) -> None:
     member = joined()
     member.request(1_000)
     assert member.on_response(response_of(error=code), 5, 1_000) is None
@@ -106,7 +106,7 @@ def test_a_refusal_is_final_and_one_of_a_topic_is_not() -> None:
     assert member.request(3_000) is None
 
 
-def test_a_member_leaves_with_epoch_minus_one_until_it_is_heard() -> None:
+def test_a_member_repeats_its_leave_until_it_is_acknowledged() -> None:
     member = joined()
     member.subscribe((), 100)
     assert not member.assigned and not member.is_out
@@ -119,7 +119,7 @@ def test_a_member_leaves_with_epoch_minus_one_until_it_is_heard() -> None:
     assert member.is_out and member.heartbeat_ms is None
 
 
-def test_what_never_asked_to_join_has_nothing_to_leave() -> None:
+def test_a_member_that_never_joined_need_not_leave() -> None:
     member = joining()
     member.subscribe((), 1)
     assert member.is_out and member.request(1) is None

@@ -54,7 +54,7 @@ class Scene:
         raise AssertionError("no records")
 
 
-def test_records_are_lost_with_their_session_and_said_so() -> None:
+def test_records_lost_with_their_session_are_reported() -> None:
     scene = Scene()
     held = scene.hold()
     message = held[0]
@@ -84,7 +84,7 @@ def test_records_whose_locks_have_ended_are_not_handed_out() -> None:
 
 
 @pytest.mark.parametrize("code", [KafkaError._UNSUPPORTED_FEATURE, KafkaError._AUTHENTICATION])
-def test_what_the_connection_refuses_is_raised(code: int) -> None:
+def test_errors_of_the_connection_are_raised(code: int) -> None:
     scene = Scene()
     (send,) = scene.sent(SHARE_GROUP_HEARTBEAT)
     scene.respond(send, error=local_error(code, "refused"))
