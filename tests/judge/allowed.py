@@ -103,7 +103,10 @@ ALLOWED = (
     Allowed("Fetch", "12-18", "responses[].partitions[].error_code", LAST_FETCHED, kafka=1, mqd=0),
     Allowed("Fetch", "12-18", "responses[].partitions[].error_code", LAST_FETCHED, kafka=0, mqd=1),
     Allowed("Produce", "0-2", "outcome", ONLY_NAMED, kafka="closed", mqd="answered"),
-    Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", ENDED, mqd=59),
+    *(
+        Allowed("Produce", "3-13", f"responses[].partition_responses[].error_code{what}", ENDED, mqd=mqd)
+        for what, mqd in (("", 59), (" of a repetition", 59), (" of a repetition", 45))
+    ),
     Allowed("Produce", "3-13", "outcome", ENDED, kafka="silent", mqd="closed"),
     Allowed("Produce", "3-13", "responses[].partition_responses[].log_append_time_ms", SENT_TWICE, mqd=-1),
     Allowed(

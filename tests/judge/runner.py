@@ -17,7 +17,7 @@ from mqd.protocol import KNOWN, SUPPORTED
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.schema.language import Versions
-from tests.judge.compare import Difference, Table, judged, learn
+from tests.judge.compare import OF_A_REPETITION, Difference, Table, judged, learn
 from tests.judge.journal import Case as Number
 from tests.judge.journal import Journal
 from tests.judge.model import NO_UUID, PREFIX, Batch, Case, Ref, Step, World
@@ -317,7 +317,8 @@ def is_missing(body: object, path: str) -> bool:
 def divides(difference: Difference) -> bool:
     """Whether one of them has failed, or done nothing, where the other has done what was requested."""
     codes = (difference.kafka, difference.mqd)
-    return difference.field.endswith("error_code") and (codes[0] == ErrorCode.UNKNOWN_SERVER_ERROR or 0 in codes)
+    field = difference.field.removesuffix(OF_A_REPETITION)
+    return field.endswith("error_code") and (codes[0] == ErrorCode.UNKNOWN_SERVER_ERROR or 0 in codes)
 
 
 def _hashable(difference: Difference) -> Difference:

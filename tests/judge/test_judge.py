@@ -14,7 +14,7 @@ from perf.peers import apache_kafka, maven
 from perf.peers.peer import Unavailable
 from tests.judge.allowed import ALLOWED, OPEN
 from tests.judge.brokers import both
-from tests.judge.compare import Allowed, Difference, Table, differences
+from tests.judge.compare import OF_A_REPETITION, Allowed, Difference, Table, differences
 from tests.judge.journal import Journal
 from tests.judge.model import World
 from tests.judge.runner import Judge, Report, divides, is_missing
@@ -161,6 +161,47 @@ def test_of_members_that_have_the_same_symbol_the_equal_ones_are_compared() -> N
     assert found(outcome(b"", b"whole"), outcome(b"whole", b"x")) == [
         ("groups[].members[].member_assignment", b"", b"x")
     ]
+
+
+def _found(key: int, version: int, kafka: object, mqd: object) -> list[tuple[str, object, object]]:
+    """Without a table."""
+    outcomes = Outcome("answered", kafka), Outcome("answered", mqd)
+    compared = differences(key, version, outcomes, (World("a"), World("a")), Table(()))
+    return [(one.field, one.kafka, one.mqd) for one in compared]
+
+
+def test_topics_without_partitions_may_be_missing_only_where_kafka_failed() -> None:
+    def answer(*topics: tuple[str, list[int]]) -> m.FetchResponse:
+        made = m.FetchResponse.PartitionData
+        return m.FetchResponse(
+            responses=[
+                m.FetchResponse.TopicResponse(
+                    topic=name, partitions=[made(number, code) for number, code in enumerate(codes)]
+                )
+                for name, codes in topics
+            ]
+        )
+
+    code, alone = "responses[].partitions[].error_code", "responses[] only Kafka"
+    failed = answer(("t", [-1]), ("empty", []))
+    assert _found(KEYS["Fetch"], 4, failed, answer(("t", [3]))) == [(code, -1, 3)]
+    assert _found(KEYS["Fetch"], 4, failed, answer()) == [(alone, "'t'", None)]
+    for codes in ([], [0], [-1, 0]):
+        whole = answer(("t", codes), ("empty", []))
+        assert _found(KEYS["Fetch"], 4, whole, answer(("t", codes))) == [(alone, "'empty'", None)]
+
+
+def test_an_error_where_kafka_wrote_a_batch_is_not_one_where_it_repeated_an_answer() -> None:
+    def answer(code: int, log_append_time_ms: int = -1) -> m.ProduceResponse:
+        partition = m.ProduceResponse.PartitionResponse(0, code, 0, log_append_time_ms)
+        return m.ProduceResponse(responses=[m.ProduceResponse.TopicResponse("t", partition_responses=[partition])])
+
+    field = "responses[].partition_responses[].error_code"
+    assert _found(KEYS["Produce"], 9, answer(0), answer(45)) == [(field, 0, 45)]
+    assert _found(KEYS["Produce"], 9, answer(46), answer(45)) == [(field, 46, 45)]
+    repeated = f"{field}{OF_A_REPETITION}"
+    assert _found(KEYS["Produce"], 9, answer(0, 1_700_000_000_000), answer(45)) == [(repeated, 0, 45)]
+    assert divides(Difference("Produce", 9, repeated, 0, 45))
 
 
 def test_a_run_continues_with_what_is_missing_and_what_differed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
 from tests.judge import stories
-from tests.judge.compare import ANY, Allowed
+from tests.judge.compare import ANY, OF_A_REPETITION, Allowed
 from tests.judge.model import Batch, Case, Ref, Step, TopicSetup
 from tests.judge.values import GROUP, LIBRARY, SHARE_MEMBER, TXN, A, B
 
@@ -77,6 +77,8 @@ _COMMITTED = (
     stories.end(True),
     stories.until_stable(),
 )
+
+_BEGUN_AGAIN = (*_COMMITTED, stories.add_partitions())
 
 
 # -- share groups ----------------------------------------------------------------------------------
@@ -167,6 +169,14 @@ _CODE = "responses[].partition_responses[].error_code"
 WITNESSES = (
     Witness(
         "Produce", (3, 11, 13), "outcome", lambda _: [_transactional(_begun(), 0)], "silent", "closed", _COMMITTED
+    ),
+    *(
+        Witness("Produce", (9,), field, lambda _, batches=batches: list(map(_transactional, batches)), mqd=mqd, before=_BEGUN_AGAIN)
+        for field, mqd, batches in (
+            (_CODE, 59, [dataclasses.replace(_begun(), values=(b"1", b"2"))]),
+            (_CODE + OF_A_REPETITION, 59, [_begun()]),
+            (_CODE + OF_A_REPETITION, 45, [_begun(1), _begun()]),
+        )
     ),
     Witness(
         "Produce", (9, 11), _CODE, lambda _: [_transactional(_begun(0, 1, "count lies"))], 47, 87,
