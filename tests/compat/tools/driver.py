@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 import subprocess
+import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.compat.kafka_tools import KafkaTools
@@ -70,9 +73,17 @@ class ToolDriver:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
 
-    def run(self, tool: str, words: list[str], stdin: str = "", seconds: float = RUN_SECONDS) -> Ran:
+    def run(
+        self,
+        tool: str,
+        words: list[str],
+        stdin: str = "",
+        seconds: float = RUN_SECONDS,
+        enough: Callable[[str], bool] | None = None,
+    ) -> Ran:
+        """`enough`: with which output a tool of its own process is stopped."""
         if tool in ALONE:
-            return self._run_alone(CLASSES[tool], words, seconds)
+            return self._run_alone(CLASSES[tool], words, seconds, enough)
         request = {"tool": CLASSES[tool], "words": words, "stdin": stdin, "seconds": seconds}
         with self._lock:
             process = self._started()
@@ -95,17 +106,30 @@ class ToolDriver:
                 self._stop()
             return ran
 
-    def _run_alone(self, name: str, words: list[str], seconds: float) -> Ran:
+    def _run_alone(
+        self, name: str, words: list[str], seconds: float, enough: Callable[[str], bool] | None = None
+    ) -> Ran:
         command = self._tools.command(name, *words)
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                out, err = process.communicate(timeout=seconds)
-                return Ran(process.returncode, out, err)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return Ran(None, *process.communicate())
+        with (
+            tempfile.TemporaryFile("w+") as errors,
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+            ) as process,
+        ):
+            assert process.stdout is not None
+            late = threading.Timer(seconds, process.kill)
+            late.start()
+            out, is_enough = "", False
+            for line in process.stdout:
+                out += line
+                if enough is not None and enough(out):
+                    is_enough = True
+                    process.kill()
+                    break
+            late.cancel()
+            code = process.wait()
+            errors.seek(0)
+            return Ran(None if is_enough or code == -signal.SIGKILL else code, out, errors.read())
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:

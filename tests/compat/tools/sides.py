@@ -83,18 +83,20 @@ class Side:
         bootstrap: bool = True,
         quiet: bool = False,
         shown: Callable[[str], str] = str,
+        enough: Callable[[str], bool] | None = None,
     ) -> Ran:
         """One step. {bootstrap} in a word stands for this side's addresses. `until`: is called again
         until its result is that, PATIENCE_S long. `unordered`: the order of lines is not promised,
-        "words": nor that of words. `shape`: its numbers are measurements. `quiet`: the step is not compared. `shown`: which part
-        of the output is.
+        "words": nor that of words. `shape`: its numbers are measurements. `quiet`: the step is not
+        compared. `shown`: which part of the output is. `enough`: with which output a tool is stopped
+        that never ends.
         """
         asked = [word.replace("{bootstrap}", self.bootstrap) for word in words]
         if bootstrap:
             asked = ["--bootstrap-server", self.bootstrap, *asked]
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            ran = self._driver.run(tool, asked, stdin, seconds)
+            ran = self._driver.run(tool, asked, stdin, seconds, enough)
             if until is None or until(ran) or time.monotonic() > deadline:
                 break
             time.sleep(0.2)  # polls another process; nothing here can be waited for
