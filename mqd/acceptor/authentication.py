@@ -247,7 +247,7 @@ class Authentication:
         """Handles one token of the client. `address`: the client's; `before`: the connection's
         present principal, "" = none.
 
-        Raises IllegalState or Refused. On Refused the caller delays its answer and does not keep
+        Raises IllegalState or Refused. On Refused the caller delays its response and does not keep
         the token meanwhile.
         """
         options = self._options_of(listener_id)
@@ -284,11 +284,11 @@ class Authentication:
             raise AuthenticationFailed("too many large tokens at once; retry later", user=exchange.user)
         self._waiting_bytes += len(token)
         try:
-            answer = await exchange.step(token)
+            response = await exchange.step(token)
         finally:
             self._waiting_bytes -= len(token)
         if not exchange.done:
-            return Step(answer)
+            return Step(response)
         self._underway.pop(connection, None)
         principal, expires_ms, is_token = self._proven(exchange)
         if before and principal != before:
@@ -297,7 +297,7 @@ class Authentication:
             )
         self.succeeded_count += 1
         log.info("authenticated", connection=connection[1], principal=principal, mechanism=underway.mechanism)
-        return Step(answer, principal, _lifetime_ms(options, expires_ms), is_token)
+        return Step(response, principal, _lifetime_ms(options, expires_ms), is_token)
 
     def _proven(self, exchange: Exchange) -> tuple[str, int, bool]:
         """The principal, when its credential expires (0 = never), whether that is a delegation
@@ -311,7 +311,7 @@ class Authentication:
         return f"User:{exchange.user}", expires_ms, False
 
     def _failed(self, error: AuthenticationFailed, underway: _Underway, connection: Connection, address: str) -> float:
-        """How long its answer is delayed, in seconds."""
+        """How long its response is delayed, in seconds."""
         self.failed_count += 1
         user = error.user or underway.exchange.user
         log.warning(
@@ -393,7 +393,7 @@ def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, dat
 
 def _lifetime_ms(options: ListenerOptions, expires_ms: int) -> int:
     """The shorter of the listener's limit and the token's remaining time, within the 64 bits of the
-    answer's field."""
+    response's field."""
     bounds = [options.reauthenticate_ms] if options.reauthenticate_ms else []
     if expires_ms:
         bounds.append(max(1, expires_ms - clock.now_ms()))

@@ -34,16 +34,16 @@ class Context:
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
         self.address = address
-        # Set by a handler whose answer depends only on the request's bytes and the metadata
+        # Set by a handler whose response depends only on the request's bytes and the metadata
         # version, while this host has its lease.
         self.cacheable = False
         # Set by the handler that ends a SASL exchange: (principal, session's length in ms, 0 =
         # without end; how it was proven). The worker accepts the connection's requests from then
         # on.
         self.authenticated: tuple[str, int, native.PrincipalKind] | None = None
-        # Set by a handler whose answer is the connection's last.
+        # Set by a handler whose response is the connection's last.
         self.disconnect = False
-        # Set by a handler whose answer is to be delayed; the request is not kept meanwhile.
+        # Set by a handler whose response is to be delayed; the request is not kept meanwhile.
         self.delay_s = 0.0
 
     # -- rights ------------------------------------------------------------------------------------
@@ -64,10 +64,10 @@ class Context:
 
     async def change(self, change: messages.Change, timeout_ms: int) -> messages.Answer:
         """Records a change of rules or users in the audit log."""
-        answer = await self.broker.controller.request(change, timeout_ms)
-        for event, fields in audited.lines(change, answer):
+        response = await self.broker.controller.request(change, timeout_ms)
+        for event, fields in audited.lines(change, response):
             self.broker.audit.write(event, by=self.address.principal, **fields)
-        return answer
+        return response
 
     def authorize_any(self, operation: int, resource_type: int) -> bool:
         """Whether the client may do this with at least one resource of the type (KIP-679)."""
@@ -87,4 +87,4 @@ class Context:
 
 
 class CloseConnection(Exception):
-    """This request has no answer: its connection is closed and the reason is logged."""
+    """This request has no response: its connection is closed and the reason is logged."""

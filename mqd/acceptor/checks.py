@@ -4,7 +4,7 @@ these partitions be written in this transaction, and does every record of this b
 The coordinator answers for transactions. A batch whose topic has another compression.type is
 compressed to it on a thread and returned. Workers check compressed batches themselves, unless the
 codec's library is missing: then this process decompresses them, checks their records in C, and
-lists those without a key (KIP-467). The batch stays in the worker's arena, lent until the answer;
+lists those without a key (KIP-467). The batch stays in the worker's arena, lent until the response;
 if that worker dies in the meantime the result is discarded.
 
 Bounds: THREADS at a time, each with at most DECOMPRESSED_BYTES_MAX; the number of waiting checks is

@@ -2,11 +2,11 @@
 principal of a client that has authenticated.
 
 A worker puts a block before the frame of a request (struct mqd_request_principal), so a restarted
-acceptor knows every connection's principal without a query. The answer that ends an exchange begins
+acceptor knows every connection's principal without a query. The response that ends an exchange begins
 with a block of its own (struct mqd_authenticated).
 
 A client that sent SaslHandshake 0 continues with bare tokens instead of requests. Each becomes a
-SaslAuthenticate here, and its answer a bare token, so handlers know one form only.
+SaslAuthenticate here, and its response a bare token, so handlers know one form only.
 """
 
 import struct
@@ -66,7 +66,7 @@ def raw_answer(body: bytes) -> bytes | None:
 
 
 def authenticated(principal: str, session_ms: int, kind: native.PrincipalKind) -> bytes:
-    """The block before the answer that authenticates a client. `session_ms` 0: it need not
+    """The block before the response that authenticates a client. `session_ms` 0: it need not
     authenticate again. `kind`: SASL or TOKEN.
     """
     name = principal.encode()

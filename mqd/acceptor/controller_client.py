@@ -52,7 +52,7 @@ class MetadataFault(Exception):
 
 
 class ControllerClient:
-    """`on_metadata` is called in order with every message except Answers, before any later answer
+    """`on_metadata` is called in order with every message except Answers, before any later response
     is delivered.
     """
 
@@ -66,7 +66,7 @@ class ControllerClient:
         self._request_id = 0
 
     async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
-        """Never raises because of the controller: failures are in the answer's error."""
+        """Never raises because of the controller: failures are in the response's error."""
         if len(self._sent) >= REQUESTS_MAX:
             return messages.Answer(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
         self._request_id += 1

@@ -147,9 +147,9 @@ class DeadLetters:
         broker: BrokerState,
         coordinators: Coordinators,
         owners: Owners,
-        answer: Callable[[Address, bytes], Awaitable[bytes | None]],
+        response: Callable[[Address, bytes], Awaitable[bytes | None]],
     ) -> None:
-        self._answer = answer  # a request's frame, as a client's
+        self._answer = response  # a request's frame, as a client's
         self._broker, self._coordinators, self._owners = broker, coordinators, owners
         self._states: ShareStates = coordinators.share_states
         self.peers: Peers | None = None
@@ -440,9 +440,9 @@ class DeadLetters:
             if not self._broker.broker_value(AUTO_CREATE):
                 raise Failed(f"topic {name} does not exist; create it with {ENABLED}=true")
             change = messages.CreateTopic(name, -1, -1, {}, dict(CREATED_CONFIG))
-            answer = await self._broker.controller.request(change, CREATE_TIMEOUT_MS)
-            if answer.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
-                raise Failed(f"topic {name} cannot be created: {answer.message or error_name(answer.error)}")
+            response = await self._broker.controller.request(change, CREATE_TIMEOUT_MS)
+            if response.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
+                raise Failed(f"topic {name} cannot be created: {response.message or error_name(response.error)}")
             image = self._broker.metadata.topics.get(name)
         if image is None or not image.partitions:
             raise Failed(f"topic {name} is not there yet")

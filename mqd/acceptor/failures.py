@@ -1,4 +1,4 @@
-"""The answer to a request that failed as a whole, as Kafka's getErrorResponse: one error in every
+"""The response to a request that failed as a whole, as Kafka's getErrorResponse: one error in every
 error field of the response. It is UNKNOWN_SERVER_ERROR when the handler failed by a bug of ours.
 
 If the response has an error of its own, that is set. Otherwise every requested item gets the error:
@@ -109,22 +109,22 @@ def _class_of(response: object, field: Field) -> type:
     return getattr(message_class(message.api_key, "Response"), field.struct.name)
 
 
-def _name(answer: object, element: object, source: Field, version: int) -> bool:
-    """Copies the names of the requested item into the answer. False: they have no field in common."""
+def _name(response: object, element: object, source: Field, version: int) -> bool:
+    """Copies the names of the requested item into the response. False: they have no field in common."""
     own = [
-        field for field in _fields(owner_of(type(answer))[1], version) if not field.is_array and field.struct is None
+        field for field in _fields(owner_of(type(response))[1], version) if not field.is_array and field.struct is None
     ]
     if all(field.name.startswith("error_") for field in own):
         return True  # it has no name: answers are in request order (ACLs)
     if isinstance(element, msgspec.Struct):
         common = [field.name for field in own if hasattr(element, field.name)]
         for name in common:
-            setattr(answer, name, getattr(element, name))
+            setattr(response, name, getattr(element, name))
         if not common and hasattr(element, "name") and any(field.name == "user" for field in own):
-            answer.user, common = element.name, ["user"]  # type: ignore[attr-defined]  # AlterUserScramCredentials
+            response.user, common = element.name, ["user"]  # type: ignore[attr-defined]  # AlterUserScramCredentials
         return bool(common)
     for field in own:  # an array of names or numbers: use the first field that can hold one
         if not field.name.startswith("error_") and (field.type in BLOBS) == (source.type in BLOBS):
-            setattr(answer, field.name, element)
+            setattr(response, field.name, element)
             return True
     return False

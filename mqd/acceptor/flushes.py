@@ -3,7 +3,7 @@ below the high watermark, before it is answered.
 
 Does for the acceptor's answers what native/server/look_up.c does for ListOffsets (latest). Waits
 only for this host's flush, never for followers, and for at most WAIT_S: when a disk hangs, the
-answer is the known state.
+response is the known state.
 
 Concurrency: one event loop.
 """

@@ -316,7 +316,7 @@ class Link:
 
     def _on_cancel(self, worker: int, token: int) -> None:
         """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: its
-        state changes stay, but its answer is not needed.
+        state changes stay, but its response is not needed.
         """
         pending = self._parked[worker].get(token)
         if pending is not None:
@@ -380,17 +380,19 @@ class Link:
             return
         payload = frames[descriptor.offset : end]
         if descriptor.flags == native.CHECK_TRANSACTION:
-            answer = self.checks.transaction(bytes(payload), descriptor.a & 0xFFFF)
+            response = self.checks.transaction(bytes(payload), descriptor.a & 0xFFFF)
         else:
-            answer = self.checks.records(payload, descriptor.flags, _compression(descriptor))
+            response = self.checks.records(payload, descriptor.flags, _compression(descriptor))
         assert self._loop is not None
-        task = self._loop.create_task(self._check(worker, descriptor, answer))
+        task = self._loop.create_task(self._check(worker, descriptor, response))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _check(self, worker: int, descriptor: Descriptor, answer: Coroutine[object, object, CheckAnswer]) -> None:
+    async def _check(
+        self, worker: int, descriptor: Descriptor, response: Coroutine[object, object, CheckAnswer]
+    ) -> None:
         try:
-            error, data = await answer
+            error, data = await response
         except Exception:
             log.exception("a check failed; its client gets a retriable error", connection=descriptor.b)
             error, data = int(ErrorCode.NOT_ENOUGH_REPLICAS), b""
@@ -418,16 +420,16 @@ class Link:
             task.add_done_callback(tasks.discard)
 
     async def _share_state(self, worker: int, descriptor: Descriptor, body: bytes) -> None:
-        """An invalid body gets an empty answer, which the worker takes as a definite refusal."""
-        answer = b""
+        """An invalid body gets an empty response, which the worker takes as a definite refusal."""
+        response = b""
         try:
             if self.share_states is not None:
-                answer = await self.share_states.ask(descriptor.flags, body)
+                response = await self.share_states.ask(descriptor.flags, body)
         except Exception:
             log.exception("a share-partition's state cannot be read or written", worker=worker, api=descriptor.flags)
         if descriptor.generation != self._control.endpoint_generation(worker):
             return  # K3
-        self._put(worker, _Piece(descriptor.token, answer, DescriptorKind.SHARE_STATED, 0, 0))
+        self._put(worker, _Piece(descriptor.token, response, DescriptorKind.SHARE_STATED, 0, 0))
         self._send_waiting()
         self._endpoint.flush()
 
@@ -527,7 +529,7 @@ class Link:
 
     async def producers(self, owner: int, slot: int) -> tuple[int, list[ProducerView]]:
         """The partition's producers as its slot's owner knows them: (error code, views). The
-        owner's death gives NOT_LEADER_OR_FOLLOWER, no room for the answer REQUEST_TIMED_OUT; the
+        owner's death gives NOT_LEADER_OR_FOLLOWER, no room for the response REQUEST_TIMED_OUT; the
         caller sets the timeout.
         """
         assert self._loop is not None

@@ -32,9 +32,9 @@ async def _request(broker: BrokerState) -> int:
     """Requests a block. Returns the controller's error."""
     block = broker.producer_ids
     try:
-        answer = await broker.controller.request(messages.AllocateProducerIds(BLOCK_COUNT), TIMEOUT_MS)
+        response = await broker.controller.request(messages.AllocateProducerIds(BLOCK_COUNT), TIMEOUT_MS)
     finally:
         block.request = None
-    if not answer.error:
-        block.next, block.end = answer.offset, answer.offset + answer.count
-    return answer.error
+    if not response.error:
+        block.next, block.end = response.offset, response.offset + response.count
+    return response.error

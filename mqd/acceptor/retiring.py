@@ -2,7 +2,7 @@
 before others are added in their place no transaction may be open that wrote to the removed ones.
 Only the leaders know.
 
-A transaction that begins between the answer and the first step of a retirement ends normally, and
+A transaction that begins between the response and the first step of a retirement ends normally, and
 no transaction writes to a removed partition:
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
@@ -152,10 +152,10 @@ async def _open_on(context: Context, header: RequestHeader, topic: messages.Topi
                 f" open on it. {WAY_OUT}"
             )
         by_leader.setdefault(partition.leader, []).append(partition.index)
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(_request(context, header, node, topic.name, indexes) for node, indexes in by_leader.items())
     )
-    return [one for answer in answers for one in answer]
+    return [one for response in responses for one in response]
 
 
 async def _request(context: Context, header: RequestHeader, node: int, name: str, indexes: list[int]) -> list[Open]:
@@ -194,19 +194,19 @@ async def _request(context: Context, header: RequestHeader, node: int, name: str
 async def _transactional_id(context: Context, header: RequestHeader, producer_id: int) -> str | None:
     """Best effort: only for the error message."""
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
-    answers: list[object] = [await list_transactions.handle(context, header, request)]
+    responses: list[object] = [await list_transactions.handle(context, header, request)]
     broker, service = context.broker, context.broker.transactions
     if service is not None and service.peers is not None:
         others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
-        answers += await asyncio.gather(
+        responses += await asyncio.gather(
             *(service.peers.request(node, request, LIST_VERSION, TIMEOUT_S) for node in others), return_exceptions=True
         )
     return next(
         (
             state.transactional_id
-            for answer in answers
-            if isinstance(answer, ListTransactionsResponse)
-            for state in answer.transaction_states
+            for response in responses
+            if isinstance(response, ListTransactionsResponse)
+            for state in response.transaction_states
         ),
         None,
     )

@@ -65,13 +65,13 @@ class SharePruning:
         if place.shard is None or place.shard.leader_epoch != leader_epoch:  # U2
             return -1
         change = messages.DeleteRecords(self._coordinator.topic, place.index, end_offset)
-        answer = await self._broker.controller.request(change, DELETE_MS)
-        if answer.error:
+        response = await self._broker.controller.request(change, DELETE_MS)
+        if response.error:
             log.warning(
                 "states of share groups cannot be pruned",
                 partition=place.index,
                 offset=end_offset,
-                reason=answer.message,
+                reason=response.message,
             )
             return -1
         return end_offset

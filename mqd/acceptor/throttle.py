@@ -1,5 +1,5 @@
 """Request quotas for the acceptor's answers (KIP-124): the time that this loop spent on a request
-is charged to its client, and the answer tells the client how long to wait. The worker that holds
+is charged to its client, and the response tells the client how long to wait. The worker that holds
 the connection sees the debt in the control segment and reads no further request until it is paid.
 
 Only CPU work counts: a request that waits for the disk, the controller or other members of its
@@ -96,7 +96,7 @@ class TopicChanges:
 
 
 async def charged(handling: Awaitable[object], context: Context, header: RequestHeader, began_s: float) -> object:
-    """Runs the handler; its answer carries the throttle time. The time spent since `began_s`
+    """Runs the handler; its response carries the throttle time. The time spent since `began_s`
     (perf_counter) counts too.
     """
     measured = Measured(handling)

@@ -1,4 +1,4 @@
-"""Assembles the transaction coordinator of this broker: cores, markers, the answers to CHECK, and
+"""Assembles the transaction coordinator of this broker: cores, markers, the responses to CHECK, and
 producer ids for cores that need one.
 
 Handlers use `context.broker.transactions`; it is None if there is no link to write through.
@@ -108,31 +108,31 @@ class TransactionService:
 
     async def identify(self, transactional_id: str, make_event: Callable[[int, int], object]) -> Identity:
         """`make_event(request, spare producer id)` is called again with a producer id if the core
-        needs one. The coordinator's errors are in the answer.
+        needs one. The coordinator's errors are in the response.
         """
         try:
-            answer = await self._with_spare(transactional_id, make_event)
+            response = await self._with_spare(transactional_id, make_event)
         except CoordinatorError as error:
             return Identity(error.error_code)
-        assert isinstance(answer, Identity)
-        return answer
+        assert isinstance(response, Identity)
+        return response
 
     async def joint(self, transactional_id: str, make_event: Callable[[int, int], object]) -> JointAnswer:
         """The same for joint transactions."""
         try:
-            answer = await self._with_spare(transactional_id, make_event)
+            response = await self._with_spare(transactional_id, make_event)
         except CoordinatorError as error:
             return JointAnswer(error.error_code)
-        if isinstance(answer, Identity):  # no producer id is available
-            return JointAnswer(answer.error)
-        assert isinstance(answer, JointAnswer)
-        return answer
+        if isinstance(response, Identity):  # no producer id is available
+            return JointAnswer(response.error)
+        assert isinstance(response, JointAnswer)
+        return response
 
     async def _with_spare(self, transactional_id: str, make_event: Callable[[int, int], object]) -> object:
         """Raises CoordinatorError."""
-        answer = await self.request(transactional_id, lambda number: make_event(number, -1))
-        if getattr(answer, "error", 0) != NEED_PRODUCER_ID:
-            return answer
+        response = await self.request(transactional_id, lambda number: make_event(number, -1))
+        if getattr(response, "error", 0) != NEED_PRODUCER_ID:
+            return response
         spare, error = await allocate(self._broker)
         return (
             Identity(error) if error else await self.request(transactional_id, lambda number: make_event(number, spare))

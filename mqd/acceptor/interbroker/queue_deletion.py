@@ -56,8 +56,8 @@ class QueueDeletion:
         if not topics or state is None:
             return
         leaders = {partition.leader for partition in state.partitions}
-        answers = await asyncio.gather(*(self._ask(leader, frozenset(topics)) for leader in leaders))
-        ends = deletable([answer for answer in answers if answer is not None], len(state.partitions))
+        responses = await asyncio.gather(*(self._ask(leader, frozenset(topics)) for leader in leaders))
+        ends = deletable([response for response in responses if response is not None], len(state.partitions))
         await asyncio.gather(*(self._delete(topics[key[0]], key[1], offset) for key, offset in ends.items()))
 
     def _topics(self) -> dict[bytes, str]:
@@ -75,9 +75,9 @@ class QueueDeletion:
             if view is None or not view.log_start_offset < offset <= view.high_watermark:
                 return
             change = messages.DeleteRecords(topic, index, offset)
-            answer = await self._broker.controller.request(change, DELETE_MS)
-        if answer.error:
-            log.warning(FAILURE, topic=topic, partition=index, offset=offset, reason=answer.message)
+            response = await self._broker.controller.request(change, DELETE_MS)
+        if response.error:
+            log.warning(FAILURE, topic=topic, partition=index, offset=offset, reason=response.message)
 
     # -- queries and responses ---------------------------------------------------------------------
 

@@ -203,13 +203,13 @@ async def ongoing_elsewhere(broker: BrokerState, peers: Peers, producer_id: int)
     """Whether a coordinator on another host knows an unfinished transaction of this producer."""
     others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(peers.request(node, request, LIST_VERSION, TIMEOUT_S) for node in others), return_exceptions=True
     )
-    for node, answer in zip(others, answers, strict=True):
-        if not isinstance(answer, ListTransactionsResponse) or answer.error_code:
+    for node, response in zip(others, responses, strict=True):
+        if not isinstance(response, ListTransactionsResponse) or response.error_code:
             return Elsewhere(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        for state in answer.transaction_states:
+        for state in response.transaction_states:
             if state.transaction_state in UNFINISHED:
                 return Elsewhere(
                     int(ErrorCode.CONCURRENT_TRANSACTIONS),
@@ -227,11 +227,11 @@ async def abort_elsewhere(peers: Peers, found: Elsewhere, producer_id: int, epoc
         transactional_id=found.transactional_id, producer_id=producer_id, producer_epoch=epoch_max, committed=False
     )
     try:
-        answer = await peers.request(found.node_id, request, END_VERSION, TIMEOUT_S)
+        response = await peers.request(found.node_id, request, END_VERSION, TIMEOUT_S)
     except PeerError as error:
         log.info(
             "a transaction's coordinator on another host has not aborted it", node=found.node_id, reason=str(error)
         )
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    assert isinstance(answer, EndTxnResponse)
-    return answer.error_code
+    assert isinstance(response, EndTxnResponse)
+    return response.error_code

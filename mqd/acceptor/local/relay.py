@@ -89,7 +89,7 @@ class Relaying:
         here: Callable[[object], Awaitable[object | None]],
     ) -> bytes | object | None:
         """The other host's response frame or, for ListOffsets, the response. None: this host must
-        answer. `here(request)`: this host's answer.
+        answer. `here(request)`: this host's response.
         """
         if address.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED:
             return None
@@ -159,17 +159,17 @@ class Relaying:
         parts = split_by_leader(self._broker, request)
         if set(parts) <= {-1}:
             return None
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(self._listed(node_id, address, header, part, here) for node_id, part in parts.items())
         )
         found = {
             (topic.name, one.partition_index): one
-            for answer in answers
-            for topic in answer.topics
+            for response in responses
+            for topic in response.topics
             for one in topic.partitions
         }
         return ListOffsetsResponse(
-            throttle_time_ms=max(answer.throttle_time_ms for answer in answers),
+            throttle_time_ms=max(response.throttle_time_ms for response in responses),
             topics=[
                 ListOffsetsResponse.TopicResponse(
                     name=topic.name,
@@ -202,9 +202,9 @@ class Relaying:
                     node=node_id,
                     reason=str(error),
                 )
-        answer = await here(part)
-        assert isinstance(answer, ListOffsetsResponse)
-        return answer
+        response = await here(part)
+        assert isinstance(response, ListOffsetsResponse)
+        return response
 
 
 def _unknown(index: int) -> ListOffsetsResponse.PartitionResponse:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """The last result of `query`, which runs again when the answer is older than `kept_s`, and
+    """The last result of `query`, which runs again when the response is older than `kept_s`, and
     than REST times the CPU time that it took: a costly query runs less often.
     """
 
@@ -29,7 +29,7 @@ class Kept(Generic[T]):
         self._cost_s = 0.0
 
     def refresh(self) -> None:
-        """Starts the query unless it is running or the answer is fresh."""
+        """Starts the query unless it is running or the response is fresh."""
         with self._lock:
             if self._thread is not None or time.monotonic() - self._known_at <= max(self._kept_s, REST * self._cost_s):
                 return
@@ -50,7 +50,7 @@ class Kept(Generic[T]):
             self._thread = None
 
     def known(self) -> T | None:
-        """Waits for the running query, at most ANSWER_S. None: there has never been an answer."""
+        """Waits for the running query, at most ANSWER_S. None: there has never been a response."""
         thread = self._thread
         if thread is not None:
             thread.join(max(0.0, self._started_at + ANSWER_S - time.monotonic()))

@@ -12,7 +12,7 @@ M2  a connection is closed if its request is not complete REQUEST_S after the ac
     not ready RENDER_S after that, or if it has not read the page ANSWER_S after that.
 M3  the page is rendered by one thread at a time, for all requests that arrive before it is done.
     Between two renderings at least PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time of the last
-    one, so rendering never takes more than a quarter of a CPU. An earlier scrape waits: an answer
+    one, so rendering never takes more than a quarter of a CPU. An earlier scrape waits: a response
     is never older than the duration of one rendering.
 M4  a request is at most REQUEST_BYTES_MAX; a TLS handshake is part of the request's time.
 M5  where there is a token, a request without it gets only that error; /health needs no token,
@@ -115,7 +115,7 @@ class _Client:
 
 
 def verdict(received: bytes, token: _Token | None = None) -> bytes | str | None:
-    """The path if it is served here, otherwise the complete answer; None while the request is
+    """The path if it is served here, otherwise the complete response; None while the request is
     incomplete.
     """
     if received[:1] == bytes([_TLS_HANDSHAKE]):
@@ -334,9 +334,9 @@ class MetricsServer:
         self._decided.append((client, faults))
         os.eventfd_write(self._wake, 1)
 
-    def _begin_answer(self, client: _Client, answer: bytes) -> None:
+    def _begin_answer(self, client: _Client, response: bytes) -> None:
         client.waiting = ""
-        client.to_send = memoryview(answer)
+        client.to_send = memoryview(response)
         client.moved_s = time.monotonic()
         client.deadline_s = client.moved_s + ANSWER_S
         self._watch(client, selectors.EVENT_WRITE)
@@ -387,10 +387,10 @@ class MetricsServer:
             for client in [one for one in self._clients if one.waiting == PAGE]:
                 self._answer(client, page)
 
-    def _answer(self, client: _Client, answer: bytes) -> None:
+    def _answer(self, client: _Client, response: bytes) -> None:
         """Begins to answer a client that has waited."""
         try:
-            self._begin_answer(client, answer)
+            self._begin_answer(client, response)
         except ssl.SSLWantReadError:
             self._watch(client, selectors.EVENT_READ)
         except (ssl.SSLWantWriteError, BlockingIOError, InterruptedError):

@@ -21,5 +21,5 @@ async def handle(context: Context, header: RequestHeader, request: AddRaftVoterR
             error_message=f"This is cluster {broker.metadata.cluster_id}.",
         )
     directory_id = b"" if request.voter_directory_id == NO_ID else request.voter_directory_id
-    answer = await broker.controller.request(messages.AddVoter(request.voter_id, directory_id), request.timeout_ms)
-    return AddRaftVoterResponse(error_code=answer.error, error_message=answer.message)
+    response = await broker.controller.request(messages.AddVoter(request.voter_id, directory_id), request.timeout_ms)
+    return AddRaftVoterResponse(error_code=response.error, error_message=response.message)

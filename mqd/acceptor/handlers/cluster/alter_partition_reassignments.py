@@ -1,12 +1,12 @@
 """AlterPartitionReassignments 0-1 (KIP-455): the controller judges each partition separately, and
-the answer comes when the reassignments have started.
+the response comes when the reassignments have started.
 
 On a host alone a partition's only replica cannot move. Requesting its present placement changes
 nothing and succeeds; other brokers do not exist; and there is never a reassignment to cancel.
 
 With a tagged field of our own (9100) the controller computes the assignments, such that all hosts
 carry the same load: for the named topics (their partitions are ignored), or for all. BALANCE starts
-the moves, PLAN only returns them, in the answer's field of the same number.
+the moves, PLAN only returns them, in the response's field of the same number.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -65,17 +65,17 @@ async def _request_controller(
     )
 
 
-def _answer(answer: messages.Answer, allow: bool) -> AlterPartitionReassignmentsResponse:
+def _answer(response: messages.Answer, allow: bool) -> AlterPartitionReassignmentsResponse:
     results: dict[str, list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse]] = {}
-    for one in answer.results:
+    for one in response.results:
         result = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
             partition_index=one.partition, error_code=one.error, error_message=one.message, target=one.replicas
         )
         results.setdefault(one.name, []).append(result)
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=allow,
-        error_code=answer.error,
-        error_message=answer.message,
+        error_code=response.error,
+        error_message=response.message,
         responses=[
             AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name=name, partitions=partitions)
             for name, partitions in results.items()

@@ -60,7 +60,7 @@ async def _move(broker: Broker, name: str, index: int, paths: set[str]) -> int:
         return int(ErrorCode.REPLICA_NOT_AVAILABLE)
     if broker.replica_view(partition) is None:
         return broker.unserved_error(partition)
-    answer = await broker.controller.request(
+    response = await broker.controller.request(
         messages.MoveReplica(name, index, broker.log_dirs.index(target)), TIMEOUT_MS
     )
-    return answer.error
+    return response.error

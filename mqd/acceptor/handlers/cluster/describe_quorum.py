@@ -38,11 +38,11 @@ def _response(
 
 
 async def _request_controller(broker: Broker) -> DescribeQuorumResponse:
-    answer = await broker.controller.request(messages.DescribeQuorum(), TIMEOUT_MS)
-    quorum = answer.quorum
-    if answer.error or quorum is None:
+    response = await broker.controller.request(messages.DescribeQuorum(), TIMEOUT_MS)
+    quorum = response.quorum
+    if response.error or quorum is None:
         return DescribeQuorumResponse(
-            error_code=answer.error or int(ErrorCode.NOT_LEADER_OR_FOLLOWER), error_message=answer.message
+            error_code=response.error or int(ErrorCode.NOT_LEADER_OR_FOLLOWER), error_message=response.message
         )
     nodes = [
         DescribeQuorumResponse.Node(

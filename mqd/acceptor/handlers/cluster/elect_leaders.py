@@ -1,7 +1,7 @@
 """ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. On a host alone with one replica, either
 the leader is the preferred one or none is possible: ELECTION_NOT_NEEDED, as in Kafka.
 
-A request for all partitions (null) omits those that need no election, so its answer is empty there.
+A request for all partitions (null) omits those that need no election, so its response is empty there.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -42,16 +42,16 @@ async def _request_controller(broker: Broker, version: int, request: ElectLeader
         if request.topic_partitions is None
         else [(topic.topic, index) for topic in request.topic_partitions for index in topic.partitions]
     )
-    answer = await broker.controller.request(messages.ElectLeaders(election_type, requested), request.timeout_ms)
+    response = await broker.controller.request(messages.ElectLeaders(election_type, requested), request.timeout_ms)
     results: dict[str, list[ElectLeadersResponse.PartitionResult]] = {}
-    for one in answer.results:
+    for one in response.results:
         results.setdefault(one.name, []).append(
             ElectLeadersResponse.PartitionResult(
                 partition_id=one.partition, error_code=one.error, error_message=one.message
             )
         )
     return ElectLeadersResponse(
-        error_code=answer.error,
+        error_code=response.error,
         replica_election_results=[
             ElectLeadersResponse.ReplicaElectionResult(topic=name, partition_result=partitions)
             for name, partitions in results.items()

@@ -18,5 +18,5 @@ async def handle(context: Context, header: RequestHeader, request: RemoveRaftVot
             error_message=f"This is cluster {broker.metadata.cluster_id}.",
         )
     directory_id = b"" if request.voter_directory_id == NO_ID else request.voter_directory_id
-    answer = await broker.controller.request(messages.RemoveVoter(request.voter_id, directory_id), TIMEOUT_MS)
-    return RemoveRaftVoterResponse(error_code=answer.error, error_message=answer.message)
+    response = await broker.controller.request(messages.RemoveVoter(request.voter_id, directory_id), TIMEOUT_MS)
+    return RemoveRaftVoterResponse(error_code=response.error, error_message=response.message)

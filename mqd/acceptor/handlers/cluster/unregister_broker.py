@@ -19,13 +19,13 @@ FORGET, DRAIN, TAKE_PART = 0, 1, 2
 async def handle(context: Context, header: RequestHeader, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
     broker = context.broker
     if request.drain != FORGET:
-        answer = await broker.controller.request(
+        response = await broker.controller.request(
             messages.DrainBroker(request.broker_id, request.drain == TAKE_PART), TIMEOUT_MS
         )
-        return UnregisterBrokerResponse(error_code=answer.error, error_message=answer.message)
+        return UnregisterBrokerResponse(error_code=response.error, error_message=response.message)
     if not broker.metadata.is_alone:
-        answer = await broker.controller.request(messages.UnregisterBroker(request.broker_id), TIMEOUT_MS)
-        return UnregisterBrokerResponse(error_code=answer.error, error_message=answer.message)
+        response = await broker.controller.request(messages.UnregisterBroker(request.broker_id), TIMEOUT_MS)
+        return UnregisterBrokerResponse(error_code=response.error, error_message=response.message)
     if request.broker_id == broker.node_id or request.broker_id in broker.metadata.brokers:
         text = f"Broker {request.broker_id} is running; stop it before it is unregistered."
         return UnregisterBrokerResponse(error_code=int(ErrorCode.INVALID_REQUEST), error_message=text)

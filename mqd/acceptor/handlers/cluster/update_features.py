@@ -19,11 +19,11 @@ async def handle(context: Context, header: RequestHeader, request: UpdateFeature
         messages.FeatureUpdate(update.feature, update.max_version_level, _upgrade_type(update, header.api_version))
         for update in request.feature_updates
     ]
-    answer = await context.broker.controller.request(
+    response = await context.broker.controller.request(
         messages.UpdateFeatures(updates), request.timeout_ms, request.validate_only
     )
-    if answer.error:
-        return UpdateFeaturesResponse(error_code=answer.error, error_message=answer.message)
+    if response.error:
+        return UpdateFeaturesResponse(error_code=response.error, error_message=response.message)
     results = (
         [UpdateFeaturesResponse.UpdatableFeatureResult(feature=update.feature) for update in request.feature_updates]
         if header.api_version < 2

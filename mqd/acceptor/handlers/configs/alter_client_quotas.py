@@ -41,8 +41,8 @@ async def _alter(
             for operation in entry.ops
         ],
     )
-    answer = await broker.controller.request(change, TIMEOUT_MS, validate_only)
-    return await _result(entry, answer.error, answer.message)
+    response = await broker.controller.request(change, TIMEOUT_MS, validate_only)
+    return await _result(entry, response.error, response.message)
 
 
 async def _result(

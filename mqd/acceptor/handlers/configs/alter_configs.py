@@ -91,7 +91,7 @@ async def alter(context: Context, resources: list[Resource], replace: bool, vali
         if problem := _problem_of_dead_letters(context, resource):
             return Result(resource.type, resource.name, int(ErrorCode.INVALID_CONFIG), problem)
         change = messages.AlterConfig(resource.type, resource.name, resource.operations, replace)
-        answer = await broker.controller.request(change, TIMEOUT_MS, validate_only)
-        return Result(resource.type, resource.name, answer.error, answer.message)
+        response = await broker.controller.request(change, TIMEOUT_MS, validate_only)
+        return Result(resource.type, resource.name, response.error, response.message)
 
     return list(await asyncio.gather(*(one(resource) for resource in by_key.values())))

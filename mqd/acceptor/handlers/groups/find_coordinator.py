@@ -2,8 +2,8 @@
 id or share-partition (`group:topicId:partition`, from version 6 on) is the leader of its partition
 of the internal topic.
 
-The first request creates the internal topic; until its partitions have leaders the answer is
-COORDINATOR_NOT_AVAILABLE, and the client retries. The same answer is given for partitions that
+The first request creates the internal topic; until its partitions have leaders the response is
+COORDINATOR_NOT_AVAILABLE, and the client retries. The same response is given for partitions that
 this host leads while it has no lease.
 """
 

@@ -15,7 +15,7 @@ async def handle(context: Context, header: RequestHeader, request: HeartbeatRequ
     try:
         return await request_group(context.broker, request.group_id, lambda number: Heartbeat(number, request))
     except CoordinatorError as error:
-        # While the group is loading the answer is success, as in Kafka: an error would make every
+        # While the group is loading the response is success, as in Kafka: an error would make every
         # member of every group join again after a restart.
         return HeartbeatResponse(
             error_code=0 if error.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error.error_code

@@ -26,12 +26,12 @@ async def handle(context: Context, header: RequestHeader, request: OffsetCommitR
         name, error = name_of(broker, topic.name, topic.topic_id, by_id)
         partitions = []
         for requested in topic.partitions:
-            answer = OffsetCommitResponse.PartitionResponse(
+            response = OffsetCommitResponse.PartitionResponse(
                 partition_index=requested.partition_index,
                 error_code=error or exists(broker, name, requested.partition_index),
             )
-            partitions.append(answer)
-            if not answer.error_code:
+            partitions.append(response)
+            if not response.error_code:
                 offsets.append(
                     CommittedOffset(
                         name,
@@ -41,14 +41,14 @@ async def handle(context: Context, header: RequestHeader, request: OffsetCommitR
                         requested.committed_metadata or "",
                     )
                 )
-                places.append(answer)
+                places.append(response)
         topics.append(
             OffsetCommitResponse.TopicResponse(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
         )
     if offsets:
         committed = await _commit(broker, header.api_version, request, tuple(offsets))
-        for number, answer in enumerate(places):
-            answer.error_code = committed.error or committed.errors[number]
+        for number, response in enumerate(places):
+            response.error_code = committed.error or committed.errors[number]
     return OffsetCommitResponse(topics=topics)
 
 

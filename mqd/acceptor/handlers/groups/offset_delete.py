@@ -41,6 +41,6 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
     if deleted.error:
         return OffsetDeleteResponse(error_code=deleted.error)
     for known, (_, errors) in zip(places, deleted.errors, strict=True):
-        for answer, code in zip(known, errors, strict=True):
-            answer.error_code = code
+        for response, code in zip(known, errors, strict=True):
+            response.error_code = code
     return OffsetDeleteResponse(topics=topics)

@@ -5,7 +5,7 @@ A group that does not exist has no committed offsets: offset -1, no error. With 
 partition with a pending transactional offset is UNSTABLE_OFFSET_COMMIT.
 
 Up to version 7 the group's error is also set on each partition. From version 2 on there is a field
-for it, but aiokafka (0.14, which uses version 3) does not read it: it would mistake the answer of a
+for it, but aiokafka (0.14, which uses version 3) does not read it: it would mistake the response of a
 host that is no longer the coordinator for that of a group without commits, and read from the
 beginning.
 """

@@ -62,8 +62,8 @@ async def _create(context: Context, request: CreateAclsRequest) -> CreateAclsRes
     valid = [binding for binding, refusal in zip(bindings, refusals, strict=True) if refusal is None]
     error, message = 0, None
     if valid:
-        answer = await context.change(messages.CreateAcls(valid), TIMEOUT_MS)
-        error, message = answer.error, answer.message
+        response = await context.change(messages.CreateAcls(valid), TIMEOUT_MS)
+        error, message = response.error, response.message
     return CreateAclsResponse(
         results=[
             CreateAclsResponse.AclCreationResult(error_code=error, error_message=message)
@@ -158,16 +158,16 @@ async def _delete(context: Context, request: DeleteAclsRequest) -> DeleteAclsRes
     if context.broker.authorizer is None:
         return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**DISABLED) for _ in filters])
     valid = [one for one in filters if not unknown(one)]
-    answer = await context.change(messages.DeleteAcls(valid), TIMEOUT_MS)
-    removed = iter(answer.removed_acls)
+    response = await context.change(messages.DeleteAcls(valid), TIMEOUT_MS)
+    removed = iter(response.removed_acls)
     results = []
     for one in filters:
         if field := unknown(one):
             result = DeleteAclsResponse.FilterResult(
                 error_code=int(ErrorCode.INVALID_REQUEST), error_message=f"Unknown {field}"
             )
-        elif answer.error:
-            result = DeleteAclsResponse.FilterResult(error_code=answer.error, error_message=answer.message)
+        elif response.error:
+            result = DeleteAclsResponse.FilterResult(error_code=response.error, error_message=response.message)
         else:
             result = DeleteAclsResponse.FilterResult(matching_acls=[_matching(binding) for binding in next(removed)])
         results.append(result)

@@ -132,12 +132,12 @@ async def _change(context: Context, token_hmac: bytes, period_ms: int, is_renewa
         token = service.by_hmac(token_hmac)
         token_id = token.token_id if token is not None else ""
         change = messages.SetTokenExpiry(token_id, requester, clock.now_ms(), period_ms, is_renewal)
-        answer = await context.change(change, TIMEOUT_MS)
-        # Created at another host: the controller's answer has brought it to this host, too.
-        if token is not None or answer.error or service.by_hmac(token_hmac) is None:
+        response = await context.change(change, TIMEOUT_MS)
+        # Created at another host: the controller's response has brought it to this host, too.
+        if token is not None or response.error or service.by_hmac(token_hmac) is None:
             break
-    error = answer.error or answer.token_error
-    return error, 0 if error else answer.expires_ms
+    error = response.error or response.token_error
+    return error, 0 if error else response.expires_ms
 
 
 # -- describing ------------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
         [_credential(one) for one in request.upsertions],
         new_decoy_secret(),
     )
-    answer = await context.change(change, TIMEOUT_MS)
-    results = answer.users or [messages.UserResult(user, answer.error, answer.message) for user in users]
+    response = await context.change(change, TIMEOUT_MS)
+    results = response.users or [messages.UserResult(user, response.error, response.message) for user in users]
     return AlterUserScramCredentialsResponse(
         results=[Result(user=one.user, error_code=one.error, error_message=one.message) for one in results]
     )

@@ -3,7 +3,7 @@
 With a tagged field of our own (9100, per topic) it reduces the number of partitions. The partitions
 from `count` on are retired (RETIRE; RETIRE_MOVING_KEYS: even if keys of the remaining partitions
 move), or their producers need not wait for consumers any longer (RELEASE). STATUS changes nothing.
-The answer always has the topic's retirement as this broker knows it, in the tagged field of the
+The response always has the topic's retirement as this broker knows it, in the tagged field of the
 same number. docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
@@ -69,8 +69,8 @@ async def _extend(
         refused = await retiring.refusal_to_add(context, header, change)
     if refused is not None:
         return Result(name=topic.name, error_code=refused[0], error_message=refused[1])
-    answer = await broker.controller.request(change, request.timeout_ms, request.validate_only)
-    return _result(context, topic, answer.error, answer.message)
+    response = await broker.controller.request(change, request.timeout_ms, request.validate_only)
+    return _result(context, topic, response.error, response.message)
 
 
 def _result(context: Context, topic: CreatePartitionsRequest.Topic, error: int, message: str | None) -> Result:

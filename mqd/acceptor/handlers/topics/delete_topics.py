@@ -68,10 +68,12 @@ async def _delete(
         if name is None and known is not None and _may(context, Operation.DESCRIBE, known.name):
             name = known.name  # otherwise the name is not disclosed
         return result(ErrorCode.TOPIC_AUTHORIZATION_FAILED, error_message(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
-    answer = await broker.controller.request(messages.DeleteTopic(name, topic_id if name is None else None), timeout_ms)
-    error = answer.error
+    response = await broker.controller.request(
+        messages.DeleteTopic(name, topic_id if name is None else None), timeout_ms
+    )
+    error = response.error
     if error == ErrorCode.TOPIC_DELETION_DISABLED and version < 3:
         error = int(ErrorCode.INVALID_REQUEST)
     if known is not None:
         name, topic_id = known.name, known.topic_id
-    return result(error, answer.message)
+    return result(error, response.message)

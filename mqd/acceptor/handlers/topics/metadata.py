@@ -2,9 +2,9 @@
 requested topics if the broker's configuration allows it.
 
 The address of this broker is one that the client can reach: advertised.listeners, otherwise the one
-it connected to. Workers may cache an answer that knows all topics and has no error, and reuse it
+it connected to. Workers may cache a response that knows all topics and has no error, and reuse it
 for equal requests from the same place until the metadata version changes. They do not reuse it
-while this host has no lease. Partitions that the host leads have an error then, so no such answer
+while this host has no lease. Partitions that the host leads have an error then, so no such response
 is reused when the lease is back.
 """
 
@@ -35,7 +35,7 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
         return _refused(request)
     version = broker.metadata.version
     topics = await _topics(context, header.api_version, request)
-    # with rights, the answer depends on the client
+    # with rights, the response depends on the client
     context.cacheable = (
         broker.authorizer is None
         and version == broker.metadata.version
@@ -145,12 +145,12 @@ async def _create(broker: Broker, name: str) -> int:
         await coordinator.ensure_topic()
         return int(ErrorCode.LEADER_NOT_AVAILABLE)
     change = messages.CreateTopic(name, -1, -1, {}, {})
-    answer = await broker.controller.request(change, CREATE_TIMEOUT_MS)
-    if answer.error == 0 or answer.error in _RETRIABLE:
-        if answer.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
-            log.warning("topic could not be created automatically", topic=name, reason=answer.message)
+    response = await broker.controller.request(change, CREATE_TIMEOUT_MS)
+    if response.error == 0 or response.error in _RETRIABLE:
+        if response.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
+            log.warning("topic could not be created automatically", topic=name, reason=response.message)
         return int(ErrorCode.LEADER_NOT_AVAILABLE)
-    return answer.error
+    return response.error
 
 
 def _topic(broker: Broker, topic: messages.TopicImage) -> MetadataResponse.Topic:

@@ -1,5 +1,5 @@
 """EndTxn 0-5 (KIP-98, KIP-890): commits or aborts. Version 5 is transactions of version 2: the
-answer holds the epoch, or the producer id, of the next transaction.
+response holds the epoch, or the producer id, of the next transaction.
 
 On the inter-broker listener it is an administrator's request that arrived at another host: abort
 the ongoing transaction of this producer, if its epoch is not above the named one.
@@ -37,11 +37,11 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
             number, request.producer_id, request.producer_epoch, request.committed, client_version, spare
         )
 
-    answer = await service.identify(request.transactional_id, make)
-    error = answer.error
+    response = await service.identify(request.transactional_id, make)
+    error = response.error
     if error == ErrorCode.PRODUCER_FENCED and header.api_version < KNOWS_PRODUCER_FENCED:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
-    return EndTxnResponse(error_code=error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch)
+    return EndTxnResponse(error_code=error, producer_id=response.producer_id, producer_epoch=response.producer_epoch)
 
 
 async def _abort(service: TransactionService, request: EndTxnRequest) -> EndTxnResponse:
@@ -66,10 +66,10 @@ async def _end_joint(
     if not is_administrator and not joint.is_valid(request.transactional_id, change.batch_id, change.run_id):
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     winners = tuple((winner.producer_id, winner.producer_epoch) for winner in change.winners)
-    answer = await service.joint(
+    response = await service.joint(
         request.transactional_id,
         lambda number, _: events.EndJoint(number, change.batch_id, change.run_id, request.committed, winners),
     )
     return EndTxnResponse(
-        error_code=answer.error, joint=EndTxnResponse.JointResult(committed_batch_id=answer.committed_batch_id)
+        error_code=response.error, joint=EndTxnResponse.JointResult(committed_batch_id=response.committed_batch_id)
     )

@@ -4,7 +4,7 @@ without a transactional id and for transactional ones with it.
 With a tagged field of our own (9100) it enlists a child of a joint transaction, or is a heartbeat
 of one (mqd/coordinator/transaction/joint.py).
 
-If transactional ids are not coordinated here (there is no link to write through), the answer is
+If transactional ids are not coordinated here (there is no link to write through), the response is
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the only code that every client immediately takes as final.
 """
 
@@ -40,12 +40,12 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
             number, request.transaction_timeout_ms, request.producer_id, request.producer_epoch, spare
         )
 
-    answer = await service.identify(name, make)
-    error = answer.error
+    response = await service.identify(name, make)
+    error = response.error
     if error == ErrorCode.PRODUCER_FENCED and header.api_version < KNOWS_PRODUCER_FENCED:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
     return InitProducerIdResponse(
-        error_code=error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch
+        error_code=error, producer_id=response.producer_id, producer_epoch=response.producer_epoch
     )
 
 
@@ -66,8 +66,8 @@ async def _enlist(
             spare,
         )
 
-    answer = await service.joint(name, make)
-    found = InitProducerIdResponse.JointResult(committed_batch_id=answer.committed_batch_id)
+    response = await service.joint(name, make)
+    found = InitProducerIdResponse.JointResult(committed_batch_id=response.committed_batch_id)
     return InitProducerIdResponse(
-        error_code=answer.error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch, joint=found
+        error_code=response.error, producer_id=response.producer_id, producer_epoch=response.producer_epoch, joint=found
     )

@@ -60,11 +60,11 @@ async def _commit(
     try:
         if error := await _admit(service, version, request):
             return OffsetsCommitted(error)
-        answer = await service.groups.request(
+        response = await service.groups.request(
             request.group_id, lambda number: _event(number, version, request, offsets), TIMEOUT_S
         )
-        assert isinstance(answer, OffsetsCommitted)
-        return answer
+        assert isinstance(response, OffsetsCommitted)
+        return response
     except CoordinatorError as failure:
         return OffsetsCommitted(failure.error_code)
     finally:

@@ -38,7 +38,7 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
     service = context.broker.transactions
     if context.address.peer_node >= 0 and service is not None:
         return await _of_coordinator(service, request)
-    answers = []
+    responses = []
     ongoing = _ongoing(service, {_own_id(marker) for marker in request.markers}) if service is not None else {}
     for marker in request.markers:
         errors = await _errors(context.broker, marker, ongoing.get(_own_id(marker)))
@@ -54,8 +54,8 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
             )
             for topic in marker.topics
         ]
-        answers.append(WriteTxnMarkersResponse.MarkerResult(producer_id=marker.producer_id, topics=topics))
-    return WriteTxnMarkersResponse(markers=answers)
+        responses.append(WriteTxnMarkersResponse.MarkerResult(producer_id=marker.producer_id, topics=topics))
+    return WriteTxnMarkersResponse(markers=responses)
 
 
 async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
