@@ -34,10 +34,10 @@ PASSWORD_BYTES = 20  # 160 bits: no attacker computes their way to it, so few it
 def users(settings: Settings) -> dict[str, list[tuple[int, int]]]:
     """By user: (mechanism, iterations). Raises CliError."""
     with Broker(settings.bootstrap) as broker:
-        answer = broker.request(DESCRIBE_USERS, DescribeUserScramCredentialsRequest(users=None))
-    check("users", answer.error_code, answer.error_message)
+        response = broker.request(DESCRIBE_USERS, DescribeUserScramCredentialsRequest(users=None))
+    check("users", response.error_code, response.error_message)
     return {
-        one.user: sorted((info.mechanism, info.iterations) for info in one.credential_infos) for one in answer.results
+        one.user: sorted((info.mechanism, info.iterations) for info in one.credential_infos) for one in response.results
     }
 
 
@@ -135,8 +135,8 @@ def filter_in_words(
 def rules(settings: Settings, acl_filter: AclFilter) -> list[AclBinding]:
     """Raises CliError."""
     with Broker(settings.bootstrap) as broker:
-        answer = broker.request(DESCRIBE_ACLS, DescribeAclsRequest(**_fields(acl_filter)))
-    check("access control lists", answer.error_code, answer.error_message)
+        response = broker.request(DESCRIBE_ACLS, DescribeAclsRequest(**_fields(acl_filter)))
+    check("access control lists", response.error_code, response.error_message)
     return sorted(
         AclBinding(
             one.resource_type,
@@ -147,7 +147,7 @@ def rules(settings: Settings, acl_filter: AclFilter) -> list[AclBinding]:
             acl.operation,
             acl.permission_type,
         )
-        for one in answer.resources
+        for one in response.resources
         for acl in one.acls
     )
 
@@ -167,8 +167,8 @@ def create_rules(settings: Settings, created: list[AclBinding]) -> None:
         for rule in created
     ]
     with Broker(settings.bootstrap) as broker:
-        answer = broker.request(CREATE_ACLS, CreateAclsRequest(creations=creations))
-    for result in answer.results:
+        response = broker.request(CREATE_ACLS, CreateAclsRequest(creations=creations))
+    for result in response.results:
         check("access control lists", result.error_code, result.error_message)
 
 
@@ -245,10 +245,12 @@ def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, f
         for kind, name in entity.items()
     ]
     with Broker(settings.bootstrap) as broker:
-        answer = broker.request(DESCRIBE_QUOTAS, DescribeClientQuotasRequest(components=requested, strict=bool(entity)))
-    check("quotas", answer.error_code, answer.error_message)
+        response = broker.request(
+            DESCRIBE_QUOTAS, DescribeClientQuotasRequest(components=requested, strict=bool(entity))
+        )
+    check("quotas", response.error_code, response.error_message)
     found = []
-    for entry in answer.entries or []:
+    for entry in response.entries or []:
         names = {part.entity_type: part.entity_name for part in entry.entity}
         ordered = {kind: names[kind] for kind in NOUNS if kind in names}
         found.append((ordered, {value.key: value.value for value in entry.values}))
@@ -267,10 +269,10 @@ def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | Non
         ],
     )
     with Broker(settings.bootstrap) as broker:
-        (answer,) = broker.request(
+        (response,) = broker.request(
             ALTER_QUOTAS, AlterClientQuotasRequest(entries=[entry], validate_only=dry_run)
         ).entries
-    check(shown_entity(entity), answer.error_code, answer.error_message)
+    check(shown_entity(entity), response.error_code, response.error_message)
 
 
 def remove_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:

@@ -49,12 +49,12 @@ class Cluster:
 
     def _read_metadata(self, names: list[str] | None) -> Any:
         topics = None if names is None else [MetadataRequest.Topic(name=name) for name in names]
-        answer = self.first.request(_METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
+        response = self.first.request(_METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
         self._nodes = {
             one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}"
-            for one in answer.brokers
+            for one in response.brokers
         }
-        return answer
+        return response
 
     def node(self, node_id: int) -> Broker:
         """A single broker is contacted at the address where it was found: its advertised address
@@ -84,8 +84,8 @@ class Cluster:
 
     def described_topics(self, names: list[str] | None = None) -> list[Any]:
         """The broker's descriptions, without those with an error; None: all."""
-        answer = self._read_metadata(names) if names is None or names else None
-        found = [one for one in (answer.topics if answer else ()) if not one.error_code]
+        response = self._read_metadata(names) if names is None or names else None
+        found = [one for one in (response.topics if response else ()) if not one.error_code]
         self._topics.update({one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in found})
         return found
 
@@ -132,7 +132,7 @@ class Cluster:
         error_of: Callable[[Any], int],
         version_max: int = 1 << 15,
     ) -> Any:
-        """The answer of the coordinator of `name`; the request is repeated while that is loading or
+        """The response of the coordinator of `name`; the request is repeated while that is loading or
         moving."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
@@ -142,11 +142,11 @@ class Cluster:
             place = found.coordinators[0] if found.coordinators else found
             error = place.error_code
             if not error:
-                answer = self.node(place.node_id).request(api_key, request, version_max)
-                error = error_of(answer)
+                response = self.node(place.node_id).request(api_key, request, version_max)
+                error = error_of(response)
             if error not in _NOT_NOW or time.monotonic() > deadline:
                 check("no coordinator responds", place.error_code, place.error_message)
-                return answer
+                return response
             time.sleep(_PAUSE_S)  # it answers when it has read its log; there is no notification
 
     def by_leader(self, partitions: Iterable[Partition]) -> dict[int, dict[str, list[int]]]:
@@ -173,8 +173,8 @@ class Cluster:
                 )
                 for name, indexes in topics.items()
             ]
-            answer = self.node(node_id).request(_LIST_OFFSETS, ListOffsetsRequest(topics=requested))
-            for topic in answer.topics:
+            response = self.node(node_id).request(_LIST_OFFSETS, ListOffsetsRequest(topics=requested))
+            for topic in response.topics:
                 found |= {
                     (topic.name, one.partition_index): one.offset for one in topic.partitions if not one.error_code
                 }

@@ -84,14 +84,14 @@ class Partitions:
     CliError. `answer`: the brokers' response about all topics, if already received.
     """
 
-    def __init__(self, settings: Settings, answer: Any = None) -> None:
+    def __init__(self, settings: Settings, response: Any = None) -> None:
         from mqd.cli.kafka_request import Broker
         from mqd.protocol.messages import MetadataRequest
 
-        if answer is None:
+        if response is None:
             with Broker(settings.bootstrap) as broker:
-                answer = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
-        found = [(topic.name, one) for topic in answer.topics for one in topic.partitions]
+                response = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+        found = [(topic.name, one) for topic in response.topics for one in topic.partitions]
         self.count = len(found)
         self.leaderless = [(name, one.partition_index, one.replica_nodes) for name, one in found if one.leader_id < 0]
         self.without_leader = [f"{name}-{index}" for name, index, _ in self.leaderless]
@@ -139,9 +139,9 @@ class Versions:
             if one.is_fenced:
                 continue
             with Broker(address(one.host, one.port), advertised_by=one.broker_id) as broker:
-                answer = broker.request(_API_VERSIONS, requested)
+                response = broker.request(_API_VERSIONS, requested)
             self.supported[one.broker_id] = {
-                feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features
+                feature.name: (feature.min_version, feature.max_version) for feature in response.supported_features
             }
         with Broker(settings.bootstrap) as broker:
             self.in_force = {

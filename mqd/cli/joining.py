@@ -163,13 +163,13 @@ class Invitation:
             connection.settimeout(CONNECTION_S)
             with self._context.wrap_socket(connection, server_side=True) as secured:
                 request = msgspec.msgpack.decode(_receive(secured), type=_Request)
-                answer = self._answer(request)
-                _send(secured, answer)
-            if answer.granted is not None:
+                response = self._answer(request)
+                _send(secured, response)
+            if response.granted is not None:
                 self._print(f"host {self.token.node_id} at {address} has its certificates")
                 self._over = True
             else:
-                self._print(f"a host at {address} is refused: {answer.refusal}")
+                self._print(f"a host at {address} is refused: {response.refusal}")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self._print(f"a connection from {address} failed: {host_identity.reason_of(error)}")
         finally:
@@ -231,14 +231,14 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
         ):
             _check_inviter(secured)
             _send(secured, request)
-            answer = msgspec.msgpack.decode(_receive(secured), type=_Answer)
+            response = msgspec.msgpack.decode(_receive(secured), type=_Answer)
     except (OSError, msgspec.MsgspecError) as error:
         raise CliError(
             f"cannot join by {where}: {host_identity.reason_of(error)}; `mqd cluster invite` must still run there"
         ) from error
-    if answer.granted is None:
-        raise CliError(f"cannot join by {where}: {answer.refusal}")
-    granted = answer.granted
+    if response.granted is None:
+        raise CliError(f"cannot join by {where}: {response.refusal}")
+    granted = response.granted
     if ssl.PEM_cert_to_DER_cert(granted.authority.decode()) != token.authority:
         raise CliError(f"{where} has sent another authority than the token names")
     secure.receive(

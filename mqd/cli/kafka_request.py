@@ -98,13 +98,13 @@ class Broker:
             (size,) = struct.unpack(">i", self._receive(4))
             if not 4 <= size <= FRAME_BYTES_MAX:
                 raise CliError(f"{self._bootstrap} does not speak the Kafka protocol")
-            number, answer = decode_response(self._receive(size), api_key, version)
+            number, response = decode_response(self._receive(size), api_key, version)
             if number != self._correlation_id:
                 raise CliError(
                     f"{self._bootstrap} does not speak the Kafka protocol: a response to request"
                     f" {number} where {self._correlation_id} was expected"
                 )
-            return answer
+            return response
         except OSError as error:
             self.__exit__()
             if isinstance(error, ConnectionError) and self._versions and not client_security.current().has_sasl:

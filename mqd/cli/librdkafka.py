@@ -25,7 +25,7 @@ CONNECT_TIMEOUT_S = 3.0
 
 _API_VERSIONS = 18
 _CORRELATION_ID = 0x6D7164  # a number with which no other protocol begins
-_HEAD = struct.Struct(">ii")  # header of an answer: its size, the request's correlation id
+_HEAD = struct.Struct(">ii")  # header of a response: its size, the request's correlation id
 _ANSWER_BYTES_MAX = 1 << 20
 _OUTPUT_BYTES = 1024
 

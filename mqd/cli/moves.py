@@ -42,18 +42,18 @@ class Move(NamedTuple):
 
 def replicas_of(broker: Broker, topic: str) -> Plan:
     """The present assignments. Raises CliError."""
-    answer = broker.request(
+    response = broker.request(
         METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
-    found = answer.topics[0]
+    found = response.topics[0]
     check(f"topic {topic}", found.error_code, None)
     return _replicas(found)
 
 
 def replicas_of_all(broker: Broker) -> Plan:
     """The present assignments of every topic. Raises CliError."""
-    answer = broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
-    return {partition: replicas for topic in answer.topics for partition, replicas in _replicas(topic).items()}
+    response = broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    return {partition: replicas for topic in response.topics for partition, replicas in _replicas(topic).items()}
 
 
 def _replicas(topic: Any) -> Plan:
@@ -90,9 +90,9 @@ def extent(current: Mapping[Partition, Sequence[int]], plan: Mapping[Partition, 
 
 def racks_of(broker: Broker) -> dict[int, str | None]:
     """Node id -> rack, including hosts that are down. Raises CliError."""
-    answer = broker.request(DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
-    check("the cluster", answer.error_code, answer.error_message)
-    return {one.broker_id: one.rack for one in answer.brokers}
+    response = broker.request(DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
+    check("the cluster", response.error_code, response.error_message)
+    return {one.broker_id: one.rack for one in response.brokers}
 
 
 def spread(
@@ -210,11 +210,11 @@ def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> Non
         AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=partitions)
         for name, partitions in by_topic.items()
     ]
-    answer = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=topics))
-    check("the reassignment", answer.error_code, answer.error_message)
+    response = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=topics))
+    check("the reassignment", response.error_code, response.error_message)
     refused = [
         f"{topic.name}-{one.partition_index}: {error_text(one.error_code, one.error_message)}"
-        for topic in answer.responses
+        for topic in response.responses
         for one in topic.partitions
         if one.error_code
     ]
@@ -231,13 +231,13 @@ def under_way(broker: Broker, topic: str | None = None) -> dict[Partition, Move]
         topics = [
             ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics(name=topic, partition_indexes=indexes)
         ]
-    answer = broker.request(LIST, ListPartitionReassignmentsRequest(topics=topics))
-    check("reassignments", answer.error_code, answer.error_message)
+    response = broker.request(LIST, ListPartitionReassignmentsRequest(topics=topics))
+    check("reassignments", response.error_code, response.error_message)
     return {
         (one.name, part.partition_index): Move(
             list(part.replicas), list(part.adding_replicas), list(part.removing_replicas)
         )
-        for one in answer.topics
+        for one in response.topics
         for part in one.partitions
     }
 
@@ -248,10 +248,10 @@ def balance(broker: Broker, topics: Sequence[str], dry_run: bool) -> Plan:
     """
     _must_be_mqd(broker, "spreads replicas by itself", "mqd topic reassign moves them there")
     requested = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
-    answer = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1))
-    check("balancing", answer.error_code, answer.error_message)
+    response = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1))
+    check("balancing", response.error_code, response.error_message)
     return {
-        (topic.name, one.partition_index): list(one.target) for topic in answer.responses for one in topic.partitions
+        (topic.name, one.partition_index): list(one.target) for topic in response.responses for one in topic.partitions
     }
 
 
@@ -259,8 +259,8 @@ def drain(broker: Broker, node: int, cancel: bool) -> None:
     """All replicas leave `node`, or it takes part again. Raises CliError."""
     # another broker would see a request to unregister the node, and do so
     _must_be_mqd(broker, "drains a node", "mqd topic reassign moves its replicas there")
-    answer = broker.request(UNREGISTER, UnregisterBrokerRequest(broker_id=node, drain=2 if cancel else 1))
-    check(f"node {node}", answer.error_code, answer.error_message)
+    response = broker.request(UNREGISTER, UnregisterBrokerRequest(broker_id=node, drain=2 if cancel else 1))
+    check(f"node {node}", response.error_code, response.error_message)
 
 
 def _must_be_mqd(broker: Broker, what: str, otherwise: str) -> None:

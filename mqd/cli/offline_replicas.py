@@ -15,8 +15,8 @@ from mqd.cli.kafka_request import Broker
 
 _METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20
-HERE_S = 3.0  # time-out of one broker's answer
-# time-out of its answer about log directories, if it has partitions without a leader: longer than
+HERE_S = 3.0  # time-out of one broker's response
+# time-out of its response about log directories, if it has partitions without a leader: longer than
 # its own time-out for a hanging one, so that this one is reported
 DIRECTORIES_S = 8.0
 
@@ -73,16 +73,16 @@ def here(host: str, port: int) -> list[Place]:
     )
     try:
         with Broker(address, HERE_S) as broker:
-            answer = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+            response = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
     except CliError:
         return []
     leaderless = [
         (topic.name, one.partition_index, one.replica_nodes)
-        for topic in answer.topics
+        for topic in response.topics
         for one in topic.partitions
         if one.leader_id < 0
     ]
-    return places(leaderless, {answer.controller_id: address})  # each broker names itself as the controller
+    return places(leaderless, {response.controller_id: address})  # each broker names itself as the controller
 
 
 def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[Any]:

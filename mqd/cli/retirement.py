@@ -93,9 +93,9 @@ def request(broker: Broker, topic: str, total: int, kind: int) -> State:
         topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=kind)],
         timeout_ms=TIMEOUT_MS,
     )
-    answer = broker.request(CREATE_PARTITIONS, request).results[0]
-    check(f"topic {topic}", answer.error_code, answer.error_message)
-    found = answer.retirement
+    response = broker.request(CREATE_PARTITIONS, request).results[0]
+    check(f"topic {topic}", response.error_code, response.error_message)
+    found = response.retirement
     if found is None:
         raise CliError("the broker cannot retire partitions: it is another or an older one")
     retired = {one.partition_index: one.redirect_index for one in found.retired}
@@ -188,8 +188,8 @@ def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: i
         session_epoch=-1,
         topics=[requested],
     )
-    answer = cluster.node(node_id).request(FETCH, request, FETCH_VERSION_MAX)
-    found = answer.responses[0].partitions[0]
+    response = cluster.node(node_id).request(FETCH, request, FETCH_VERSION_MAX)
+    found = response.responses[0].partitions[0]
     aborted = [(one.producer_id, one.first_offset) for one in found.aborted_transactions or ()]
     return not found.error_code and nothing_to_read(bytes(found.records or b""), aborted, offset, end)
 

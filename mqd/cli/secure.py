@@ -291,12 +291,15 @@ def make_admin(places: Layout) -> None:
         ScramCredential(ADMIN, scram.NUMBERS[name], one.salt, one.iterations, one.stored_key, one.server_key)
         for name, one in made.items()
     ]
-    answer = local_controller.change(
+    response = local_controller.change(
         places.controller_socket,
         messages.AlterScramCredentials([], credentials, scram.new_decoy_secret()),
         ADMIN_TIMEOUT_S,
     )
-    for error, message in [(answer.error, answer.message), *((user.error, user.message) for user in answer.users)]:
+    for error, message in [
+        (response.error, response.message),
+        *((user.error, user.message) for user in response.users),
+    ]:
         if error:
             raise CliError(f"the user {ADMIN} could not be made: {message or ERRORS[error].message}")
     mine.pending.unlink(missing_ok=True)

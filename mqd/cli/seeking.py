@@ -149,18 +149,18 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
         topics=[OffsetCommitRequest.Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
     )
 
-    def errors(answer: Any) -> dict[Partition, int]:
+    def errors(response: Any) -> dict[Partition, int]:
         return {
             (topic.name, one.partition_index): one.error_code
-            for topic in answer.topics
+            for topic in response.topics
             for one in topic.partitions
             if one.error_code
         }
 
-    answer = cluster.request_coordinator(
+    response = cluster.request_coordinator(
         GROUP, group, OFFSET_COMMIT, request, lambda found: next(iter(errors(found).values()), 0), NAMES_BY_TEXT
     )
-    return {partition: _reason(error) for partition, error in errors(answer).items()}
+    return {partition: _reason(error) for partition, error in errors(response).items()}
 
 
 def _reason(error: int) -> str:

@@ -31,13 +31,13 @@ def describe(cluster: Cluster, name: str) -> Any | None:
     if not cluster.first.speaks(DESCRIBE):
         return None
     request = ShareGroupDescribeRequest(group_ids=[name])
-    answer = cluster.request_coordinator(
+    response = cluster.request_coordinator(
         GROUP, name, DESCRIBE, request, lambda found: found.groups[0].error_code
     ).groups[0]
-    if answer.error_code in NOT_THERE:
+    if response.error_code in NOT_THERE:
         return None
-    check(f"group {name}", answer.error_code, answer.error_message)
-    return answer
+    check(f"group {name}", response.error_code, response.error_message)
+    return response
 
 
 def _begun(group: Any) -> dict[Partition, Begun]:
@@ -53,11 +53,11 @@ def offsets(cluster: Cluster, name: str) -> dict[Partition, Begun]:
     """The offsets of every partition in which the group has begun."""
     message = DescribeShareGroupOffsetsRequest
     request = message(groups=[message.Group(group_id=name, topics=None)])
-    answer = cluster.request_coordinator(
+    response = cluster.request_coordinator(
         GROUP, name, DESCRIBE_OFFSETS, request, lambda found: found.groups[0].error_code
     ).groups[0]
-    check(f"group {name}", answer.error_code, answer.error_message)
-    return _begun(answer)
+    check(f"group {name}", response.error_code, response.error_message)
+    return _begun(response)
 
 
 def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Partition, int]]:
@@ -81,12 +81,12 @@ def alter(cluster: Cluster, name: str, targets: dict[Partition, int]) -> dict[Pa
         group_id=name,
         topics=[message.Topic(topic_name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
     )
-    answer = cluster.request_coordinator(GROUP, name, ALTER_OFFSETS, request, lambda found: found.error_code)
-    if answer.error_code:
-        return dict.fromkeys(targets, answer.error_code)
+    response = cluster.request_coordinator(GROUP, name, ALTER_OFFSETS, request, lambda found: found.error_code)
+    if response.error_code:
+        return dict.fromkeys(targets, response.error_code)
     return {
         (topic.topic_name, one.partition_index): one.error_code
-        for topic in answer.responses
+        for topic in response.responses
         for one in topic.partitions
         if one.error_code
     }
@@ -96,6 +96,6 @@ def delete_offsets(cluster: Cluster, name: str, topics: Iterable[str]) -> dict[s
     """Topic -> error code, 0 where they were deleted. Raises CliError."""
     message = DeleteShareGroupOffsetsRequest
     request = message(group_id=name, topics=[message.Topic(topic_name=topic) for topic in topics])
-    answer = cluster.request_coordinator(GROUP, name, DELETE_OFFSETS, request, lambda found: found.error_code)
-    check(f"group {name}", answer.error_code, answer.error_message)
-    return {one.topic_name: one.error_code for one in answer.responses}
+    response = cluster.request_coordinator(GROUP, name, DELETE_OFFSETS, request, lambda found: found.error_code)
+    check(f"group {name}", response.error_code, response.error_message)
+    return {one.topic_name: one.error_code for one in response.responses}

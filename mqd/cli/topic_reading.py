@@ -115,10 +115,10 @@ class Reader:
     def _by_time(self, partitions: list[int], timestamp_ms: int) -> dict[int, int]:
         requested = [TopicPartition(self.topic, index, timestamp_ms) for index in partitions]
         found = {}
-        for answer in self.consumer.offsets_for_times(requested, timeout=self.timeout_s):
-            if answer.error is not None:
-                raise KafkaException(answer.error)
-            found[answer.partition] = answer.offset
+        for response in self.consumer.offsets_for_times(requested, timeout=self.timeout_s):
+            if response.error is not None:
+                raise KafkaException(response.error)
+            found[response.partition] = response.offset
         return found
 
     def _offsets(self, partitions: list[int], start: Start) -> dict[int, int]:

@@ -75,29 +75,29 @@ def _transaction(one: Any, now: int) -> Transaction:
 
 def describe(cluster: Cluster, name: str) -> Transaction:
     request = DescribeTransactionsRequest(transactional_ids=[name])
-    answer = cluster.request_coordinator(
+    response = cluster.request_coordinator(
         TRANSACTION, name, DESCRIBE_TRANSACTIONS, request, lambda found: found.transaction_states[0].error_code
     ).transaction_states[0]
-    if answer.error_code in NOT_FOUND:
+    if response.error_code in NOT_FOUND:
         raise CliError(f"there is no transactional id {name}; mqd txn list shows those there are")
-    check(f"transactional id {name}", answer.error_code, None)
-    return _transaction(answer, now_ms())
+    check(f"transactional id {name}", response.error_code, None)
+    return _transaction(response, now_ms())
 
 
 def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
-    answer = broker.request(LIST_TRANSACTIONS, request)
-    check("transactions", answer.error_code, None)
-    return list(answer.transaction_states)
+    response = broker.request(LIST_TRANSACTIONS, request)
+    check("transactions", response.error_code, None)
+    return list(response.transaction_states)
 
 
 def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> list[Any]:
     """The existing ones. `away` gets those whose coordinator has just changed, with the error."""
     found = []
     for start in range(0, len(names), _CHUNK):
-        answer = broker.request(
+        response = broker.request(
             DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK])
         )
-        for one in answer.transaction_states:
+        for one in response.transaction_states:
             if one.error_code in COORDINATOR_AWAY:
                 away[one.transactional_id] = one.error_code
             elif one.error_code not in NOT_FOUND:
@@ -144,8 +144,8 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
         requested = [
             DescribeProducersRequest.Topic(name=name, partition_indexes=indexes) for name, indexes in topics.items()
         ]
-        answer = cluster.node(node_id).request(DESCRIBE_PRODUCERS, DescribeProducersRequest(topics=requested))
-        for topic in answer.topics:
+        response = cluster.node(node_id).request(DESCRIBE_PRODUCERS, DescribeProducersRequest(topics=requested))
+        for topic in response.topics:
             for partition in topic.partitions:
                 check(f"{topic.name}-{partition.partition_index}", partition.error_code, partition.error_message)
                 found += [
@@ -289,8 +289,8 @@ def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
         )
         return
     request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=transaction.timeout_ms)
-    answer = cluster.request_coordinator(TRANSACTION, name, INIT_PRODUCER_ID, request, lambda found: found.error_code)
-    check(f"transactional id {name}", answer.error_code, None)
+    response = cluster.request_coordinator(TRANSACTION, name, INIT_PRODUCER_ID, request, lambda found: found.error_code)
+    check(f"transactional id {name}", response.error_code, None)
 
 
 def abort_in_partition(cluster: Cluster, one: OpenProducer) -> None:
@@ -303,8 +303,8 @@ def abort_in_partition(cluster: Cluster, one: OpenProducer) -> None:
         topics=[WriteTxnMarkersRequest.Topic(name=one.topic, partition_indexes=[one.partition])],
     )
     ((node_id, _),) = cluster.by_leader([(one.topic, one.partition)]).items()
-    answer = cluster.node(node_id).request(WRITE_TXN_MARKERS, WriteTxnMarkersRequest(markers=[marker]))
-    error = answer.markers[0].topics[0].partitions[0].error_code
+    response = cluster.node(node_id).request(WRITE_TXN_MARKERS, WriteTxnMarkersRequest(markers=[marker]))
+    error = response.markers[0].topics[0].partitions[0].error_code
     if error:
         raise CliError(
             f"{one.topic}-{one.partition}: {error_text(error)}; mqd txn list --hanging shows what is open now"

@@ -56,11 +56,11 @@ class PlannedPartition(NamedTuple):
 def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPartition]:
     """Of each partition of the plan, which is this topic's, in its order. Raises CliError."""
     moving = moves.under_way(broker, topic)  # first: what ends meanwhile is seen where it has arrived
-    answer = broker.request(
+    response = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
-    check(f"topic {topic}", answer.topics[0].error_code, None)
-    partitions = {(topic, one.partition_index): one for one in answer.topics[0].partitions}
+    check(f"topic {topic}", response.topics[0].error_code, None)
+    partitions = {(topic, one.partition_index): one for one in response.topics[0].partitions}
     found = []
     for partition, planned in plan.items():
         move = moving.get(partition)
@@ -76,7 +76,7 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
         leaders,
         {
             one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}"
-            for one in answer.brokers
+            for one in response.brokers
         },
     )
 

@@ -201,8 +201,8 @@ class Sampler:
         if self._token is not None:
             request.add_header("Authorization", f"Bearer {self._token.read_text().strip()}")
         context = ssl.create_default_context(cafile=str(self._ca)) if self._ca is not None else None
-        with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as answer:
-            page = answer.read(PAGE_BYTES_MAX + 1)
+        with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as response:
+            page = response.read(PAGE_BYTES_MAX + 1)
         if len(page) > PAGE_BYTES_MAX:
             raise ValueError(f"more than {PAGE_BYTES_MAX} bytes")
         return page.decode("utf-8", "replace")

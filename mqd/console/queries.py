@@ -95,7 +95,7 @@ class Health(msgspec.Struct, frozen=True):
 BROKEN_MAX = 200
 
 
-def topics_of(answer: Any) -> tuple[Topic, ...]:
+def topics_of(response: Any) -> tuple[Topic, ...]:
     return tuple(
         Topic(
             one.name,
@@ -106,7 +106,7 @@ def topics_of(answer: Any) -> tuple[Topic, ...]:
                 for partition in one.partitions),
             bool(one.is_internal) or one.name.startswith("__"),
         )
-        for one in sorted(answer.topics, key=lambda one: one.name)
+        for one in sorted(response.topics, key=lambda one: one.name)
         if not one.error_code
     )  # fmt: skip
 
@@ -123,8 +123,8 @@ def topics(settings: Settings) -> tuple[Topic, ...]:
 def health(settings: Settings) -> Health:
     """Raises CliError when no broker responds."""
     with Broker(settings.bootstrap) as broker:
-        answer, is_mqd = _all_topics(broker), broker.is_mqd()
-    partitions = Partitions(settings, answer)
+        response, is_mqd = _all_topics(broker), broker.is_mqd()
+    partitions = Partitions(settings, response)
     hidden: list[str] = []
     findings: list[Finding] = []
     seen = None
@@ -135,23 +135,23 @@ def health(settings: Settings) -> Health:
         hidden.append(f"controllers: {error.message}")
     broken = [
         Broken(one.name, part.partition_index, part.leader_id, tuple(part.replica_nodes), tuple(part.isr_nodes))
-        for one in answer.topics
+        for one in response.topics
         for part in one.partitions
         if part.leader_id < 0 or len(part.isr_nodes) < len(part.replica_nodes)
     ]
     if seen is None and broken:
         findings += _without_quorum(partitions)
     return Health(
-        answer.cluster_id or "",
-        _nodes(answer, seen),
-        topics_of(answer),
+        response.cluster_id or "",
+        _nodes(response, seen),
+        topics_of(response),
         tuple(broken[:BROKEN_MAX]),
         len(broken),
         len(partitions.leaderless),
         len(partitions.not_in_sync),
         partitions.count,
         tuple(seen.replicas()) if seen is not None else (),
-        seen.quorum.leader_id if seen is not None else answer.controller_id,
+        seen.quorum.leader_id if seen is not None else response.controller_id,
         tuple(sorted(findings, key=lambda one: one.harm)),
         tuple(hidden),
         is_mqd,
@@ -171,18 +171,18 @@ def _without_quorum(partitions: Partitions) -> list[Finding]:
     return found
 
 
-def _nodes(answer: Any, seen: Seen | None) -> tuple[Node, ...]:
+def _nodes(response: Any, seen: Seen | None) -> tuple[Node, ...]:
     leads: dict[int, int] = {}
     holds: dict[int, int] = {}
     lacks: dict[int, int] = {}
-    for topic in answer.topics:
+    for topic in response.topics:
         for part in topic.partitions:
             leads[part.leader_id] = leads.get(part.leader_id, 0) + 1
             for node in part.replica_nodes:
                 holds[node] = holds.get(node, 0) + 1
                 if node not in part.isr_nodes:
                     lacks[node] = lacks.get(node, 0) + 1
-    known = {one.node_id: (one.host, one.port, one.rack, False) for one in answer.brokers}
+    known = {one.node_id: (one.host, one.port, one.rack, False) for one in response.brokers}
     if seen is not None:
         known |= {one.broker_id: (one.host, one.port, one.rack, one.is_fenced) for one in seen.brokers}
     return tuple(
@@ -213,8 +213,8 @@ def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
     found: list[Directory] = []
     missing: list[str] = []
     with Cluster(settings.bootstrap) as cluster:
-        for node, answer in _log_directories(cluster, None, missing):
-            for one in answer.results:
+        for node, response in _log_directories(cluster, None, missing):
+            for one in response.results:
                 error = error_text(one.error_code) if one.error_code else ""
                 sizes = [part.partition_size for topic in one.topics for part in topic.partitions]
                 found.append(
@@ -235,8 +235,8 @@ def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int]
         ]
         if not requested:
             return found
-    for node, answer in _log_directories(cluster, requested, []):
-        for directory in answer.results:
+    for node, response in _log_directories(cluster, requested, []):
+        for directory in response.results:
             for topic in directory.topics:
                 for part in topic.partitions:
                     found.setdefault((topic.name, part.partition_index), {})[node] = part.partition_size
@@ -308,11 +308,11 @@ def topic(settings: Settings, name: str) -> Described:
     """Raises CliError."""
     hidden = []
     with Cluster(settings.bootstrap) as cluster:
-        answer = cluster.first.request(
+        response = cluster.first.request(
             METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)
         ).topics[0]
-        check(f"topic {name}", answer.error_code, None)
-        partitions = [(name, one.partition_index) for one in answer.partitions]
+        check(f"topic {name}", response.error_code, None)
+        partitions = [(name, one.partition_index) for one in response.partitions]
         cluster.topics([name])
         starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
         taken = sizes(cluster, [name])
@@ -331,7 +331,7 @@ def topic(settings: Settings, name: str) -> Described:
             ends.get((name, one.partition_index)),
             _size_of(taken.get((name, one.partition_index)), one.leader_id),
         )
-        for one in sorted(answer.partitions, key=lambda one: one.partition_index)
+        for one in sorted(response.partitions, key=lambda one: one.partition_index)
     )
     return Described(name, parts, configs, tuple(hidden))
 
@@ -423,8 +423,8 @@ def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, i
                     OffsetFetchRequest.Group(group_id=one, topics=[wanted])
                     for one in listed[start : start + GROUPS_AT_ONCE]
                 ]
-                answer = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=asked), NAMES_BY_TEXT)
-                for group in answer.groups:
+                response = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=asked), NAMES_BY_TEXT)
+                for group in response.groups:
                     committed = {
                         one.partition_index: one.committed_offset
                         for topic in group.topics

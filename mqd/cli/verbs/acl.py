@@ -44,9 +44,9 @@ def _locally(data_dir: Path, change: "messages.Change") -> "messages.Answer":
     from mqd.cli import local_controller
     from mqd.cli.kafka_request import check
 
-    answer = local_controller.change(layout(data_dir).controller_socket, change, TIMEOUT_S)
-    check("access control lists", answer.error, answer.message)
-    return answer
+    response = local_controller.change(layout(data_dir).controller_socket, change, TIMEOUT_S)
+    check("access control lists", response.error, response.message)
+    return response
 
 
 def _create(
@@ -197,9 +197,9 @@ def _authorizer(settings: Settings) -> "Authorizer":
             resource_name=str(node_id),
             configuration_keys=["super.users", "allow.everyone.if.no.acl.found"],
         )
-        (answer,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[requested])).results
-    check("the broker's super.users", answer.error_code, answer.error_message)
-    config = {one.name: one.value or "" for one in answer.configs}
+        (response,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[requested])).results
+    check("the broker's super.users", response.error_code, response.error_message)
+    config = {one.name: one.value or "" for one in response.configs}
     made = Authorizer(super_users(config["super.users"]), config["allow.everyone.if.no.acl.found"] == "true")
     made.replace({index.to_bytes(16, "big"): rule for index, rule in enumerate(rules)})
     return made

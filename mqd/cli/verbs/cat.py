@@ -271,22 +271,24 @@ def _query(letters: Letters) -> None:
         base_config(letters.bootstrap, letters.timeout_s, letters.config) | {"group.id": "mqd-cli"} | letters.config
     )
     try:
-        answers = consumer.offsets_for_times(requested, timeout=letters.timeout_s)
+        responses = consumer.offsets_for_times(requested, timeout=letters.timeout_s)
     finally:
         consumer.close()
     by_topic: dict[str, dict[str, Any]] = {}
-    for answer in answers:
-        text = answer.error.str() if answer.error is not None else ""
-        error = {"error": text} if answer.error is not None else {}
-        by_topic.setdefault(answer.topic, {"topic": answer.topic})[str(answer.partition)] = {
-            "partition": answer.partition,
-            "offset": answer.offset,
+    for response in responses:
+        text = response.error.str() if response.error is not None else ""
+        error = {"error": text} if response.error is not None else {}
+        by_topic.setdefault(response.topic, {"topic": response.topic})[str(response.partition)] = {
+            "partition": response.partition,
+            "offset": response.offset,
         } | error
         if not letters.as_json:
-            click.echo(f"{answer.topic} [{answer.partition}] offset {answer.offset}" + (f": {text}" if error else ""))
+            click.echo(
+                f"{response.topic} [{response.partition}] offset {response.offset}" + (f": {text}" if error else "")
+            )
     if letters.as_json:
         click.echo(json.dumps(by_topic, separators=(",", ":")), nl=False)
-    failed = next((answer.error for answer in answers if answer.error is not None), None)
+    failed = next((response.error for response in responses if response.error is not None), None)
     if failed is not None:
         raise CliError(f"offsets could not be queried: {failed.str()}")
 

@@ -245,10 +245,10 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
 
     found = _directory(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
-        answer = broker.request(
+        response = broker.request(
             _ADD_VOTER, AddRaftVoterRequest(timeout_ms=_TIMEOUT_MS, voter_id=node, voter_directory_id=found)
         )
-    check(f"node {node}", answer.error_code, answer.error_message)
+    check(f"node {node}", response.error_code, response.error_message)
     _done(settings, f"node {node} is a voter")
 
 
@@ -268,8 +268,8 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
         directory = voters[0]["directory"]
     found = _directory(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
-        answer = broker.request(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=found))
-    check(f"node {node}", answer.error_code, answer.error_message)
+        response = broker.request(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=found))
+    check(f"node {node}", response.error_code, response.error_message)
     _done(settings, f"node {node} is no voter any more")
 
 
@@ -318,8 +318,8 @@ def forget(settings: Settings, node: int) -> None:
     from mqd.protocol.messages import UnregisterBrokerRequest
 
     with Broker(settings.bootstrap) as broker:
-        answer = broker.request(_UNREGISTER, UnregisterBrokerRequest(broker_id=node))
-    check(f"node {node}", answer.error_code, answer.error_message)
+        response = broker.request(_UNREGISTER, UnregisterBrokerRequest(broker_id=node))
+    check(f"node {node}", response.error_code, response.error_message)
     if settings.json:
         emit_json({"node": node, "registered": False})
     else:
@@ -417,11 +417,11 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
             for name, level in raised.items()
         ]
         with Broker(settings.bootstrap) as broker:
-            answer = broker.request(
+            response = broker.request(
                 _UPDATE_FEATURES,
                 UpdateFeaturesRequest(timeout_ms=_TIMEOUT_MS, feature_updates=updates, validate_only=dry_run),
             )
-        check("the levels", answer.error_code, answer.error_message)
+        check("the levels", response.error_code, response.error_message)
     if settings.json:
         emit_json(
             {

@@ -129,13 +129,13 @@ def _offsets(admin: Any, name: str, partitions: list[int]) -> dict[int, tuple[in
         for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
     ]
     for futures in requested:
-        answer: dict[int, int | None] = {}
+        response: dict[int, int | None] = {}
         for partition, future in futures.items():
             try:
-                answer[partition.partition] = future.result().offset
+                response[partition.partition] = future.result().offset
             except KafkaException:
-                answer[partition.partition] = None
-        found.append(answer)
+                response[partition.partition] = None
+        found.append(response)
     return {index: (found[0].get(index), found[1].get(index)) for index in partitions}
 
 

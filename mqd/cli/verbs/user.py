@@ -85,9 +85,9 @@ def _locally(data_dir: Path, removals: list[tuple[str, int]], credentials: "list
     from mqd.security.scram import new_decoy_secret
 
     change = messages.AlterScramCredentials(removals, credentials, new_decoy_secret())
-    answer = local_controller.change(layout(data_dir).controller_socket, change, TIMEOUT_S)
-    check("users", answer.error, answer.message)
-    for one in answer.users:
+    response = local_controller.change(layout(data_dir).controller_socket, change, TIMEOUT_S)
+    check("users", response.error, response.message)
+    for one in response.users:
         check(f"user {one.user}", one.error, one.message)
 
 

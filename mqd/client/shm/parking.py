@@ -4,7 +4,7 @@ its partitions has grown, as an incremental session (KIP-227). Sans-I/O.
     session = PositionSession(isolation_level, rack_id)
     request = session.request({(topic_id, partition): offset, ...}, max_wait_ms)     # only what differs from the last request goes over
     for topic_id, partition, data in session.on_response(response): ...              # what has grown, or has an error
-    session.reset()                                                                   # no answer
+    session.reset()                                                                   # no response
                                                                                       came: the next
                                                                                       request is a
                                                                                       full one
@@ -13,7 +13,7 @@ A consumer of a thousand quiet partitions and a lively one sends and gets a few 
 
     I1  `_sent` is what the broker's session holds: the offsets of the last request that was
         answered, or is on its way (one at a time)
-    I2  an answer without a session (id 0) or with a session's error makes the next request a full
+    I2  a response without a session (id 0) or with a session's error makes the next request a full
         one
     I3  max_bytes is 0: the broker sends no records (shm/local_layout.h, A6)
 """
