@@ -88,14 +88,14 @@ async def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> No
     """With empty metadata no partition would have an owner. A host that holds records must not lose
     their metadata silently.
     """
-    answers = await directories.in_time([partial(directories.holds_partitions, path) for path in log_dirs])
-    silent = [path for path, answer in zip(log_dirs, answers) if not answer.done()]
+    responses = await directories.in_time([partial(directories.holds_partitions, path) for path in log_dirs])
+    silent = [path for path, response in zip(log_dirs, responses) if not response.done()]
     if silent:
         raise Refused(
             f"{places.metadata_dir} is empty, and {silent[0]} does not respond: it may hold partitions whose"
             " metadata would be lost. Start again when it responds, or without it in log.dirs"
         )
-    full = [path for path, answer in zip(log_dirs, answers) if answer.result()]
+    full = [path for path, response in zip(log_dirs, responses) if response.result()]
     if full:
         raise Refused(
             f"{places.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore"
@@ -438,11 +438,11 @@ class Process:
             await self._answers({",".join(self.log_dirs): lambda: self.remember(epoch, True)})
 
     async def _answers(self, questions: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """The answers of the log directories (or groups of them) that respond in time."""
+        """The responses of the log directories (or groups of them) that respond in time."""
         futures = {path: in_thread(question) for path, question in questions.items()}
         if futures:
             await asyncio.wait(futures.values(), timeout=directories.ANSWER_S)
-        silent = sorted(path for path, answer in futures.items() if not answer.done())
+        silent = sorted(path for path, response in futures.items() if not response.done())
         if silent:
             log.error(
                 "log directory does not respond: this session is not recorded as a clean end; the next start checks"
@@ -450,7 +450,7 @@ class Process:
                 directory=",".join(silent),
                 seconds=directories.ANSWER_S,
             )
-        return {path: answer.result() for path, answer in futures.items() if answer.done()}
+        return {path: response.result() for path, response in futures.items() if response.done()}
 
     def _written_places(self, shell: Shell) -> set[tuple[str, int]]:
         """(log directory, worker) of every partition on this host: each leaves a marker there after

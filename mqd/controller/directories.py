@@ -64,9 +64,9 @@ async def settle_in_time(
     unusable, and its partitions are offline until the next start.
     """
     places = list(paths)
-    answers = await in_time([partial(_settle_one, path, cluster_id, node_id, known, used, new_id) for path in places])
+    responses = await in_time([partial(_settle_one, path, cluster_id, node_id, known, used, new_id) for path in places])
     return _no_twins(
-        [answer.result() if answer.done() else _silent(path, known) for path, answer in zip(places, answers)]
+        [response.result() if response.done() else _silent(path, known) for path, response in zip(places, responses)]
     )
 
 
@@ -74,10 +74,10 @@ async def in_time(queries: Iterable[Callable[[], T]], limit_s: float | None = No
     """Queries of file systems, each in a thread of its own; hanging ones are not done after
     `limit_s` (None: ANSWER_S).
     """
-    answers = [in_thread(query) for query in queries]
-    if answers:
-        await asyncio.wait(answers, timeout=ANSWER_S if limit_s is None else limit_s)
-    return answers
+    responses = [in_thread(query) for query in queries]
+    if responses:
+        await asyncio.wait(responses, timeout=ANSWER_S if limit_s is None else limit_s)
+    return responses
 
 
 def _silent(path: str, known: Mapping[str, str]) -> Directory:

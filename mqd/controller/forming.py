@@ -60,9 +60,9 @@ class Forming:
             self.answer(connection, effect.answer)
 
     @staticmethod
-    def answer(connection: Connection, answer: FormationAnswer) -> None:
+    def answer(connection: Connection, response: FormationAnswer) -> None:
         if connection.lives:
-            connection.send(encode(answer))
+            connection.send(encode(response))
 
     def _handle(self, event: formation.Event) -> None:
         for effect in self.core.handle(event, clock.monotonic_ms()):
@@ -88,7 +88,7 @@ class Forming:
             try:
                 connection.send(encode(effect.ask))
                 async with asyncio.timeout(formation.ANSWER_MS_MAX / 1000):
-                    answer = await connection.receive()
+                    response = await connection.receive()
             finally:
                 connection.writer.transport.abort()
         except (OSError, EOFError, TimeoutError, HandshakeFailed, PeerProtocolError) as error:
@@ -97,10 +97,10 @@ class Forming:
             )
             return
         if (
-            isinstance(answer, FormationAnswer)
-            and answer.member.node_id == connection.identity.node_id
-            and answer.member.directory_id == connection.identity.directory_id
+            isinstance(response, FormationAnswer)
+            and response.member.node_id == connection.identity.node_id
+            and response.member.directory_id == connection.identity.directory_id
         ):
-            self._handle(formation.Answered(effect.seed, answer))
+            self._handle(formation.Answered(effect.seed, response))
         else:
             self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, "sent no valid answer"))

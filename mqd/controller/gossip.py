@@ -126,9 +126,9 @@ def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple
     try:
         return in_thread(lambda: socket.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM))
     except RuntimeError as error:  # no thread is available
-        answer: asyncio.Future[list[tuple]] = asyncio.get_running_loop().create_future()
-        answer.set_exception(OSError(str(error)))
-        return answer
+        response: asyncio.Future[list[tuple]] = asyncio.get_running_loop().create_future()
+        response.set_exception(OSError(str(error)))
+        return response
 
 
 class _Names:
@@ -156,8 +156,8 @@ class _Names:
         elif (host, port) in self._waiting or len(self._waiting) < RESOLVE_COUNT_MAX:
             self._waiting[(host, port)] = data
         if len(self._under_way) < RESOLVE_COUNT_MAX and (host, port) not in self._under_way:
-            answer = self._under_way[(host, port)] = look_up(host, port, self._family)
-            answer.add_done_callback(lambda answer: self._on_looked_up((host, port), answer))
+            response = self._under_way[(host, port)] = look_up(host, port, self._family)
+            response.add_done_callback(lambda response: self._on_looked_up((host, port), response))
 
     def _number(self, host: str, port: int) -> tuple | None:
         try:
@@ -174,14 +174,14 @@ class _Names:
         if len(self._found) > RESOLVED_COUNT_MAX:
             del self._found[next(iter(self._found))]
 
-    def _on_looked_up(self, name: tuple[str, int], answer: "asyncio.Future[list[tuple]]") -> None:
-        error, data = answer.exception(), self._waiting.pop(name, None)
+    def _on_looked_up(self, name: tuple[str, int], response: "asyncio.Future[list[tuple]]") -> None:
+        error, data = response.exception(), self._waiting.pop(name, None)
         if self._under_way.pop(name, None) is None:
             return  # stopped
         if error is not None:
             log.debug("a host's name was not found", host=name[0], reason=str(error))
             return
-        address = answer.result()[0][4]
+        address = response.result()[0][4]
         self._keep(name, address, asyncio.get_running_loop().time() + RESOLVED_S)
         if data is not None:
             self._send(data, address)
@@ -326,7 +326,7 @@ class Gossip(asyncio.DatagramProtocol):
 
     async def _exchange(self, effect: PushPull) -> None:
         try:
-            answer = await self._request(
+            response = await self._request(
                 effect.host, effect.port, self.core.state(), self.core.settings.exchange_ms_max
             )
         except (OSError, EOFError, Refused, TimeoutError, HandshakeFailed) as error:
@@ -335,19 +335,19 @@ class Gossip(asyncio.DatagramProtocol):
             )
             self.event(events.ExchangeFailed(effect.exchange_id))
             return
-        if isinstance(answer, State):
-            self.event(events.StateReceived(answer, effect.exchange_id))
+        if isinstance(response, State):
+            self.event(events.StateReceived(response, effect.exchange_id))
         else:
             self.event(events.ExchangeFailed(effect.exchange_id))
 
     async def _probe(self, effect: ProbeStream) -> None:
         try:
-            answer = await self._request(
+            response = await self._request(
                 effect.host, effect.port, StreamPing(effect.node_id, effect.directory_id), effect.wait_ms
             )
         except (OSError, EOFError, Refused, TimeoutError, HandshakeFailed):
             return
-        if isinstance(answer, StreamAck) and (answer.node_id, answer.directory_id) == (
+        if isinstance(response, StreamAck) and (response.node_id, response.directory_id) == (
             effect.node_id,
             effect.directory_id,
         ):
@@ -370,7 +370,7 @@ class Gossip(asyncio.DatagramProtocol):
                 elif isinstance(message, StreamPing) and self.core.is_me(message):
                     _write(writer, StreamAck(message.node_id, message.directory_id))
                 await writer.drain()
-                # the other side closes first, so that no part of the answer is lost by a reset
+                # the other side closes first, so that no part of the response is lost by a reset
                 await reader.read(1)
         except (OSError, EOFError, Refused, TimeoutError) as error:
             log.debug("an exchange ended early", reason=str(error) or type(error).__name__)

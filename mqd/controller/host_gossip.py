@@ -69,8 +69,8 @@ def _bytes(log_dirs: Iterable[str], which: int) -> int:
 
 async def disk_bytes(config: Mapping[str, str]) -> int:
     """Size of the file systems of log.dirs; 0: one of them does not respond."""
-    (answer,) = await directories.in_time([partial(_bytes, _log_dirs(config), 0)], SIZE_S)
-    return answer.result() if answer.done() else 0
+    (response,) = await directories.in_time([partial(_bytes, _log_dirs(config), 0)], SIZE_S)
+    return response.result() if response.done() else 0
 
 
 def _log_dirs(config: Mapping[str, str]) -> list[str]:
@@ -259,16 +259,16 @@ class HostGossip:
         now_s = asyncio.get_running_loop().time()
         for place in places:
             if place not in self._looking and (place not in self._numbers or now_s >= self._numbers[place].until_s):
-                answer = self._looking[place] = gossip.look_up(*place)
-                answer.add_done_callback(partial(self._on_looked_up, place))
+                response = self._looking[place] = gossip.look_up(*place)
+                response.add_done_callback(partial(self._on_looked_up, place))
         self._write_orders()
 
-    def _on_looked_up(self, place: tuple[str, int], answer: asyncio.Future[list[tuple]]) -> None:
-        error = answer.exception()
+    def _on_looked_up(self, place: tuple[str, int], response: asyncio.Future[list[tuple]]) -> None:
+        error = response.exception()
         if self._looking.pop(place, None) is None or place not in self._places:
             return
         if error is None:
-            found = _Numbers(tuple((entry[4][0], entry[4][1]) for entry in answer.result()), float("inf"))
+            found = _Numbers(tuple((entry[4][0], entry[4][1]) for entry in response.result()), float("inf"))
         else:
             log.debug("a host's name was not found", host=place[0], reason=str(error))
             before = self._numbers.get(place, _Numbers((), 0.0))

@@ -61,9 +61,9 @@ class Connection:
         if self._by and isinstance(request.change, audited.CHANGES) and not request.validate_only:
             self._requests[request.request_id] = request.change
 
-    def audit(self, audit: Audit, answer: Answer) -> None:
-        change = self._requests.pop(answer.request_id, None)
-        for event, fields in audited.lines(change, answer) if change is not None else ():
+    def audit(self, audit: Audit, response: Answer) -> None:
+        change = self._requests.pop(response.request_id, None)
+        for event, fields in audited.lines(change, response) if change is not None else ():
             audit.write(event, **self._by, **fields)
 
     def audit_unanswered(self, audit: Audit) -> None:

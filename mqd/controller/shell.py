@@ -313,7 +313,7 @@ class Shell:
         elif not self.core.active:
             self.on_broker(broker_core.ChangeRequested(client, request))
         elif isinstance(request.change, _OF_QUORUM):
-            self._voters.request(request, lambda answer: self._send(client, answer))
+            self._voters.request(request, lambda response: self._send(client, response))
         else:
             self.metadata(metadata_core.ChangeRequested(client, request))
 
@@ -433,10 +433,10 @@ class Shell:
                 case metadata_core.Publish():
                     self._publish(action, isinstance(event, metadata_core.SnapshotInstalled))
                 case metadata_core.Reply():
-                    answer = action.answer
+                    response = action.answer
                     if action.topic is not None:
-                        answer = msgspec.structs.replace(answer, topic=self.host.topic_image(action.topic))
-                    self._send(action.client, answer)
+                        response = msgspec.structs.replace(response, topic=self.host.topic_image(action.topic))
+                    self._send(action.client, response)
                 case metadata_core.SendPeer():
                     message = action.message
                     if action.topic is not None and isinstance(message, peer.ChangeAnswered):
@@ -509,12 +509,12 @@ class Shell:
         in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubted)
 
     @staticmethod
-    def _on_doubted(answer: "asyncio.Future[None]") -> None:
-        if answer.exception() is not None:
+    def _on_doubted(response: "asyncio.Future[None]") -> None:
+        if response.exception() is not None:
             log.error(
                 "it could not be recorded that a partition is not served: after a kill of this host's processes its"
                 " replicas would count as complete",
-                reason=str(answer.exception()),
+                reason=str(response.exception()),
             )
 
     def on_broker(self, event: broker_core.Event) -> None:
@@ -543,11 +543,11 @@ class Shell:
                     self._fail(f"the cluster refuses this broker: {action.message}")
 
     def _reply(self, action: broker_core.Reply) -> None:
-        answer = action.answer
+        response = action.answer
         topic = self.core.committed.topics.get(action.topic_name) if action.topic_name is not None else None
         if topic is not None:
-            answer = msgspec.structs.replace(answer, topic=self.host.topic_image(topic))
-        self._send(action.client, answer)
+            response = msgspec.structs.replace(response, topic=self.host.topic_image(topic))
+        self._send(action.client, response)
 
     def _set_broker(self, action: broker_core.SetBroker) -> None:
         lease_ms = action.lease_until_ms if action.ready else 0

@@ -8,7 +8,7 @@ holds.
 
 Invariants (check())
     B1  the lease deadline is at most sent_ms + lease of an answered heartbeat of the current
-        registration; it never depends on the arrival time of an answer
+        registration; it never depends on the arrival time of a response
     B2  ready (R10) only while the committed metadata holds this incarnation's own registration, and
         this host's workers have applied it
     B3  the proposal for a partition is the newest one of its worker; each leader epoch and sequence
@@ -173,7 +173,7 @@ class BrokerCore(Reports):
         )
 
     def _on_heartbeat_answer(self, message: peer.HeartbeatAnswer, now_ms: int) -> list[Action]:
-        """Accepts only the answer to a heartbeat that this process sent in this registration, and
+        """Accepts only the response to a heartbeat that this process sent in this registration, and
         that is newer than the last answered one.
         """
         if message.broker_epoch != self.broker_epoch or not self._answered_ms < message.sent_ms <= self._sent_ms:
@@ -224,7 +224,7 @@ class BrokerCore(Reports):
         was_ready = self.ready
         self._check_ready()
         own = self._state.brokers.get(self.node_id)
-        # the next answer carries the lease
+        # the next response carries the lease
         returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
         if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this
@@ -298,7 +298,7 @@ class BrokerCore(Reports):
 
         A refusal because the partition has changed (its epochs, its leader) proves nothing about an
         earlier copy. That copy may have caused the change, under a controller that ended before it
-        answered. The worker gets no answer, keeps the union, and learns the outcome from the
+        answered. The worker gets no response, keeps the union, and learns the outcome from the
         metadata.
         """
         if message.error:
@@ -359,8 +359,8 @@ class BrokerCore(Reports):
 
     def _answered(self, number: int, message: peer.ChangeAnswered) -> list[Action]:
         change = self._changes.pop(number)
-        answer = msgspec.structs.replace(message.answer, request_id=change.request.request_id)
-        return [Reply(change.client, answer, message.topic_name)]
+        response = msgspec.structs.replace(message.answer, request_id=change.request.request_id)
+        return [Reply(change.client, response, message.topic_name)]
 
     def _changes_lost(self) -> list[Action]:
         """Another controller is active. Whether these changes were made is unknown, and they will

@@ -6,7 +6,7 @@ epochs by which its receiver refuses stale ones: the broker's (`broker_epoch`, t
 registration record) and, in messages to the broker, the controller's. Times are milliseconds of the
 sender's CLOCK_BOOTTIME; the receiver only echoes them.
 
-Answers identify their request by (incarnation | sent_ms | sequence | request_id); an answer without
+Answers identify their request by (incarnation | sent_ms | sequence | request_id); a response without
 a matching request is dropped.
 """
 
@@ -169,7 +169,7 @@ class AlterPartitionAnswer(msgspec.Struct, tag=True, frozen=True):
 
 class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
     """A request of a client of the sender's host. Never repeated, because a change must not be made
-    twice; without an answer the client gets REQUEST_TIMED_OUT.
+    twice; without a response the client gets REQUEST_TIMED_OUT.
     """
 
     node_id: int
@@ -180,7 +180,7 @@ class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
 
 
 class ChangeAnswered(msgspec.Struct, tag=True, frozen=True):
-    """The answer depends on the log up to `version`: the requesting host answers its client once
+    """The response depends on the log up to `version`: the requesting host answers its client once
     its own workers have applied that.
     """
 

@@ -461,13 +461,13 @@ class CreateAcls(msgspec.Struct, tag=True, frozen=True):
 
 
 class DeleteAcls(msgspec.Struct, tag=True, frozen=True):
-    """The answer's `removed_acls` lists for each filter what it matched."""
+    """The response's `removed_acls` lists for each filter what it matched."""
 
     filters: list[AclFilter]
 
 
 class AlterScramCredentials(msgspec.Struct, tag=True, frozen=True):
-    """KIP-554. Users are independent; one result for each, in the answer's `users`."""
+    """KIP-554. Users are independent; one result for each, in the response's `users`."""
 
     removals: list[tuple[str, int]]  # user, mechanism
     settings: list[ScramCredential]
@@ -481,7 +481,7 @@ class CreateDelegationToken(msgspec.Struct, tag=True, frozen=True):
 
 
 class SetTokenExpiry(msgspec.Struct, tag=True, frozen=True):
-    """Renews or expires a delegation token. A refusal is in the answer's `token_error`: like a
+    """Renews or expires a delegation token. A refusal is in the response's `token_error`: like a
     success, it is sent when the sender's processes know all metadata that it is based on.
     """
 
@@ -505,7 +505,7 @@ class RemoveVoter(msgspec.Struct, tag=True, frozen=True):
 
 
 class DescribeQuorum(msgspec.Struct, tag=True, frozen=True):
-    """Changes nothing: returns the active controller's view of the quorum in the answer's `quorum`."""
+    """Changes nothing: returns the active controller's view of the quorum in the response's `quorum`."""
 
 
 Change = (

@@ -1,5 +1,5 @@
 """One-time formation of a cluster from empty hosts: a host with an empty metadata directory queries
-the seeds, and decides by their answers. Sans-I/O.
+the seeds, and decides by their responses. Sans-I/O.
 
 A host that belongs to a cluster never queries. An empty one queries every seed (including itself:
 that is how it learns whether it is a seed) until one of these cases applies:
@@ -9,8 +9,8 @@ that is how it learns whether it is a seed) until one of these cases applies:
     every seed answers, is empty, names the same seeds, and
     has itself seen exactly the same set of hosts               found: the voters are the seeds, the cluster's id is derived from their identities
     otherwise                                                   wait, and report the missing seeds;
-                                                                once, after ADVISE_MS without an
-                                                                answer of a seed, also the possible
+                                                                once, after ADVISE_MS without a
+                                                                response of a seed, also the possible
                                                                 causes
 
 A host that is not a seed never founds a cluster.
@@ -18,14 +18,14 @@ A host that is not a seed never founds a cluster.
 Invariants
     F1  an identity is (node id, directory id); a wiped host has another directory id, so it is not
         a voter of any cluster
-    F2  a host founds only when the newest answer of each seed, in answer to a request of this process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
+    F2  a host founds only when the newest answer of each seed, in response to a request of this process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
         different sets can therefore never both have a majority: a host that stated "I see S" had not
         founded then, sees only later sets, and never returns to an earlier one
     F3  all founders of one set come to the same cluster id and the same voters, whichever queries
         first
     F4  a host with a new metadata directory that once belonged to a cluster (`lost_cluster_id`)
         neither founds nor counts as empty; it joins that cluster and no other
-    F5  the identity is on disk (fsynced) before the first answer is sent (guaranteed by the shell)
+    F5  the identity is on disk (fsynced) before the first response is sent (guaranteed by the shell)
 
 Bounds: SEED_COUNT_MAX seeds; one query in flight per seed; a query counts as unanswered after
 ANSWER_MS_MAX.
@@ -87,14 +87,14 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """An answer that came over an authenticated connection to `seed`."""
+    """A response that came over an authenticated connection to `seed`."""
 
     seed: str
     answer: FormationAnswer
 
 
 class Unreachable(msgspec.Struct, frozen=True):
-    """The query was not delivered, or the connection ended before the answer."""
+    """The query was not delivered, or the connection ended before the response."""
 
     seed: str
     ask_id: int
@@ -321,12 +321,12 @@ class FormationCore:
             return None
         return Found(digest, tuple(sorted(seen)))
 
-    def _join(self, answers: list[FormationAnswer]) -> Join | None:
-        if len({answer.cluster_id for answer in answers}) > 1:
+    def _join(self, responses: list[FormationAnswer]) -> Join | None:
+        if len({response.cluster_id for response in responses}) > 1:
             return None  # seeds of different clusters: an operator has to decide which one is meant
-        if self._lost and answers[0].cluster_id != self._lost:
+        if self._lost and responses[0].cluster_id != self._lost:
             return None
-        newest = max(answers, key=lambda answer: (answer.generation, len(answer.voters)))
+        newest = max(responses, key=lambda response: (response.generation, len(response.voters)))
         # The cluster's id is derived from the founding voters. A later voter has the log that made
         # it one.
         founder = set_digest(newest.voters) == newest.cluster_id and any(self._is_own(voter) for voter in newest.voters)
@@ -348,25 +348,25 @@ class FormationCore:
         reasons = []
         by_node: dict[int, str] = {}
         for seed, state in self._states.items():
-            answer = state.answer
-            if answer is None:
+            response = state.answer
+            if response is None:
                 reasons.append(f"{seed} {state.reason}")
-            elif answer.cluster_id:
+            elif response.cluster_id:
                 reasons.append(
-                    f"{seed} is of cluster {answer.cluster_id}"
+                    f"{seed} is of cluster {response.cluster_id}"
                     + (f", this host was of {self._lost}" if self._lost else "")
                 )
-            elif answer.lost:
+            elif response.lost:
                 reasons.append(f"{seed} was of a cluster and has lost its metadata")
-            elif answer.seeds != self.seeds:
-                reasons.append(f"{seed} names other seeds: {', '.join(answer.seeds) or 'none'}")
-            elif answer.member.node_id in by_node:
+            elif response.seeds != self.seeds:
+                reasons.append(f"{seed} names other seeds: {', '.join(response.seeds) or 'none'}")
+            elif response.member.node_id in by_node:
                 reasons.append(
-                    f"{seed} has node id {answer.member.node_id}, like {by_node[answer.member.node_id]}: each host"
+                    f"{seed} has node id {response.member.node_id}, like {by_node[response.member.node_id]}: each host"
                     " needs a node.id of its own"
                 )
             else:
-                by_node[answer.member.node_id] = seed
+                by_node[response.member.node_id] = seed
         if (
             not reasons
             and self.seeds
@@ -383,5 +383,5 @@ class FormationCore:
 def answer_of_member(
     ask: FormationAsk, own: Member, cluster_id: str, generation: int, seeds: tuple[str, ...], voters: Sequence[Member]
 ) -> FormationAnswer:
-    """The answer of a host that belongs to a cluster; `voters` as its quorum knows them."""
+    """The response of a host that belongs to a cluster; `voters` as its quorum knows them."""
     return FormationAnswer(ask.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))

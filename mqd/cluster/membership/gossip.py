@@ -328,7 +328,7 @@ class GossipCore:
             self.after(self.rng.randrange(1, self.settings.gossip_interval_ms + 1), self._on_gossip)
 
     def gossip_now(self) -> None:
-        """The queue holds something urgent: runs a round early. Rate-limited like an answer,
+        """The queue holds something urgent: runs a round early. Rate-limited like a response,
         because other hosts may have caused it.
         """
         if self.may_respond():

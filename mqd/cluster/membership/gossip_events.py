@@ -128,7 +128,7 @@ class StateReceived(msgspec.Struct, frozen=True):
     or None if the other side began.
 
     In the latter case, answer with a core.state(False) taken before this event: a host that joins
-    learns from the answer what was known about it before.
+    learns from the response what was known about it before.
     """
 
     state: State

@@ -89,7 +89,7 @@ class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
 
 
 class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):
-    """`by` got no answer from the host. Statements from different hosts count as confirmations."""
+    """`by` got no response from the host. Statements from different hosts count as confirmations."""
 
     node_id: Node
     directory_id: Directory
@@ -227,7 +227,7 @@ class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
 
 
 class StreamPing(msgspec.Struct, tag="ping", array_like=True, frozen=True):
-    """A probe over TCP for paths that drop datagrams; StreamAck is the answer of the named host."""
+    """A probe over TCP for paths that drop datagrams; StreamAck is the response of the named host."""
 
     node_id: Node
     directory_id: Directory

@@ -5,7 +5,7 @@ TCP is tried. If no host reaches it, it becomes a suspect.
       Ping -> Ack                                          well
       no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
       Ack from any of them                                 alive
-      Nack: the helper works and got no answer either      counts against the target, not against this host
+      Nack: the helper works and got no response either      counts against the target, not against this host
       end of the interval                                  suspected, and informed of it
 
 Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings for others. Excess

@@ -266,13 +266,13 @@ class Initiator(_Side):
             return _frame(_encode(_Proof(_mac(self._key, b"initiator", self._hello, body))))
         signed = _decode(_Signed, body)
         self._check_proof(signed.mac, b"responder", self._hello, self._challenge, signed.answer)
-        answer = _decode(_Answer, signed.answer)
-        if answer.identity is None:
-            raise HandshakeRefused(answer.refusal or Refusal(REFUSED_BUSY, "the peer gave no reason"))
-        if refusal := _tls_refusal(self._tls, answer.tls):  # of a responder without TLS
+        response = _decode(_Answer, signed.answer)
+        if response.identity is None:
+            raise HandshakeRefused(response.refusal or Refusal(REFUSED_BUSY, "the peer gave no reason"))
+        if refusal := _tls_refusal(self._tls, response.tls):  # of a responder without TLS
             raise HandshakeRefused(refusal)
-        self.peer = answer.identity
-        self.tls = min(self._tls, answer.tls) > TLS_OFF
+        self.peer = response.identity
+        self.tls = min(self._tls, response.tls) > TLS_OFF
         self.done = True
         return b""
 
@@ -326,11 +326,11 @@ class Responder(_Side):
         decision = _tls_refusal(self._hello.tls, self._tls) or self._decide(self._hello)
         if isinstance(decision, Refusal):
             self.refused, self._failed = decision, True
-            answer = _encode(_Answer(None, decision))
+            response = _encode(_Answer(None, decision))
         else:
             self.peer, self.stated, self.done = self._hello, decision, True
             self.tls = min(self._hello.tls, self._tls) > TLS_OFF
-            answer = _encode(_Answer(decision, None, self._tls))
+            response = _encode(_Answer(decision, None, self._tls))
         return _frame(
-            _encode(_Signed(answer, _mac(self._key, b"responder", self._hello_bytes, self._challenge, answer)))
+            _encode(_Signed(response, _mac(self._key, b"responder", self._hello_bytes, self._challenge, response)))
         )

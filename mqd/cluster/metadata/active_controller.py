@@ -115,7 +115,7 @@ class ActiveController(Maintenance):
     def heartbeat(
         self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool
     ) -> tuple[list[Record], peer.HeartbeatAnswer]:
-        """The answer depends only on the committed state, so it may be sent immediately."""
+        """The response depends only on the committed state, so it may be sent immediately."""
         node = message.node_id
         broker = state.brokers.get(node)
         if broker is None or broker.epoch != message.broker_epoch:
@@ -181,7 +181,7 @@ class ActiveController(Maintenance):
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         """R15: no new leaderships; its leaderships move to other hosts and it leaves all in-sync
-        sets; every broker learns of it; the broker is fenced; then the answer permits it to end.
+        sets; every broker learns of it; the broker is fenced; then the response permits it to end.
         """
         broker = state.brokers[node]
         shutdown = self._shutdowns.setdefault(node, Shutdown(now_ms))
@@ -304,7 +304,7 @@ class ActiveController(Maintenance):
     def alter_partition(
         self, state: MetadataState, message: peer.AlterPartition
     ) -> tuple[list[Record], peer.AlterPartitionAnswer]:
-        """The answer may be sent once everything up to the tail, including these records, is
+        """The response may be sent once everything up to the tail, including these records, is
         committed.
         """
         if not self._is_addressed(message):

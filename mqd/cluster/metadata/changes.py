@@ -1,4 +1,4 @@
-"""Translates each client's change into an answer, the topic to show with it, and records: one
+"""Translates each client's change into a response, the topic to show with it, and records: one
 function per kind. For the active controller only.
 
 A change that names many partitions is treated as many changes: each has its own result, and
@@ -74,8 +74,8 @@ def decide(
         case messages.SetTokenExpiry():
             return Decision(*token_rules.set_expiry(state, change, number))
         case messages.AllocateProducerIds():
-            answer = messages.Answer(number, 0, offset=state.next_producer_id, count=change.count)
-            return Decision(answer, None, rules.allocate_producer_ids(state, change))
+            response = messages.Answer(number, 0, offset=state.next_producer_id, count=change.count)
+            return Decision(response, None, rules.allocate_producer_ids(state, change))
         case messages.AlterReassignments():
             return _alter_reassignments(place, change, number)
         case messages.ElectLeaders():

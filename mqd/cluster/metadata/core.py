@@ -11,7 +11,7 @@ retriable error.
 
 Invariants (check())
     C1  tail is committed plus the pending batches, in order
-    C2  an answer, including a refusal, waits for every record in the tail on which it may depend
+    C2  a response, including a refusal, waits for every record in the tail on which it may depend
     C3  a change is answered after it is committed and, when it touches partitions, applied by the
         workers; or, after APPLY_WAIT_MS_MAX, with REQUEST_TIMED_OUT
     C4  versions of batches rise; the published batches are a prefix of the committed ones
@@ -184,24 +184,24 @@ class MetadataCore(LogTail):
             ]
         if self._active is None:
             return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.NOT_CONTROLLER, NOT_ACTIVE))]
-        answer, topic_name, records = self._decide(self._active, request)
+        response, topic_name, records = self._decide(self._active, request)
         if request.validate_only:
-            topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
-            return [Reply(event.client, answer, topic)]
+            topic = self._preview(topic_name, records) if response.error == 0 and topic_name is not None else None
+            return [Reply(event.client, response, topic)]
         actions = self._persist(records)
         waits_for = self.tail.version
         # these concern no worker
         needs_apply = any(not isinstance(record, NOT_FOR_WORKERS) for record in records)
-        if not records and not answer.error and isinstance(request.change, messages.CreateAcls | messages.DeleteAcls):
+        if not records and not response.error and isinstance(request.change, messages.CreateAcls | messages.DeleteAcls):
             # A repetition waits like the first request: its rules may not be applied yet.
             waits_for, needs_apply = self._rules_version, True
-        self._waiting.append(Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
+        self._waiting.append(Waiting(event.client, response, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._answer_ready()
 
     def _decide(
         self, active: ActiveController, request: messages.Request
     ) -> tuple[messages.Answer, str | None, list[Record]]:
-        """Returns the answer to be sent, the topic to show with it, and the records it depends on."""
+        """Returns the response to be sent, the topic to show with it, and the records it depends on."""
         place = rules.Placement(
             self.node_id, active.view(self.tail), active.directories(self.tail), self._partition_count_max
         )
@@ -352,10 +352,10 @@ class MetadataCore(LogTail):
             return self._not_controller(event.node_id, message)
         match message:
             case broker_messages.Heartbeat():
-                records, answer = active.heartbeat(
+                records, response = active.heartbeat(
                     self.tail, self.committed, message, now_ms, now_ms < self._lease_until_ms
                 )
-                return [*self._persist(records), SendPeer(event.node_id, answer)]
+                return [*self._persist(records), SendPeer(event.node_id, response)]
             case broker_messages.RegisterBroker():
                 return self._answer_peer(event.node_id, *active.register(self.tail, message, now_ms))
             case broker_messages.AlterPartition():
@@ -377,7 +377,7 @@ class MetadataCore(LogTail):
     def _answer_peer(
         self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
     ) -> list[Action]:
-        """Answers once everything that the answer depends on is committed. At most
+        """Answers once everything that the response depends on is committed. At most
         PEERS_WAITING_MAX wait; the oldest is dropped and retries.
         """
         actions = self._persist(records)
@@ -389,40 +389,42 @@ class MetadataCore(LogTail):
     def _on_change_forwarded(
         self, active: ActiveController, node_id: int, message: broker_messages.ChangeForwarded
     ) -> list[Action]:
-        answer, topic_name, records = self._decide(active, message.request)
+        response, topic_name, records = self._decide(active, message.request)
         if message.request.validate_only:
-            topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
-            return [SendPeer(node_id, self._change_answered(message, answer, None), topic)]
+            topic = self._preview(topic_name, records) if response.error == 0 and topic_name is not None else None
+            return [SendPeer(node_id, self._change_answered(message, response, None), topic)]
         actions = self._persist(records)
-        self._peers.append(PeerWaiting(node_id, self._change_answered(message, answer, topic_name), self.tail.version))
+        self._peers.append(
+            PeerWaiting(node_id, self._change_answered(message, response, topic_name), self.tail.version)
+        )
         return actions + self._answer_ready()
 
     def _change_answered(
-        self, message: broker_messages.ChangeForwarded, answer: messages.Answer, topic_name: str | None
+        self, message: broker_messages.ChangeForwarded, response: messages.Answer, topic_name: str | None
     ) -> broker_messages.ChangeAnswered:
         epoch = self._active.epoch if self._active is not None else -1
         return broker_messages.ChangeAnswered(
-            epoch, message.node_id, message.request_id, message.incarnation, self.tail.version, answer, topic_name
+            epoch, message.node_id, message.request_id, message.incarnation, self.tail.version, response, topic_name
         )
 
     def _not_controller(self, node_id: int, message: broker_messages.ToActiveController) -> list[Action]:
         error = int(ErrorCode.NOT_CONTROLLER)
         match message:
             case broker_messages.Heartbeat():
-                answer: broker_messages.FromActiveController = broker_messages.HeartbeatAnswer(
+                response: broker_messages.FromActiveController = broker_messages.HeartbeatAnswer(
                     -1, node_id, message.broker_epoch, message.sent_ms, 0, True, error=error
                 )
             case broker_messages.RegisterBroker():
-                answer = broker_messages.RegisterBrokerAnswer(-1, node_id, message.incarnation, error, NOT_ACTIVE)
+                response = broker_messages.RegisterBrokerAnswer(-1, node_id, message.incarnation, error, NOT_ACTIVE)
             case broker_messages.AlterPartition():
-                answer = broker_messages.AlterPartitionAnswer(-1, node_id, message.broker_epoch, error, [])
+                response = broker_messages.AlterPartitionAnswer(-1, node_id, message.broker_epoch, error, [])
             case broker_messages.ChangeForwarded():
-                answer = self._change_answered(
+                response = self._change_answered(
                     message, messages.Answer(message.request.request_id, error, NOT_ACTIVE), None
                 )
             case _:
                 return []  # the broker repeats it until the metadata reflects it
-        return [SendPeer(node_id, answer)]
+        return [SendPeer(node_id, response)]
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
         """Nothing after the kept batches has happened. KAFKA_STORAGE_ERROR is retriable. Waiting

@@ -217,7 +217,7 @@ class Publish(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     client: Hashable
     answer: messages.Answer
-    topic: TopicState | None = None  # the shell adds slots and owners and puts it into the answer
+    topic: TopicState | None = None  # the shell adds slots and owners and puts it into the response
 
 
 class SendPeer(msgspec.Struct, frozen=True):

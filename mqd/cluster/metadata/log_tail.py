@@ -1,5 +1,5 @@
 """The controller's decisions on their way into the log: batches in flight, the publication of
-committed ones, and the answers that wait for them. The invariants are those of core.py.
+committed ones, and the responses that wait for them. The invariants are those of core.py.
 """
 
 from collections.abc import Callable, Hashable
@@ -61,7 +61,7 @@ class Waiting(msgspec.Struct):
 
 
 class PeerWaiting(msgspec.Struct):
-    """The answer to a broker, sent when everything up to `version` is committed."""
+    """The response to a broker, sent when everything up to `version` is committed."""
 
     node_id: int
     message: broker_messages.FromActiveController

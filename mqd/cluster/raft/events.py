@@ -34,7 +34,7 @@ NO_DEADLINE = (1 << 63) - 1
 class QuorumSettings(msgspec.Struct, frozen=True):
     """Times in nanoseconds; all are derived from the promise P (docs/design/cluster.md, 3.3)."""
 
-    # P: for this long after an answer of the leader, a replica votes for no other one. Also the
+    # P: for this long after a response of the leader, a replica votes for no other one. Also the
     # time after which it misses its leader.
     promise_ns: int = 2 * SECOND_NS
     fetch_bytes_max: int = 1 << 20
@@ -49,7 +49,7 @@ class QuorumSettings(msgspec.Struct, frozen=True):
 
     @property
     def fetch_wait_ns(self) -> int:
-        return self.promise_ns // 4  # how long an answer without news is delayed to wait for news
+        return self.promise_ns // 4  # how long a response without news is delayed to wait for news
 
     @property
     def fetch_retry_ns(self) -> int:

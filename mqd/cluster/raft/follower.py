@@ -2,9 +2,9 @@
 behind, truncation where the logs diverge.
 
     Fetch -> answer -> promise, records to the disk -> (durable) -> the next Fetch, which repeats
-    the answer's stamp and states by its offset that everything before it is on this disk
+    the response's stamp and states by its offset that everything before it is on this disk
 
-One request is in flight at a time; an answer to any other is ignored. While its own disk is busy a
+One request is in flight at a time; a response to any other is ignored. While its own disk is busy a
 replica does not blame the leader for the silence.
 """
 
@@ -122,7 +122,7 @@ class Following:
     # -- answers -----------------------------------------------------------------------------------
 
     def _heard(self, sender: ReplicaKey, sent_ns: int, now_ns: int) -> None:
-        """An answer to a request: from now on this replica votes for no other one during P. The
+        """A response to a request: from now on this replica votes for no other one during P. The
         leader may rely on it once the stamp comes back.
         """
         core = self.core

@@ -254,7 +254,7 @@ class Leadership:
             self._answer(fetch.replica, now_ns)
 
     def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
-        """Records when the answer that the replica accepted was sent, not when its acknowledgement
+        """Records when the response that the replica accepted was sent, not when its acknowledgement
         arrives."""
         if replica.stamp_ns < stamp_ns <= now_ns:
             replica.stamp_ns = stamp_ns

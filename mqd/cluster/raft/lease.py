@@ -1,9 +1,9 @@
 """The two halves of the controller's lease (docs/design/cluster.md, 3.3): a replica's promise, and
 the leader's conclusion from it.
 
-A replica that accepts an answer of the leader votes for no other replica during the following P, by
+A replica that accepts a response of the leader votes for no other replica during the following P, by
 its own clock. The leader learns of that promise from the next Fetch, which repeats the leader's own
-stamp of the answer. The promise was given after that time, so until stamp + L (L < P) no other
+stamp of the response. The promise was given after that time, so until stamp + L (L < P) no other
 replica can be elected. Stamps are taken at sending, never at receipt.
 
 Invariants

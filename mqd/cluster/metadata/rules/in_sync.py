@@ -4,7 +4,7 @@ in order (rules R6, R6b, R7).
 A proposal depends on its leader's knowledge: its own epochs, the partition's, and the registration
 epochs with which the members fetched. If any of them differs from the metadata, the proposal is
 refused and changes nothing, now or later: a copy that arrives after a refusal or after a newer
-proposal has a sequence that was already handled, and gets the old answer or none.
+proposal has a sequence that was already handled, and gets the old response or none.
 
 Handled proposals are remembered for one controller epoch only: each is addressed to one controller
 epoch, and refused in any other.

@@ -2,7 +2,7 @@
 another; spread over the racks first, then to the hosts with the fewest replicas; leaders are
 balanced separately. Within a host, into the directory that holds the fewest.
 
-Deterministic: the same state gives the same answer, whichever controller decides. Counts cover the
+Deterministic: the same state gives the same response, whichever controller decides. Counts cover the
 whole cluster, so many small topics are spread like one large one.
 """
 
