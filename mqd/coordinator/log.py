@@ -2,7 +2,7 @@
 and transaction markers to users' partitions.
 
 A batch goes over the link to the worker that owns the partition, like a client's produce request
-with acks=all. The answer comes when the batch is below the high watermark.
+with acks=all. The response comes when the batch is below the high watermark.
 
 Invariants
     L1  appends to one partition reach its owner in the order of the calls

@@ -187,7 +187,7 @@ class Coordinator:
             place.requests.discard(number)
 
     def post(self, name: str, event: object) -> None:
-        """An event that needs no answer. Raises CoordinatorError."""
+        """An event that needs no response. Raises CoordinatorError."""
         place, shard = self._active(name)
         self._handle(place, shard, name, event)
 

@@ -37,7 +37,7 @@ class Process(msgspec.Struct):
     restart_count: int = -1  # the first start is not a restart
     generation: int = 0
     notices: deque[Any] = msgspec.field(default_factory=deque)  # not yet accepted by the socket
-    answered_s: float = 0.0  # of time.monotonic(): its last answer to a Probe
+    answered_s: float = 0.0  # of time.monotonic(): its last response to a Probe
     probed: bool = False  # a Probe is in flight: no further one is sent
     deaths: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
 

@@ -114,14 +114,14 @@ class Feeder:
         if self._connection is None:
             return
         try:
-            answer = msgspec.msgpack.decode(self._connection.recv(PACKET_BYTES_MAX), type=Probed)
+            response = msgspec.msgpack.decode(self._connection.recv(PACKET_BYTES_MAX), type=Probed)
         except BlockingIOError:
             return
         except (OSError, msgspec.DecodeError):
             self._report("the keeper's answer is malformed")
         else:
-            if answer.silent:
-                self._report(f"does not answer: {', '.join(answer.silent)}")
+            if response.silent:
+                self._report(f"does not answer: {', '.join(response.silent)}")
             else:
                 self._manager.notify("WATCHDOG=1")
                 self._report("every process answers")

@@ -64,7 +64,7 @@ class UnsupportedVersion(ProtocolError):
     """A valid header of an unsupported API or version. `header` has the key,
     version, correlation id and, where it could be read, client id.
 
-    ApiVersions is the one API whose client expects an answer: error 35 in a body of version 0
+    ApiVersions is the one API whose client expects a response: error 35 in a body of version 0
     (KIP-511).
     """
 

@@ -27,5 +27,5 @@ class Exchange(Protocol):
     def done(self) -> bool: ...
 
     async def step(self, token: bytes) -> bytes:
-        """The answer to the client's token. Raises AuthenticationFailed."""
+        """The response to the client's token. Raises AuthenticationFailed."""
         ...

@@ -131,7 +131,7 @@ class Issuer:
 
 
 class OauthExchange:
-    """A refused token gets the answer of RFC 7628; the client's reply to it, one byte, fails."""
+    """A refused token gets the response of RFC 7628; the client's reply to it, one byte, fails."""
 
     def __init__(self, issuer: Issuer, elsewhere: Elsewhere) -> None:
         self._issuer, self._elsewhere = issuer, elsewhere

@@ -212,32 +212,32 @@ class KeeperClient:
         connection = connect_keeper(Path(run_dir) / "keeper.sock", timeout_s)
         try:
             send_message(connection, Hello(role, index, os.getpid(), native.abi_hash()))
-            # The keeper may delay the answer for some seconds if this process has died often; the
+            # The keeper may delay the response for some seconds if this process has died often; the
             # keeper's end closes the socket.
             connection.settimeout(max(1.0, deadline - time.monotonic()) + 10.0)
             packet, fds = receive_packet(connection)
             connection.settimeout(None)
             if not packet:
                 raise KeeperError("the keeper ended before it answered: see its log")
-            answer = _decode(packet)
-            if isinstance(answer, Refused):
-                raise KeeperError(f"the keeper refused this process: {answer.reason}")
-            if isinstance(answer, Shutdown):
-                raise KeeperError(f"the broker is shutting down: {answer.reason}")
-            if not isinstance(answer, Welcome):
-                raise KeeperError(f"the keeper answered Hello with {type(answer).__name__}")
+            response = _decode(packet)
+            if isinstance(response, Refused):
+                raise KeeperError(f"the keeper refused this process: {response.reason}")
+            if isinstance(response, Shutdown):
+                raise KeeperError(f"the broker is shutting down: {response.reason}")
+            if not isinstance(response, Welcome):
+                raise KeeperError(f"the keeper answered Hello with {type(response).__name__}")
             announced = (
-                answer.eventfd_count
-                + answer.handoff_count
-                + answer.listener_count
-                + answer.lock_count
-                + answer.local_listener_count
-                + answer.cluster_socket_count
-                + answer.segment_count
+                response.eventfd_count
+                + response.handoff_count
+                + response.listener_count
+                + response.lock_count
+                + response.local_listener_count
+                + response.cluster_socket_count
+                + response.segment_count
             )
             if len(fds) != announced:
                 raise KeeperError(f"the keeper sent {len(fds)} descriptors, not what it announced")
-            return cls(connection, role, index, answer, fds)
+            return cls(connection, role, index, response, fds)
         except TimeoutError as error:
             connection.close()
             raise KeeperError(f"the keeper did not answer within {timeout_s + 10:.0f} s") from error
@@ -293,7 +293,7 @@ class KeeperClient:
             pass
 
     def left(self) -> None:
-        """The controller's answer to Leave. Not needed if the keeper has ended."""
+        """The controller's response to Leave. Not needed if the keeper has ended."""
         try:
             send_message(self._connection, Left())
         except OSError:

@@ -37,12 +37,12 @@ class KeeperTool:
             raise KeeperError(f"the keeper's socket failed: {error.strerror}") from error
         if not packet:
             raise KeeperError("the keeper ended")
-        answer = _decode(packet)
-        if isinstance(answer, Refused):
-            raise KeeperError(answer.reason)
-        if not isinstance(answer, Status):
-            raise KeeperError(f"the keeper answered with {type(answer).__name__}")
-        return answer
+        response = _decode(packet)
+        if isinstance(response, Refused):
+            raise KeeperError(response.reason)
+        if not isinstance(response, Status):
+            raise KeeperError(f"the keeper answered with {type(response).__name__}")
+        return response
 
     def status(self) -> Status:
         return self.request(StatusQuery())

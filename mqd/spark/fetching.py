@@ -48,7 +48,7 @@ FETCH = 1
 
 
 class Answer(msgspec.Struct):
-    """The answer to a Fetch for one partition."""
+    """The response to a Fetch for one partition."""
 
     error: int
     high_watermark: int
@@ -106,7 +106,7 @@ _HEAD, _FRONT, _PARTITION, _PAIR, _INT32 = (
 
 
 def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partition: int) -> Answer:
-    """The answer to a Fetch of version 13 to 17 for one partition; its records are a slice of the
+    """The response to a Fetch of version 13 to 17 for one partition; its records are a slice of the
     frame. Raises ValueError for anything else, BrokerError for an error of the whole request.
     """
     cursor = _Cursor(frame)
@@ -283,44 +283,44 @@ class TcpViews:
             assert self._link is not None
             frame = self._link.receive(self._memory[turn])
             try:
-                answer = parse_answer(frame, sent, self._topic_id, self._range.partition)
+                response = parse_answer(frame, sent, self._topic_id, self._range.partition)
             except ValueError as error:
                 raise _Again(
                     f"broker {self._link.host}:{self._link.port} does not respond like a Kafka broker: {error}"
                 ) from error
-            self._judge(answer)
-            size, following = self._extent(answer)
+            self._judge(response)
+            size, following = self._extent(response)
             if following is None:
                 self._out_of_patience(
-                    f"the log ends at {answer.high_watermark}, read_committed at {answer.last_stable_offset}"
+                    f"the log ends at {response.high_watermark}, read_committed at {response.last_stable_offset}"
                 )
                 sent = self._request(self.position)
                 continue
             if following < self._range.end:
                 sent, turn = self._request(max(following, self.position)), 1 - turn
-            yield from self._records(answer, size, following)
+            yield from self._records(response, size, following)
             self.position = max(self.position, following)
             self._since = time.monotonic()
 
-    def _judge(self, answer: Answer) -> None:
+    def _judge(self, response: Answer) -> None:
         """Raises _Again; a missing offset is reported as lost."""
         if (
-            answer.preferred_replica >= 0
-            and not len(answer.records)
-            and not answer.error
-            and answer.preferred_replica != self._replica
+            response.preferred_replica >= 0
+            and not len(response.records)
+            and not response.error
+            and response.preferred_replica != self._replica
         ):
-            self._replica = answer.preferred_replica
+            self._replica = response.preferred_replica
             raise _Again
-        if not answer.error:
+        if not response.error:
             return
         self._replica = -1
-        if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+        if response.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range()
             raise _Again
-        error = BrokerError(answer.error, f"fetching {self.name} at offset {self.position}")
+        error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
         # metadata show whether it is permanently deleted
-        if answer.error in NOT_THERE or is_retriable(answer.error):
+        if response.error in NOT_THERE or is_retriable(response.error):
             raise _Again(str(error))
         raise MqdReadError(str(error))
 
@@ -341,14 +341,14 @@ class TcpViews:
             )
             self.position = self._range.end
 
-    def _extent(self, answer: Answer) -> tuple[int, int | None]:
+    def _extent(self, response: Answer) -> tuple[int, int | None]:
         """(bytes of whole batches, the offset after them)."""
         try:
-            size, following = batches_extent(answer.records) if len(answer.records) else (0, None)
+            size, following = batches_extent(response.records) if len(response.records) else (0, None)
         except NativeError as error:
             raise self._corrupt(str(error.strerror)) from error
-        if len(answer.records) and following is None:
-            raise self._corrupt(f"{len(answer.records)} bytes that are not a whole record batch")
+        if len(response.records) and following is None:
+            raise self._corrupt(f"{len(response.records)} bytes that are not a whole record batch")
         if following is not None and following <= self.position:
             raise self._corrupt(f"batches that end at offset {following}")
         return size, following
@@ -359,16 +359,16 @@ class TcpViews:
             " startingOffsets after it skips it"
         )
 
-    def _records(self, answer: Answer, size: int, following: int) -> Iterator[Any]:
+    def _records(self, response: Answer, size: int, following: int) -> Iterator[Any]:
         reader = PartitionReader(
-            SegmentReader.of_memory(answer.records[:size], self.position, self._isolation),
+            SegmentReader.of_memory(response.records[:size], self.position, self._isolation),
             self._range.topic,
             self._topic_id,
             self._range.partition,
             self.position,
             pool=self._pool,
         )
-        reader.set_aborted(answer.aborted, 2**63 - 1)
+        reader.set_aborted(response.aborted, 2**63 - 1)
         try:
             while True:
                 view = reader.read(RECORDS_MAX, BYTES_MAX)

@@ -1,7 +1,7 @@
 """A sink's requests to a query's joint transaction: enlisting children and ending it
 (mqd/coordinator/transaction/joint.py; docs/protocol.md).
 
-    J1  every request may be repeated: a lost answer to enlist() leaves a child that is aborted with
+    J1  every request may be repeated: a lost response to enlist() leaves a child that is aborted with
         the others, and a repeated end() is recognized by its batch
     J2  a request with a retriable error is repeated, to the current coordinator, for
         kafka.default.api.timeout.ms

@@ -1,7 +1,7 @@
 """Produce requests to this host's broker through shared memory, with the interface of wire.Link. A
 request is copied once, into the memory from which the broker reads it.
 
-    L1  one request at a time is outstanding (producing.py S1), so an answer is the answer to it
+    L1  one request at a time is outstanding (producing.py S1), so a response is the response to it
     L2  an attachment that has ended (the worker died) raises OSError and is closed; a reader that
         needs another calls find() again; if that returns none, TCP is used
 Concurrency: one thread. After fork nothing of the parent's may be used.
@@ -81,14 +81,14 @@ class LocalLink:
         return number
 
     def ready(self, seconds: float) -> bool:
-        """Whether an answer has arrived; waits for it at most that long."""
+        """Whether a response has arrived; waits for it at most that long."""
         deadline = time.monotonic() + seconds
         while True:
             self._answer = self._answer or self._client.response()
             if self._answer is not None:
                 return True
             left = deadline - time.monotonic()
-            # also with no time left: the answer may already be there
+            # also with no time left: the response may already be there
             if self._client.wait(max(0, int(left * 1e6))):
                 self._client.poll()
             if left <= 0:
@@ -96,15 +96,15 @@ class LocalLink:
                 return self._answer is not None
 
     def receive(self) -> bytes:
-        """The next answer, without its length."""
+        """The next response, without its length."""
         if not self.ready(self._timeout_s):
             raise TimeoutError(
                 f"broker {self.host}:{self.port} does not answer within {self._timeout_s:g} s"
                 " (kafka.request.timeout.ms)"
             )
-        answer, self._answer = self._answer, None
-        assert answer is not None
-        return answer
+        response, self._answer = self._answer, None
+        assert response is not None
+        return response
 
     def close(self) -> None:
         self._client.close()

@@ -5,7 +5,7 @@ transaction: through shared memory to a broker of this host, over TCP to others.
         sequence, so the broker writes it once
     S2  a batch is done when its leader has acknowledged it; after flush() all are, or an exception
         was raised
-    S3  after a lost answer, a moved leader or a broker restart the batch is retried, until
+    S3  after a lost response, a moved leader or a broker restart the batch is retried, until
         delivery.timeout.ms after it was first sent; then MqdWriteError names topic, partition and
         the last problem
     S4  memory: at most QUEUED_BYTES_MAX and one round of batches wait
@@ -347,10 +347,10 @@ class Producer:
             self._lost(flight.node_id, flight.batches, str(error))
             return
         del self._flights[flight.node_id]
-        answers = {(topic.name, one.index): one for topic in response.responses for one in topic.partition_responses}
+        responses = {(topic.name, one.index): one for topic in response.responses for one in topic.partition_responses}
         moved = False
         for batch in flight.batches:
-            answer = answers.get((batch.topic, batch.partition))
+            answer = responses.get((batch.topic, batch.partition))
             code = answer.error_code if answer is not None else int(ErrorCode.UNKNOWN_SERVER_ERROR)
             moved |= code in _MOVED
             self._answered(
@@ -453,7 +453,7 @@ class Producer:
 
 
 def _has_news(flight: _Flight, seconds: float) -> bool:
-    """Whether there is an answer, or an end that receive() reports."""
+    """Whether there is a response, or an end that receive() reports."""
     try:
         return flight.link.ready(seconds)
     except OSError:

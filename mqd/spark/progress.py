@@ -15,7 +15,7 @@ holds only state that may be lost.
     S3  nothing is skipped silently: a deleted or recreated topic, offsets that went back, and a log
         that begins after the query's position are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
-    S6  one broker's answer is not enough for a loss: missing topics are requested again, from other
+    S6  one broker's response is not enough for a loss: missing topics are requested again, from other
         brokers too, for LOOKS * PAUSE_S. A topic that is still missing keeps its position (as long
         as failOnDataLoss lets the query continue): if it reappears, the query continues there and
         reads nothing twice; its id shows whether it was recreated

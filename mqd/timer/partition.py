@@ -350,8 +350,8 @@ class PartitionTimer:
             timeout_ms=int(TIMEOUT_S * 1000),
         )
         attachment = self._producer._implementation.attachment
-        answer = attachment.request(_DELETE_RECORDS, attachment.api.pick(_DELETE_RECORDS), request, TIMEOUT_S)
-        error = answer.topics[0].partitions[0].error_code
+        response = attachment.request(_DELETE_RECORDS, attachment.api.pick(_DELETE_RECORDS), request, TIMEOUT_S)
+        error = response.topics[0].partitions[0].error_code
         if error:
             log.warning("delivered records are not deleted", topic=self.topic.topic, partition=self.index, error=error)
 

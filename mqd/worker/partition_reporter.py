@@ -89,21 +89,25 @@ class PartitionReporter:
         if opened is not None:
             self._unused.pop(opened.owned.key, None)
 
-    def on_answer(self, answer: InSyncAnswer) -> None:
-        opened = self._partitions.open.get((answer.topic_id, answer.index))
+    def on_answer(self, response: InSyncAnswer) -> None:
+        opened = self._partitions.open.get((response.topic_id, response.index))
         if opened is None:
             return
-        if answer.error:
+        if response.error:
             self._log.info(
                 "in-sync set was not accepted",
                 partition=opened.owned.name,
-                error=answer.error,
-                leader_epoch=answer.leader_epoch,
+                error=response.error,
+                leader_epoch=response.leader_epoch,
             )
-        if answer.sequence:
+        if response.sequence:
             self._aside(
                 self._commands.run(
-                    self._reactor.in_sync_answer, opened.owned.slot, answer.sequence, answer.leader_epoch, answer.error
+                    self._reactor.in_sync_answer,
+                    opened.owned.slot,
+                    response.sequence,
+                    response.leader_epoch,
+                    response.error,
                 )
             )
 

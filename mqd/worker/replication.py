@@ -13,7 +13,7 @@ hosts that may become leaders of partitions replicated here are opened in advanc
 the new leader's acknowledgements wait for its followers, which would otherwise have to connect
 first. At most one for each worker of each other host; they are idle until needed.
 
-The fetching and the processing of answers are native (native/server/replication/fetcher.h).
+The fetching and the processing of responses are native (native/server/replication/fetcher.h).
 
 Concurrency: the event loop's thread.
 """

@@ -180,7 +180,7 @@ class SharePartition:
             return [self._refused(event.request, _Read, ErrorCode.INVALID_REQUEST, READ_UNINITIALIZED)]
         if event.leader_epoch < self.leader_epoch:
             return [self._refused(event.request, _Read, ErrorCode.FENCED_LEADER_EPOCH)]
-        answer = Reply(
+        response = Reply(
             event.request,
             _Read(
                 partition=self.partition,
@@ -190,9 +190,9 @@ class SharePartition:
             ),
         )
         if event.leader_epoch == self.leader_epoch:
-            return [answer]
+            return [response]
         self.leader_epoch = event.leader_epoch
-        return [*self._persisted((), self.start_offset, now_ms), answer]
+        return [*self._persisted((), self.start_offset, now_ms), response]
 
     def _on_write(self, event: Write, now_ms: int) -> list[Action]:
         error = self._write_error(event)

@@ -41,13 +41,13 @@ def lowest(found: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, 
     return starts
 
 
-def deletable(answers: Iterable[Starts], place_count: int) -> dict[TopicPartition, int]:
+def deletable(responses: Iterable[Starts], place_count: int) -> dict[TopicPartition, int]:
     """By partition the offset below which everything may be deleted. `place_count`: the number of
     partitions of `__share_group_state`.
     """
-    answers = list(answers)
-    places = frozenset().union(*(answer.places for answer in answers))
+    responses = list(responses)
+    places = frozenset().union(*(response.places for response in responses))
     if len(places) < place_count:
         return {}
-    starts = lowest(item for answer in answers for item in answer.lowest.items())
+    starts = lowest(item for response in responses for item in response.lowest.items())
     return {key: offset for key, offset in starts.items() if offset != UNINITIALIZED}

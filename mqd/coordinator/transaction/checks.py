@@ -2,7 +2,7 @@
 whether this partition is in the transaction or must be added.
 
 Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it; older ones must have added it
-by AddPartitionsToTxn or AddOffsetsToTxn, and are verified (KIP-890). The answers are error codes
+by AddPartitionsToTxn or AddOffsetsToTxn, and are verified (KIP-890). The responses are error codes
 for the producer, chosen so that clients react correctly. A transient failure is
 NOT_ENOUGH_REPLICAS, which every client retries without refreshing its metadata. A fenced producer
 gets INVALID_PRODUCER_EPOCH, as from the partition itself.
@@ -41,15 +41,15 @@ async def add(
 ) -> int:
     """One error code for all partitions, from the coordinator. Version 2."""
     try:
-        answer = await transactions.request(
+        response = await transactions.request(
             transactional_id,
             lambda number: AddPartitions(number, producer_id, epoch, partitions, VERSION_2),
             REQUEST_TIMEOUT_S,
         )
     except CoordinatorError as error:
         return error.error_code
-    assert isinstance(answer, int)
-    return answer
+    assert isinstance(response, int)
+    return response
 
 
 async def verify(
@@ -57,13 +57,13 @@ async def verify(
 ) -> tuple[int, ...]:
     """One error code per partition, from the coordinator."""
     try:
-        answer = await transactions.request(
+        response = await transactions.request(
             transactional_id, lambda number: VerifyPartitions(number, producer_id, epoch, partitions), REQUEST_TIMEOUT_S
         )
     except CoordinatorError as error:
         return (error.error_code,) * len(partitions)
-    assert isinstance(answer, tuple)
-    return answer
+    assert isinstance(response, tuple)
+    return response
 
 
 async def check_produce(

@@ -12,7 +12,7 @@ the transaction ends. Pure; time and producer ids are passed in.
 
 The Prepare record is the decision: once it is in the log the markers follow, whichever processes
 die. EndTxn is answered when the markers are written, so that committed records are readable when
-the producer gets the answer. After `answer_ms` without markers it is answered anyway, because the
+the producer gets the response. After `answer_ms` without markers it is answered anyway, because the
 outcome can no longer change.
 
 Client version 2 (KIP-890 part 2): every end bumps the producer epoch, so that a delayed or repeated
@@ -32,7 +32,7 @@ Invariants (check() asserts those of one state; the simulator those across trans
         one transactional id only
     T3  epoch 32767 is never sent to a client: it is reserved for fencing the producer with 32766
     T4  an EndTransaction of version 2 changes only the transaction of its own epoch; a repetition
-        gets the same answer until the epoch changes again
+        gets the same response until the epoch changes again
     T5  WriteMarkers comes only after the Persist of its Prepare record; Complete only after
         MarkersWritten with its attempt
     T6  every request is answered exactly once: immediately, when the markers are written, or when
@@ -104,7 +104,7 @@ class Transaction(TransactionState):
 
     def _is_expected_producer(self, event: events.InitProducerId) -> bool:
         """A recovering producer (KIP-360) must be the current one, or its predecessor that ran out
-        of epochs and missed the answer.
+        of epochs and missed the response.
         """
         expected = event.expected_producer_id
         if expected < 0 or expected == self.producer_id:
@@ -227,7 +227,7 @@ class Transaction(TransactionState):
             )
 
     def _end_2(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
-        """An error code, or None if the answer comes later. A repetition carries the epoch before
+        """An error code, or None if the response comes later. A repetition carries the epoch before
         the current one (T4).
         """
         requested = (event.producer_id, event.producer_epoch)
@@ -262,7 +262,7 @@ class Transaction(TransactionState):
         return INVALID_STATE if self.state == State.EMPTY else self._repeated(event, now_ms, actions)
 
     def _repeated(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
-        """In Prepare and Complete states a repeated end with the same outcome gets the same answer."""
+        """In Prepare and Complete states a repeated end with the same outcome gets the same response."""
         if event.committed != (self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)):
             return INVALID_STATE
         if self.state in PREPARING:

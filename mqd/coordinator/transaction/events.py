@@ -1,4 +1,4 @@
-"""The events of a transactional id's core, and its answers.
+"""The events of a transactional id's core, and its responses.
 
 `request` is the number by which the shell matches the Reply. A partition is (topic name, index).
 `client_version` is the version of the transaction protocol: 2 with EndTxn 5, Produce 12 and

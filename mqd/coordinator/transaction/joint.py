@@ -100,12 +100,12 @@ class JointTransaction(JointState):
     # -- children ----------------------------------------------------------------------------------
 
     def _on_enlist(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> None:
-        answer = self._enlist(event, now_ms, actions)
-        if answer is not None:
-            actions.append(Reply(event.request, answer))
+        response = self._enlist(event, now_ms, actions)
+        if response is not None:
+            actions.append(Reply(event.request, response))
 
     def _enlist(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        """None: the answer comes later."""
+        """None: the response comes later."""
         if event.batch_id <= self.committed_batch_id:
             return self._answer()  # J1
         if not 0 < event.timeout_ms <= self._settings.max_timeout_ms:
@@ -201,9 +201,9 @@ class JointTransaction(JointState):
 
     def _on_end_joint(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> None:
         end = self._abort_any if not event.run_id else self._commit if event.committed else self._abort
-        answer = end(event, now_ms, actions)
-        if answer is not None:
-            actions.append(Reply(event.request, answer))
+        response = end(event, now_ms, actions)
+        if response is not None:
+            actions.append(Reply(event.request, response))
 
     def _commit(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
         if event.batch_id <= self.committed_batch_id:  # J1: already committed, whichever run sends the request
@@ -367,7 +367,7 @@ class JointTransaction(JointState):
     # -- waiting and timers -----------------------------------------------------------------------
 
     def _hold(self, event: events.Request, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        """Keeps the request until the markers are written (J7). Returns the answer if it cannot
+        """Keeps the request until the markers are written (J7). Returns the response if it cannot
         wait.
         """
         if len(self._held) >= HELD_MAX:
@@ -392,9 +392,9 @@ class JointTransaction(JointState):
         late = [held.event for held in self._held if held.until_ms <= now_ms]
         self._held = [held for held in self._held if held.until_ms > now_ms]
         for waiting in late:
-            answer = self._late_answer(waiting)
+            response = self._late_answer(waiting)
             actions.append(
-                Reply(waiting.request, answer.error if type(waiting) is events.AbortByAdministrator else answer)
+                Reply(waiting.request, response.error if type(waiting) is events.AbortByAdministrator else response)
             )
         if self.state == State.ONGOING:
             if now_ms >= self._seen_ms + self.timeout_ms:

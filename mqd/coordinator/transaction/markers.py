@@ -10,7 +10,7 @@ Invariants
     M3  a failed write is retried with growing delays (RETRY_S) while that core exists; after a
         restart the log shows which markers remain
     M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that
-        died, or its answer was lost) and is done: any open transaction in that partition is the
+        died, or its response was lost) and is done: any open transaction in that partition is the
         producer's next one. The partition's owner refuses it only once that marker is below the
         high watermark
     M5  a marker is sent only while its core still needs it. When a core is gone its successor

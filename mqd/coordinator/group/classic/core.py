@@ -279,7 +279,7 @@ class ClassicGroup(Rebalancing):
         self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
     ) -> None:
         """A member with unchanged metadata that needs no rebalance receives the current generation:
-        it may have missed the first answer.
+        it may have missed the first response.
         """
         unchanged = self.state is not PREPARING and member.matches(protocols)
         is_leader = member.member_id == self.leader
@@ -417,7 +417,7 @@ class ClassicGroup(Rebalancing):
         return NONE
 
     def _assign(self, assignment: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
-        """The leader has decided. The assignment is written first (the shell holds the answers
+        """The leader has decided. The assignment is written first (the shell holds the responses
         back), then sent. A member that the leader left out gets an empty one.
         """
         for member in self.members.by_id.values():
@@ -465,7 +465,7 @@ class ClassicGroup(Rebalancing):
 
     def _on_leave(self, event: LeaveGroup, now_ms: int, actions: list[Action]) -> None:
         left: list[str] = []
-        answers = [self._leave_one(one, left, actions) for one in event.message.members]
+        responses = [self._leave_one(one, left, actions) for one in event.message.members]
         if left:
             self._rebalance_after_loss(
                 f"{', '.join(left[:3])}{' and others' if len(left) > 3 else ''} left", now_ms, actions
@@ -473,7 +473,7 @@ class ClassicGroup(Rebalancing):
         else:
             # the group may have waited only for the pending member that left
             self._maybe_complete_join(now_ms, actions)
-        actions.append(Reply(event.request, LeaveGroupResponse(members=answers)))
+        actions.append(Reply(event.request, LeaveGroupResponse(members=responses)))
 
     def _leave_one(
         self, one: LeaveGroupRequest.MemberIdentity, left: list[str], actions: list[Action]

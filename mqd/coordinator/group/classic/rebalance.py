@@ -1,5 +1,5 @@
 """The transition of a classic group from one generation to the next: the join phase, its end, and
-the answers to waiting members. The invariants are those of core.py.
+the responses to waiting members. The invariants are those of core.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Members of a consumer group that speak the classic protocol: JoinGroup, SyncGroup, Heartbeat and
 LeaveGroup, served from the same target and by the same rules.
 
-Such a member's generation is its member epoch. The answer REBALANCE_IN_PROGRESS to a heartbeat
+Such a member's generation is its member epoch. The response REBALANCE_IN_PROGRESS to a heartbeat
 sends it to JoinGroup, whose metadata lists the partitions it still owns; that is its part of a
 reconciliation. SyncGroup returns its assignment. There is no leader election and members do not
 wait for each other: each JoinGroup is answered immediately.
@@ -226,7 +226,7 @@ class ClassicSide:
 
     def on_leave(self, event: LeaveGroup, now_ms: int, replies: list[Action]) -> None:
         leaving: dict[str, Member] = {}
-        answers = []
+        responses = []
         for one in event.message.members:
             error = 0
             try:
@@ -235,14 +235,14 @@ class ClassicSide:
                 leaving[member.member_id] = member
             except Refused as refused:
                 error = refused.error
-            answers.append(
+            responses.append(
                 LeaveGroupResponse.MemberResponse(
                     member_id=one.member_id, group_instance_id=one.group_instance_id, error_code=error
                 )
             )
         if leaving:
             self.group.fence(list(leaving.values()))
-        replies.append(Reply(event.request, LeaveGroupResponse(members=answers)))
+        replies.append(Reply(event.request, LeaveGroupResponse(members=responses)))
 
     def _leaver(self, one: LeaveGroupRequest.MemberIdentity) -> Member:
         """Finds the member that leaves, of either protocol: by member id, or (an administrator, of a
