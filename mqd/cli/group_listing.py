@@ -214,15 +214,15 @@ def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str
     """
     for chunk in _chunks(names):
         if kind == "consumer":
-            answers = _answered(
-                broker.request(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups, away
-            )
+            described = ConsumerGroupDescribeRequest(group_ids=chunk, include_rebalance=True)
+            answers = _answered(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, away)
             yield from (_consumer(one) for one in answers)
         elif kind == SHARE:
-            request = ShareGroupDescribeRequest(group_ids=chunk)
-            yield from (_share(one) for one in _answered(broker.request(share_groups.DESCRIBE, request).groups, away))
+            shared = ShareGroupDescribeRequest(group_ids=chunk)
+            yield from (_share(one) for one in _answered(broker.request(share_groups.DESCRIBE, shared).groups, away))
         else:
-            answers = _answered(broker.request(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups, away)
+            request = DescribeGroupsRequest(groups=chunk, include_rebalance=True)
+            answers = _answered(broker.request(DESCRIBE_GROUPS, request).groups, away)
             yield from (_classic(one) for one in answers if one.group_state != "Dead")
 
 

@@ -14,6 +14,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqd import ShareConsumer
+from mqd.cli.broker_lookup import Cluster
+from mqd.cli.group_listing import all_groups
 from mqd.spark.driver import Driver
 from mqd.spark.options import source_options
 from tests.broker import Broker
@@ -132,6 +134,14 @@ def test_advice_for_a_group_that_reads_nothing(mqd: CommandLine, topic: str, mem
     assert code == 1 and "there is no group nowhere" in error
 
 
+def found_by_the_doctor(broker: Broker, group: str) -> list[str]:
+    """The members that delay the group, as `mqd doctor` and the console learn of them."""
+    with Cluster(broker.bootstrap) as cluster:
+        (found,) = [one.rebalance for one in all_groups(cluster) if one.group == group]
+    assert found is not None and found.lasting_ms >= 0
+    return [one.client_id for one in found.held_up_by]
+
+
 def test_describe_names_the_member_that_holds_up_a_rebalance(
     mqd: CommandLine, broker: Broker, topic: str, member
 ) -> None:
@@ -159,6 +169,7 @@ def test_describe_names_the_member_that_holds_up_a_rebalance(
         second["lasting_ms"] >= first["rebalance"]["lasting_ms"] >= 0
         and second["held_up_by"][0]["waited_ms"] >= holder["waited_ms"] >= 0
     )
+    assert found_by_the_doctor(broker, group) == ["slow-app"]
     code, out, _ = mqd("group", "describe", group)
     assert code == 0 and "rebalancing since " in out and "held up by:" in out
     assert any(line.startswith("slow-app  127.0.0.1  to join again") for line in out.splitlines())
@@ -170,7 +181,7 @@ def test_describe_names_the_member_that_holds_up_a_rebalance(
     assert mqd.json("group", "describe", group)["rebalance"] is None
 
 
-def test_a_member_that_does_not_let_go_is_named(mqd: CommandLine, topic: str, member) -> None:
+def test_a_member_that_does_not_let_go_is_named(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
     """The consumer protocol: others wait for its partitions only."""
     group = fresh("kept")
     slow = member(group, topic, "slow-app", **{"group.protocol": "consumer"})
@@ -184,6 +195,7 @@ def test_a_member_that_does_not_let_go_is_named(mqd: CommandLine, topic: str, me
 
     (holder,) = eventually(look, "a rebalance that is held up")
     assert holder["client_id"] == "slow-app" and holder["waited_for"] in ("revocation", "heartbeat")
+    assert found_by_the_doctor(broker, group) == ["slow-app"]
 
 
 def test_what_is_not_there(mqd: CommandLine) -> None:
