@@ -47,6 +47,7 @@ COMMANDS = {
     "token": ("mqd.cli.verbs.token", "Create, list, renew and expire delegation tokens."),
     "service": ("mqd.cli.service.command", "Run a broker as a service of systemd."),
     "monitoring": ("mqd.cli.verbs.monitoring", "Write alerts for Prometheus and dashboards for Grafana."),
+    "otel": ("mqd.cli.otlp.command", "Send a broker's metrics to an OpenTelemetry collector."),
     "console": ("mqd.console.command", "Serve a web page of the cluster: topics, messages, groups."),
     "profile": ("mqd.cli.profiles.command", "Names for clusters and the credentials that they take."),
     "connect": ("mqd.cli.verbs.connect", "Write the settings with which a client reaches the cluster."),

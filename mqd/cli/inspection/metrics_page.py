@@ -19,21 +19,25 @@ class Sample(NamedTuple):
     value: float
 
 
-def read(url: str, data_dir: Path) -> list[Sample]:
+def text(url: str, data_dir: Path) -> str:
     """Uses the token and the CA that `mqd up --secure` created in the data directory. Raises
     OSError, ValueError.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
     request = urllib.request.Request(url)
     token, ca = data_dir / "secure" / "metrics.token", data_dir / "secure" / "ca.pem"
     if token.exists():
         request.add_header("Authorization", f"Bearer {token.read_text().strip()}")
     context = ssl.create_default_context(cafile=str(ca)) if url.startswith("https") and ca.exists() else None
     with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as answer:
-        page = answer.read().decode()
+        return answer.read().decode()
+
+
+def read(url: str, data_dir: Path) -> list[Sample]:
+    """As text(). Raises OSError, ValueError."""
+    from prometheus_client.parser import text_string_to_metric_families
+
     return [
         Sample(sample.name, sample.labels, sample.value)
-        for family in text_string_to_metric_families(page)
+        for family in text_string_to_metric_families(text(url, data_dir))
         for sample in family.samples
     ]

@@ -17,6 +17,8 @@ from tests.interaction.share_members import configure_group, lag
 ENABLED = {"errors.deadletterqueue.group.enable": "true"}
 REJECTED, EXHAUSTED = "Offset rejected by client.", "Offset delivery count exceeded the threshold."
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 
 class Dead(Shared):
     """A share group whose dead letters go to the topic `letters`."""
@@ -100,7 +102,9 @@ def test_a_copied_record_keeps_its_key_value_and_headers(dead: Dead) -> None:
     dead.name_letters()
     producer = Producer({"bootstrap.servers": dead.bootstrap, "compression.type": "gzip", "linger.ms": 50})
     for index in range(3):
-        producer.produce(dead.topic, f"value-{index}", f"key-{index}", headers={"own": f"{index}"})
+        producer.produce(
+            dead.topic, f"value-{index}", f"key-{index}", headers={"own": f"{index}", "traceparent": TRACE}
+        )
     assert producer.flush(SECONDS) == 0
     dead.answer({"value-0": AcknowledgeType.REJECT, "value-2": AcknowledgeType.REJECT}, 3)
     letters = sorted(dead.read(2), key=lambda one: one.key())
@@ -109,6 +113,7 @@ def test_a_copied_record_keeps_its_key_value_and_headers(dead: Dead) -> None:
         (b"key-2", b"value-2", 0),
     ]
     assert [dict(one.headers())["own"] for one in letters] == [b"0", b"2"]
+    assert {dict(one.headers())["traceparent"] for one in letters} == {TRACE.encode()}, "a trace continues"
 
 
 def test_letters_wait_for_their_topic(dead: Dead) -> None:

@@ -27,6 +27,7 @@ from mqd.cli.inspection.diagnosis import Finding, Harm, of_host
 from mqd.cli.main import cli
 from mqd.cli.verbs.doctor import examine, host_facts
 from mqd.monitoring import alerts, dashboards
+from tests import collector
 from tests.broker import Broker
 from tests.interaction.monitoring.prometheus import find
 from tests.interaction.traffic import eventually
@@ -228,3 +229,22 @@ def test_the_doctor_of_a_broker_that_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "logs" / "mqd-worker-0.log").write_text("2026-01-01 INFO well\n2026-01-01 ERROR the disk is gone\n")
     done = CliRunner().invoke(cli, ["doctor", "--data-dir", str(tmp_path)], catch_exceptions=False)
     assert "no broker runs in " in done.output and "ERROR the disk is gone" in done.output
+
+
+def test_every_family_reaches_an_opentelemetry_collector(broker: Broker) -> None:
+    with collector.running() as found:
+        done = CliRunner().invoke(
+            cli, ["otel", "--once", "--data-dir", str(broker.data_dir), "--endpoint", found.url], catch_exceptions=False
+        )
+        assert done.exit_code == 0, done.output
+        assert found.resource == {"service.name": "mqd", "service.instance.id": broker.bootstrap}
+        sent = found.metrics
+    scraped = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in text_string_to_metric_families(get(broker, "/metrics")[1])
+        if family.samples
+    }
+    assert scraped and set(sent) == scraped
+    appended = sent["mqd_records_appended_total"].sum.data_points
+    assert sum(point.as_double for point in appended) >= 10
+    assert any(point.count for point in sent["mqd_produce_seconds"].histogram.data_points)

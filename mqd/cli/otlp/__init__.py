@@ -1,0 +1,1 @@
+"""`mqd otel`: a broker's metrics for OpenTelemetry."""
