@@ -1,10 +1,15 @@
 """Prometheus and promtool, from the machine or from Debian's package, unpacked without root."""
 
+import json
 import shutil
+import socket
+import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from mqd.cli.verbs.monitoring import RULES, scrape
 from perf.peers.debian import program, unpacked
 from perf.peers.peer import Unavailable
 
@@ -18,3 +23,53 @@ def find(name: str) -> str:
         return program(unpacked(["prometheus"]), str(Path("usr/bin") / name))
     except Unavailable as error:
         pytest.skip(f"{name}: {error}; apt-get install prometheus")
+
+
+class Prometheus:
+    """A real one: it scrapes and evaluates every second."""
+
+    def __init__(self, directory: Path, targets: list[str], rules: str) -> None:
+        text = scrape(tuple(targets), None, None).replace("scrape_interval: 15s", "scrape_interval: 1s")
+        text = text.replace("global:\n", "global:\n  evaluation_interval: 1s\n")
+        (directory / "prometheus.yml").write_text(text)
+        (directory / RULES).write_text(rules)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._log = (directory / "prometheus.log").open("wb")
+        self.process = subprocess.Popen(
+            [
+                find("prometheus"),
+                f"--config.file={directory / 'prometheus.yml'}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                f"--web.listen-address=127.0.0.1:{self.port}",
+            ],
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    def get(self, path: str) -> object:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=60) as response:
+            return json.load(response)["data"]
+
+    def alerts(self) -> list[dict[str, str]]:
+        """The labels of those that fire."""
+        try:
+            found = self.get("alerts")
+        except OSError:
+            return []
+        return [one["labels"] for one in found["alerts"] if one["state"] == "firing"]  # type: ignore[index]
+
+    def firing(self) -> set[str]:
+        return {labels["alertname"] for labels in self.alerts()}
+
+    def healthy_targets(self) -> int:
+        try:
+            found = self.get("targets?state=active")
+        except OSError:
+            return 0
+        return sum(one["health"] == "up" for one in found["activeTargets"])  # type: ignore[index]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+        self._log.close()

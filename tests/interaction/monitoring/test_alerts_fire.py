@@ -6,25 +6,20 @@ Faults that a process without root can make to a cluster of its own are made her
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import socket
-import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from mqd import Consumer, Producer, TopicPartition
 from mqd.admin import AdminClient, NewTopic
-from mqd.cli.verbs.monitoring import RULES, scrape
 from mqd.monitoring.alerts import rules
 from tests.cluster import Cluster
-from tests.interaction.monitoring.prometheus import find
+from tests.interaction.monitoring.prometheus import Prometheus
 from tests.interaction.traffic import eventually
 
 pytestmark = pytest.mark.slow
@@ -39,50 +34,6 @@ def shortened(text: str) -> str:
     return re.sub(r"^( +for: ).*$", r"\g<1>0s", text, flags=re.MULTILINE)
 
 
-class Prometheus:
-    def __init__(self, directory: Path, targets: list[str]) -> None:
-        text = scrape(tuple(targets), None, None).replace("scrape_interval: 15s", "scrape_interval: 1s")
-        text = text.replace("global:\n", "global:\n  evaluation_interval: 1s\n")
-        (directory / "prometheus.yml").write_text(text)
-        (directory / RULES).write_text(shortened(rules("docs/monitoring.md")))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self._log = (directory / "prometheus.log").open("wb")
-        self.process = subprocess.Popen(
-            [
-                find("prometheus"),
-                f"--config.file={directory / 'prometheus.yml'}",
-                f"--storage.tsdb.path={directory / 'data'}",
-                f"--web.listen-address=127.0.0.1:{self.port}",
-            ],
-            stdout=self._log,
-            stderr=self._log,
-        )
-
-    def get(self, path: str) -> object:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=60) as response:
-            return json.load(response)["data"]
-
-    def firing(self) -> set[str]:
-        try:
-            found = self.get("alerts")
-        except OSError:
-            return set()
-        return {one["labels"]["alertname"] for one in found["alerts"] if one["state"] == "firing"}  # type: ignore[index]
-
-    def healthy_targets(self) -> int:
-        try:
-            found = self.get("targets?state=active")
-        except OSError:
-            return 0
-        return sum(one["health"] == "up" for one in found["activeTargets"])  # type: ignore[index]
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-        self._log.close()
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"), config={"max.connections": "60"})
@@ -95,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def prometheus(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     targets = [f"{broker.address}:{broker.port + 5}" for broker in cluster.brokers.values()]
-    found = Prometheus(tmp_path_factory.mktemp("prometheus"), targets)
+    found = Prometheus(tmp_path_factory.mktemp("prometheus"), targets, shortened(rules("docs/monitoring.md")))
     try:
         eventually(lambda: found.healthy_targets() == 3, "three scraped brokers")
         eventually(lambda: not found.firing(), "no alert while all is well")
