@@ -177,6 +177,7 @@ static void *thread_main(void *argument)
     struct start start = *(struct start *)argument;
     free(argument);
     struct mqd_pool *pool = start.pool;
+    pthread_setname_np(pthread_self(), "mqd-file"); /* by itself: another's name is a file, which the sandbox denies */
     pthread_mutex_lock(&pool->mutex);
     for (;;) {
         uint32_t index = take_job(pool);
@@ -222,7 +223,6 @@ static int start_thread(struct mqd_pool *pool)
         free(start);
         return error;
     }
-    pthread_setname_np(pool->thread[pool->thread_count], "mqd-file");
     pool->thread_count++;
     return 0;
 }

@@ -65,6 +65,7 @@ static void step(struct mqd_tls *tls)
 static void *thread_main(void *argument)
 {
     struct mqd_tls_pool *pool = argument;
+    pthread_setname_np(pthread_self(), "mqd-tls"); /* by itself: another's name is a file, which the sandbox denies */
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     pthread_mutex_lock(&pool->mutex);
     while (!pool->stopping) {
@@ -97,7 +98,6 @@ static int start_thread(struct mqd_tls_pool *pool)
     pthread_attr_destroy(&attributes);
     if (error)
         return error;
-    pthread_setname_np(pool->thread[pool->thread_count], "mqd-tls");
     pool->thread_count++;
     return 0;
 }
