@@ -88,6 +88,8 @@ HANDLERS: dict[int, str] = {
     79: "records.share_fetch",
     80: "cluster.add_raft_voter",
     81: "cluster.remove_raft_voter",
+    88: "groups.streams_group_heartbeat",
+    89: "groups.streams_group_describe",
     90: "groups.share_group_offsets",
     91: "groups.share_group_offsets",
     92: "groups.share_group_offsets",

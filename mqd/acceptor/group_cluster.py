@@ -4,23 +4,29 @@ over the acceptor's metadata. A partition is visible once every worker serves it
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from mqd.acceptor.broker_state import BrokerState
 from mqd.base.fifo import parse_fifo
 from mqd.base.offset_reset import parse_offset_reset
-from mqd.cluster.metadata.features import has_dead_letters, has_share_groups, levels
+from mqd.cluster.metadata.features import has_dead_letters, has_share_groups, has_streams_groups, levels
 from mqd.coordinator.group.consumer.cluster import Reader, Topic
 from mqd.coordinator.group.regex import RegexMatcher
-from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings
+from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings, StreamsSettings
 from mqd.security.acl import Operation, ResourceType
 
 UPGRADES = ("bidirectional", "upgrade")
 DOWNGRADES = ("bidirectional", "downgrade")
 COUNT_INTERVAL_S = 5.0  # interval at which members are counted
 OVERRIDES_MAX = 10_000  # cached groups that have settings of their own
+
+
+class _Effective(NamedTuple):
+    consumer: ConsumerSettings
+    share: ShareSettings
+    streams: StreamsSettings
 
 
 class BrokerCluster:
@@ -35,7 +41,8 @@ class BrokerCluster:
         self._count_members = count_members
         self._counted_s = float("-inf")
         self._levels, self._features_version = levels({}), -1
-        self._overrides: dict[str, tuple[Mapping[str, str], ConsumerSettings, ConsumerSettings, ShareSettings]] = {}
+        self._streams_defaults = streams_settings(broker)
+        self._overrides: dict[str, tuple[Mapping[str, str], ConsumerSettings, _Effective]] = {}
         self._names: frozenset[str] = frozenset()
         self._names_version: object = None
 
@@ -50,6 +57,11 @@ class BrokerCluster:
     def has_share_groups(self) -> bool:
         """Without them the share protocol is refused."""
         return has_share_groups(self._in_force())
+
+    @property
+    def has_streams_groups(self) -> bool:
+        """Without them the streams protocol is refused."""
+        return has_streams_groups(self._in_force())
 
     @property
     def has_dead_letters(self) -> bool:
@@ -102,26 +114,29 @@ class BrokerCluster:
     def settings(self, group_id: str) -> ConsumerSettings:
         if time.monotonic() - self._counted_s > COUNT_INTERVAL_S:
             self._adapt()
-        return self._effective(group_id)[0]
+        return self._effective(group_id).consumer
 
     def share_settings(self, group_id: str) -> ShareSettings:
-        return self._effective(group_id)[1]
+        return self._effective(group_id).share
 
-    def _effective(self, group_id: str) -> tuple[ConsumerSettings, ShareSettings]:
+    def streams_settings(self, group_id: str) -> StreamsSettings:
+        return self._effective(group_id).streams
+
+    def _effective(self, group_id: str) -> _Effective:
         config = self._broker.metadata.group_configs.get(group_id)
         if not config:
-            return self._defaults, self._share_defaults
+            return _Effective(self._defaults, self._share_defaults, self._streams_defaults)
         known = self._overrides.get(group_id)
         if known is None or known[0] is not config or known[1] is not self._defaults:
             if len(self._overrides) >= OVERRIDES_MAX:
                 self._overrides.clear()
-            known = self._overrides[group_id] = (
-                config,
-                self._defaults,
+            effective = _Effective(
                 _overridden(self._defaults, config, "consumer"),
                 _overridden(self._share_defaults, config, "share"),
+                _overridden(self._streams_defaults, config, "streams"),
             )
-        return known[2], known[3]
+            known = self._overrides[group_id] = (config, self._defaults, effective)
+        return known[2]
 
     def _adapt(self) -> None:
         """Adapts the heartbeat interval to the number of members: all together send at most a
@@ -157,7 +172,17 @@ def share_settings(broker: BrokerState) -> ShareSettings:
     )
 
 
-_Settings = TypeVar("_Settings", ConsumerSettings, ShareSettings)
+def streams_settings(broker: BrokerState) -> StreamsSettings:
+    return StreamsSettings(
+        session_timeout_ms=broker.broker_number("group.streams.session.timeout.ms"),
+        heartbeat_interval_ms=broker.broker_number("group.streams.heartbeat.interval.ms"),
+        max_size=broker.broker_number("group.streams.max.size"),
+        standby_replicas=broker.broker_number("group.streams.num.standby.replicas"),
+        initial_rebalance_delay_ms=broker.broker_number("group.streams.initial.rebalance.delay.ms"),
+    )
+
+
+_Settings = TypeVar("_Settings", ConsumerSettings, ShareSettings, StreamsSettings)
 
 
 # by name: the kind of group, the field of its settings, the parser of its text
@@ -173,6 +198,10 @@ _OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "errors.deadletterqueue.copy.record.enable": ("share", "copies_dead_records", lambda text: text == "true"),
     "share.fifo": ("share", "fifo", parse_fifo),
     "share.isolation.level": ("share", "read_committed", lambda text: text == "read_committed"),
+    "streams.session.timeout.ms": ("streams", "session_timeout_ms", int),
+    "streams.heartbeat.interval.ms": ("streams", "heartbeat_interval_ms", int),
+    "streams.num.standby.replicas": ("streams", "standby_replicas", int),
+    "streams.initial.rebalance.delay.ms": ("streams", "initial_rebalance_delay_ms", int),
     "share.auto.offset.reset": ("share", "offset_reset", parse_offset_reset),
 }
 

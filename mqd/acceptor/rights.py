@@ -313,6 +313,8 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     79: OPEN,
     80: (cluster(ALTER),),
     81: (cluster(ALTER),),
+    88: (group(READ),),
+    89: (Each("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
     90: (Each("groups", "groups", on(ResourceType.GROUP, DESCRIBE, "group_id"), parts="topics"),),
     91: (group(READ), SHARE_TOPICS),
     92: (group(DELETE), SHARE_TOPICS),

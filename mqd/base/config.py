@@ -248,11 +248,17 @@ def _require(ok: bool, message: str, name: str, config: Mapping[str, str]) -> No
         raise ConfigError(message, name, config.get(name))
 
 
+STANDBYS, MOST_STANDBYS = "streams.num.standby.replicas", "group.streams.max.standby.replicas"
 _GROUP_BOUNDS = {
     "consumer.session.timeout.ms": ("group.consumer.min.session.timeout.ms", "group.consumer.max.session.timeout.ms"),
     "consumer.heartbeat.interval.ms": (
         "group.consumer.min.heartbeat.interval.ms",
         "group.consumer.max.heartbeat.interval.ms",
+    ),
+    "streams.session.timeout.ms": ("group.streams.min.session.timeout.ms", "group.streams.max.session.timeout.ms"),
+    "streams.heartbeat.interval.ms": (
+        "group.streams.min.heartbeat.interval.ms",
+        "group.streams.max.heartbeat.interval.ms",
     ),
     "share.session.timeout.ms": ("group.share.min.session.timeout.ms", "group.share.max.session.timeout.ms"),
     "share.heartbeat.interval.ms": ("group.share.min.heartbeat.interval.ms", "group.share.max.heartbeat.interval.ms"),
@@ -335,9 +341,10 @@ def _check_broker(config: Mapping[str, str]) -> None:
     for name, (low, high) in _GROUP_BOUNDS.items():
         at_most(low, f"group.{name}", 1, "the default must be one that a group may have")
         at_most(f"group.{name}", high, 1, "the default must be one that a group may have")
-    for kind in ("consumer", "share"):
+    for kind in ("consumer", "share", "streams"):
         beat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
         at_most(beat, session, 1, "members would be removed between two heartbeats")
+    at_most(f"group.{STANDBYS}", MOST_STANDBYS, 1, "the default must be one that a group may have")
     for principal in config["super.users"].split(";"):
         _require(
             not principal.strip() or re.fullmatch(r"[^:;]+:.+", principal.strip()) is not None,
@@ -536,7 +543,7 @@ def validate_client_metrics(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) -> dict[str, str]:
-    """Validates settings of a consumer group against the broker's limits; returns them in canonical
+    """Validates settings of a group against the broker's limits; returns them in canonical
     text. Raises ConfigError.
     """
     canonical = {
@@ -551,6 +558,8 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
             name,
             effective,
         )
+    most, standbys = broker_number(broker, MOST_STANDBYS), int(canonical.get(STANDBYS, "0"))
+    _require(standbys <= most, f"{STANDBYS}={standbys} must be at most {most} ({MOST_STANDBYS})", STANDBYS, effective)
     reset = "share.auto.offset.reset"
     try:
         parse_offset_reset(effective[reset])

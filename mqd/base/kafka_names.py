@@ -97,12 +97,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "The feature share.version enables share groups.": "group.share.enable",
     "Share groups have one assignor, simple.": "group.share.assignors",
     "Share groups keep their state in __share_group_state.": "group.share.persister.class.name",
-    "Streams groups (KIP-1071) are not available.": (
-        "group.streams.session.timeout.ms group.streams.min.session.timeout.ms group.streams.max.session.timeout.ms"
-        " group.streams.heartbeat.interval.ms group.streams.min.heartbeat.interval.ms"
-        " group.streams.max.heartbeat.interval.ms group.streams.max.size group.streams.num.standby.replicas"
-        " group.streams.max.standby.replicas group.streams.initial.rebalance.delay.ms"
-    ),
 }
 
 # Alternative spellings that Kafka also accepts.

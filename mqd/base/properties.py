@@ -446,6 +446,28 @@ group.consumer.assignors: list(uniform|range) = uniform,range
 group.consumer.migration.policy: enum(bidirectional|upgrade|downgrade|disabled) = bidirectional
     Whether a group with members may change its protocol: from classic to consumer (upgrade), back (downgrade), both, or
     never.
+group.streams.session.timeout.ms: int >=1 = 45000
+    A member of a streams group (KIP-1071) is removed after this time without a heartbeat. Per group:
+    streams.session.timeout.ms.
+group.streams.min.session.timeout.ms: int >=1 = 45000
+    The shortest streams.session.timeout.ms that a group may have.
+group.streams.max.session.timeout.ms: int >=1 = 60000
+    The longest streams.session.timeout.ms that a group may have.
+group.streams.heartbeat.interval.ms: int >=1 = 5000
+    How often members of streams groups send heartbeats. Per group: streams.heartbeat.interval.ms.
+group.streams.min.heartbeat.interval.ms: int >=1 = 5000
+    The shortest streams.heartbeat.interval.ms that a group may have.
+group.streams.max.heartbeat.interval.ms: int >=1 = 15000
+    The longest streams.heartbeat.interval.ms that a group may have.
+group.streams.max.size: int >=1 = INT_MAX
+    Members that a streams group may have.
+group.streams.num.standby.replicas: int >=0 = 0
+    Standby tasks of each task with state. Per group: streams.num.standby.replicas.
+group.streams.max.standby.replicas: int >=0 = 2
+    The largest streams.num.standby.replicas that a group may have.
+group.streams.initial.rebalance.delay.ms: int >=0 = 3000
+    How long the first assignment of an empty streams group waits for further members. Per group:
+    streams.initial.rebalance.delay.ms.
 group.share.session.timeout.ms: int >=1 = 45000
     A member of a share group (KIP-932) is removed after this time without a heartbeat. Per group:
     share.session.timeout.ms.
@@ -709,12 +731,20 @@ leader.replication.throttled.replicas: list pattern=\*|[0-9]+:[0-9]+ dynamic ign
     BROKER,
 )
 
-GROUP: dict[str, Property] = table(  # of consumer and share groups (ConfigResource type 32)
+GROUP: dict[str, Property] = table(  # of groups (ConfigResource type 32)
     """
 consumer.session.timeout.ms: as group.consumer.session.timeout.ms
     A member is removed after this time without a heartbeat.
 consumer.heartbeat.interval.ms: as group.consumer.heartbeat.interval.ms
     How often its members send heartbeats.
+streams.session.timeout.ms: as group.streams.session.timeout.ms
+    A member of a streams group is removed after this time without a heartbeat.
+streams.heartbeat.interval.ms: as group.streams.heartbeat.interval.ms
+    How often members of a streams group send heartbeats.
+streams.num.standby.replicas: as group.streams.num.standby.replicas
+    Standby tasks of each task with state.
+streams.initial.rebalance.delay.ms: as group.streams.initial.rebalance.delay.ms
+    How long the first assignment of the empty group waits for further members.
 share.session.timeout.ms: as group.share.session.timeout.ms
     A member of a share group is removed after this time without a heartbeat.
 share.heartbeat.interval.ms: as group.share.heartbeat.interval.ms

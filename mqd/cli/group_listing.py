@@ -1,5 +1,5 @@
-"""The brokers' descriptions of consumer groups, of both protocols, and of share groups, in one
-form. For `mqd group`.
+"""The brokers' descriptions of consumer groups, of both protocols, of share groups and of streams
+groups, in one form. For `mqd group`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,15 +18,17 @@ from mqd.protocol.messages import (
     ListGroupsRequest,
     OffsetFetchRequest,
     ShareGroupDescribeRequest,
+    StreamsGroupDescribeRequest,
 )
 from mqd.spark.offsets import SHOWN
 
+STREAMS_GROUP_DESCRIBE = 89
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
 GROUPS_TOGETHER = 8  # the oldest OffsetFetch that names several groups
 NAMES_BY_TEXT = 9  # the newest OffsetFetch and OffsetCommit that name topics by name
 GROUP_ID_NOT_FOUND = 69
 _CHUNK = 500
-SHARE = "share"
+SHARE, STREAMS = "share", "streams"
 WITHOUT_MEMBERS = ("Empty", "Dead")
 
 
@@ -60,7 +62,7 @@ class Rebalance(msgspec.Struct):
 
 class Group(msgspec.Struct):
     group: str
-    type: str  # classic | consumer | share
+    type: str  # classic | consumer | share | streams
     state: str
     protocol_type: str
     protocol: str  # the assignor
@@ -169,6 +171,54 @@ def _share(answer: Any) -> Group:
     )
 
 
+def _inputs(group: Any) -> dict[str, list[str]]:
+    """Subtopology -> the topics that its tasks read."""
+    subtopologies = (group.topology.subtopologies or ()) if group.topology is not None else ()
+    return {
+        one.subtopology_id: [*one.source_topics, *(topic.name for topic in one.repartition_source_topics)]
+        for one in subtopologies
+    }
+
+
+def _inputs_of(tasks: list[Any], topics: dict[str, list[str]]) -> dict[str, list[int]]:
+    """The input partitions of active tasks, by topic."""
+    found: dict[str, set[int]] = {}
+    for one in tasks:
+        for topic in topics.get(one.subtopology_id, ()):
+            found.setdefault(topic, set()).update(one.partitions)
+    return {topic: sorted(found[topic]) for topic in sorted(found)}
+
+
+def _streams(answer: Any) -> Group:
+    """A member's assignment is the partitions that its active tasks read."""
+    topics = _inputs(answer)
+    members = []
+    for one in answer.members:
+        assignment = _inputs_of(one.assignment.active_tasks, topics)
+        target = _inputs_of(one.target_assignment.active_tasks, topics)
+        members.append(
+            Member(
+                one.member_id,
+                one.client_id,
+                _host(one.client_host),
+                one.instance_id,
+                assignment,
+                None if target == assignment else target,
+                one.member_epoch,
+            )
+        )
+    return Group(
+        answer.group_id,
+        STREAMS,
+        answer.group_state,
+        STREAMS,
+        "sticky",
+        members,
+        answer.group_epoch,
+        answer.assignment_epoch,
+    )
+
+
 # -- asking ----------------------------------------------------------------------------------------
 
 
@@ -186,6 +236,9 @@ def describe(cluster: Cluster, name: str) -> Group | None:
     shared = share_groups.describe(cluster, name)
     if shared is not None:
         return _share(shared)
+    streams = _describe_streams(cluster, name)
+    if streams is not None:
+        return _streams(streams)
     request = DescribeGroupsRequest(groups=[name], include_rebalance=True)
     answer = cluster.request_coordinator(
         GROUP, name, DESCRIBE_GROUPS, request, lambda found: found.groups[0].error_code
@@ -194,6 +247,20 @@ def describe(cluster: Cluster, name: str) -> Group | None:
         return None
     check(f"group {name}", answer.error_code, answer.error_message)
     return _classic(answer)
+
+
+def _describe_streams(cluster: Cluster, name: str) -> Any | None:
+    """The description of the group. None: there is no such streams group."""
+    if not cluster.first.speaks(STREAMS_GROUP_DESCRIBE):
+        return None
+    request = StreamsGroupDescribeRequest(group_ids=[name])
+    answer = cluster.request_coordinator(
+        GROUP, name, STREAMS_GROUP_DESCRIBE, request, lambda found: found.groups[0].error_code
+    ).groups[0]
+    if answer.error_code in share_groups.NOT_THERE:
+        return None
+    check(f"group {name}", answer.error_code, answer.error_message)
+    return answer
 
 
 def must_describe(cluster: Cluster, name: str) -> Group:
@@ -220,6 +287,10 @@ def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str
         elif kind == SHARE:
             shared = ShareGroupDescribeRequest(group_ids=chunk)
             yield from (_share(one) for one in _answered(broker.request(share_groups.DESCRIBE, shared).groups, away))
+        elif kind == STREAMS:
+            streams = StreamsGroupDescribeRequest(group_ids=chunk)
+            answers = _answered(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, away)
+            yield from (_streams(one) for one in answers)
         else:
             request = DescribeGroupsRequest(groups=chunk, include_rebalance=True)
             answers = _answered(broker.request(DESCRIBE_GROUPS, request).groups, away)
@@ -244,7 +315,7 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
         listed: dict[str, list[str]] = {}
         for one in answer.groups:
             kind = (one.group_type or "classic").lower()
-            listed.setdefault(kind if kind in ("consumer", SHARE) else "classic", []).append(one.group_id)
+            listed.setdefault(kind if kind in ("consumer", SHARE, STREAMS) else "classic", []).append(one.group_id)
         for kind, names in listed.items():
             found += _describe_listed(broker, names, kind, away)
     described = {group.group for group in found}

@@ -17,7 +17,6 @@ NO_PARTITIONS = "a topic that is named without partitions is repeated in the res
 ELR = "with eligible leader replicas Kafka writes min.insync.replicas down for the whole cluster"
 NO_TIERS = "there is no tiered storage"
 BETWEEN_BROKERS = "the states of share groups go between brokers alone, over a listener that clients cannot use"
-NO_STREAMS = "streams groups are not there yet"
 OWN_PROPERTY = "mqd has properties of its own"
 OWN_PROPERTIES = {
     "flush.on.ack": OWN_PROPERTY,
@@ -277,7 +276,6 @@ ALLOWED = (
     Allowed("ListGroups", "0-5", "groups", HASHED, order=True),
     Allowed("ListTransactions", "0-2", "transaction_states", HASHED, order=True),
     *(Allowed("ApiVersions", "0-4", "api_keys[] only Kafka", BETWEEN_BROKERS, kafka=str(key)) for key in range(83, 88)),
-    *(Allowed("ApiVersions", "0-4", "api_keys[] only Kafka", NO_STREAMS, kafka=str(key)) for key in (88, 89)),
     Allowed("ApiVersions", "3-4", "finalized_features[] only mqd", "mqd.version is mqd's own"),
     Allowed("ApiVersions", "3-4", "finalized_features_epoch", "the position in each one's metadata log"),
     Allowed(

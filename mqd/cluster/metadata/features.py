@@ -41,10 +41,12 @@ from mqd.cluster.metadata.records import (
 
 MQD_VERSION = "mqd.version"
 SHARE_VERSION = "share.version"
+STREAMS_VERSION = "streams.version"
 SHARE_GROUPS_LEVEL = 4  # of mqd.version: from here on all hosts have share groups
 DEAD_LETTERS_LEVEL = 5  # and can read the state Archiving
 DEDUPLICATION_LEVEL = 6  # and read the ids of topics with dedup.window.ms, as leaders and as followers
 FIFO_LEVEL = 7  # and keep the order of share.fifo
+STREAMS_GROUPS_LEVEL = 8  # and have streams groups
 # "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
 CAP_VARIABLE = "MQD_TEST_FEATURES"
 # supported levels by feature, both inclusive; a missing feature means 0 to 0
@@ -96,22 +98,15 @@ FEATURES: dict[str, Feature] = {
             " have them at either level.",
         ),
         Feature(SHARE_VERSION, 0, 1, 0, "1: share groups (KIP-932), where mqd.version is 4 or higher."),
-        Feature(
-            "streams.version",
-            0,
-            1,
-            0,
-            "For `kafka-features.sh upgrade --release-version`, which includes it. There are no streams groups"
-            " (KIP-1071) at either level: clients go by the advertised APIs.",
-        ),
+        Feature(STREAMS_VERSION, 0, 1, 0, "1: streams groups (KIP-1071), where mqd.version is 8 or higher."),
         Feature(
             MQD_VERSION,
             0,
-            7,
+            8,
             0,
             "The messages between hosts of mqd and their stored records. 1: only hosts that take part in this"
             " negotiation belong to the cluster. 2: access control lists and users' credentials. 3: delegation"
-            " tokens. 4: share groups. 5: dead letters. 6: deduplication. 7: share.fifo.",
+            " tokens. 4: share groups. 5: dead letters. 6: deduplication. 7: share.fifo. 8: streams groups.",
         ),
     )
 }
@@ -169,6 +164,13 @@ def has_share_groups(found: Mapping[str, int]) -> bool:
     support level 1 of it, and have no share groups.
     """
     return found[SHARE_VERSION] >= 1 and found[MQD_VERSION] >= SHARE_GROUPS_LEVEL
+
+
+def has_streams_groups(found: Mapping[str, int]) -> bool:
+    """streams.version alone does not suffice: a cluster of an earlier version of mqd may be at level
+    1 of it without having streams groups.
+    """
+    return found[STREAMS_VERSION] >= 1 and found[MQD_VERSION] >= STREAMS_GROUPS_LEVEL
 
 
 def has_dead_letters(found: Mapping[str, int]) -> bool:

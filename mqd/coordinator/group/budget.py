@@ -26,6 +26,10 @@ from mqd.coordinator.group.group import GROUP_BYTES, Group
 from mqd.coordinator.group.offsets import CommitOffsets
 from mqd.coordinator.group.share.core import MEMBER_BYTES as SHARE_MEMBER_BYTES
 from mqd.coordinator.group.share.events import ShareHeartbeat
+from mqd.coordinator.group.streams.core import MEMBER_BYTES as STREAMS_MEMBER_BYTES
+from mqd.coordinator.group.streams.core import NAME_BYTES
+from mqd.coordinator.group.streams.events import StreamsHeartbeat
+from mqd.coordinator.group.streams.requests import topic_names
 from mqd.protocol.errors import ErrorCode
 
 NEW_GROUPS, MEMBERS = 0.75, 0.875
@@ -53,7 +57,7 @@ class GroupBudget:
             NEW_GROUPS
             if core is None
             else MEMBERS
-            if type(event) in (JoinGroup, ConsumerHeartbeat, ShareHeartbeat)
+            if type(event) in (JoinGroup, ConsumerHeartbeat, ShareHeartbeat, StreamsHeartbeat)
             else 1.0
         )
         if self.used_bytes + growth <= share * self.limit_bytes:
@@ -88,6 +92,8 @@ def _growth_bytes(group: Group | None, event: object) -> int:
         return more + _beyond(group, event.message.member_id, event.message.instance_id, held)
     if type(event) is ShareHeartbeat:
         return more + _share_growth_bytes(group, event)
+    if type(event) is StreamsHeartbeat:
+        return more + _streams_growth_bytes(group, event)
     if type(event) is SyncGroup and group is not None:
         before = sum(len(member.assignment) for member in group.classic.members.by_id.values())
         return max(0, sum(len(one.assignment) for one in event.message.assignments) - before)
@@ -109,6 +115,19 @@ def _share_growth_bytes(group: Group | None, event: ShareHeartbeat) -> int:
     if known is not None:
         return max(0, held - _size_bytes(known.description.topic_names))
     return SHARE_MEMBER_BYTES + held + len(message.member_id) + len(message.rack_id or "")
+
+
+def _streams_growth_bytes(group: Group | None, event: StreamsHeartbeat) -> int:
+    message = event.message
+    streams = group.streams if group is not None else None
+    if message.member_epoch or (streams is not None and message.member_id in streams.members):
+        return 0
+    texts = [message.member_id, message.process_id or "", message.rack_id or ""]
+    texts += [text for tag in message.client_tags or () for text in (tag.key, tag.value)]
+    topology = 0
+    if streams is None or streams.topology is None:
+        topology = sum(NAME_BYTES + len(name) for name in topic_names(message))
+    return STREAMS_MEMBER_BYTES + sum(map(len, texts)) + topology
 
 
 def _size_bytes(names: Iterable[str]) -> int:

@@ -16,6 +16,7 @@ from mqd.coordinator.group.records import (
     CONSUMER_GROUP_TYPES,
     GROUP_METADATA,
     SHARE_GROUP_TYPES,
+    STREAMS_GROUP_TYPES,
     decode_offset_value,
     group_of_key,
     key_type_of,
@@ -37,7 +38,9 @@ class GroupCores:
     def core_of(self, key: bytes) -> str | None:
         """Raises ValueError."""
         kind = key_type_of(key)
-        known = 0 <= kind <= GROUP_METADATA or kind in CONSUMER_GROUP_TYPES or kind in SHARE_GROUP_TYPES
+        known = 0 <= kind <= GROUP_METADATA or any(
+            kind in types for types in (CONSUMER_GROUP_TYPES, SHARE_GROUP_TYPES, STREAMS_GROUP_TYPES)
+        )
         return group_of_key(key) if known else None
 
     def replay_all(

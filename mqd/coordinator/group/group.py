@@ -7,11 +7,12 @@ committed offsets.
               log
     consumer  members by ConsumerGroupHeartbeat (KIP-848)
     share     members by ShareGroupHeartbeat (KIP-932); no offsets, and no way to another kind
+    streams   members by StreamsGroupHeartbeat (KIP-1071)
 
 Membership of all protocols and the offsets change only through `handle`. Invariants (check(), in
 addition to those of the parts)
-    GG1  a group has one kind: while it is a consumer or share group, its classic part is in its
-         initial state; a share group has no offsets
+    GG1  a group has one kind: while it is a consumer, share or streams group, its classic part is
+         in its initial state; a share group has no offsets
     GG2  a group that is_empty has nothing in the log
     GG3  an Empty group with an epoch or generation in the log but no offsets is checked again:
          EXPIRE_TIMER or the timer of its offsets is armed
@@ -33,7 +34,6 @@ from mqd.coordinator.group import migration
 from mqd.coordinator.group.classic import records as classic_records
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.coordinator.group.classic.members import Member
 from mqd.coordinator.group.classic.rebalance import TIMERS as CLASSIC_TIMERS
 from mqd.coordinator.group.classic.state import COMPLETING, CONSUMER_PROTOCOL, EMPTY, STABLE, Holder, State
 from mqd.coordinator.group.consumer.cluster import Cluster, FixedCluster
@@ -54,25 +54,22 @@ from mqd.coordinator.group.records import (
     GROUP_METADATA,
     OFFSET_COMMIT,
     SHARE_GROUP_TYPES,
+    STREAMS_GROUP_TYPES,
     decode_offset_key,
     key_type_of,
 )
+from mqd.coordinator.group.refusals import not_found
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.coordinator.group.share.core import DEADLINE_TIMER as SHARE_TIMER
 from mqd.coordinator.group.share.core import PROTOCOL as SHARE_PROTOCOL
 from mqd.coordinator.group.share.core import ShareGroup
 from mqd.coordinator.group.share.events import AlterOffsets, DeleteOffsets, ShareDescribe, ShareHeartbeat, StatesChanged
+from mqd.coordinator.group.streams.core import PROTOCOL as STREAMS_PROTOCOL
+from mqd.coordinator.group.streams.core import TIMERS as STREAMS_TIMERS
+from mqd.coordinator.group.streams.core import StreamsGroup
+from mqd.coordinator.group.streams.events import StreamsDescribe, StreamsHeartbeat
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import (
-    AlterShareGroupOffsetsResponse,
-    ConsumerGroupDescribeResponse,
-    ConsumerGroupHeartbeatResponse,
-    DeleteShareGroupOffsetsResponse,
-    DescribeGroupsResponse,
-    JoinGroupResponse,
-    ShareGroupDescribeResponse,
-    ShareGroupHeartbeatResponse,
-)
+from mqd.protocol.messages import DescribeGroupsResponse, JoinGroupResponse
 
 EXPIRE_TIMER = "group.expire"
 VERSION_GROUP_ID_NOT_FOUND = 9  # of OffsetCommit (KIP-848)
@@ -118,6 +115,7 @@ class Group:
         self.classic = ClassicGroup(group_id, classic)
         self.consumer: ConsumerGroup | None = None
         self.share: ShareGroup | None = None
+        self.streams: StreamsGroup | None = None
         self.offsets = Offsets(group_id, offsets)
         self._check_interval_ms = offsets.check_interval_ms
         self._expire_armed = False
@@ -131,6 +129,8 @@ class Group:
             return "consumer"
         if self.share is not None:
             return "share"
+        if self.streams is not None:
+            return "streams"
         return "classic" if self.classic.is_persisted or not self.classic.is_empty else "empty"
 
     @property
@@ -147,6 +147,7 @@ class Group:
             and not classic.members.pending
             and self.consumer is None
             and self.share is None
+            and self.streams is None
         )
         return without_members and self.offsets.is_empty and not self._lingers
 
@@ -154,18 +155,18 @@ class Group:
     def size_bytes(self) -> int:
         """Approximate size in memory; data whose size clients choose is counted exactly."""
         members = self.classic.members.size_bytes + self.offsets.size_bytes
-        if self.consumer is not None:
-            members += self.consumer.size_bytes
-        if self.share is not None:
-            members += self.share.size_bytes
+        if self._modern is not None:
+            members += self._modern.size_bytes
         return GROUP_BYTES + len(self.group_id) + members
 
     @property
+    def _modern(self) -> ConsumerGroup | ShareGroup | StreamsGroup | None:
+        return self.consumer or self.share or self.streams
+
+    @property
     def state_name(self) -> str:
-        if self.consumer is not None:
-            return self.consumer.state_name
-        if self.share is not None:
-            return self.share.state_name
+        if self._modern is not None:
+            return self._modern.state_name
         return str(self.classic.state if self.exists else State.DEAD)
 
     def listed(self) -> Listed:
@@ -173,6 +174,8 @@ class Group:
             return Listed(self.group_id, CONSUMER_PROTOCOL, self.state_name, "consumer")
         if self.share is not None:
             return Listed(self.group_id, SHARE_PROTOCOL, self.state_name, "share")
+        if self.streams is not None:
+            return Listed(self.group_id, STREAMS_PROTOCOL, self.state_name, "streams")
         return Listed(self.group_id, self.classic.protocol_type or "", self.state_name, "classic")
 
     def held_up_by(self) -> list[Holder]:
@@ -200,7 +203,7 @@ class Group:
 
     def described(self) -> DescribeGroupsResponse.Group | None:
         """The entry of DescribeGroups. None: no such classic group."""
-        if not self.exists or self.consumer is not None or self.share is not None:
+        if not self.exists or self._modern is not None:
             return None
         classic = self.classic
         stable = classic.state is STABLE
@@ -210,7 +213,7 @@ class Group:
             protocol_type=classic.protocol_type or "",
             protocol_data=(classic.protocol or "") if stable else "",
             members=[
-                _described(member, classic.protocol if stable else None) for member in classic.members.by_id.values()
+                member.described(classic.protocol if stable else None) for member in classic.members.by_id.values()
             ],
         )
 
@@ -220,6 +223,8 @@ class Group:
         if isinstance(event, CLASSIC_EVENTS):
             if self.consumer is not None:
                 return self._in_consumer(event, now_ms)
+            if self.streams is not None:
+                return self._classic_in_streams(event, now_ms)
             if type(event) is JoinGroup and self.share is not None:
                 error = int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
                 return [Reply(event.request, JoinGroupResponse(error_code=error, protocol_name=None))]
@@ -245,12 +250,19 @@ class Group:
                 else self._on_first_heartbeat(event, now_ms)
             )
         if isinstance(event, ConsumerDescribe):
-            return self._on_describe(event, now_ms)
+            return self.consumer.handle(event, now_ms) if self.consumer is not None else [self._not_found(event)]
         if isinstance(event, SHARE_EVENTS):
             return self._in_share(event, now_ms)
+        if isinstance(event, StreamsHeartbeat):
+            return self._on_streams_heartbeat(event, now_ms)
+        if isinstance(event, StreamsDescribe):
+            return self.streams.handle(event, now_ms) if self.streams is not None else [self._not_found(event)]
         if isinstance(event, StatesChanged):
             return self._in_share(event, now_ms) if self.share is not None else []
         raise TypeError(f"{type(event).__name__} is not an event of a group")
+
+    def _not_found(self, event: Any) -> Reply:
+        return not_found(event, self.group_id, self.exists)
 
     def _on_join(self, event: JoinGroup, now_ms: int) -> list[Action]:
         if event.message.member_id and not self.exists:
@@ -268,17 +280,8 @@ class Group:
         members or may convert its members, and the sender joins it.
         """
         classic = self.classic
-        if event.message.member_epoch != 0 or self.share is not None:
-            return [
-                _not_found(
-                    event,
-                    (
-                        f"Group {self.group_id} not found."
-                        if not self.exists
-                        else f"Group {self.group_id} is not a consumer group."
-                    ),
-                )
-            ]
+        if event.message.member_epoch != 0 or self.share is not None or self.streams is not None:
+            return [self._not_found(event)]
         consumer: ConsumerGroup | None
         if classic.state is EMPTY:
             consumer = ConsumerGroup(self.group_id, self.cluster)
@@ -291,7 +294,7 @@ class Group:
                 else None
             )
         if consumer is None:
-            return [_not_found(event, f"Group {self.group_id} is not a consumer group.")]
+            return [self._not_found(event)]
         actions = consumer.handle(event, now_ms)
         replies = [action for action in actions if isinstance(action, Reply)]
         if replies[0].response.error_code:
@@ -310,30 +313,47 @@ class Group:
                 isinstance(event, ShareHeartbeat) and event.message.member_epoch == 0
             )
             if self.exists or not creates:
-                return [self._no_share_group(event)]
+                return [self._not_found(event)]
             share = ShareGroup(self.group_id, self.cluster)
         actions = share.handle(event, now_ms)
         self.share = share if share.is_persisted and not share.is_deleted else None
         return actions
 
-    def _no_share_group(self, event: Any) -> Reply:
-        text = f"Group {self.group_id} not found."
-        if self.exists:
-            text = f"Group {self.group_id} is not a share group."
-        elif isinstance(event, ShareHeartbeat) and event.message.member_epoch > 0:
-            text = f"Share group {self.group_id} not found."
-        error = int(ErrorCode.GROUP_ID_NOT_FOUND)
-        if isinstance(event, ShareDescribe):
-            return Reply(
-                event.request,
-                ShareGroupDescribeResponse.Group(error_code=error, error_message=text, group_id=self.group_id),
-            )
-        answers: dict[type, Any] = {
-            ShareHeartbeat: ShareGroupHeartbeatResponse,
-            AlterOffsets: AlterShareGroupOffsetsResponse,
-            DeleteOffsets: DeleteShareGroupOffsetsResponse,
-        }
-        return Reply(event.request, answers[type(event)](error_code=error, error_message=text))
+    # -- the streams protocol ----------------------------------------------------------------------
+
+    def _on_streams_heartbeat(self, event: StreamsHeartbeat, now_ms: int) -> list[Action]:
+        """The group becomes a streams group if it has no members, and the sender joins it."""
+        streams, epoch = self.streams, event.message.member_epoch
+        if streams is None:
+            deserted = self.consumer is None and self.share is None and self.classic.state is EMPTY
+            if epoch != 0 or not deserted:
+                return [self._not_found(event)]
+            streams = StreamsGroup(self.group_id, self.cluster)
+            if self.classic.is_persisted:
+                streams.pending.append((classic_records.encode_key(self.group_id), None))
+        actions = streams.handle(event, now_ms)
+        if self.streams is None:
+            if any(isinstance(action, Reply) and action.response.error_code for action in actions):
+                return [action for action in actions if isinstance(action, Reply)]  # nothing has changed
+            self.streams, self.classic = streams, ClassicGroup(self.group_id, self.classic.settings)
+            actions = [*(Timer(name, None) for name in CLASSIC_TIMERS), *actions]
+        return actions + self._arm_expire(now_ms)
+
+    def _classic_in_streams(self, event: Any, now_ms: int) -> list[Action]:
+        """A JoinGroup makes an empty streams group a classic one."""
+        streams = self.streams
+        assert streams is not None
+        if type(event) is not JoinGroup:
+            return self.classic.handle(event, now_ms)
+        if streams.members:
+            error = int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+            return [Reply(event.request, JoinGroupResponse(error_code=error, protocol_name=None))]
+        self.streams = None
+        gone = persists(streams.delete_all()) if streams.is_persisted else []
+        return [*gone, *(Timer(name, None) for name in STREAMS_TIMERS), *self._on_join(event, now_ms)]
+
+    def _in_streams(self, event: object, now_ms: int) -> list[Action]:
+        return self.streams.handle(event, now_ms) + self._arm_expire(now_ms) if self.streams is not None else []
 
     # -- the consumer protocol, from the second heartbeat on ---------------------------------------
 
@@ -367,19 +387,6 @@ class Group:
         written = Persist((*gone, (classic_records.encode_key(self.group_id), value)))
         return [written, Timer(CONSUMER_TIMER, None), *self.classic.take_over(value, now_ms)]
 
-    def _on_describe(self, event: ConsumerDescribe, now_ms: int) -> list[Action]:
-        if self.consumer is not None:
-            return self.consumer.handle(event, now_ms)
-        text = f"Group {self.group_id} is not a consumer group." if self.exists else f"Group {self.group_id} not found."
-        missing = ConsumerGroupDescribeResponse.Group(
-            error_code=int(ErrorCode.GROUP_ID_NOT_FOUND),
-            error_message=text,
-            group_id=self.group_id,
-            group_state="",
-            assignor_name="",
-        )
-        return [Reply(event.request, missing)]
-
     def _on_timer(self, event: TimerFired, now_ms: int) -> list[Action]:
         if event.name in CLASSIC_TIMERS:
             return self.classic.handle(event, now_ms) + self._arm_expire(now_ms)
@@ -390,6 +397,8 @@ class Group:
             return self.offsets.on_expiration_timer(self, now_ms)[0] + self._maybe_remove()
         if event.name == SHARE_TIMER:
             return self._in_share(event, now_ms) if self.share is not None else []
+        if event.name in STREAMS_TIMERS:
+            return self._in_streams(event, now_ms)
         return self._in_consumer(event, now_ms) if self.consumer is not None else []
 
     def _on_delete(self, event: DeleteGroup) -> list[Action]:
@@ -409,7 +418,7 @@ class Group:
         return [*persists(self._remove()), Reply(event.request, 0)]
 
     def _has_members(self) -> bool:
-        return not self.consumer.is_empty if self.consumer is not None else self.classic.state is not EMPTY
+        return not self._modern.is_empty if self._modern is not None else self.classic.state is not EMPTY
 
     def _remove(self) -> list[KeyValue]:
         """Removes everything that the log holds of this group."""
@@ -417,6 +426,9 @@ class Group:
         if self.consumer is not None:
             records += self.consumer.delete_all()
             self.consumer = None
+        if self.streams is not None:
+            records += self.streams.delete_all()
+            self.streams = None
         if self.classic.is_persisted:
             records.append((classic_records.encode_key(self.group_id), None))
         self.classic = ClassicGroup(self.group_id, self.classic.settings)
@@ -433,8 +445,8 @@ class Group:
         """It holds more than offsets, but has no members."""
         if self.share is not None:
             return False  # as in Kafka: only an administrator deletes it
-        if self.consumer is not None:
-            return self.consumer.is_empty
+        if self._modern is not None:
+            return self._modern.is_empty
         return (self.classic.is_persisted or self._lingers) and self.classic.is_empty
 
     def _arm_expire(self, now_ms: int) -> list[Action]:
@@ -457,6 +469,11 @@ class Group:
                 self.share = ShareGroup(self.group_id, self.cluster)
             if self.share is not None:
                 self.share.replay(key, value)
+        elif kind in STREAMS_GROUP_TYPES:
+            if self.streams is None and value is not None:
+                self.streams = StreamsGroup(self.group_id, self.cluster)
+            if self.streams is not None:
+                self.streams.replay(key, value)
         elif self.consumer is not None or value is not None:
             if self.consumer is None:
                 self.consumer = ConsumerGroup(self.group_id, self.cluster)
@@ -475,10 +492,17 @@ class Group:
             self.classic = ClassicGroup(self.group_id, self.classic.settings)
         if self.share is not None and not self.share.is_persisted:
             self.share = None
+        if self.streams is not None and not self.streams.is_persisted:
+            self.streams = None
+        if self.streams is not None and (self.share or self.consumer or self.classic.is_persisted):
+            # a damaged log: the group changed its kind since
+            records = self.streams.delete_all()
+            self.streams = None
+            return [*persists(records), *self.on_loaded(now_ms)]
         if self.share is not None and not (self.consumer is not None or self.classic.is_persisted):
             return self.share.on_loaded(now_ms) + self.offsets.on_loaded(now_ms)
         self.share = None  # a damaged log: the group changed its kind since
-        members = self.consumer.on_loaded(now_ms) if self.consumer is not None else self.classic.on_loaded(now_ms)
+        members = (self.consumer or self.streams or self.classic).on_loaded(now_ms)
         return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
 
     # -- offsets.Membership ------------------------------------------------------------------------
@@ -494,6 +518,8 @@ class Group:
             return self.consumer.commit_error(event)
         if self.share is not None:
             return int(ErrorCode.GROUP_ID_NOT_FOUND)
+        if self.streams is not None:
+            return self.streams.commit_error(event)
         if not self.exists and event.generation >= 0:
             unknown = event.version >= VERSION_GROUP_ID_NOT_FOUND and not event.is_transactional
             return int(ErrorCode.GROUP_ID_NOT_FOUND if unknown else ErrorCode.ILLEGAL_GENERATION)
@@ -503,11 +529,12 @@ class Group:
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
         """A share group has no committed offsets: it is treated like a group that does not exist."""
-        return self.consumer.fetch_error(member_id, member_epoch) if self.consumer is not None else 0
+        members = self.consumer or self.streams
+        return members.fetch_error(member_id, member_epoch) if members is not None else 0
 
     def delete_error(self) -> int:
-        if self.consumer is not None:
-            return self.consumer.delete_error()
+        if self.consumer is not None or self.streams is not None:
+            return 0
         if not self.exists or self.share is not None:
             return int(ErrorCode.GROUP_ID_NOT_FOUND)
         return (
@@ -517,13 +544,14 @@ class Group:
         )
 
     def is_subscribed(self, topic: str) -> bool:
-        if self.consumer is not None:
-            return self.consumer.is_subscribed(topic)
+        members = self.consumer or self.streams
+        if members is not None:
+            return members.is_subscribed(topic)
         topics = self.classic.subscribed_topics()
         return topic in topics if topics is not None else self.classic.protocol_type == CONSUMER_PROTOCOL
 
     def empty_since_ms(self) -> int | None:
-        if self.consumer is not None:
+        if self.consumer is not None or self.streams is not None:
             return None  # as in Kafka: offsets age from their commit, those of subscribed topics not at all
         classic = self.classic
         if classic.protocol_type is None:
@@ -539,7 +567,7 @@ class Group:
         member = self.classic.members.by_id.get(event.member_id)
         if (
             member is not None
-            and self.consumer is None
+            and self._modern is None
             and self.classic.state is not COMPLETING
             and not event.is_transactional
         ):
@@ -556,26 +584,10 @@ class Group:
             self.share.check()
             assert self.share.is_persisted and self.consumer is None and self.offsets.is_empty, "GG1"
             assert self.classic.is_empty and not self.classic.is_persisted, "GG1"
+        if self.streams is not None:
+            self.streams.check()
+            assert self.streams.is_persisted and self.consumer is None and self.share is None, "GG1"
+            assert self.classic.is_empty and not self.classic.is_persisted, "GG1"
         assert not self.is_empty or not self.classic.is_persisted, "GG2"
         lonely = self._is_deserted() and self.offsets.is_empty
         assert not lonely or self._expire_armed, "GG3"
-
-
-def _described(member: Member, protocol: str | None) -> DescribeGroupsResponse.Member:
-    """Metadata is that of the current generation, empty if there is none; an assignment stays until
-    the next one, as in Kafka.
-    """
-    return DescribeGroupsResponse.Member(
-        member_id=member.member_id,
-        group_instance_id=member.instance_id,
-        client_id=member.client_id,
-        client_host=member.client_host,
-        member_metadata=member.protocols[protocol] if protocol is not None else b"",
-        member_assignment=member.assignment,
-    )
-
-
-def _not_found(event: ConsumerHeartbeat, text: str) -> Reply:
-    return Reply(
-        event.request, ConsumerGroupHeartbeatResponse(error_code=int(ErrorCode.GROUP_ID_NOT_FOUND), error_message=text)
-    )

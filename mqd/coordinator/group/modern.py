@@ -1,6 +1,6 @@
-"""The common part of consumer groups (KIP-848) and share groups, Kafka's modern groups: a group
-epoch that changes with members, subscriptions and topics, a target assignment for an epoch, and
-records of these in one shape.
+"""The common part of consumer groups (KIP-848), share groups and streams groups, Kafka's modern
+groups: a group epoch that changes with members, subscriptions and topics, a target assignment for
+an epoch, and records of these in one shape.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from mqd.coordinator.actions import Action, KeyValue, Timer
 from mqd.coordinator.group.classic.members import Deadlines
 from mqd.coordinator.group.consumer.cluster import Cluster
-from mqd.coordinator.group.consumer.records import Partitions
 from mqd.coordinator.group.consumer.subscriptions import Subscriptions
 
 
@@ -19,13 +18,14 @@ class ModernGroup:
 
     records: ClassVar[Any]
     deadline_timer: ClassVar[str]
+    first_epoch: ClassVar[int] = 1
 
     def __init__(self, group_id: str, cluster: Cluster) -> None:
         self.group_id = group_id
         self.cluster = cluster
         self.epoch = self.assignment_epoch = self.metadata_hash = 0
         self.members: dict[str, Any] = {}
-        self.target: dict[str, Partitions] = {}
+        self.target: dict[str, Any] = {}
         self.subscriptions = Subscriptions(cluster)
         self.deadlines = Deadlines()
         self.described_bytes = 0  # of the members' descriptions
@@ -58,10 +58,13 @@ class ModernGroup:
             self.bump()
 
     def bump(self) -> None:
-        self.epoch += 1
+        self.epoch = max(self.epoch + 1, self.first_epoch)
         self.has_news = False
         self.metadata_hash = self.subscriptions.hash
-        self.pending.append(self.records.group_record(self.group_id, self.epoch, self.metadata_hash))
+        self.pending.append(self.group_record())
+
+    def group_record(self) -> KeyValue:
+        return self.records.group_record(self.group_id, self.epoch, self.metadata_hash)
 
     def arm(self, actions: list[Action]) -> list[Action]:
         """Appends the timer of the next deadline."""
@@ -79,7 +82,7 @@ class ModernGroup:
         kind, name = records.decode_key(key)
         description, current = self._loading.get(name, (None, None))
         if kind == records.METADATA:
-            self.epoch, self.metadata_hash = records.decode_group(value) if value is not None else (0, 0)
+            self.load_group(value)
         elif kind == records.TARGET_METADATA:
             self.assignment_epoch = records.decode_target_epoch(value) if value is not None else 0
         elif kind == records.TARGET_MEMBER:
@@ -95,6 +98,9 @@ class ModernGroup:
             self.replay_own(kind, value)
         (self._loaded_keys.discard if value is None else self._loaded_keys.add)(key)
         self.is_persisted = bool(self._loaded_keys)
+
+    def load_group(self, value: bytes | None) -> None:
+        self.epoch, self.metadata_hash = self.records.decode_group(value) if value is not None else (0, 0)
 
     def replay_own(self, kind: int, value: bytes | None) -> None:
         """A record that only this kind of group has."""

@@ -16,10 +16,16 @@
     14         ShareGroupCurrentMemberAssignment           member of a share group: what it was assigned
     15         ShareGroupStatePartitionMetadata            share group: which share-partitions have a state
     16         ConsumerGroupRegularExpression              group and expression: what it matches
+    17         StreamsGroupMetadata                        streams group (KIP-1071): its epoch
+    19         StreamsGroupMemberMetadata                  member of a streams group: its process, its endpoint
+    20         StreamsGroupTargetAssignmentMetadata        streams group: the epoch of the target assignment
+    21         StreamsGroupTargetAssignmentMember          member of a streams group: its target assignment
+    22         StreamsGroupCurrentMemberAssignment         member of a streams group: its tasks
+    23         StreamsGroupTopology                        streams group: its topology
 
-Types 9, 17 and up belong to other kinds of groups (streams); they are not read. OffsetCommit is
-coded by hand for speed: there may be a million of them. Source: the message schemas of Kafka's
-group coordinator (KIP-848, KIP-932).
+Types 9 and 18 are not used by Kafka 4.2. OffsetCommit is coded by hand for speed: there may be a
+million of them. Source: the message schemas of Kafka's group coordinator (KIP-848, KIP-932,
+KIP-1071).
 """
 
 from __future__ import annotations
@@ -178,6 +184,113 @@ SHARE_GROUP_TYPES: dict[int, RecordType] = {
         SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
         SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT,
         SHARE_GROUP_STATE_PARTITION_METADATA,
+    )
+}
+
+# -- StreamsGroup* ---------------------------------------------------------------------------------
+
+STREAMS_GROUP_METADATA = RecordType(
+    17,
+    "StreamsGroupMetadata",
+    _GROUP,
+    """
+epoch: int32 0+
+metadata_hash: int64 0+
+validated_topology_epoch: int32 0+ tag=0 = -1
+last_assignment_configs: [LastAssignmentConfig] 0+ null=0+ tag=1 = null
+    key: string 0+
+    value: string 0+
+""",
+)
+STREAMS_GROUP_MEMBER_METADATA = RecordType(
+    19,
+    "StreamsGroupMemberMetadata",
+    _MEMBER,
+    """
+instance_id: string 0+ null=0+
+rack_id: string 0+ null=0+
+client_id: string 0+
+client_host: string 0+
+rebalance_timeout_ms: int32 0+ = -1
+topology_epoch: int32 0+
+process_id: string 0+
+user_endpoint: Endpoint 0+ null=0+
+    host: string 0+
+    port: uint16 0+
+client_tags: [KeyValue] 0+
+    key: string 0+
+    value: string 0+
+""",
+)
+STREAMS_GROUP_TARGET_ASSIGNMENT_METADATA = RecordType(
+    20, "StreamsGroupTargetAssignmentMetadata", _GROUP, "assignment_epoch: int32 0+\n"
+)
+STREAMS_GROUP_TARGET_ASSIGNMENT_MEMBER = RecordType(
+    21,
+    "StreamsGroupTargetAssignmentMember",
+    _MEMBER,
+    """
+active_tasks: [TaskIds] 0+
+    subtopology_id: string 0+
+    partitions: [int32] 0+
+standby_tasks: [TaskIds] 0+
+warmup_tasks: [TaskIds] 0+
+""",
+)
+STREAMS_GROUP_CURRENT_MEMBER_ASSIGNMENT = RecordType(
+    22,
+    "StreamsGroupCurrentMemberAssignment",
+    _MEMBER,
+    """
+member_epoch: int32 0+
+previous_member_epoch: int32 0+
+state: int8 0+
+active_tasks: [TaskIds] 0+
+    subtopology_id: string 0+
+    partitions: [int32] 0+
+    assignment_epochs: [int32] 0+ null=0+ tag=0 = null
+standby_tasks: [TaskIds] 0+
+warmup_tasks: [TaskIds] 0+
+active_tasks_pending_revocation: [TaskIds] 0+
+standby_tasks_pending_revocation: [TaskIds] 0+
+warmup_tasks_pending_revocation: [TaskIds] 0+
+""",
+)
+STREAMS_GROUP_TOPOLOGY = RecordType(
+    23,
+    "StreamsGroupTopology",
+    _GROUP,
+    """
+epoch: int32 0+
+subtopologies: [Subtopology] 0+
+    subtopology_id: string 0+
+    source_topics: [string] 0+
+    source_topic_regex: [string] 0+
+    state_changelog_topics: [TopicInfo] 0+
+        name: string 0+
+        partitions: int32 0+
+        replication_factor: int16 0+
+        topic_configs: [TopicConfig] 0+
+            key: string 0+
+            value: string 0+
+    repartition_sink_topics: [string] 0+
+    repartition_source_topics: [TopicInfo] 0+
+    copartition_groups: [CopartitionGroup] 0+
+        source_topics: [int16] 0+
+        source_topic_regex: [int16] 0+
+        repartition_source_topics: [int16] 0+
+""",
+)
+
+STREAMS_GROUP_TYPES: dict[int, RecordType] = {
+    one.key_type: one
+    for one in (
+        STREAMS_GROUP_METADATA,
+        STREAMS_GROUP_MEMBER_METADATA,
+        STREAMS_GROUP_TARGET_ASSIGNMENT_METADATA,
+        STREAMS_GROUP_TARGET_ASSIGNMENT_MEMBER,
+        STREAMS_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+        STREAMS_GROUP_TOPOLOGY,
     )
 }
 

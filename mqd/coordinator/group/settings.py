@@ -48,6 +48,18 @@ class ConsumerSettings(msgspec.Struct, frozen=True):
     downgrade: bool = True  # and vice versa
 
 
+class StreamsSettings(msgspec.Struct, frozen=True):
+    """Settings of streams groups (KIP-1071): the broker's group.streams.* and the overrides of a
+    single group (streams.*).
+    """
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    max_size: int = GROUP_SIZE_MAX
+    standby_replicas: int = 0
+    initial_rebalance_delay_ms: int = 3_000
+
+
 class ShareSettings(msgspec.Struct, frozen=True):
     """Settings of share groups (KIP-932): the broker's group.share.* and the overrides of a single
     group (share.*).

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mqd.protocol.messages.groups import *
     from mqd.protocol.messages.hot import *
     from mqd.protocol.messages.share_groups import *
+    from mqd.protocol.messages.streams_groups import *
     from mqd.protocol.messages.tokens import *
     from mqd.protocol.messages.topics import *
     from mqd.protocol.messages.transactions import *

@@ -12,6 +12,7 @@ from mqd.protocol.schema import (
     groups,
     hot,
     share_groups,
+    streams_groups,
     tokens,
     topics,
     transactions,
@@ -29,6 +30,7 @@ _FAMILIES = (
     groups,
     consumer_groups,
     share_groups,
+    streams_groups,
     transactions,
     between,
 )
@@ -38,10 +40,11 @@ APIS: dict[int, Api] = dict(sorted((api.key, api) for family in _FAMILIES for ap
 # The module of this package that defines each.
 FAMILIES: dict[int, str] = {api.key: family.__name__.rpartition(".")[2] for family in _FAMILIES for api in family.APIS}
 
-# APIs of groups, share groups and transactions that are answered.
+# APIs of groups, share groups, streams groups and transactions that are answered.
 _COORDINATED = (
     {8, 9, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 61, 65, 66, 68, 69}  # groups and transactions
     | {76, 77, 78, 79, 90, 91, 92}  # share groups
+    | {88, 89}  # streams groups
 )
 # The APIs that a broker of this version answers and advertises.
 SUPPORTED_KEYS = (

@@ -30,12 +30,15 @@ from mqd.protocol.messages import (
     ShareFetchRequest,
     ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest,
+    StreamsGroupDescribeRequest,
+    StreamsGroupHeartbeatRequest,
     SyncGroupRequest,
 )
 from tests.interaction.traffic import eventually
 from tests.interaction.transactional import fresh
 
 COMMIT, FETCH, JOIN, SYNC, CONSUMER_HEARTBEAT = 8, 9, 11, 14, 68
+STREAMS_HEARTBEAT = 88
 SHARE_HEARTBEAT, SHARE_FETCH, DESCRIBE_SHARE_OFFSETS, ALTER_SHARE_OFFSETS = 76, 78, 90, 91
 LOADING = {14, 15, 16}
 MEMBER_ID_REQUIRED, INVALID_SHARE_SESSION_EPOCH = 79, 123
@@ -54,6 +57,7 @@ class Member:
 _stable: dict[str, Member] = {}  # by the setting's topic: one setting, one broker
 _consumers: dict[str, str] = {}
 _sharers: dict[str, str] = {}
+_streamers: dict[str, str] = {}
 
 
 def _protocols(topic: str) -> list[JoinGroupRequest.Protocol]:
@@ -340,6 +344,42 @@ def _share_beat(setting, group: str, member_id: str, epoch: int = 0) -> ShareGro
     )
 
 
+def _streams_heartbeat(setting, group: str, member_id: str) -> StreamsGroupHeartbeatRequest:
+    message = StreamsGroupHeartbeatRequest
+    subtopology = message.Subtopology(subtopology_id="0", source_topics=[setting.topic])
+    return message(
+        group_id=group,
+        member_id=member_id,
+        rebalance_timeout_ms=10_000,
+        topology=message.Topology(epoch=1, subtopologies=[subtopology]),
+        active_tasks=[],
+        standby_tasks=[],
+        warmup_tasks=[],
+        process_id="a process",
+    )
+
+
+def _streams_group(setting) -> str:
+    """With one member."""
+    if setting.topic not in _streamers:
+        group = fresh("versions-streams")
+
+        def join() -> bool:
+            response = setting.kafka.call(STREAMS_HEARTBEAT, 0, _streams_heartbeat(setting, group, "a member"))
+            assert response.error_code == 0 or response.error_code in LOADING, response
+            return response.error_code == 0
+
+        eventually(join, "a coordinator that takes members of streams groups")
+        _streamers[setting.topic] = group
+    return _streamers[setting.topic]
+
+
+def _streams_described(setting, version: int, response) -> bool:
+    (group,) = response.groups
+    (subtopology,) = group.topology.subtopologies
+    return (subtopology.source_topics, [one.process_id for one in group.members]) == ([setting.topic], ["a process"])
+
+
 def _share_fetch(setting, group: str) -> ShareFetchRequest:
     """The first of a session: there is nothing to acquire at the end of the log."""
     topic = ShareFetchRequest.Topic(
@@ -447,6 +487,16 @@ CASES = {
         lambda s, v: ShareAcknowledgeRequest(group_id=_share_group(s), member_id="a member", share_session_epoch=0),
         lambda r: [],
         lambda s, v, r: r.error_code == INVALID_SHARE_SESSION_EPOCH,
+    ),
+    88: (
+        lambda s, v: _streams_heartbeat(s, _streams_group(s), "a member"),  # again
+        lambda r: [r.error_code],
+        lambda s, v, r: r.member_epoch > 0 < r.heartbeat_interval_ms,
+    ),
+    89: (
+        lambda s, v: StreamsGroupDescribeRequest(group_ids=[_streams_group(s)]),
+        lambda r: [group.error_code for group in r.groups],
+        _streams_described,
     ),
     90: (
         lambda s, v: _describe_share_offsets(_share_group(s)),

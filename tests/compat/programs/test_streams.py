@@ -1,5 +1,6 @@
 """Kafka Streams with exactly_once_v2: windows, joins, and state in RocksDB, while the application and
-the broker's processes are killed. Each output has every result once, and in order.
+the broker's processes are killed, with either protocol of its group. Each output has every result
+once, and in order.
 """
 
 from __future__ import annotations
@@ -28,9 +29,20 @@ PATIENCE_S = 300.0
 TOPICS = ("customers", "orders", "payments", "enriched", "counts", "paid")
 
 
-def application(home: Path, bootstrap: str, directory: Path) -> Program:
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.streams.initial.rebalance.delay.ms": "0",
+    "group.streams.min.session.timeout.ms": "6000",
+    "group.streams.session.timeout.ms": "6000",
+    "group.streams.min.heartbeat.interval.ms": "500",
+    "group.streams.heartbeat.interval.ms": "500",
+}
+
+
+def application(home: Path, bootstrap: str, directory: Path, protocol: str) -> Program:
     return Program(
-        java_program(home, "mqd.programs.Orders", bootstrap, str(directory / "state")), directory / "application.out"
+        java_program(home, "mqd.programs.Orders", bootstrap, str(directory / "state"), protocol),
+        directory / "application.out",
     )
 
 
@@ -102,9 +114,10 @@ def difference(expected_results: dict[str, dict[str, list[str]]], found: dict[st
     return "\n".join([f"{len(lines)} keys differ", *lines[:5]]) if lines else ""
 
 
-def test_each_order_counts_once_while_processes_are_killed(start_broker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["classic", "streams"])
+def test_each_order_counts_once_while_processes_are_killed(protocol: str, start_broker, tmp_path: Path) -> None:
     home = build_java(Path(__file__).parent / "streams", "programs-streams")
-    broker: Broker = start_broker(workers=2, config={"group.initial.rebalance.delay.ms": "0"})
+    broker: Broker = start_broker(workers=2, config=SETTINGS)
     began_ms = int(time.time() - 600) // 60 * 60_000
     create_topics(broker.bootstrap)
     expected_results = expected(began_ms)
@@ -123,7 +136,7 @@ def test_each_order_counts_once_while_processes_are_killed(start_broker, tmp_pat
         assert time.monotonic() < deadline, (
             f"{count} of {count_all} results\n{difference(expected_results, found)}\n{_end_of(tmp_path)}"
         )
-        with application(home, broker.bootstrap, tmp_path) as program:
+        with application(home, broker.bootstrap, tmp_path, protocol) as program:
             while committed(consumer, found, 1.0) < count_all and not program.ended() and time.monotonic() < deadline:
                 # once it works again, what was killed before
                 if not kills or committed(consumer, found, 0.1) <= count or time.monotonic() < next_kill_s:

@@ -39,7 +39,6 @@ SYNONYMS = (
 TEXTS = "the message is mqd's own, and also names the cause or the remedy"
 STRICT = "an unknown setting of a broker is refused; Kafka stores it"
 
-STREAMS = "not in mqd: streams groups"
 BETWEEN = "requests that are only sent between brokers are not advertised to clients"
 SHARE_START = (
     "the start offset of a share-partition moves past finished records with the write that finishes them, and is known"
@@ -109,8 +108,6 @@ ALLOWED = (
         SHARE_START, "share-groups: a group.*", lines=r"out sharers of-sharers (0 (0 )?(0|10) 0|1 (0 0( 0)?|- -( -)?))"
     ),
     Allowed(TEXTS, "share-groups: a group.*", lines=r"out nowhere Error: .*"),
-    Allowed(STREAMS, "streams-groups: .*", lines=r"(out Error: Executing|err (java|Caused)).*Exception"),
-    Allowed(STREAMS, "broker-api-versions: .*", lines=r"out StreamsGroup\w*\(\d+\): .*"),
     Allowed(BETWEEN, "broker-api-versions: .*", lines=r"out \w*ShareGroupState\w*\(\d+\): .*"),
     Allowed(VOTERS, "metadata-quorum: status.*", lines=r"out CurrentVoters: .*"),
     Allowed(

@@ -67,6 +67,21 @@ def offset_fetch(version: int, topic_id: bytes) -> Any:
     return m.OffsetFetchRequest(groups=[m.OffsetFetchRequest.Group(group_id="g", topics=[one])])
 
 
+def streams_heartbeat() -> Any:
+    cls = m.StreamsGroupHeartbeatRequest
+    topology = cls.Topology(subtopologies=[cls.Subtopology(subtopology_id="0", source_topics=[NAME])])
+    return cls(
+        group_id="streams",
+        member_id="member",
+        rebalance_timeout_ms=1000,
+        topology=topology,
+        active_tasks=[],
+        standby_tasks=[],
+        warmup_tasks=[],
+        process_id="process",
+    )
+
+
 def find(key: str, kind: int) -> Callable[[int, bytes], Any]:
     def make(version: int, _: bytes) -> Any:
         if version >= 4:
@@ -476,6 +491,15 @@ CASES: dict[int, list[Case]] = {
         Operation.ALTER, lambda v, _: m.AddRaftVoterRequest(cluster_id="other", voter_id=9, timeout_ms=1000)
     ),
     81: of_cluster(Operation.ALTER, lambda v, _: m.RemoveRaftVoterRequest(cluster_id="other", voter_id=9)),
+    88: [
+        Case(
+            lambda v, _: streams_heartbeat(),
+            ((Operation.READ, GROUP, "streams"), topic(Operation.DESCRIBE)),
+            E.GROUP_AUTHORIZATION_FAILED,
+            code_of={TOPIC: E.TOPIC_AUTHORIZATION_FAILED},
+        )
+    ],
+    89: of_group(Operation.DESCRIBE, lambda v, _: m.StreamsGroupDescribeRequest(group_ids=["g"])),
     90: [
         Case(
             lambda v, _: m.DescribeShareGroupOffsetsRequest(

@@ -14,7 +14,13 @@ from mqd.acceptor import dispatch, producer_ids
 from mqd.acceptor.broker_state import Address, ProducerIds
 from mqd.acceptor.handlers.cluster import api_versions
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.features import MQD_VERSION, SHARE_GROUPS_LEVEL, SHARE_VERSION
+from mqd.cluster.metadata.features import (
+    MQD_VERSION,
+    SHARE_GROUPS_LEVEL,
+    SHARE_VERSION,
+    STREAMS_GROUPS_LEVEL,
+    STREAMS_VERSION,
+)
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode
@@ -372,12 +378,21 @@ def test_api_versions(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("level", [SHARE_GROUPS_LEVEL - 1, SHARE_GROUPS_LEVEL])
-def test_share_groups_are_advertised_where_all_hosts_have_them(level: int) -> None:
-    expected = set(dispatch.HANDLERS) - (set() if level == SHARE_GROUPS_LEVEL else api_versions.SHARE_GROUP_KEYS)
-    for version, body in api_versions.bodies({MQD_VERSION: level, SHARE_VERSION: 1}, 1).items():
+@pytest.mark.parametrize("all_hosts_have_them", [False, True])
+@pytest.mark.parametrize(
+    ("feature", "level", "keys"),
+    [
+        (SHARE_VERSION, SHARE_GROUPS_LEVEL, api_versions.SHARE_GROUP_KEYS),
+        (STREAMS_VERSION, STREAMS_GROUPS_LEVEL, api_versions.STREAMS_GROUP_KEYS),
+    ],
+)
+def test_groups_are_advertised_where_all_hosts_have_them(
+    feature: str, level: int, keys: frozenset[int], all_hosts_have_them: bool
+) -> None:
+    levels = {MQD_VERSION: level if all_hosts_have_them else level - 1, feature: 1}
+    for version, body in api_versions.bodies(levels, 1).items():
         told = codec.decode(ApiVersionsResponse, 0 if version == api_versions.UNKNOWN_VERSION_BODY else version, body)
-        assert {key.api_key for key in told.api_keys} == expected
+        assert {key.api_key for key in told.api_keys} & keys == (keys if all_hosts_have_them else set())
 
 
 def test_every_advertised_api_has_a_handler_and_speaks_every_version() -> None:

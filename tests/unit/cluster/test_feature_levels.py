@@ -53,7 +53,7 @@ def world() -> World:
 
 
 def test_a_rolling_upgrade_changes_nothing_before_the_last_host_is_there_and_somebody_says_so(world: World) -> None:
-    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 7)
+    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 8)
     for node in (1, 2):
         upgrade(world, node)
         assert [level(world, host) for host in world.hosts] == [0, 0, 0]
@@ -205,7 +205,7 @@ def test_unsupported_feature_levels_are_named() -> None:
         == "mqd.version 1 is the level, it supports 0 to 0"
         and features.supported_levels(OLD) == OLD
     )
-    assert features.unsupported({MQD_VERSION: 8}, NEW) == "mqd.version 8 is the level, it supports 0 to 7"
+    assert features.unsupported({MQD_VERSION: 9}, NEW) == "mqd.version 9 is the level, it supports 0 to 8"
     assert (
         features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is the level, it supports 0 to 0"
     )

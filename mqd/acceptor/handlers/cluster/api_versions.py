@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.metadata import Metadata
-from mqd.cluster.metadata.features import FEATURES, has_share_groups, levels
+from mqd.cluster.metadata.features import FEATURES, has_share_groups, has_streams_groups, levels
 from mqd.native import Control
 from mqd.protocol import codec
 from mqd.protocol.errors import ErrorCode
@@ -27,6 +27,7 @@ KNOWS_LEVEL_ZERO = 4
 NAMES_CLIENT = 3
 # of share groups: advertised only where all hosts have them
 SHARE_GROUP_KEYS = frozenset({76, 77, 78, 79, 90, 91, 92})
+STREAMS_GROUP_KEYS = frozenset({88, 89})  # of streams groups: likewise
 CLIENT_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?")  # KIP-511
 
 
@@ -36,6 +37,8 @@ def _response(error: int, version: int, finalized: Mapping[str, int], epoch: int
 
     current = levels(finalized)
     hidden = frozenset() if has_share_groups(current) else SHARE_GROUP_KEYS
+    if not has_streams_groups(current):
+        hidden |= STREAMS_GROUP_KEYS
     keys = [
         ApiVersionsResponse.ApiVersion(
             api_key=key, min_version=SUPPORTED[key].min_version, max_version=SUPPORTED[key].max_version

@@ -40,6 +40,10 @@ def has_share_groups(broker: Broker) -> bool:
     return broker.coordinators is None or broker.coordinators.cluster.has_share_groups
 
 
+def has_streams_groups(broker: Broker) -> bool:
+    return broker.coordinators is None or broker.coordinators.cluster.has_streams_groups
+
+
 async def request_group(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> Any:
     """The core's response, when the core returns it: a JoinGroup waits as long as its rebalance.
     Raises CoordinatorError.

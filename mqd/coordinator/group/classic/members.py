@@ -21,6 +21,8 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from mqd.protocol.messages import DescribeGroupsResponse
+
 PENDING_MAX = 10_000
 HEAP_SLACK = 64
 NEVER = -1
@@ -111,6 +113,19 @@ class Member(Watched):
     def matches(self, protocols: dict[str, bytes]) -> bool:
         """The same protocols with the same metadata in the same order."""
         return list(self.protocols.items()) == list(protocols.items())
+
+    def described(self, protocol: str | None) -> DescribeGroupsResponse.Member:
+        """Its entry of DescribeGroups. Metadata is that of the current generation, empty if there is
+        none; an assignment stays until the next one, as in Kafka.
+        """
+        return DescribeGroupsResponse.Member(
+            member_id=self.member_id,
+            group_instance_id=self.instance_id,
+            client_id=self.client_id,
+            client_host=self.client_host,
+            member_metadata=self.protocols[protocol] if protocol is not None else b"",
+            member_assignment=self.assignment,
+        )
 
     @property
     def is_waiting(self) -> bool:

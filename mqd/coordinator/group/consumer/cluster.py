@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
 from mqd.coordinator.group.regex import RegexMatcher
-from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings
+from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings, StreamsSettings
 
 
 class Topic(NamedTuple):
@@ -47,6 +47,8 @@ class Cluster(Protocol):
 
     def share_settings(self, group_id: str) -> ShareSettings: ...
 
+    def streams_settings(self, group_id: str) -> StreamsSettings: ...
+
 
 class FixedCluster:
     """Topics as set(): for tests, tools and simulations."""
@@ -56,6 +58,7 @@ class FixedCluster:
         self.version = 0
         self.group_settings = settings or ConsumerSettings()
         self.share_group_settings = ShareSettings()
+        self.streams_group_settings = StreamsSettings()
         self.topics: dict[str, Topic] = {}
         self._names_by_id: dict[bytes, str] = {}
         self._names: frozenset[str] = frozenset()
@@ -99,3 +102,6 @@ class FixedCluster:
 
     def share_settings(self, group_id: str) -> ShareSettings:
         return self.share_group_settings
+
+    def streams_settings(self, group_id: str) -> StreamsSettings:
+        return self.streams_group_settings

@@ -56,13 +56,13 @@ from mqd.coordinator.group.consumer.members import (
     STABLE,
     Member,
     Owners,
-    intersection,
     reconciled,
 )
 from mqd.coordinator.group.consumer.records import Current, Description, Partitions
 from mqd.coordinator.group.consumer.requests import Refused
 from mqd.coordinator.group.modern import ModernGroup
 from mqd.coordinator.group.offsets import CommitOffsets
+from mqd.coordinator.group.sets import intersection
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatResponse
 
@@ -106,6 +106,7 @@ class ConsumerGroup(ModernGroup):
 
         super().__init__(group_id, cluster)
         self.members: dict[str, Member] = {}
+        self.target: dict[str, Partitions] = {}
         self.static: dict[str, str] = {}  # instance id -> member id
         self.owners = Owners()
         self.assignor_votes: dict[str, int] = {}
@@ -180,9 +181,6 @@ class ConsumerGroup(ModernGroup):
             return 0
         member = self.members.get(member_id or "")
         return int(ErrorCode.UNKNOWN_MEMBER_ID) if member is None else self._validate_epoch(member, member_epoch)
-
-    def delete_error(self) -> int:
-        return 0
 
     def _validate_epoch(self, member: Member, epoch: int) -> int:
         if epoch == member.epoch:

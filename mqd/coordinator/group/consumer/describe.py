@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from mqd.coordinator.group.classic.members import NEVER
 from mqd.coordinator.group.classic.state import Holder
-from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member, difference
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member
 from mqd.coordinator.group.consumer.records import Partitions
+from mqd.coordinator.group.sets import difference
 from mqd.protocol.messages import ConsumerGroupDescribeResponse
 
 if TYPE_CHECKING:

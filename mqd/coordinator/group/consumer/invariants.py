@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqd.coordinator.group.classic.members import NEVER
-from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, STABLE, WAITING, intersection
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, STABLE, WAITING
+from mqd.coordinator.group.sets import intersection
 
 if TYPE_CHECKING:
     from mqd.coordinator.group.consumer.core import ConsumerGroup

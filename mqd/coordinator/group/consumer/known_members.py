@@ -7,8 +7,9 @@ from typing import Protocol
 
 from mqd.coordinator.group.consumer import requests
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
-from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, Member, contains
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, Member
 from mqd.coordinator.group.consumer.requests import Refused
+from mqd.coordinator.group.sets import contains
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 

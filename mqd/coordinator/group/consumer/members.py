@@ -15,11 +15,10 @@ that it does not concern.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from mqd.coordinator.group.classic.members import Watched
 from mqd.coordinator.group.consumer.records import Current, Description, Partitions
 from mqd.coordinator.group.consumer.subscriptions import Entry, Key
+from mqd.coordinator.group.sets import difference, intersection, overlap, union
 
 STABLE, REVOKING, WAITING = 0, 1, 2
 LEFT_STATIC_EPOCH = -2  # a static member that left and may come back
@@ -123,53 +122,6 @@ class Member(Watched):
     @property
     def is_classic(self) -> bool:
         return self.description.classic is not None
-
-
-# -- sets of partitions ----------------------------------------------------------------------------
-
-
-def intersection(one: Partitions, other: Mapping[bytes, tuple[int, ...]]) -> Partitions:
-    if one is other:
-        return one
-    found: Partitions = {}
-    for topic_id, indexes in one.items():
-        others = other.get(topic_id)
-        if others is None:
-            continue
-        both = indexes if others == indexes else tuple(sorted(set(indexes).intersection(others)))
-        if both:
-            found[topic_id] = both
-    return found
-
-
-def difference(one: Partitions, other: Mapping[bytes, tuple[int, ...]]) -> Partitions:
-    found: Partitions = {}
-    for topic_id, indexes in one.items():
-        others = other.get(topic_id)
-        rest = (
-            indexes if others is None else () if others == indexes else tuple(sorted(set(indexes).difference(others)))
-        )
-        if rest:
-            found[topic_id] = rest
-    return found
-
-
-def union(one: Partitions, other: Partitions) -> Partitions:
-    if not other:
-        return one
-    found = dict(one)
-    for topic_id, indexes in other.items():
-        mine = found.get(topic_id)
-        found[topic_id] = indexes if mine is None else tuple(sorted({*mine, *indexes}))
-    return found
-
-
-def overlap(one: Partitions, other: Mapping[bytes, tuple[int, ...]]) -> bool:
-    return any(topic_id in other and not set(indexes).isdisjoint(other[topic_id]) for topic_id, indexes in one.items())
-
-
-def contains(whole: Partitions, part: Partitions) -> bool:
-    return all(topic_id in whole and set(whole[topic_id]).issuperset(indexes) for topic_id, indexes in part.items())
 
 
 # -- reconciliation --------------------------------------------------------------------------------

@@ -34,11 +34,12 @@ from mqd.coordinator.actions import Action, Effect, Reply, TimerFired, persists
 from mqd.coordinator.group.classic.members import NEVER, Watched
 from mqd.coordinator.group.consumer.assignors import MemberSpec
 from mqd.coordinator.group.consumer.cluster import Cluster
-from mqd.coordinator.group.consumer.members import NOTHING, difference, intersection, union
+from mqd.coordinator.group.consumer.members import NOTHING
 from mqd.coordinator.group.consumer.records import Partitions
 from mqd.coordinator.group.consumer.requests import Refused
 from mqd.coordinator.group.consumer.subscriptions import Entry, Key
 from mqd.coordinator.group.modern import ModernGroup
+from mqd.coordinator.group.sets import difference, intersection, union
 from mqd.coordinator.group.share import assignor, offsets, records
 from mqd.coordinator.group.share.events import (
     AlterOffsets,
@@ -107,6 +108,7 @@ class ShareGroup(ModernGroup):
     def __init__(self, group_id: str, cluster: Cluster) -> None:
         super().__init__(group_id, cluster)
         self.members: dict[str, Member] = {}
+        self.target: dict[str, Partitions] = {}
         self.states = States()
         self.assigned_count = 0
         self.is_deleted = False  # by DeleteGroups: its last records are tombstones

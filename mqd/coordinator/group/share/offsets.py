@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 from mqd.coordinator.actions import Action, Effect, KeyValue, Reply
 from mqd.coordinator.group.consumer.cluster import Cluster
-from mqd.coordinator.group.consumer.members import difference, union
 from mqd.coordinator.group.consumer.records import Partitions
+from mqd.coordinator.group.sets import difference, union
 from mqd.coordinator.group.share.events import AlterOffsets, DeleteOffsets, DeleteStates, Offsets, StatesChanged
 from mqd.coordinator.group.share.records import States
 from mqd.protocol.errors import ErrorCode, error_message

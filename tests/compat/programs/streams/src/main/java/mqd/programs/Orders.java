@@ -15,7 +15,7 @@ import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.TimeWindows;
 
 /**
- * Orders of customers: {@code Orders BOOTSTRAP STATE_DIRECTORY}. Each order is enriched from a table of
+ * Orders of customers: {@code Orders BOOTSTRAP STATE_DIRECTORY GROUP_PROTOCOL}. Each order is enriched from a table of
  * customers, counted by customer and minute, and joined with its payment, which is another stream. All
  * state is in RocksDB. Without a cache every change is written, so that a repetition shows.
  */
@@ -39,8 +39,11 @@ public final class Orders {
         settings.put("default.key.serde", Serdes.StringSerde.class);
         settings.put("default.value.serde", Serdes.StringSerde.class);
         settings.put("consumer.auto.offset.reset", "earliest");
-        settings.put("consumer.session.timeout.ms", "6000");
-        settings.put("consumer.heartbeat.interval.ms", "500");
+        settings.put("group.protocol", words[2]);
+        if (words[2].equals("classic")) { // with "streams" both are settings of the broker
+            settings.put("consumer.session.timeout.ms", "6000");
+            settings.put("consumer.heartbeat.interval.ms", "500");
+        }
         settings.put("producer.transaction.timeout.ms", "10000");
         settings.put("producer.linger.ms", "5");
         KafkaStreams streams = new KafkaStreams(topology(), settings);

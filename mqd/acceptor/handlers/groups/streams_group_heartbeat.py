@@ -1,0 +1,129 @@
+"""StreamsGroupHeartbeat 0 (KIP-1071): all communication between a member and its streams group. Creates
+the internal topics that the group's topology lacks, in the name of the client.
+"""
+
+import msgspec
+
+from mqd.acceptor.broker import Context
+from mqd.acceptor.handlers.groups.group_requests import has_streams_groups, request_group
+from mqd.acceptor.handlers.topics import create_topics
+from mqd.acceptor.handlers.topics.topic_names import is_possible
+from mqd.cluster.metadata.state import INTERNAL_TOPICS
+from mqd.coordinator.group.streams.core import refusal
+from mqd.coordinator.group.streams.events import StreamsHeartbeat, StreamsHeartbeatOutcome
+from mqd.coordinator.group.streams.requests import internal_topic_names, problem_of, topic_names
+from mqd.coordinator.group.streams.topology import MISSING_INTERNAL_TOPICS, NewTopic
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.protocol.errors import ErrorCode, error_message
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import (
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    StreamsGroupHeartbeatRequest,
+    StreamsGroupHeartbeatResponse,
+)
+from mqd.security.acl import Operation, ResourceType
+
+CREATE_TOPICS, CREATE_TOPICS_VERSION = 19, 7
+CREATE_TIMEOUT_MS = 10_000
+
+
+async def handle(
+    context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest
+) -> StreamsGroupHeartbeatResponse:
+    refused = _refused(context, request)
+    if refused is not None:
+        return refused
+    try:
+        outcome = await _heartbeat(context, header, request)
+        if not outcome.missing:
+            return outcome.response
+        failures = await _create(context, header, outcome.missing)
+        if failures:
+            for status in outcome.response.status or ():
+                if status.status_code == MISSING_INTERNAL_TOPICS:
+                    status.status_detail += f"; {failures}"
+            return outcome.response
+        return await _again(context, header, request, outcome.response)
+    except CoordinatorError as error:
+        return _failed(error.error_code)
+
+
+def _refused(context: Context, request: StreamsGroupHeartbeatRequest) -> StreamsGroupHeartbeatResponse | None:
+    if not has_streams_groups(context.broker):
+        return _failed(ErrorCode.UNSUPPORTED_VERSION)
+    problem = problem_of(request)
+    if problem is not None:
+        return _failed(ErrorCode.INVALID_REQUEST, problem)
+    names = topic_names(request)
+    if internal := sorted(INTERNAL_TOPICS.intersection(names)):
+        return _failed(
+            ErrorCode.STREAMS_INVALID_TOPOLOGY,
+            f"Use of Kafka internal topics {','.join(internal)} in a Kafka Streams topology is prohibited.",
+        )
+    if invalid := [name for name in internal_topic_names(request) if not is_possible(name)]:
+        return _failed(
+            ErrorCode.STREAMS_INVALID_TOPOLOGY, f"Internal topic names {','.join(invalid)} are not valid topic names."
+        )
+    if not all(context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names):
+        return _failed(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    return None
+
+
+async def _heartbeat(
+    context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest
+) -> StreamsHeartbeatOutcome:
+    client_id, host = header.client_id or "", f"/{context.address.described_ip}"
+    found: StreamsHeartbeatOutcome = await request_group(
+        context.broker, request.group_id, lambda number: StreamsHeartbeat(number, client_id, host, request)
+    )
+    return found
+
+
+async def _again(
+    context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest, first: StreamsGroupHeartbeatResponse
+) -> StreamsGroupHeartbeatResponse:
+    """The topics are there: the member need not wait for its next heartbeat to learn it."""
+    follows = msgspec.structs.replace(request, member_epoch=first.member_epoch, topology=None)
+    response = (await _heartbeat(context, header, follows)).response
+    if response.error_code:
+        return first
+    if response.active_tasks is None:
+        response.active_tasks, response.standby_tasks = first.active_tasks, first.standby_tasks
+        response.warmup_tasks = first.warmup_tasks
+    return response
+
+
+async def _create(context: Context, header: RequestHeader, missing: tuple[NewTopic, ...]) -> str:
+    """Returns why some could not be created; "": all exist."""
+    message = CreateTopicsRequest
+    topics = [
+        message.Topic(
+            name=topic.name,
+            num_partitions=topic.partition_count,
+            replication_factor=topic.replication_factor,
+            configs=[message.Config(name=name, value=value) for name, value in topic.configs],
+        )
+        for topic in missing
+    ]
+    creation = RequestHeader(CREATE_TOPICS, CREATE_TOPICS_VERSION, header.correlation_id, header.client_id)
+    answer = await create_topics.handle(context, creation, message(topics=topics, timeout_ms=CREATE_TIMEOUT_MS))
+    return _described_failures(answer)
+
+
+def _described_failures(answer: CreateTopicsResponse) -> str:
+    failed = [one for one in answer.topics if one.error_code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS)]
+    denied = sorted(one.name for one in failed if one.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    others = [
+        f"{one.name} ({one.error_message or error_message(one.error_code)})"
+        for one in failed
+        if one.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    ]
+    found = [f"Unauthorized to CREATE on topics {', '.join(denied)}."] if denied else []
+    if others:
+        found.append(f"Creation failed: {', '.join(sorted(others))}.")
+    return " ".join(found)
+
+
+def _failed(error: int, message: str | None = None) -> StreamsGroupHeartbeatResponse:
+    return refusal(error, message or error_message(error)).response

@@ -1,0 +1,169 @@
+"""The assignor `sticky` of streams groups (KIP-1071), as a pure function.
+
+Guarantees (asserted by check_assignment() and the property tests)
+    A1  every task is active at exactly one member; members' counts of active tasks differ by at
+        most one
+    A2  a process has each task at most once, in whatever role
+    A3  each task of a stateful subtopology has as many standbys as configured, or as there are
+        other processes; no other task has any
+    A4  members keep their active tasks as far as A1 allows: the same input changes nothing
+    A5  active tasks that must move go to processes that had them as standbys, as far as A1 allows
+    A6  the same input gives the same output
+Cost: O(tasks log members + standbys x processes).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mqd.coordinator.group.streams.tasks import NOTHING, Task, Tasks, TaskSet, each, task_set
+
+NAME = "sticky"
+
+
+class MemberSpec(NamedTuple):
+    """`current`: the member's part of the last target."""
+
+    process_id: str
+    current: Tasks
+
+
+class Shape(NamedTuple):
+    """Number of tasks by subtopology, and which subtopologies have changelogs."""
+
+    task_counts: Mapping[str, int]
+    stateful: frozenset[str]
+
+
+def sticky(members: Mapping[str, MemberSpec], shape: Shape, standby_replicas: int) -> dict[str, Tasks]:
+    if not members:
+        return {}
+    active = _active(members, shape)
+    standby = _standbys(members, shape, active, standby_replicas) if standby_replicas else {}
+    return {
+        member_id: _kept_object(Tasks(task_set(active[member_id]), task_set(standby.get(member_id, [])), NOTHING), spec)
+        for member_id, spec in members.items()
+    }
+
+
+def _kept_object(tasks: Tasks, spec: MemberSpec) -> Tasks:
+    return spec.current if tasks == spec.current else tasks
+
+
+def _tasks(shape: Shape) -> list[Task]:
+    """Those of one partition number follow each other, so that a subtopology's tasks are spread."""
+    every = [(name, partition) for name in sorted(shape.task_counts) for partition in range(shape.task_counts[name])]
+    return sorted(every, key=lambda task: (task[1], task[0]))
+
+
+def _active(members: Mapping[str, MemberSpec], shape: Shape) -> dict[str, list[Task]]:
+    tasks = _tasks(shape)
+    low, extra = divmod(len(tasks), len(members))
+    free = dict.fromkeys(tasks)
+    held: dict[str, list[Task]] = {}
+    for member_id in sorted(members):
+        held[member_id] = [task for task in each(members[member_id].current.active) if task in free]
+        for task in held[member_id]:
+            del free[task]
+    for member_id in sorted(held, key=lambda name: -len(held[name])):  # the fullest may keep one more
+        size = low + (extra > 0 and len(held[member_id]) > low)
+        extra -= size - low
+        for task in held[member_id][size:]:
+            free[task] = None
+        del held[member_id][size:]
+    rest = _to_standbys(members, [task for task in tasks if task in free], held, low, extra)
+    heap = [(len(taken), name) for name, taken in held.items()]
+    heapq.heapify(heap)
+    for task in rest:
+        count, member_id = heap[0]
+        held[member_id].append(task)
+        heapq.heapreplace(heap, (count + 1, member_id))
+    return held
+
+
+def _to_standbys(
+    members: Mapping[str, MemberSpec], tasks: list[Task], held: dict[str, list[Task]], low: int, extra: int
+) -> list[Task]:
+    """Gives tasks to members of processes that have their state; `extra` members may have one more
+    than `low`. Returns the others.
+    """
+    with_state: dict[Task, list[str]] = {}
+    by_process: dict[str, list[str]] = {}
+    for member_id in sorted(members):
+        spec = members[member_id]
+        by_process.setdefault(spec.process_id, []).append(member_id)
+        for role in (spec.current.active, spec.current.standby):
+            for task in each(role):
+                with_state.setdefault(task, []).append(member_id)
+    rest = []
+    for task in tasks:
+        holders = with_state.get(task, [])
+        mates = [mate for holder in holders for mate in by_process[members[holder].process_id]]
+        taker = next((one for one in (*holders, *mates) if len(held[one]) < low + (extra > 0)), None)
+        if taker is None:
+            rest.append(task)
+        else:
+            held[taker].append(task)
+            extra -= len(held[taker]) > low
+    return rest
+
+
+def _standbys(
+    members: Mapping[str, MemberSpec], shape: Shape, active: Mapping[str, list[Task]], replicas: int
+) -> dict[str, list[Task]]:
+    runs = {task: members[name].process_id for name, tasks in active.items() for task in tasks}
+    has = {(process, task) for task, process in runs.items()}
+    backs: dict[tuple[str, str], int] = {}  # (process, member): tasks of the process that it stands by for
+    load = {name: len(tasks) for name, tasks in active.items()}
+    found: dict[str, list[Task]] = {name: [] for name in sorted(members)}
+    before: dict[Task, list[str]] = {}
+    for name in found:
+        for role in (members[name].current.standby, members[name].current.active):
+            for task in each(role):
+                before.setdefault(task, []).append(name)
+    processes = {spec.process_id for spec in members.values()}
+    stateful = [task for task in _tasks(shape) if task[0] in shape.stateful]
+    wanted = min(replicas, len(processes) - 1)
+    limit = -(-(sum(load.values()) + wanted * len(stateful)) // len(members))
+
+    def take(name: str, task: Task) -> None:
+        found[name].append(task)
+        load[name] += 1
+        has.add((members[name].process_id, task))
+        backs[runs[task], name] = backs.get((runs[task], name), 0) + 1
+
+    for task in stateful:
+        lacking = wanted
+        for name in before.get(task, ()):
+            if lacking and load[name] < limit and (members[name].process_id, task) not in has:
+                take(name, task)
+                lacking -= 1
+        for _ in range(lacking):
+            others = (name for name in found if (members[name].process_id, task) not in has)
+            take(min(others, key=lambda name: (load[name], backs.get((runs[task], name), 0), name)), task)
+    return found
+
+
+def check_assignment(
+    members: Mapping[str, MemberSpec], shape: Shape, replicas: int, found: Mapping[str, Tasks]
+) -> None:
+    """Asserts A1 to A3."""
+    every = {(name, partition) for name, count in shape.task_counts.items() for partition in range(count)}
+    active = [task for tasks in found.values() for task in each(tasks.active)]
+    assert len(active) == len(set(active)) and set(active) == every, "A1: not each task is active once"
+    counts = [_size(tasks.active) for tasks in found.values()]
+    assert not counts or max(counts) - min(counts) <= 1, f"A1: {counts}"
+    held = [(members[name].process_id, task) for name, tasks in found.items() for role in tasks for task in each(role)]
+    assert len(held) == len(set(held)), "A2: a process has a task twice"
+    processes = len({spec.process_id for spec in members.values()})
+    expected = min(replicas, processes - 1)
+    standbys = [task for tasks in found.values() for task in each(tasks.standby)]
+    for task in every:
+        wanted = expected if task[0] in shape.stateful else 0
+        assert standbys.count(task) == wanted, f"A3: {task} has {standbys.count(task)} standbys, not {wanted}"
+
+
+def _size(role: TaskSet) -> int:
+    return sum(map(len, role.values()))

@@ -1,0 +1,34 @@
+"""The events of a streams group (KIP-1071)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mqd.coordinator.group.streams.topology import NewTopic
+from mqd.protocol.messages import StreamsGroupHeartbeatRequest, StreamsGroupHeartbeatResponse
+
+
+class StreamsHeartbeat(msgspec.Struct, frozen=True, gc=False):
+    """The handler checks everything that needs no state. Answered with a StreamsHeartbeatOutcome."""
+
+    request: int
+    client_id: str
+    client_host: str
+    message: StreamsGroupHeartbeatRequest
+
+
+class StreamsHeartbeatOutcome(msgspec.Struct, frozen=True):
+    """`missing`: internal topics that the handler has to create."""
+
+    response: StreamsGroupHeartbeatResponse
+    missing: tuple[NewTopic, ...] = ()
+
+    @property
+    def error_code(self) -> int:
+        return self.response.error_code
+
+
+class StreamsDescribe(msgspec.Struct, frozen=True, gc=False):
+    """Answered with a StreamsGroupDescribeResponse.Group."""
+
+    request: int

@@ -1,0 +1,100 @@
+"""A member of a streams group, the tasks it holds, and their reconciliation with its target.
+
+    STABLE      the target takes something away -> UNREVOKED; some of its new tasks are still held
+                by other members -> UNRELEASED
+    UNREVOKED   the member reports that it no longer owns what it must lose -> STABLE or UNRELEASED,
+                at the target's epoch
+    UNRELEASED  the tasks are free -> STABLE
+
+The numbers are those of Kafka's records.
+"""
+
+from __future__ import annotations
+
+from mqd.coordinator.group.classic.members import Watched
+from mqd.coordinator.group.streams.records import Current, Description, Epochs
+from mqd.coordinator.group.streams.tasks import (
+    NO_TASKS,
+    Holders,
+    Tasks,
+    difference,
+    each,
+    intersection,
+    overlap,
+    task_set,
+    union,
+)
+
+STABLE, UNREVOKED, UNRELEASED = 1, 2, 3
+JUST_JOINED = Current(0, 0, STABLE, NO_TASKS, NO_TASKS, {})
+
+
+class Member(Watched):
+    """The Watched of a member is its session; `step` is its obligation to release tasks."""
+
+    __slots__ = ("current", "description", "step")
+
+    def __init__(self, member_id: str, description: Description, current: Current = JUST_JOINED) -> None:
+        super().__init__(member_id)
+        self.description = description
+        self.current = current
+        self.step = Watched(member_id)
+
+    @property
+    def epoch(self) -> int:
+        return self.current.epoch
+
+    @property
+    def process_id(self) -> str:
+        return self.description.process_id
+
+
+def reconciled(member: Member, target: Tasks, target_epoch: int, holders: Holders, owned: Tasks | None) -> Current:
+    """The member's new state. `owned`: the tasks that it reports; None: it reported none. Pure."""
+    current = member.current
+    epoch, assigned = current.epoch, current.assigned
+    if current.state == UNREVOKED:
+        if owned is None or overlap(current.revoking, owned):
+            return current
+        epoch = min(epoch + 1, target_epoch)
+    elif current.state == STABLE and epoch == target_epoch and assigned == target:
+        return current
+    kept = intersection(assigned, target)
+    revoking = difference(assigned, kept)
+    if not revoking.is_empty and (owned is None or overlap(revoking, owned)):
+        return Current(epoch, _previous(current, epoch), UNREVOKED, kept, revoking, _epochs(current, assigned))
+    free, waits = _free(member, difference(target, kept), holders)
+    held = union(kept, free)
+    return Current(
+        target_epoch,
+        _previous(current, target_epoch),
+        UNRELEASED if waits else STABLE,
+        held,
+        NO_TASKS,
+        dict.fromkeys(each(free.active), target_epoch) | _epochs(current, kept),
+    )
+
+
+def _epochs(current: Current, kept: Tasks) -> Epochs:
+    return {task: current.epochs[task] for task in each(kept.active)}
+
+
+def _previous(current: Current, epoch: int) -> int:
+    """The older epoch that the member may still use if it has missed the new one."""
+    return current.epoch if epoch != current.epoch else current.previous_epoch
+
+
+def _free(member: Member, requested: Tasks, holders: Holders) -> tuple[Tasks, bool]:
+    """(those that no other member holds, whether there are others)."""
+    found = [
+        task_set(
+            [
+                task
+                for task in each(role)
+                if holders.may_take(member.member_id, member.process_id, task, is_active=number == 0)
+            ]
+        )
+        for number, role in enumerate(requested)
+    ]
+    free = Tasks(*found)
+    return free, free.size < requested.size

@@ -1,0 +1,250 @@
+"""The records of a streams group in `__consumer_offsets` as Python values: the layer between
+mqd/coordinator/group/records.py, which encodes the bytes, and the core.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mqd.coordinator.actions import KeyValue
+from mqd.coordinator.group import records
+from mqd.coordinator.group.consumer.records import epoch_of
+from mqd.coordinator.group.streams.tasks import Tasks, TaskSet
+from mqd.coordinator.group.streams.topology import InternalTopic, InvalidTopology, Topology, parse
+from mqd.coordinator.schema import key_type_of
+
+METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, TOPOLOGY = 17, 19, 20, 21, 22, 23
+STANDBY_REPLICAS = "num.standby.replicas"  # among the configs of the last assignment
+
+_GROUP, _MEMBER = records.STREAMS_GROUP_METADATA, records.STREAMS_GROUP_MEMBER_METADATA
+_TARGET_EPOCH, _TARGET = (
+    records.STREAMS_GROUP_TARGET_ASSIGNMENT_METADATA,
+    records.STREAMS_GROUP_TARGET_ASSIGNMENT_MEMBER,
+)
+_CURRENT, _TOPOLOGY = records.STREAMS_GROUP_CURRENT_MEMBER_ASSIGNMENT, records.STREAMS_GROUP_TOPOLOGY
+_Config, _Topology = _GROUP.value.cls.LastAssignmentConfig, _TOPOLOGY.value.cls
+
+Epochs = dict[tuple[str, int], int]  # active task -> the epoch in which its member got it
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """`validated_epoch`: of the topology, if it was ready; otherwise -1. `standby_replicas`: the
+    setting that the last assignment used; None: not known.
+    """
+
+    epoch: int
+    metadata_hash: int
+    validated_epoch: int = -1
+    standby_replicas: int | None = None
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A member's description of itself."""
+
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    topology_epoch: int
+    process_id: str
+    endpoint: tuple[str, int] | None  # application.server: host, port
+    tags: tuple[tuple[str, str], ...]
+
+
+class Current(msgspec.Struct, frozen=True):
+    """The tasks that a member holds. `epochs`: of its active tasks, those to be revoked included."""
+
+    epoch: int
+    previous_epoch: int
+    state: int
+    assigned: Tasks
+    revoking: Tasks
+    epochs: Epochs
+
+
+def group_record(group_id: str, metadata: Metadata) -> KeyValue:
+    standby = metadata.standby_replicas
+    value = _GROUP.value.cls(
+        epoch=metadata.epoch,
+        metadata_hash=metadata.metadata_hash,
+        validated_topology_epoch=metadata.validated_epoch,
+        last_assignment_configs=None if standby is None else [_Config(STANDBY_REPLICAS, str(standby))],
+    )
+    return _GROUP.encode_key(group_id), _GROUP.encode_value(value)
+
+
+def decode_group(value: bytes) -> Metadata:
+    record = _GROUP.decode_value(value)
+    configs = {one.key: one.value for one in record.last_assignment_configs or ()}
+    standby = configs.get(STANDBY_REPLICAS, "")
+    return Metadata(
+        epoch_of(record.epoch),
+        record.metadata_hash,
+        record.validated_topology_epoch,
+        int(standby) if standby.isascii() and standby.isdigit() else None,
+    )
+
+
+def member_record(group_id: str, member_id: str, member: Description) -> KeyValue:
+    cls = _MEMBER.value.cls
+    value = cls(
+        rack_id=member.rack_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        topology_epoch=member.topology_epoch,
+        process_id=member.process_id,
+        user_endpoint=None if member.endpoint is None else cls.Endpoint(*member.endpoint),
+        client_tags=[cls.KeyValue(key, text) for key, text in member.tags],
+    )
+    return _MEMBER.encode_key(group_id, member_id), _MEMBER.encode_value(value)
+
+
+def decode_member(value: bytes) -> Description:
+    record = _MEMBER.decode_value(value)
+    endpoint = record.user_endpoint
+    return Description(
+        record.rack_id,
+        record.client_id,
+        record.client_host,
+        record.rebalance_timeout_ms,
+        record.topology_epoch,
+        record.process_id,
+        None if endpoint is None else (endpoint.host, endpoint.port),
+        tuple(sorted((one.key, one.value) for one in record.client_tags)),
+    )
+
+
+def target_epoch_record(group_id: str, epoch: int) -> KeyValue:
+    value = _TARGET_EPOCH.value.cls(assignment_epoch=epoch)
+    return _TARGET_EPOCH.encode_key(group_id), _TARGET_EPOCH.encode_value(value)
+
+
+def decode_target_epoch(value: bytes) -> int:
+    return epoch_of(_TARGET_EPOCH.decode_value(value).assignment_epoch)
+
+
+def target_record(group_id: str, member_id: str, tasks: Tasks) -> KeyValue:
+    cls = _TARGET.value.cls
+    value = cls(*(listed(role, cls.TaskIds) for role in tasks))
+    return _TARGET.encode_key(group_id, member_id), _TARGET.encode_value(value)
+
+
+def decode_target(value: bytes) -> Tasks:
+    record = _TARGET.decode_value(value)
+    return Tasks(*map(tasks_of, (record.active_tasks, record.standby_tasks, record.warmup_tasks)))
+
+
+def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
+    cls = _CURRENT.value.cls
+    value = cls(
+        current.epoch,
+        current.previous_epoch,
+        current.state,
+        _with_epochs(current.assigned.active, current.epochs),
+        *(listed(role, cls.TaskIds) for role in current.assigned[1:]),
+        _with_epochs(current.revoking.active, current.epochs),
+        *(listed(role, cls.TaskIds) for role in current.revoking[1:]),
+    )
+    return _CURRENT.encode_key(group_id, member_id), _CURRENT.encode_value(value)
+
+
+def decode_current(value: bytes) -> Current:
+    record = _CURRENT.decode_value(value)
+    epoch = epoch_of(record.member_epoch)
+    assigned = (record.active_tasks, record.standby_tasks, record.warmup_tasks)
+    revoking = (
+        record.active_tasks_pending_revocation,
+        record.standby_tasks_pending_revocation,
+        record.warmup_tasks_pending_revocation,
+    )
+    return Current(
+        epoch,
+        epoch_of(record.previous_member_epoch),
+        record.state,
+        Tasks(*map(tasks_of, assigned)),
+        Tasks(*map(tasks_of, revoking)),
+        {
+            (one.subtopology_id, partition): since
+            for one in (*assigned[0], *revoking[0])
+            for partition, since in zip(
+                one.partitions, one.assignment_epochs or [epoch] * len(one.partitions), strict=False
+            )
+        },
+    )
+
+
+def topology_record(group_id: str, topology: Topology) -> KeyValue:
+    subtopologies = [
+        _Topology.Subtopology(
+            subtopology_id=one.subtopology_id,
+            source_topics=list(one.source_topics),
+            state_changelog_topics=[_topic(topic) for topic in one.changelogs],
+            repartition_sink_topics=list(one.repartition_sinks),
+            repartition_source_topics=[_topic(topic) for topic in one.repartition_sources],
+            copartition_groups=[
+                _Topology.CopartitionGroup(
+                    source_topics=list(group.source_topics), repartition_source_topics=list(group.repartition_sources)
+                )
+                for group in one.copartition_groups
+            ],
+        )
+        for one in topology.subtopologies
+    ]
+    return _TOPOLOGY.encode_key(group_id), _TOPOLOGY.encode_value(_Topology(topology.epoch, subtopologies))
+
+
+def decode_topology(value: bytes) -> Topology:
+    try:
+        return parse(_TOPOLOGY.decode_value(value))
+    except InvalidTopology as problem:
+        raise ValueError(str(problem)) from None
+
+
+def _topic(topic: InternalTopic) -> Any:
+    configs = [_Topology.TopicConfig(key, text) for key, text in topic.configs]
+    return _Topology.TopicInfo(topic.name, topic.partitions, topic.replication_factor, configs)
+
+
+def member_tombstones(group_id: str, member_id: str) -> list[KeyValue]:
+    return [(one.encode_key(group_id, member_id), None) for one in (_CURRENT, _TARGET, _MEMBER)]
+
+
+def group_tombstones(group_id: str) -> list[KeyValue]:
+    """Tombstones for the group itself, without its members."""
+    return [(one.encode_key(group_id), None) for one in (_TARGET_EPOCH, _TOPOLOGY, _GROUP)]
+
+
+def decode_key(key: bytes) -> tuple[int, str]:
+    """(type, member id; "" for records of the group itself). Raises ValueError."""
+    kind = key_type_of(key)
+    return kind, getattr(records.STREAMS_GROUP_TYPES[kind].decode_key(key), "member_id", "")
+
+
+def listed(role: TaskSet, cls: type) -> list[Any]:
+    return [cls(subtopology_id=name, partitions=list(partitions)) for name, partitions in role.items()]
+
+
+def _with_epochs(role: TaskSet, epochs: Epochs) -> list[Any]:
+    found = listed(role, _CURRENT.value.cls.TaskIds)
+    for one in found:
+        one.assignment_epochs = [epochs[one.subtopology_id, partition] for partition in one.partitions]
+    return found
+
+
+def tasks_of(listed: list[Any]) -> TaskSet:
+    """Raises ValueError."""
+    found: TaskSet = {}
+    for one in listed:
+        partitions = one.partitions
+        if (
+            one.subtopology_id in found
+            or any(partition < 0 for partition in partitions)
+            or len(set(partitions)) != len(partitions)
+        ):
+            raise ValueError("an assignment lists a task twice, or a partition below 0")
+        if partitions:
+            found[one.subtopology_id] = tuple(sorted(partitions))
+    return found

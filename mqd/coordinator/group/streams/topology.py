@@ -1,0 +1,285 @@
+"""A topology of Kafka Streams, and its configuration against the topics that exist: how many tasks
+each subtopology has, how many partitions its internal topics need, and which of them are missing.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+MISSING_SOURCE_TOPICS, INCORRECTLY_PARTITIONED_TOPICS, MISSING_INTERNAL_TOPICS = 1, 2, 3
+CountOf = Callable[[str], int | None]  # a topic's partitions; None: it does not exist
+NAMED_MAX = 10  # names of topics in a status
+
+
+class InternalTopic(msgspec.Struct, frozen=True):
+    """A changelog or repartition topic. `partitions` 0: as many as configure() finds.
+    `replication_factor` 0: the broker's default.
+    """
+
+    name: str
+    partitions: int
+    replication_factor: int
+    configs: tuple[tuple[str, str], ...]
+
+
+class CopartitionGroup(msgspec.Struct, frozen=True):
+    """Topics that must have the same number of partitions: indexes into the subtopology's lists."""
+
+    source_topics: tuple[int, ...]
+    repartition_sources: tuple[int, ...]
+
+
+class Subtopology(msgspec.Struct, frozen=True):
+    subtopology_id: str
+    source_topics: tuple[str, ...]
+    changelogs: tuple[InternalTopic, ...]
+    repartition_sinks: tuple[str, ...]
+    repartition_sources: tuple[InternalTopic, ...]
+    copartition_groups: tuple[CopartitionGroup, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (*self.source_topics, *(topic.name for topic in self.repartition_sources))
+
+
+class Topology(msgspec.Struct, frozen=True):
+    epoch: int
+    subtopologies: tuple[Subtopology, ...]  # sorted by id
+
+    @property
+    def topic_names(self) -> tuple[str, ...]:
+        """Of every topic that it reads or keeps its state in, sorted."""
+        changelogs = {topic.name for one in self.subtopologies for topic in one.changelogs}
+        return tuple(sorted(changelogs.union(*(one.inputs for one in self.subtopologies))))
+
+    def find(self, subtopology_id: str) -> Subtopology | None:
+        return next((one for one in self.subtopologies if one.subtopology_id == subtopology_id), None)
+
+
+class NewTopic(NamedTuple):
+    """An internal topic that has to be created. `replication_factor` -1: the broker's default."""
+
+    name: str
+    partition_count: int
+    replication_factor: int
+    configs: tuple[tuple[str, str], ...]
+
+
+class Configured(NamedTuple):
+    """`task_counts`: tasks of each subtopology; empty unless the topology is ready. `counts`:
+    partitions that the internal topics have or need. `status`: why it is not ready, as (status
+    code, detail).
+    """
+
+    task_counts: Mapping[str, int]
+    counts: Mapping[str, int]
+    status: tuple[int, str] | None = None
+    missing: tuple[NewTopic, ...] = ()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status is None
+
+
+class InvalidTopology(Exception):
+    """It cannot be configured, whatever topics there are."""
+
+
+class _Mispartitioned(Exception):
+    pass
+
+
+def parse(message: Any) -> Topology:
+    """`message`: the topology of a heartbeat or of a record. Raises InvalidTopology."""
+    found: dict[str, Subtopology] = {}
+    for one in message.subtopologies:
+        if one.subtopology_id in found:
+            raise InvalidTopology(f"Subtopology {one.subtopology_id} occurs twice.")
+        if any(
+            number < 0 or number >= len(one.source_topics)
+            for group in one.copartition_groups
+            for number in group.source_topics
+        ) or any(
+            number < 0 or number >= len(one.repartition_source_topics)
+            for group in one.copartition_groups
+            for number in group.repartition_source_topics
+        ):
+            raise InvalidTopology(f"A copartition group of subtopology {one.subtopology_id} has a topic that it lacks.")
+        if not one.source_topics and not one.repartition_source_topics:
+            raise InvalidTopology(f"Subtopology {one.subtopology_id} does not contain any source topics.")
+        found[one.subtopology_id] = Subtopology(
+            one.subtopology_id,
+            tuple(sorted(one.source_topics)),
+            _internal(one.state_changelog_topics),
+            tuple(sorted(one.repartition_sink_topics)),
+            _internal(one.repartition_source_topics),
+            _copartitioned(one),
+        )
+    return Topology(message.epoch, tuple(found[name] for name in sorted(found)))
+
+
+def _internal(topics: Iterable[Any]) -> tuple[InternalTopic, ...]:
+    return tuple(
+        sorted(
+            (
+                InternalTopic(
+                    one.name,
+                    one.partitions,
+                    one.replication_factor,
+                    tuple(sorted((config.key, config.value) for config in one.topic_configs)),
+                )
+                for one in topics
+            ),
+            key=lambda topic: topic.name,
+        )
+    )
+
+
+def _copartitioned(message: Any) -> tuple[CopartitionGroup, ...]:
+    """The lists are sorted, so their indexes change."""
+    sources = _places(message.source_topics)
+    repartitions = _places([topic.name for topic in message.repartition_source_topics])
+    groups = (
+        CopartitionGroup(
+            tuple(sorted(sources[number] for number in one.source_topics)),
+            tuple(sorted(repartitions[number] for number in one.repartition_source_topics)),
+        )
+        for one in message.copartition_groups
+    )
+    return tuple(sorted(groups, key=lambda group: (group.source_topics, group.repartition_sources)))
+
+
+def _places(names: list[str]) -> dict[int, int]:
+    order = sorted(range(len(names)), key=names.__getitem__)
+    return {number: place for place, number in enumerate(order)}
+
+
+# -- configuration ---------------------------------------------------------------------------------
+
+
+def configure(topology: Topology, existing: CountOf) -> Configured:
+    """Raises InvalidTopology."""
+    counts = _fixed(topology)
+    _require_sinks(topology, counts)
+    sources = {name for one in topology.subtopologies for name in one.source_topics}
+    missing = sorted(name for name in sources if existing(name) is None)
+    if missing:
+        return Configured({}, {}, (MISSING_SOURCE_TOPICS, f"Source topics {_some(missing)} are missing."))
+
+    def count_of(name: str) -> int | None:
+        return counts.get(name) or existing(name)
+
+    _derive(topology, counts, existing)
+    try:
+        for one in topology.subtopologies:
+            for group in one.copartition_groups:
+                _copartition(one, group, counts, existing)
+        tasks = {one.subtopology_id: max(count_of(name) or 0 for name in one.inputs) for one in topology.subtopologies}
+        for one in topology.subtopologies:
+            for topic in one.changelogs:
+                counts[topic.name] = tasks[one.subtopology_id]
+        new = _missing(topology, counts, existing)
+    except _Mispartitioned as problem:
+        return Configured({}, {}, (INCORRECTLY_PARTITIONED_TOPICS, str(problem)))
+    if new:
+        detail = f"Internal topics are missing: [{_some([topic.name for topic in new])}]"
+        return Configured({}, counts, (MISSING_INTERNAL_TOPICS, detail), new)
+    return Configured(tasks, counts)
+
+
+def _fixed(topology: Topology) -> dict[str, int]:
+    return {
+        topic.name: topic.partitions
+        for one in topology.subtopologies
+        for topic in one.repartition_sources
+        if topic.partitions > 0
+    }
+
+
+def _open(topology: Topology, counts: Mapping[str, int]) -> set[str]:
+    """Repartition topics whose count is not known yet."""
+    return {
+        topic.name for one in topology.subtopologies for topic in one.repartition_sources if topic.name not in counts
+    }
+
+
+def _require_sinks(topology: Topology, fixed: Mapping[str, int]) -> None:
+    sinks = {name for one in topology.subtopologies for name in one.repartition_sinks}
+    for name in sorted(_open(topology, fixed)):
+        if name not in sinks:
+            raise InvalidTopology(
+                "Failed to compute number of partitions for all repartition topics, because a repartition source topic"
+                " is never used as a sink topic."
+            )
+    solved = set(fixed)
+    while rest := _open(topology, dict.fromkeys(solved, 1)):
+        found = {name for name in rest if _writers_known(topology, name, solved)}
+        if not found:
+            raise InvalidTopology(
+                "Failed to compute number of partitions for all repartition topics. There may be loops in the topology"
+                " that cannot be resolved."
+            )
+        solved |= found
+
+
+def _writers_known(topology: Topology, name: str, solved: set[str]) -> bool:
+    return all(
+        topic.name in solved
+        for one in topology.subtopologies
+        if name in one.repartition_sinks
+        for topic in one.repartition_sources
+    )
+
+
+def _derive(topology: Topology, counts: dict[str, int], existing: CountOf) -> None:
+    while rest := _open(topology, counts):
+        for name in sorted(rest):
+            if _writers_known(topology, name, set(counts)):
+                counts[name] = max(
+                    counts.get(read) or existing(read) or 0
+                    for one in topology.subtopologies
+                    if name in one.repartition_sinks
+                    for read in one.inputs
+                )
+
+
+def _copartition(one: Subtopology, group: CopartitionGroup, counts: dict[str, int], existing: CountOf) -> None:
+    sources = {one.source_topics[number]: existing(one.source_topics[number]) or 0 for number in group.source_topics}
+    repartitions = [one.repartition_sources[number] for number in group.repartition_sources]
+    fixed = {topic.name: topic.partitions for topic in repartitions if topic.partitions > 0}
+    leading = sources or fixed
+    if len(set(leading.values())) > 1:
+        listed = ", ".join(f"{name}={count}" for name, count in sorted(leading.items()))
+        raise _Mispartitioned(f"Following topics do not have the same number of partitions: [{listed}]")
+    count = next(iter(leading.values()), 0) or max((counts[topic.name] for topic in repartitions), default=0)
+    for name, has in fixed.items():
+        if has != count:
+            raise _Mispartitioned(
+                f"Number of partitions [{has}] of repartition topic [{name}] doesn't match number of partitions"
+                f" [{count}] of the source topic."
+            )
+    counts.update((topic.name, count) for topic in repartitions)
+
+
+def _missing(topology: Topology, counts: Mapping[str, int], existing: CountOf) -> tuple[NewTopic, ...]:
+    found: dict[str, NewTopic] = {}
+    for one in topology.subtopologies:
+        for topic in (*one.repartition_sources, *one.changelogs):
+            expected, has = counts[topic.name], existing(topic.name)
+            if has is None:
+                factor = topic.replication_factor if topic.replication_factor > 0 else -1
+                found[topic.name] = NewTopic(topic.name, expected, factor, topic.configs)
+            elif has != expected:
+                raise _Mispartitioned(
+                    f"Existing topic {topic.name} has different number of partitions: expected {expected}, found {has}"
+                )
+    return tuple(found[name] for name in sorted(found))
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {rest} additional topics" if rest > 0 else "")
