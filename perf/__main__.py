@@ -59,7 +59,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
         "cases",
         nargs="*",
         metavar="CASE",
-        help=f"{', '.join((*PAGES, LOCAL))}, or any of: {', '.join(CASES)} (all of these unless told)",
+        help=f"{', '.join((*PAGES, LOCAL))}, or any of: {', '.join(CASES)} (all of these by default)",
     )
     parser.add_argument("--page", action="store_true", help="only fill docs/performance.md from the last run")
     parser.add_argument("--figures", action="store_true", help="only fill mqd/cli/sizing.json from the last runs")

@@ -115,7 +115,7 @@ def groups(bench: Bench) -> None:
         "s",
         left,
         1.0,
-        note="members send a heartbeat every 300 ms, and hear of it by one",
+        note="members send a heartbeat every 300 ms, and learn of it by one",
     )
 
 

@@ -334,7 +334,7 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m perf scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all unless told")
+    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default")
     parser.add_argument("--page", action="store_true", help="only write the page and the charts again")
     arguments = parser.parse_args(words)
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {}

@@ -26,7 +26,7 @@ LOOKED_INTO = {} if os.geteuid() == 0 else {"core.files.allow": "true"}
 
 
 class BrokerFailed(AssertionError):
-    """The broker did not do what was asked; the message holds its logs."""
+    """The broker failed to start or stop; the message holds its logs."""
 
 
 class Broker:

@@ -1,4 +1,4 @@
-"""Certificates for tests, made when a test needs them: a CA, and what it signs."""
+"""Certificates for tests, made when a test needs them: a CA and the certificates it signs."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class LocalConnection(KafkaConnection):
         return bool(poll.poll(0))
 
     def take_replies(self, most: int = 1 << 30) -> bytes:
-        """What lies in the reply ring."""
+        """The bytes in the reply ring."""
         head, tail = self.word(REPLY_HEAD), self.word(REPLY_TAIL)
         count = min(tail - head, most)
         assert 0 <= tail - head <= self.reply_bytes

@@ -75,7 +75,7 @@ def _serve(pipe: Connection, parents: Connection, path: Path) -> None:
     os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
     try:
         local = LocalConnection(path)
-    except Exception as error:  # told to the test, whatever it is
+    except Exception as error:  # any error is reported to the test
         pipe.send(repr(error))
         return
     pipe.send("")

@@ -1,5 +1,6 @@
 """Planted bugs of the controller's and the brokers' cores: one rule each is replaced where it is
-defined, so that the simulators and the random histories can show that they find what it prevents.
+defined, so that the simulators and the random histories can show that they find the bugs it
+prevents.
 
 plant() breaks exactly the named rules in this process until it is called again; names that are not
 in RULES are those of rules elsewhere. A simulated cluster plants what it is made with, and a fixture

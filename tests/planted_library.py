@@ -1,4 +1,4 @@
-"""A pure room of native/ built once more for tests, with planted bugs that can be switched on (its
+"""A pure room of native/ built separately for tests, with planted bugs that can be switched on (its
 planted.h). The broker's own build has none.
 
 The library is made where the sources are compiled: .build/NAME/HASH, by the hash of what goes in,

@@ -34,7 +34,7 @@ def default_seed() -> str:
 
 
 def dealt(tests: Sequence[str], seed: str) -> list[str]:
-    """All of the tests in the order of a seed: hands of HAND tests of one module."""
+    """All of the tests in the order of a seed: groups of HAND tests of one module."""
     chance = random.Random(seed)
     modules: defaultdict[str, list[str]] = defaultdict(list)
     for test in sorted(tests):

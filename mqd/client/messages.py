@@ -286,8 +286,8 @@ def local_error(
 
 
 def broker_error(code: int, doing: str = "", **flags: bool) -> KafkaError:
-    """A KafkaError for an error code in a response; retriable as the protocol's table says unless
-    told.
+    """A KafkaError for an error code in a response; retriable as the protocol's table says by
+    default.
     """
     row = ERRORS.get(code)
     flags.setdefault("retriable", row is not None and row.retriable)

@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
 
 def checked(options: Options) -> Options:
     """The options, including the loopback names when it listens there. Raises CliError: the page
-    would give its own rights to strangers, or send passwords in plaintext.
+    would give its own rights to anyone, or send passwords in plaintext.
     """
     security = options.security
     if not security.has_sasl and security.settings.get("ssl.certificate.location"):

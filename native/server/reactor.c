@@ -231,7 +231,7 @@ static int64_t housekeeping_due_ms(const struct mqd_reactor *r)
     return r->housekeeping_ms + (r->quiet ? QUIET_HOUSEKEEPING_MS : HOUSEKEEPING_MS);
 }
 
-/* A turn that housekeeping did not cause ends the quiet, and the main thread hears of it. */
+/* A turn that housekeeping did not cause ends the quiet, and the main thread is notified. */
 static void note_turn(struct mqd_reactor *r, int event_count)
 {
     if (event_count == 0 && r->now_ms >= housekeeping_due_ms(r))

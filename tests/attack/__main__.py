@@ -27,7 +27,7 @@ from tests.attack.target import Target
 from tests.attack.witness import Latencies, Memory, Witnesses, in_words
 
 THREADS = 48
-LATENCY_MAX_S = 10.0  # of a record while strangers attack and nothing is killed; its p99 is printed
+LATENCY_MAX_S = 10.0  # of a record while attackers act and nothing is killed; its p99 is printed
 MEMORY_MAX_MIB = 700  # of one process
 FAULT_S = (0.3, 4.0)
 FINDINGS_MAX = 20  # that are printed

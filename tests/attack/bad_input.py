@@ -1,5 +1,5 @@
-"""What comes from the network, without credentials and from a user without rights. Each kind is a
-function that does it once and returns what became of it in a word; `Intruded` is raised where
+"""Hostile input from the network, without credentials and from a user without rights. Each kind is
+a function that does it once and returns what became of it in a word; `Intruded` is raised where
 something got in.
 """
 
@@ -82,7 +82,7 @@ def connected(port: int) -> socket.socket:
 
 
 def outcome(connection: socket.socket, wait_s: float = WAIT_S) -> str:
-    """What the broker does with what it got: an alert, an end, some answer, or it waits for more."""
+    """The broker's reaction: an alert, a closed connection, a response, or it waits for more."""
     connection.settimeout(wait_s)
     try:
         found = connection.recv(1 << 16)

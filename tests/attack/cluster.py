@@ -71,7 +71,7 @@ def main() -> int:
         files = secure.files(data_dir / "broker-1")
         settings = librdkafka(files.admin, port)
         topic = NewTopic(TOPIC, PARTITIONS, 3, config={"min.insync.replicas": "2"})
-        admin = AdminClient(settings)  # its end would end what it was asked
+        admin = AdminClient(settings)  # ending it would end the request in progress
         admin.create_topics([topic])[TOPIC].result(60)
         bootstrap, topics = str(settings["bootstrap.servers"]), {TOPIC: PARTITIONS}
         patient = {**settings, **IDEMPOTENT, "message.timeout.ms": 600_000}

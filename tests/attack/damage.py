@@ -1,4 +1,4 @@
-"""What is done to the broker's own processes and files: kills, pauses, and bytes that change on disk.
+"""Damage to the broker's own processes and files: kills, pauses, and bytes that change on disk.
 
 Files that follow from the log (indexes, snapshots, checkpoints) may be damaged of any topic: the
 broker makes them again. Segments are damaged of one topic alone, whose records may be lost then;

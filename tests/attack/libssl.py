@@ -62,7 +62,7 @@ class Session:
         return buffer.raw[:found]
 
     def update_key(self, is_answered: bool) -> None:
-        """Goes out with what is sent next."""
+        """Sent with the next data."""
         kind = _UPDATE_REQUESTED if is_answered else _UPDATE_NOT_REQUESTED
         self._must(_library.SSL_key_update(self._ssl, kind), "key update")
         self._must(_library.SSL_do_handshake(self._ssl), "key update")

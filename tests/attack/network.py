@@ -89,7 +89,7 @@ class Proxy(threading.Thread):
             return
         for one, other, direction in ((client, server, "there"), (server, client, "back")):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            one.settimeout(10)  # what is read is passed on before anything else
+            one.settimeout(10)  # bytes that were read are forwarded first
             self._lines[one] = other
             self._selector.register(one, selectors.EVENT_READ, direction)
 

@@ -1,5 +1,5 @@
 """What a user of this machine without rights can do: the broker's files and sockets, its processes,
-its shared memory, and the way for local clients. Runs in a child process whose user is `nobody`.
+its shared memory, and the socket for local clients. Runs in a child process whose user is `nobody`.
 """
 
 from __future__ import annotations

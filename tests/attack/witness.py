@@ -1,4 +1,4 @@
-"""The well-behaved: clients with rights that record what they were told, how long each record of one
+"""The well-behaved: clients with rights that record each response, how long each record of one
 of them took, and how much memory each process of the broker has.
 """
 
@@ -70,7 +70,7 @@ class Witnesses:
         ]
 
     def finish(self) -> tuple[int, list[str]]:
-        """How many records were acknowledged, and what is wrong."""
+        """The number of acknowledged records, and the violations."""
         for one in self.producers:
             one.end()
         for one in self.producers:
@@ -132,7 +132,7 @@ def in_words(latencies: list[float]) -> str:
 
 
 class Memory(threading.Thread):
-    """The most that a process of each name has had of its own: what is shared is counted elsewhere."""
+    """The maximum private memory of the processes of each name; shared memory is counted elsewhere."""
 
     def __init__(self, brokers: Iterable[Broker]) -> None:
         super().__init__(daemon=True)

@@ -155,7 +155,7 @@ class IdempotentProducer(_Sender):
                 "retry.backoff.ms": 50,
                 "retry.backoff.max.ms": 500,
                 # never: a record that times out makes librdkafka continue under another producer
-                # id, and send again what it has in flight elsewhere
+                # id, and send again its batches in flight to other partitions
                 "message.timeout.ms": 0,
             }
         )
@@ -185,7 +185,7 @@ class Transactor(_Sender):
     txn = 0
 
     def begin(self) -> None:
-        """A new life: whatever the last one left open is aborted by the coordinator."""
+        """A new instance: the coordinator aborts the transaction that the last one left open."""
         while not self.ending:
             try:
                 self.producer = Producer(
@@ -205,7 +205,7 @@ class Transactor(_Sender):
             except KafkaException as error:
                 self.writer.worked(False)
                 self.note(f"init: {error}")
-                time.sleep(0.2)  # a broker far away; what it answers next cannot be waited for
+                time.sleep(0.2)  # a broker far away: its next response is not awaited
 
     def run(self) -> int:
         self.begin()
@@ -325,7 +325,7 @@ class Member(AssignedConsumer):
         )
 
         def moved(_consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            self.epoch += 1  # positions begin again; what was read and not committed comes again
+            self.epoch += 1  # positions are reset; records read and not committed come again
 
         consumer.subscribe(list(self.settings["topics"]), on_assign=moved, on_revoke=moved, on_lost=moved)
         while not self.ending:

@@ -86,7 +86,7 @@ class PythonProducer(Client):
         return 0
 
     def end_producer(self, seconds: float) -> None:
-        """What is then neither acknowledged nor refused is unknown."""
+        """Records that are then neither acknowledged nor refused have an unknown outcome."""
         if self.producer is not None:
             with contextlib.suppress(KafkaError):
                 self.producer.flush(timeout=seconds)

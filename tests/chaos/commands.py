@@ -35,7 +35,7 @@ TEXT_MAX = 160
 
 
 class HarnessFailed(AssertionError):
-    """What these tests asked for cannot be asked for; the message has the command and what it said."""
+    """The tests made an invalid request; the message has the command and its output."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Report:
 
 
 def judged(words: Sequence[str], code: int, output: str, refusals: Collection[int]) -> Report:
-    """`refusals`: exit codes by which this program tells of a refusal. Raises HarnessFailed."""
+    """`refusals`: the program's exit codes for a refusal. Raises HarnessFailed."""
     wrong = next((text for text in NEVER_REFUSED if text in output), "")
     if wrong or code not in (0, *refusals):
         raise HarnessFailed(f"{' '.join(words)} (exit {code}): {output.strip()[-2000:]}")

@@ -1,4 +1,4 @@
-"""What is done to a cluster, one thing at a time: each fault begins, lasts, and ends; afterwards
+"""Faults of a cluster, one at a time: each fault begins, lasts, and ends; afterwards
 everything is as it was but for what the cluster made of it. Only changes of the members last
 longer, while other faults come and go.
 
@@ -20,7 +20,7 @@ PROCESSES = ("mqd-worker-0", "mqd-controller", "mqd-acceptor")
 
 
 class Fault:
-    """`begin()`, then `end()`; `text` says what it is. `lasts`: seconds, at least and at most."""
+    """`begin()`, then `end()`; `text` describes it. `lasts`: seconds, at least and at most."""
 
     lasts = (2.0, 12.0)
     kind = ""
@@ -57,7 +57,7 @@ class _Cut(Fault):
 
 
 class Isolated(_Cut):
-    """One host hears no other and no other hears it; clients still reach it (or not)."""
+    """One host is cut off from the others; clients still reach it (or not)."""
 
     def begin(self) -> None:
         one = self.rng.choice(self.names)
@@ -68,7 +68,7 @@ class Isolated(_Cut):
 
 
 class OneWay(_Cut):
-    """One host sends and hears nothing, or hears and is not heard."""
+    """One host sends and receives nothing, or only its own messages are lost."""
 
     def begin(self) -> None:
         one = self.rng.choice(self.names)
@@ -165,7 +165,7 @@ class KillHost(Fault):
 
 
 class PowerLoss(KillHost):
-    """As that, and what was not flushed is gone, or a part of it; of one host, or of all at once."""
+    """The same, and unflushed data is lost, all or a part; of one host, or of all at once."""
 
     def begin(self) -> None:
         running = [host for host in self.cluster if host.runs]
@@ -349,7 +349,7 @@ class ClusterKey(Fault):
 class Change(Fault):
     """A change of the members: other faults come and go while it lasts. `end()` takes it back, in
     the midst of another fault where `amid` says so; what is left of it when the faults are over is
-    for members.settle(). What it asks for may be refused; it tells in `text` what became of it.
+    for members.settle(). Its requests may be refused; `text` has the outcome.
     """
 
     lasts = (1.0, 5.0)  # until the next fault
@@ -439,7 +439,7 @@ KINDS: dict[str, type[Fault]] = {
 }
 SECURED: dict[str, type[Fault]] = {"certificates": Certificates, "cluster-key": ClusterKey}
 CHANGES = frozenset(name for name, kind in KINDS.items() if issubclass(kind, Change))
-MOVES = CHANGES | {"operator"}  # what may continue moving replicas by itself
+MOVES = CHANGES | {"operator"}  # may continue to move replicas by itself
 
 
 def schedule(rng: random.Random, cluster: ChaosCluster, kinds: list[str]) -> Callable[[], Fault]:

@@ -13,7 +13,7 @@ tests/crash/checker.py, make_value. Records outside transactions have `txn` None
     assign   a consumer's partitions from here on; `epoch` counts them up, positions do not carry
              over
     poll     a record was given to a consumer
-    offsets  a member of a group committed what it had read, and was told so
+    offsets  a member of a group committed what it had read, and got a success
     alive    a client did something that worked (or not: `ok` False) in this second; what
              availability is counted by
 """

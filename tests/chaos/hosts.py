@@ -184,7 +184,7 @@ class ChaosHost(Broker):
     # -- power, clock ------------------------------------------------------------------------------
 
     def power_loss(self, chance: random.Random, harshest: bool) -> None:
-        """kill -9 of everything, and of what was not flushed a part is gone, chosen by chance;
+        """kill -9 of everything, and a random part of the unflushed data is lost;
         `harshest`: all of it. The next start is another boot.
         """
         assert self.extras.journal, "the journal of flushes was not kept"
@@ -205,7 +205,7 @@ class ChaosHost(Broker):
         self._on_disk = tree
 
     def empty(self) -> None:
-        """Another machine of the same name: nothing of what it had is there."""
+        """Another machine of the same name, with empty disks."""
         assert not self.runs
         for path in self.data_dir.iterdir():
             if path.is_dir():
@@ -235,7 +235,7 @@ class ChaosHost(Broker):
     def fill_disk(self) -> None:
         """Until nothing goes any more. Only on a file system of its own."""
         assert self.extras.disk_bytes, "the disk of this machine is not ours to fill"
-        # what is buffered would fail at the close once more
+        # buffered data would fail again at the close
         with (self.data_dir / BALLAST).open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(1 << 20))
@@ -245,7 +245,7 @@ class ChaosHost(Broker):
 
 
 def _as_operations(tree: Tree, root: str) -> Iterator[Operation]:
-    """What lies below `root`, made durable."""
+    """Makes the files below `root` durable."""
     for path in sorted(path for path in tree.directories if path.startswith(root + "/")):
         yield Operation(MKDIR, path, 0, 0, 0)
     for path, data in tree.files.items():

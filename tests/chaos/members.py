@@ -1,4 +1,4 @@
-"""Who belongs to a cluster: a fourth host that joins and leaves, as an operator does it
+"""Changes of a cluster's members: a fourth host that joins and leaves, as an operator does it
 (docs/operations.md), and how all of it comes to rest when the faults are over.
 """
 
@@ -26,7 +26,7 @@ def join(cluster: ChaosCluster) -> str:
 
 
 def leave(cluster: ChaosCluster, empty: bool) -> str:
-    """The spare host gives away what it holds, is stopped and forgotten; or it stays, and takes
+    """The spare host is drained, stopped and forgotten; or it stays, and takes
     part, when something of that is not possible now. `empty`: it comes back without a disk of
     before.
     """
@@ -50,7 +50,7 @@ def leave(cluster: ChaosCluster, empty: bool) -> str:
         if time.monotonic() > until:
             host.start()
             return f"{host.name} is started again: {output.text}"
-        time.sleep(0.5)  # its session has to expire where no host heard it leave
+        time.sleep(0.5)  # its session has to expire where no host received its leave
     cluster.remove(cluster.spare)
     if empty:
         host.empty()

@@ -1,5 +1,5 @@
 """Hosts of a cluster as network namespaces on one machine, joined by a bridge; links between them
-are cut in one direction or both, without a sound: what is sent is lost.
+are cut in one direction or both, silently: packets are lost.
 
     with Network(("n1", "n2", "n3", "client")) as network:
         network.run("n1", ["mqd", ...])            the words to start a program there

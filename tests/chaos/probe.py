@@ -1,4 +1,4 @@
-"""What one host answers when it is asked directly, whichever it takes for the leader: for looking at a side
+"""Requests to one host directly, whichever host it takes for the leader: for looking at a side
 of a cut. Runs in the clients' namespace, prints one JSON line.
 
     python -m tests.chaos.probe HOST PORT TOPIC PARTITION [VALUE]       with VALUE: Produce, acks=all; then a Fetch from offset 0

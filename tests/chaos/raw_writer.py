@@ -27,7 +27,7 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
 TOPIC = "t"
 CONNECT_S, ANSWER_S = 0.25, 2.0
 REQUEST_S = 0.01
-QUIET_S = 0.02  # without an acknowledgement: who leads is asked
+QUIET_S = 0.02  # without an acknowledgement: the leader is looked up
 
 
 def _has_ended(kafka: KafkaConnection) -> bool:

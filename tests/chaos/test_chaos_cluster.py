@@ -106,7 +106,7 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
     until = time.monotonic() + 60
     while json.loads(bench.script(IN_SYNC, bench.cluster.operator, {"t": 1})):
         assert time.monotonic() < until, bench.cluster.logs()
-        time.sleep(0.2)  # it follows again, and cuts off what was never committed
+        time.sleep(0.2)  # it follows again, and truncates records that were never committed
     values = bench.probe(bench.leader([1, 2, 3]))["values"]
     assert [value for value in values if not value.startswith("lost")] == committed + [
         f"during-{number}" for number in range(10)
@@ -164,7 +164,7 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_every_host_loses_power_at_once(tmp_path: Path) -> None:
     """And what was not flushed, all of it: what was acknowledged is there, and by themselves they
-    continue. The journal that this rests on tells of every file.
+    continue. It relies on the journal, which records every file.
     """
     with (
         network.Network(("n1", "n2", "n3", "client")) as net,

@@ -1,4 +1,4 @@
-"""Commands among the faults: what is no command ends a run, what is refused does not. Without a
+"""Commands among the faults: an invalid command ends a run, a refused one does not. Without a
 cluster, but for one run.
 """
 

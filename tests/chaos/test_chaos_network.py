@@ -1,5 +1,5 @@
-"""The network of the chaos tests does what it says: who reaches whom, before, during and after a
-cut.
+"""The network of the chaos tests does what it says: which hosts reach each other before, during and
+after a cut.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ Client = Confluent | KafkaPython | Aiokafka | KcatClient
 
 
 def client_of(name: str, cache: Path) -> Client:
-    """Skips the test when the client cannot be had. `cache` is for what has to be unpacked."""
+    """Skips the test when the client cannot be obtained. `cache` is for files to be unpacked."""
     if name == "kcat":
         return KcatClient(find_kcat(cache))
     return {"confluent-kafka": Confluent, "kafka-python": KafkaPython, "aiokafka": Aiokafka}[name]()

@@ -52,10 +52,10 @@ class SpawnedService:
         raise RuntimeError("only a broker that runs already is tested")
 '''
 
-# Loaded into the tests' pytest. kafka-python 3.0.12 has a race of its own: who subscribes while the
-# first request for metadata is under way never asks for its topics, and the next request is due in
-# five minutes, long after the tests have given up. Asked every two seconds the race costs two
-# seconds.
+# Loaded into the tests' pytest. kafka-python 3.0.12 has a race of its own: a consumer that
+# subscribes while the first request for metadata is under way never asks for its topics, and the
+# next request is due in five minutes, long after the tests have given up. Asked every two seconds
+# the race costs two seconds.
 DEFAULTS = """
 import kafka
 

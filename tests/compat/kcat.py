@@ -2,7 +2,7 @@
 
 kcat cannot write a time of one's own choosing, an empty key or value beside an absent one, a header
 without value, nor a NUL or a delimiter. `writable` turns a message into the nearest one it can. Its
-consumer prints headers joined, so what it read is compared joined.
+consumer prints headers joined, so headers are compared joined.
 """
 
 from __future__ import annotations

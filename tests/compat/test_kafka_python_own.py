@@ -27,7 +27,7 @@ NOT_PASSING = {
 }
 SHARE = 0.9
 # kafka-python 3.0.12 has a race of its own, lost about once in fifty consumers: it forgets a
-# rebalance whose response comes between two polls. What fails is tried again, alone, and named.
+# rebalance whose response comes between two polls. A failed test is retried, alone, and named.
 AGAIN_MAX = 3  # tests
 AGAIN_TIMES = 2
 COLLECTED_AT_LEAST = 50  # fewer: the distribution has changed, and this test with it tests too little

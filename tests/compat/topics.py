@@ -136,7 +136,7 @@ def must_produce(kafka: KafkaConnection, name: str, *values: bytes | Record, par
 
 def fetch_request(partitions: Iterable[tuple[str, int, int]], **options) -> FetchRequest:
     """`partitions`: (topic, partition, fetch offset). `topic_ids` maps names for versions 13 and
-    later. No waiting unless told.
+    later. Does not wait by default.
     """
     topic_ids = options.pop("topic_ids", {})
     size = options.pop("partition_max_bytes", 1 << 20)

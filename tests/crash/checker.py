@@ -1,7 +1,7 @@
 """What must hold after any crash, as a pure function: clients' records in, violations out.
 
 Promises
-    C1  lost        an acknowledged record is at the offset that its acknowledgement told, unless that lies below the log start offset
+    C1  lost        an acknowledged record is at its acknowledged offset, unless that is below the log start offset
     C2  duplicate   a record of an idempotent producer is in the log at most once
     C3  reordered   the records of an idempotent producer are in its partition in the order in which they were sent
     C4  changed     (partition, offset) has one value for every observer, at every time: acknowledgements, consumers, the final log
@@ -103,7 +103,7 @@ class _Checker:
         self.volatile_topics = volatile_topics
         self.found: list[Violation] = []
         self.identities: dict[bytes, Identity | None] = {}
-        # (partition, offset) -> (identity, who says so)
+        # (partition, offset) -> (identity, source)
         self.reported: dict[tuple[str, int, int], tuple[Identity, str]] = {}
 
     def add(self, kind: str, text: str) -> None:

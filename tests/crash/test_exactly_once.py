@@ -29,7 +29,7 @@ RUNS = 20
 
 
 class Job:
-    """`story` grows: what was done, to be told when it fails."""
+    """`story` grows: what was done, shown when it fails."""
 
     def __init__(self, broker: Broker, directory: Path, seed: str, protocol: str, transport: str = "tcp") -> None:
         self.broker = broker

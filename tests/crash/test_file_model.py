@@ -1,4 +1,4 @@
-"""The model of a power cut: what it keeps, what it may forget, and that it tells of real files what
+"""The model of a power cut: what it keeps, what it may lose, and that it reports of real files what
 they are.
 """
 

@@ -76,7 +76,7 @@ def test_one_process_is_killed_again_and_again(start_broker, rounds, seed, io_ba
 @pytest.mark.timeout(1800)
 @pytest.mark.slow
 def test_several_processes_are_killed_at_once(start_broker, rounds, seed):
-    """A worker and its peers' link to it, or those who would tell of the death, at the same moment."""
+    """A worker, and at the same moment its peers or the processes that would report its death."""
     broker = start_broker()
     chance = random.Random(f"{seed} several")
     names = ["mqd-worker-0", "mqd-worker-1", "mqd-acceptor", "mqd-controller"]

@@ -84,7 +84,7 @@ class Retries(threading.Thread):
                             )
                         self._ending.wait(0.005)
             except (ConnectionEnded, OSError):
-                self._ending.wait(0.02)  # a worker was killed: the same batch once more
+                self._ending.wait(0.02)  # a worker was killed: the same batch again
 
     def end(self) -> None:
         self._ending.set()
@@ -102,7 +102,7 @@ class Retries(threading.Thread):
         )
 
     def check_after_restart(self, port: int, at_ns: int) -> list[Violation]:
-        """A lost response cannot be told from a lost record: the last acknowledged batch and the one
+        """A lost response looks like a lost record: the last acknowledged batch and the one
         that was under way are sent again.
         """
         acknowledged = [ack for ack in self.acknowledged if ack.at_ns < at_ns]

@@ -46,7 +46,7 @@ class Writer(threading.Thread):
                 producer = self.patiently(self.begin)
                 while producer is not None and not self.stopping.is_set() and self.transaction(producer):
                     pass
-        except BaseException as error:  # told to the test
+        except BaseException as error:  # reported to the test
             self.failure = error
 
     def patiently(self, work):

@@ -1,4 +1,4 @@
-"""Clients that write down what they were told: producers with every delivery report, consumers with
+"""Clients that record every outcome: producers with every delivery report, consumers with
 every record, and a reader of everything.
 
     # clients run, and continue while the broker is killed
@@ -321,7 +321,9 @@ class Load:
         )
 
     def errors(self) -> list[str]:
-        """What no crash explains: a failed or fatal producer, a consumer whose offset was gone."""
+        """Failures that no crash explains: a failed or fatal producer, a consumer whose offset was
+        gone.
+        """
         return [text for one in self.producers for text in (*one.errors, *one.failed)] + [
             text for one in self.consumers for text in one.errors
         ]

@@ -42,7 +42,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="judge-") as directory, both(Path(directory), table, journal) as judge:
         if arguments.case is not None:
             judge.trace = print
-        # ctrl-C shows what was found so far
+        # ctrl-C shows the differences found so far
         with contextlib.suppress(KeyboardInterrupt):
             pairs = [(KNOWN[key].name, key, version) for key, version in judge.versions()]
             if arguments.api:

@@ -98,7 +98,7 @@ class Step:
     saves: tuple[tuple[Ref, str], ...] = ()
     connection: int = 0
     settles: bool = False  # a look that is repeated until both agree: metadata spread with a delay
-    awaits: str = ""  # a path in the response: each is asked again until there is something
+    awaits: str = ""  # a path in the response: each request is repeated until there is something
     damage: str = ""  # to the frame: "cut", "extra"
     judged: bool = True  # False: preparation; still compared, under its own API
 
@@ -124,7 +124,7 @@ class Case:
 
 @dataclasses.dataclass
 class World:
-    """What one broker has given so far in one case. `shared` is the prepared state's."""
+    """Values that one broker has returned so far in one case. `shared` is the prepared state's."""
 
     prefix: str
     shared: World | None = None
@@ -144,7 +144,7 @@ class World:
         return self.shared.symbol(value) if found is None and self.shared else found
 
     def resolve(self, value: object) -> object:
-        """`value` with the symbols replaced by what they are at this broker."""
+        """`value` with the symbols replaced by this broker's values."""
         if isinstance(value, str):
             return value.replace(PREFIX, self.prefix) if PREFIX in value else value
         if isinstance(value, Ref):

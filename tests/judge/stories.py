@@ -1,5 +1,5 @@
 """Cases: a little history that prepares, one to three requests of the API under judgement, and a
-look at what they left behind.
+look at the results.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ SHARE_HISTORIES = (
 )
 
 
-# -- looks at what is left -------------------------------------------------------------------------
+# -- looks at the results --------------------------------------------------------------------------
 
 
 def look_at_topics() -> list[Step]:

@@ -60,7 +60,7 @@ def test_a_name_is_judged_before_its_assignments(shared_broker: Broker, name: st
 
 
 def test_a_group_whose_first_member_is_refused_is_there(shared_broker: Broker) -> None:
-    """Kafka has made it by then; who claims to be a member of no group makes none."""
+    """Kafka has made it by then; a request that claims membership of no group makes none."""
     side, world, found = Side("mqd", shared_broker.port), World(""), {}
     for group, member in (("judge-refused", ""), ("judge-claimed", "someone")):
         join = Step(11, 3, m.JoinGroupRequest(group, 10_000, 10_000, member, None, "consumer", []))

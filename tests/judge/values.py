@@ -102,7 +102,7 @@ POOLS: dict[object, list[object]] = {
     # Not 2: whether what a request releases comes back at once or with the next one is a race in Kafka.
     ("ShareFetch", "acknowledge_types"): [1, 1, 1, 3, 0, 4, 5, -1],
     ("ShareGroupHeartbeat", "group_id"): [GROUP, GROUP, GROUP, ""],
-    # Not the shared group: a member with a regular expression raises its epoch once more in Kafka.
+    # Not the shared group: a member with a regular expression raises its epoch again in Kafka.
     ("ConsumerGroupHeartbeat", "group_id"): [GROUP, GROUP, GROUP, GROUP, "¤new", ""],
     ("ShareGroupHeartbeat", "rack_id"): [None, None, None, "rack1", ""],
     # min_bytes not 0: whether a partition that was just added is read at once or later is a race in Kafka.

@@ -6,12 +6,12 @@ every history:
     check()   the core's own invariants, after every event
     ONCE      every request is answered exactly once, by the core or because its coordinator went
               away
-    LEADER    one leader and one protocol in a generation; the generation that is told never falls
+    LEADER    one leader and one protocol in a generation; the generation in responses never falls
               while the coordinator lives
-    LOGGED    an assignment that is told was in the log before
+    LOGGED    an assignment was in the log before its response
     OWN       a member learns what the leader of its generation meant for it alone
-    FENCED    a member id that was replaced (static membership) is never told that all is well
-    TRUE      a heartbeat that hears no error comes from a member of the generation in force, with
+    FENCED    a member id that was replaced (static membership) never gets a success
+    TRUE      a heartbeat without an error comes from a member of the generation in force, with
               no rebalance waiting for it
     REPLAY    what the log holds is the group: members, leader, protocol, assignments, generation
     SETTLES   when the lying stops, the group becomes Stable with exactly the members that live, and
@@ -78,7 +78,7 @@ class History:
         self.number = 0
         self.event_count = 0
         self.log: list[tuple[bytes, bytes | None]] = []  # below the high watermark
-        self.unwritten: list[Persist | Reply] = []  # in order: replies wait for what is before them
+        self.unwritten: list[Persist | Reply] = []  # in order: replies wait for earlier ones
         self.timers: dict[str, int] = {}
         self.requested: dict[int, tuple[Client | None, object]] = {}  # unanswered
         self.sent: list[object] = []  # to be repeated
@@ -131,7 +131,7 @@ class History:
         )
 
     def write(self) -> None:
-        """What was under way is below the high watermark: its replies go."""
+        """Writes under way are below the high watermark: their replies are sent."""
         waiting, self.unwritten = self.unwritten, []
         for action in waiting:
             if isinstance(action, Persist):
@@ -149,7 +149,7 @@ class History:
         self.now = end
 
     def restart(self) -> None:
-        """Some of what was under way may have reached the log, and no member learns of it."""
+        """Some of the writes under way may have reached the log, and no member learns of it."""
         persists = [action for action in self.unwritten if isinstance(action, Persist)]
         for action in persists[: self.rng.randint(0, len(persists))]:
             self.log.extend(action.records)
@@ -384,7 +384,7 @@ class History:
             self.sync(client)
 
     def lie(self) -> None:
-        """An old request once more, a request with wrong ids, a removal by an administrator."""
+        """An old request again, a request with wrong ids, a removal by an administrator."""
         rng = self.rng
         dice = rng.random()
         if dice < 0.5 and self.sent:

@@ -282,7 +282,7 @@ class Log:
                         ), f"aborted record {record.offset} is not told"
 
     def check_compacted(self) -> None:
-        """What must be gone after a whole compaction."""
+        """Records that must be gone after a whole compaction."""
         committed: dict[bytes, int] = {}
         clean_to = self.clean_to or 0
         for offset in sorted(self.appended):
@@ -304,7 +304,7 @@ class Log:
         return header.base_timestamp_ms if header.attributes & DELETE_HORIZON else None
 
     def forget(self) -> None:
-        """What is only kept beside the log is lost: the cleaner's checkpoint, or what is known of
+        """Files beside the log are lost: the cleaner's checkpoint, or what is known of
         producers.
         """
         if self.random.random() < 0.5:

@@ -12,7 +12,7 @@ What is held against every step
     V4  a commit passes exactly with the member's epoch
     V6  who comes with an epoch that is not its own, or with the last one and partitions that it has
         not, is fenced
-    V7  a static member that comes back has what it had, if nothing else has changed
+    V7  a static member that comes back keeps its partitions, if nothing else has changed
 and at the end of a history, when faults have stopped and everybody has sent some heartbeats
     V5  the group is Stable, every partition of every subscribed topic has an owner that works on
         it, and counts are as even as the uniform assignor makes them
@@ -64,7 +64,7 @@ def demand(holds: bool, text: str) -> None:
 
 
 class Client:
-    """A consumer. `owned`: what it works on. `assigned`: what it was last told to have; what it has
+    """A consumer. `owned`: what it works on. `assigned`: its last assignment; what it has
     beyond that it lets go, which takes until `busy_until_ms`.
     """
 
@@ -83,7 +83,7 @@ class Client:
         self.next_ms = 0
         self.busy_until_ms = -1
         self.report_all = True
-        self.sent: object = None  # the subscription that it last told
+        self.sent: object = None  # the subscription that it last sent
         self.stuck = False  # never lets go
         self.silent_until_ms = -1
         self.assignor = rng.choice((None, None, None, "uniform", "range"))
@@ -238,7 +238,7 @@ class History:
     loss = 0.05
 
     def restart(self) -> None:
-        """The coordinator dies with what it had not written, and is loaded from its compacted log."""
+        """The coordinator dies, loses its unwritten changes, and is loaded from its compacted log."""
         for _, replies in self.unwritten:
             for reply in replies:
                 client = self.senders.pop(reply.request)
@@ -381,8 +381,8 @@ class History:
             self.restart()
 
     def check_clients(self) -> None:
-        """V1. Who is silent, or was put out and does not know yet, works on by itself: its commits
-        are refused.
+        """V1. A silent member, or a removed one that does not know it yet, continues alone: its
+        commits are refused.
         """
         for client in self.clients:
             member = self.core.members.get(client.member_id)

@@ -292,7 +292,7 @@ class MigrationHistory:
 
     def replace(self, client: Client | ClassicClient) -> None:
         """A static member is stopped, and started again at once by either protocol. What it asked
-        last may still be answered; no member hears it.
+        last may still be answered; no member receives it.
         """
         if client.instance_id is not None:
             self.clients.remove(client)

@@ -4,7 +4,7 @@ a group coordinator that is restarted from what it had persisted. One seed, one 
 
 What is held against every step
     the core's own invariants
-    V1  what a client was told to have is initialized at the share coordinator
+    V1  partitions assigned to a client are initialized at the share coordinator
     V2  each request is answered once, after the Persist that it rests on
     V3  a share-partition's state is lost by an administrator's request alone: its initialization
         never meets a state that members may have used

@@ -1,13 +1,13 @@
 """Simulated share-partitions at the share coordinator: leaders that come and go, old ones that write
 on, answers that are lost and repeated, administrators that set the start, a coordinator that is
-restarted from what it had persisted. One seed, one history.
+restarted from its persisted state. One seed, one history.
 
 What is held against every step
     the core's own invariants
     V1  the state is that of a plain model: for each offset the highest (delivery count, state) that
         was written since the initialization, and nothing below the start
     V2  a writer with an older leader epoch or state epoch is refused, and changes nothing
-    V3  what was answered is there after a restart; what the log holds is the state, from the first
+    V3  acknowledged writes are there after a restart; the log holds the state, from the first
         record on and from the last snapshot on
     V4  each request is answered once, after the Persist that it rests on
     V5  there are never more updates than `updates_per_snapshot` after a snapshot

@@ -7,7 +7,7 @@ What is held against every step
     the core's own invariants
     V1  a task is active at one living client; of a process's clients one has it, in whatever role
     V2  each request is answered once, after the Persist that it rests on; a refused one changes nothing
-    V3  the epoch that a client is told never goes back while it is a member
+    V3  the epoch in responses to a client never falls while it is a member
     V4  a restart finds members, epochs, target, tasks and topology as they were
     V5  a client that owns a task may commit for it with the epoch it knows; one that the group has
         given to another may not
@@ -90,7 +90,7 @@ def listed(role: TaskSet) -> list[_Request.TaskIds]:
 
 
 class Client:
-    """`active`, `standby`: what it runs. `told`: what it was told to run; it stops what is not in
+    """`active`, `standby`: what it runs. `told`: its last assignment; it stops what is not in
     there after a while, and then starts the rest.
     """
 

@@ -148,7 +148,7 @@ class OverlooksTheMaximum(ClassicGroup):
 
 
 class DoesNotRearmTheSession(ClassicGroup):
-    """Who waited for an assignment is not watched afterwards."""
+    """A member that waited for an assignment is not watched afterwards."""
 
     def _assign(self, assignment: dict, now_ms: int, actions: list) -> None:
         super()._assign(assignment, now_ms, actions)

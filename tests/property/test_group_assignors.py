@@ -94,7 +94,7 @@ def test_uniform_mixed_cannot_be_evened_out_by_one_move(case) -> None:
 @QUICK
 @given(groups(alike=False))
 def test_uniform_mixed_settles(case) -> None:
-    """What it has given it gives again."""
+    """It repeats its assignment."""
     members, counts = case
     found = uniform(members, counts)
     again = uniform({member_id: MemberSpec(one.topics, found[member_id]) for member_id, one in members.items()}, counts)

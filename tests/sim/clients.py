@@ -2,7 +2,7 @@
 They know hosts and what hosts say of leaders, nothing else.
 
 Invariants
-    C1/C2  an idempotent producer with acks=all and one request under way is never told that its
+    C1/C2  an idempotent producer with acks=all and one request under way never learns that its
            sequence is out of order
     C4     a consumer's offsets rise by what it read
 """
@@ -69,7 +69,7 @@ class Client:
         return leader
 
     def send_request(self, node: int, method: str, partition: Any, *arguments: Any) -> None:
-        """To a host's worker; nothing or silence is tried again after TIMEOUT."""
+        """To a host's worker; a request without a response is retried after TIMEOUT."""
         world = self.world
         self.again(TIMEOUT)
         worker = world.worker_of(node, partition) if node >= 0 else None

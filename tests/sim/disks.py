@@ -57,11 +57,11 @@ class PartitionLog:
         # (offset, old tail that was durable): may come back when power is lost before the next
         # flush
         self.undone: tuple[int, list[Entry]] | None = None
-        self.verified = 0  # the checker's: entries below were compared with what was committed
+        self.verified = 0  # the checker's: entries below were compared with committed ones
         self.changes = 0  # truncations, for the checker
         self.dropped = -1  # offset from which on a failed flush has left pages that no disk has; -1 = none
         self.damaged: set[int] = set()  # base offsets of batches with a flipped bit
-        self.shortened = False  # a file beside the log: recovery has cut off what had counted
+        self.shortened = False  # a file beside the log: recovery has truncated entries that had counted
 
     @property
     def end(self) -> int:

@@ -180,7 +180,7 @@ class History:
 
     def lost(self, partition: Any, entries: list[Entry]) -> None:
         """A log that was durable and is gone, or is cut off where a bit has flipped: it has
-        counted, perhaps, when it was told, and the leader may acknowledge by it yet.
+        counted, perhaps, when it was reported, and the leader may acknowledge by it yet.
         """
         self.lost_logs.setdefault(partition, []).append(entries)
 

@@ -10,8 +10,8 @@ Invariants
         late, twice or never, as its link has it
 
 Times are microseconds of true time, integers; a host sees them through its Clock (nanoseconds, as
-CLOCK_BOOTTIME). Story: every event leaves one tuple of plain values, so that a run can be told and
-hashed; nothing is formatted until somebody asks.
+CLOCK_BOOTTIME). Story: every event leaves one tuple of plain values, so that a run can be hashed and
+printed; nothing is formatted before it is printed.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Network:
         self.links = [[Link() for _ in range(count)] for _ in range(count)]
 
     def send(self, source: int, target: int, process: Process | None, do: Callable[..., None], *arguments: Any) -> None:
-        """process: who receives it, None = no process listens (the connection is refused)."""
+        """process: the receiver, None = no process listens (the connection is refused)."""
         kernel = self._kernel
         if process is None:
             return

@@ -74,4 +74,4 @@ class DyingWriter(MqdStreamWriter):
             super().commit(messages, batchId)
 
     def abort(self, messages: Any, batchId: int) -> None:  # noqa: N803
-        """Never comes through: who died does not abort."""
+        """Never arrives: a dead process does not abort."""

@@ -139,7 +139,7 @@ def test_a_topic_is_recreated_while_a_stream_reads_it(spark: Any, broker: Broker
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_damaged_batch_ends_a_stream(spark: Any, broker: Broker, tmp_path: Path, transport: str) -> None:
-    """As often as it is started; who begins behind it leaves it out."""
+    """As often as it is started; a query that begins behind it leaves it out."""
     topic = new_topic(broker)
     for value in (b"good", b"to be damaged", b"behind"):
         produce(broker, topic, [value])
@@ -240,7 +240,7 @@ def gathered(gate: Gate, frame: Any, amid: Callable[[], None]) -> list[Any]:
                     )
                 ).collect()
             )
-        except BaseException as problem:  # noqa: BLE001  (told below)
+        except BaseException as problem:  # noqa: BLE001  (reported below)
             problems.append(problem)
 
     thread = threading.Thread(target=collect)

@@ -85,7 +85,7 @@ def test_aggregate_tells_a_window_once_when_it_is_over(spark: Any, tmp_path: Pat
         # late, but within the watermark; then the hour is over
         [record(3, flight("UA", 20, 20)), record(4, flight("UA", 5, 130))],
         [record(5, flight("UA", 5, 131))],
-        [record(6, flight("UA", 99, 30))],  # too late: the batch before it told the window
+        [record(6, flight("UA", 99, 30))],  # too late: the batch before it wrote the window
     ]
     rows = decoded(stream(spark, tmp_path / "in", *batches), FLIGHT)
     measures = {"flights": "count(*)", "p50": "percentile_approx(delay, 0.5)"}

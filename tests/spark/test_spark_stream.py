@@ -1,5 +1,5 @@
 """spark.readStream.format("mqd"): every record once, from checkpoint to checkpoint; what changes
-underneath is taken up, or told.
+underneath is handled, or reported.
 """
 
 from __future__ import annotations

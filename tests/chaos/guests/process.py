@@ -1,4 +1,4 @@
-"""Guests of a secured cluster, whose rights and passwords come and go all the time, beside the faults.
+"""Clients of a secured cluster whose rights and passwords change all the time, beside the faults.
 One process, which tests.chaos.client starts as the role "guests".
 
 A warden grants and revokes, through whichever host answers it, and changes and deletes passwords.
@@ -69,7 +69,7 @@ def rule(user: str, operation: int, kind: int, name: str, permission: int = Perm
 
 
 def every_rule(user: str, operation: int) -> m.DeleteAclsRequest:
-    """Whatever it allows or denies of this operation."""
+    """All rules that allow or deny this operation."""
     expected = m.DeleteAclsRequest.Filter(
         resource_type_filter=ResourceType.TOPIC,
         resource_name_filter=GUARDED,

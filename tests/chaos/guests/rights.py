@@ -9,7 +9,7 @@
     written-unasked     a record whose writer was refused is in the log
     guest-lost          a guest's record that was acknowledged is not
 
-What was asked for without a response may still happen, for DELAYED_S: a grant makes no later
+A change without a response may still take effect, for DELAYED_S: a grant makes no later
 revocation in that time count, a password that was put so is never void.
 """
 
@@ -126,7 +126,7 @@ def _report(one: dict[str, Any]) -> str:
 def check(
     lines: list[dict[str, Any]], logs: list[FinalLog], bound_ms: int, reauthenticate_ms: int
 ) -> tuple[list[Anomaly], Counter[str]]:
-    """`logs`: what is in the guarded topic at the end. And how often there was something to judge."""
+    """`logs`: the records of the guarded topic at the end. Returns how many cases were judged, too."""
     judge = _Judge(bound_ms, reauthenticate_ms)
     judge.learn(lines)
     for one in lines:

@@ -81,7 +81,7 @@ def _join_request(setting, group: str, member_id: str = "") -> JoinGroupRequest:
 
 
 def _pending(setting, group: str) -> str:
-    """The member id that the coordinator gives to somebody who has to come again with it."""
+    """The member id that the coordinator gives to a member that must join again with it."""
 
     def request():
         response = setting.kafka.call(JOIN, 9, _join_request(setting, group))
@@ -406,7 +406,7 @@ def _share_group(setting) -> str:
                 _share_fetched(setting.kafka.call(SHARE_FETCH, 2, _share_fetch(setting, group)))
             ):
                 return False
-            # the group hears later than the owner of the partition that its state is there
+            # the group learns later than the partition's owner that its state is there
             return bool(setting.kafka.call(DESCRIBE_SHARE_OFFSETS, 1, _describe_share_offsets(group)).groups[0].topics)
 
         eventually(ready, "a share group whose records can be fetched")

@@ -45,7 +45,7 @@ class Member(threading.Thread):
     def run(self) -> None:
         try:
             self.live()
-        except BaseException as failure:  # told by who waits for this member
+        except BaseException as failure:  # reported where this member is awaited
             self.failure = failure
         self.held = frozenset()
 

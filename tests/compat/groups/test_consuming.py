@@ -315,7 +315,7 @@ def seen_after(broker: Broker, topic: str, wait_seen: Callable[[], None], parked
         try:
             wait_seen()
             seen.append(time.monotonic())
-        except BaseException as error:  # told to the test below
+        except BaseException as error:  # reported to the test below
             failure.append(error)
 
     thread = threading.Thread(target=watch)
@@ -428,7 +428,7 @@ def test_a_topic_deleted_while_it_is_consumed_confluent(strict_broker: Broker) -
         assert poll_confluent(consumer, 1)[0].value() == b"last words"
         topics.delete_topic(strict_broker, doomed)
         deadline = time.monotonic() + DEADLINE_SECONDS
-        # librdkafka hears it from Fetch (unknown topic id) and from Metadata, drops the partition,
+        # librdkafka learns it from Fetch (unknown topic id) and from Metadata, drops the partition,
         # and tells the application only when asked.
         while consumer.list_topics(doomed, timeout=60).topics[doomed].error is None:
             assert time.monotonic() < deadline

@@ -1,5 +1,5 @@
 """Every client's groups: each assignor and both protocols; members of different clients in one
-group; who does not poll is put out; administrators' views.
+group; a member that does not poll is removed; administrators' views.
 """
 
 from __future__ import annotations

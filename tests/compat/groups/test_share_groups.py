@@ -69,7 +69,7 @@ def test_share_consumers_while_processes_are_killed(tmp_path: Path) -> None:
             member.kill()
         output = Output(outputs)
         with Program(command, tmp_path / "last") as last:
-            # what was not settled is acquired before records that are written now
+            # unsettled records are acquired before records that are written now
             producer = Producer({"bootstrap.servers": broker.bootstrap})
             markers = {MARKERS + partition for partition in range(PARTITIONS)}
             for partition in range(PARTITIONS):

@@ -139,7 +139,7 @@ def rules(admin: AdminClient) -> set[tuple[str, AclOperation]]:
 
 
 def settings(directory: Path, kafka: str, mqd: str) -> str:
-    """The file of docs/migrating-from-kafka.md, with these brokers, and what is impatient about a test."""
+    """The file of docs/migrating-from-kafka.md, with these brokers, and with shorter intervals."""
     page = re.search(r"```properties\n(clusters = .*?)```", PAGE.read_text(), re.DOTALL)
     assert page is not None, f"{PAGE} has no settings of MirrorMaker"
     lines = dict(line.split(" = ", 1) for line in page[1].splitlines() if line and not line.startswith("#"))
@@ -247,7 +247,8 @@ def test_a_migration_from_kafka(start_broker, kafka: KafkaCluster, tmp_path: Pat
     for index in range(PARTITIONS):
         assert numbers_of(continued, index) == list(range(TOTAL + STAGE, final + 1)), "billing"
         numbers = numbers_of(again, index)
-        # nothing is skipped; of what is far behind, MirrorMaker knows few offsets, so more may come again
+        # nothing is skipped; MirrorMaker knows few offsets far behind, so more records may be
+        # repeated
         assert numbers[0] <= half and numbers == list(range(numbers[0], final + 1)), "behind"
     for message in again:
         number = int(message.value().split()[1])

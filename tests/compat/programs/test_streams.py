@@ -63,7 +63,7 @@ def orders_of(part: int) -> range:
 
 
 def place(bootstrap: str, began_ms: int, numbers: range) -> None:
-    # Java's partitioner: what is joined must be partitioned alike
+    # Java's partitioner: joined topics must be partitioned alike
     producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "enable.idempotence": True})
     if numbers.start == 0:
         for customer in range(CUSTOMERS):
@@ -138,7 +138,7 @@ def test_each_order_counts_once_while_processes_are_killed(protocol: str, start_
         )
         with application(home, broker.bootstrap, tmp_path, protocol) as program:
             while committed(consumer, found, 1.0) < count_all and not program.ended() and time.monotonic() < deadline:
-                # once it works again, what was killed before
+                # once it works again, the processes that were killed before
                 if not kills or committed(consumer, found, 0.1) <= count or time.monotonic() < next_kill_s:
                     continue
                 victim = kills.pop(0)

@@ -41,7 +41,7 @@ def test_a_record_ends_a_long_poll_at_once(shared_broker: Broker, topic: str) ->
                     [(topic, p, number // 3 + (p < partition)) for p in range(3)], max_wait_ms=LONG_MS
                 ),
             )
-            time.sleep(0.05)  # that the fetch is parked when the record comes is what is tried
+            time.sleep(0.05)  # the test is of a fetch that is parked when the record arrives
             began = time.monotonic()
             topics.must_produce(writer, topic, b"now", partition=partition)
             body = reader.receive().body
@@ -180,7 +180,7 @@ def test_the_limit_of_a_request_holds_over_partitions(shared_broker: Broker, top
 
 
 def test_fetching_from_the_middle_of_a_batch_gives_the_whole_batch(shared_broker: Broker, topic: str) -> None:
-    """Brokers do not look into batches; the client skips what lies before its offset."""
+    """Brokers do not split batches; the client skips records before its offset."""
     with topics.connect(shared_broker) as kafka:
         topics.must_produce(kafka, topic, *[b"%d" % number for number in range(10)])
         topics.must_produce(kafka, topic, b"next")

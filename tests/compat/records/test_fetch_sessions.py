@@ -113,7 +113,7 @@ def test_a_parked_session_is_woken_by_any_of_its_partitions(
                 [], topic_ids=session.topic_ids, session_id=session.id, session_epoch=session.epoch, max_wait_ms=30_000
             )
             session.kafka.send(FETCH, session.version, request)
-            time.sleep(0.05)  # that it is parked when the record comes is what is tried
+            time.sleep(0.05)  # the test is of a fetch that is parked when the record arrives
             began = time.monotonic()
             topics.must_produce(writer, topic, b"wake", partition=partition)
             response = session.kafka.receive().body

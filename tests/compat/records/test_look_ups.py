@@ -1,5 +1,5 @@
-"""acks=1, then look: who asks right after an acknowledgement that did not wait for the flush finds
-what was acknowledged, as with Kafka.
+"""acks=1, then look: a client that asks right after an acknowledgement that did not wait for the
+flush finds what was acknowledged, as with Kafka.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_producers_are_described_when_their_records_are_safe(slow_disk: tuple[Br
 
 
 def test_a_disk_that_hangs_is_not_waited_for_long(slow_disk: tuple[Broker, Path]) -> None:
-    """Two seconds; then the response is what is known, and who asks about another disk's partitions
+    """Two seconds; then the response has what is known; requests about another disk's partitions
     has not waited.
     """
     broker, faults = slow_disk

@@ -151,7 +151,7 @@ def test_a_retry_is_answered_with_the_original_offset(kafka: KafkaConnection, to
 
 @pytest.mark.both_backends
 def test_five_in_flight_and_all_of_them_again(shared_broker: Broker, kafka: KafkaConnection, topic: str) -> None:
-    """What a client does whose connection broke: sends all five once more, on a new one."""
+    """As a client whose connection broke: sends all five again, on a new one."""
     producer = new_producer(kafka)
     batches = [sequenced(producer, number) for number in range(5)]
     for batch in batches:

@@ -1,5 +1,5 @@
 """Every client as a producer: acknowledgements, idempotence, topics made by asking for them, and
-what it hears when the broker refuses.
+the errors it gets when the broker refuses.
 """
 
 from __future__ import annotations

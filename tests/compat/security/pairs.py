@@ -71,7 +71,7 @@ class Way:
                 "sasl.login.refresh.min.period.seconds": "1",
                 "sasl.login.refresh.buffer.seconds": "1",
             }
-        # a producer gives a record up after a minute without metadata, unless told
+        # by default a producer gives a record up after a minute without metadata
         settings |= {name: str(DELIVERY_MS) for name in ("delivery.timeout.ms", "max.block.ms")}
         settings["bootstrap.servers"] = self.settings["bootstrap.servers"]
         file = self.folder / "java.properties"

@@ -58,7 +58,9 @@ ALONE = ("replica-verification", "verifiable-producer")
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What one call of a tool gave. `code` is None when it was stopped because it took too long."""
+    """The result of one call of a tool. `code` is None when it was stopped because it took too
+    long.
+    """
 
     code: int | None
     out: str

@@ -41,7 +41,7 @@ THREE = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One call of a tool and what it gave, ready to be compared."""
+    """One call of a tool and its result, ready to be compared."""
 
     tool: str
     words: str
@@ -55,7 +55,7 @@ class Step:
 
 
 class Side:
-    """`name` is mqd or kafka. A story calls `run` and what is below it."""
+    """`name` is mqd or kafka. A story calls `run` and the methods below it."""
 
     def __init__(self, name: str, driver: ToolDriver, directory: Path, brokers: dict[int, Any], bootstrap: str) -> None:
         self.name, self.bootstrap, self.directory = name, bootstrap, directory

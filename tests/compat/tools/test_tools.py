@@ -1,4 +1,4 @@
-"""Every story, told to mqd and to Apache Kafka: nothing differs without a reason. Slow tier."""
+"""Every story, run on mqd and on Apache Kafka: nothing differs without a reason. Slow tier."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def stable(cluster: Cluster, topic: str) -> dict[int, int]:
 
 
 class Job:
-    """`story` grows: what was done, to be told when it fails."""
+    """`story` grows: what was done, shown when it fails."""
 
     def __init__(self, cluster: Cluster, directory: Path, seed: str, members: list[Member]) -> None:
         self.cluster, self.members = cluster, members

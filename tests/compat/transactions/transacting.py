@@ -2,7 +2,7 @@
 copies a topic exactly once.
 
 `script` is a list of transactions: (values by partition, whether it is committed). `copy` reads
-what was committed, in transactions of at most `most` records that carry the group's offsets with
+the last commit, in transactions of at most `most` records that carry the group's offsets with
 them; every third of them is thrown away and done again.
 """
 
@@ -273,7 +273,7 @@ class Aiokafka:
                 try:
                     await elder.stop()
                 except aiokafka.errors.ProducerFenced:
-                    pass  # it tells once more
+                    pass  # it reports again
 
         asyncio.run(run())
 

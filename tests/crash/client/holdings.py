@@ -3,7 +3,7 @@ that nothing leaks.
 
     before = Holdings.of(broker)
     ...                                  # clients come, go, and are killed
-    Holdings.of(broker).beyond(before)   # [] or what is held now and was not then, in words
+    Holdings.of(broker).beyond(before)   # [] or descriptions of what is held now and was not then
 
 Descriptors by kind and mappings of attachments, summed over the processes of a role, because which
 worker serves which client is random; gauges of memory, attachments and arena extents; credits. Log

@@ -1,4 +1,4 @@
-"""Local clients that do what no client should. A process of its own, for its clients are forked,
+"""Local clients that misbehave. A process of its own, for its clients are forked,
 and killed.
 
     python -m tests.crash.client.local_hostile SOCKET TOPIC
@@ -46,7 +46,7 @@ from tests.local_connection import (
 PRODUCE, FETCH = 0, 1
 LIFE_SECONDS_MAX = 0.4
 BEFORE_THE_RECORDS_BYTES = 300  # of a Produce's frame: its headers, and the batch's
-VALUES = [make_value("hostile", counter) for counter in range(100)]  # sound as they are: what is stored must be these
+VALUES = [make_value("hostile", counter) for counter in range(100)]  # exactly these must be stored
 _PUNCH_HOLE_KEEP_SIZE = 3
 _libc = ctypes.CDLL(None, use_errno=True)
 WORDS = (SUBMISSION_TAIL, REPLY_HEAD, CLIENT_SLEEPING, SUBMISSION_HEAD, REPLY_TAIL, NEEDS_ROOM)

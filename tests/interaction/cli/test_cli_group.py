@@ -1,4 +1,4 @@
-"""`mqd group` against a real broker and real members: who is there, who holds a rebalance up, and
+"""`mqd group` against a real broker and real members: who they are, which holds up a rebalance, and
 offsets moved by hand.
 """
 
@@ -211,7 +211,7 @@ def test_what_is_not_there(mqd: CommandLine) -> None:
 
 
 def test_an_offset_beyond_the_log(mqd: CommandLine, broker: Broker, topic: str) -> None:
-    """As after records were lost elsewhere: told, and not counted as a negative lag."""
+    """As after records were lost elsewhere: reported, not counted as a negative lag."""
     group = fresh("stale")
     commit(broker, group, topic, {0: 3, 1: 25})
     rows = {row["partition"]: row for row in mqd.json("group", "describe", group)["partitions"]}

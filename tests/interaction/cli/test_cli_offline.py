@@ -15,7 +15,7 @@ def mqd(broker: Broker, *arguments: str, stdin: str = "") -> subprocess.Complete
     return PRELOADED.run(*arguments, given=stdin, environment=environment)
 
 
-def test_an_empty_mount_point_takes_only_its_partitions_offline_and_readers_hear_of_it(tmp_path: Path) -> None:
+def test_an_empty_mount_point_takes_only_its_partitions_offline_and_readers_get_an_error(tmp_path: Path) -> None:
     directories = [tmp_path / "a", tmp_path / "b"]
     with Broker(tmp_path / "data", config={"log.dirs": ",".join(map(str, directories))}) as broker:
         assert mqd(broker, "topic", "create", "t", "-p", "2").returncode == 0

@@ -52,7 +52,7 @@ class Topics:
         assert self.producer.flush(PATIENCE_S) == 0
 
     def moved(self, count: int) -> list[tuple[bytes, Headers]]:
-        """Values and headers of what is in the source topic, all of it in the partition it came from."""
+        """Values and headers of the source topic's records, each in the partition it came from."""
         found = read_all(self.broker, self.source, count)
         assert {one.partition() for one in found} <= {1}
         return [(one.value(), one.headers() or []) for one in found]

@@ -41,7 +41,7 @@ def make_topic(broker: Broker, partitions: int) -> str:
 
 
 def local(broker: Broker, group: str, **config: object) -> Consumer:
-    """It commits by itself what is taken away from it, and at its end."""
+    """It commits by itself when partitions are revoked, and at its end."""
     settings = {
         "bootstrap.servers": broker.bootstrap,
         "group.id": group,

@@ -217,7 +217,7 @@ def test_asyncio(shared_broker: Broker, topic: str, keys: Path, transport: str) 
         async with AsyncConsumer(settings) as consumer:
             await consumer.assign([TopicPartition(topic, 0, 0)])
             found = [await consumer.getone()]
-            # a wait that was given up, and what it took is returned
+            # a cancelled wait, whose records are returned
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
                     await consumer.getmany(2)
@@ -259,7 +259,7 @@ def test_the_command_line(
     assert stored[0].value().startswith(MAGIC) and (stored[1].key(), stored[1].value()) == (b"k", None)
     settings = tmp_path / "client.properties"
     settings.write_text(provider + "\n")
-    monkeypatch.setenv("MQD_CLIENT_CONFIG", "")  # --client-config sets it: what it was is set again
+    monkeypatch.setenv("MQD_CLIENT_CONFIG", "")  # --client-config sets it: restores the old value
     for reported in (("-X", provider), ("--client-config", str(settings))):
         code, out, error = mqd("consume", topic, "-e", "-Z", "-f", "%k=%v\n", *reported)
         assert (code, out) == (0, f"k={SECRET.decode()}\nk=NULL\n"), error

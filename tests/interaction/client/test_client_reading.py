@@ -137,7 +137,7 @@ def test_deleted_records_under_a_view(broker: Broker, kafka: KafkaConnection, cl
 
 
 def test_compaction_under_a_reader(broker: Broker, kafka: KafkaConnection, client: Client, request) -> None:
-    """Who reads on while segments are replaced sees rising offsets and ends with the last values."""
+    """A reader sees rising offsets while segments are replaced, and ends with the last values."""
     topic = topic_name(request.node.name)
     topic_id = create_topic(kafka, topic, 1, **COMPACT)
     writer = Writer(broker.port, topic, 5)
@@ -306,7 +306,7 @@ def test_the_worker_dies_and_the_reader_moves(start_broker, tmp_path: Path) -> N
 
 
 def test_closing_an_attachment_under_busy_readers(broker: Broker, kafka: KafkaConnection, request) -> None:
-    """Readers of other threads end with EPIPE, whatever they are at; what they hold stays good."""
+    """Readers of other threads end with EPIPE, whatever they do; their records stay valid."""
     topic = topic_name(request.node.name)
     topic_id = create_topic(kafka, topic, 1, segment_bytes="16384")
     for i in range(30):

@@ -352,7 +352,7 @@ def test_deaths_of_the_brokers_processes(mortal):
     with one_for_each_worker(broker) as local:
         topic_id = create_topic(local[0], "deaths", 2)
         must_produce(local[0], "deaths", 0, b"first")
-        # attachments stay; who comes meanwhile waits in the keeper's socket
+        # attachments stay; new clients wait in the keeper's socket meanwhile
         os.kill(broker.pid("mqd-acceptor"), signal.SIGKILL)
         must_produce(local[0], "deaths", 0, b"second")
         with attach(broker) as later:
@@ -388,7 +388,7 @@ def _produces(kafka: LocalConnection) -> bool:
 
 
 def test_a_descriptor_that_comes_with_a_packet_is_closed(shared_broker):
-    """SCM_RIGHTS to those who do not want it: closed by the kernel."""
+    """SCM_RIGHTS to a receiver that does not expect it: closed by the kernel."""
     with attach(shared_broker) as local, open("/dev/null") as file:
         pids = Watch(shared_broker).worker_pids()
         before = [_null_count(pid) for pid in pids]

@@ -1,4 +1,4 @@
-"""What clients see of three hosts: who leads, who coordinates, what is refused where; changes that
+"""Three hosts as clients see them: leaders, coordinators, refusals; changes that
 the controller makes; transactions over several hosts; and who may use the listener between hosts.
 """
 
@@ -470,7 +470,7 @@ def lead_elsewhere(cluster: Cluster, name: str, partition: int) -> None:
 
 
 def test_a_share_group_follows_leaders_and_coordinators(cluster: Cluster) -> None:
-    """What was accepted stays so, and what was released is delivered a second time, when other hosts
+    """Accepted records stay so, and released ones are delivered a second time, when other hosts
     lead the partition, keep its state, and coordinate the group.
     """
     shared = Shared(cluster.bootstrap, partitions=1)

@@ -106,7 +106,7 @@ def test_a_replica_that_comes_later_has_what_a_compacted_leader_has(cluster: Clu
     if not still:
         mqd(cluster, "topic", "alter", topic, "-c", "cleanup.policy=delete")
     else:
-        # what is read twice is to be the same twice
+        # two readings must be equal
         mqd(cluster, "topic", "alter", topic, "-c", "min.cleanable.dirty.ratio=1.0")
     before = read(cluster, topic)
     offsets = [offset for offset, _, _ in before]
@@ -123,7 +123,7 @@ def test_a_replica_that_comes_later_has_what_a_compacted_leader_has(cluster: Clu
     mqd(cluster, "topic", "reassign", topic, "--brokers", str(other), "-r", "1")
     until("it leads", lambda: partitions(cluster, topic)[0].leader == other, cluster)
     assert read(cluster, topic) == before
-    cluster.brokers[other].kill_all()  # recovery takes the gaps for what they are
+    cluster.brokers[other].kill_all()  # recovery accepts the gaps
     cluster.brokers[other].start()
     until("it leads again", lambda: partitions(cluster, topic)[0].leader == other, cluster)
     assert read(cluster, topic) == before

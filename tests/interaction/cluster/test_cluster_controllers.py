@@ -141,7 +141,7 @@ def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_status_says_that_a_voter_is_lost_also_when_it_was_not_the_active_controller(tmp_path: Path) -> None:
-    """Its leader has heard it in this epoch, and does no more: another loss would stop the cluster."""
+    """It fetched in this epoch and has stopped since: another loss would stop the cluster."""
     with Cluster(tmp_path, 3) as cluster:
         active = cluster.leader()
         victim = next(host for host in cluster.hosts if host is not active)
@@ -233,7 +233,7 @@ def requests_cached(host: Host) -> float:
 
 
 def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> None:
-    """Also to a client that asks what was asked before, which its worker knows."""
+    """Also for a repeated request, whose response its worker has cached."""
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "t")
         every_host_knows(cluster, "t")
@@ -397,7 +397,7 @@ def committed(host: Host) -> int | None:
 
 
 def check_alone(cluster: Cluster, host: Host, more: Sequence[bytes] = ()) -> None:
-    """`more`: what was written behind ALONE."""
+    """`more`: records written behind ALONE."""
     assert read(host, "alone", len(ALONE) + len(more)) == [*ALONE, *more]
     assert read(host, "alone", 1, 1) == [b"receipt"]
     assert cluster.wait("the group's coordinator answers", lambda: committed(host)) == COMMITTED

@@ -29,7 +29,7 @@ CONFIG = {"dedup.window.ms": "3600000", "message.timestamp.type": "LogAppendTime
 
 
 class Sender(threading.Thread):
-    """Sends the ids 0, 1, ... until it is told to stop, and each until it is acknowledged."""
+    """Sends the ids 0, 1, ... until it is stopped, and each until it is acknowledged."""
 
     def __init__(self, bootstrap: str, wait_for: Sender | None = None) -> None:
         super().__init__()

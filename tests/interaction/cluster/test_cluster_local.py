@@ -251,7 +251,7 @@ def test_transactions_of_every_coordinator(cluster: Cluster) -> None:
 
 
 class Writer(threading.Thread):
-    """Writes numbers to partition 0 until told to stop; what was acknowledged, by number."""
+    """Writes numbers to partition 0 until stopped; acknowledged offsets by number."""
 
     def __init__(self, broker: Member, topic: str, **more: object) -> None:
         super().__init__(daemon=True)

@@ -62,7 +62,7 @@ class Reader:
             self.served_by = found["partitions"]["0"]["broker"]
 
     def turn(self) -> int:
-        """Takes what is there, and lets librdkafka tell who serves it."""
+        """Consumes the records, and has librdkafka report which broker serves them."""
         self.values += [message.value() for message in self._consumer.consume(100, 0.2) if not message.error()]
         return self.served_by
 

@@ -114,7 +114,7 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
             member.kill()
         output = Output(outputs)
         with Program(java, tmp_path / "last") as last:
-            # what was not settled is acquired before records that are written now
+            # unsettled records are acquired before records that are written now
             producer = Producer({"bootstrap.servers": cluster.bootstrap})
             markers = {MARKERS + partition for partition in range(PARTITIONS)}
             for partition in range(PARTITIONS):

@@ -1,5 +1,5 @@
 """Gossip between real processes on loopback: joining by a seed, kill -9, a pause, goodbye, a second
-life, a stranger's datagrams, another cluster's key.
+life, datagrams of an unknown host, another cluster's key.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def test_a_pause_is_survived_and_the_seed_that_forgot_everything_is_found_again(
 REFUSED = 50  # of 430 datagrams: the kernel drops what a busy process does not take in time
 
 
-def test_strangers(start: Callable[..., Process]) -> None:
+def test_datagrams_of_unknown_hosts_change_nothing(start: Callable[..., Process]) -> None:
     """Random bytes, repeated and damaged datagrams, and a host with another key: nothing changes."""
     ports = free_ports(3)
     one, two = start(1, ports[0], ports[:1]), start(2, ports[1], ports[:1])

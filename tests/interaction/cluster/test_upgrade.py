@@ -210,7 +210,7 @@ def test_one_host_is_upgraded_and_back_until_the_features_are_raised(tmp_path: P
     known: list[bytes] = []
 
     def place_and_read() -> None:
-        """Twenty records; a group reads them, and what it has read before does not come again."""
+        """Twenty records; a group reads them, and gets no record again that it has read before."""
         producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all"})
         for number in range(len(sent), len(sent) + 20):
             sent.append(str(number).encode())

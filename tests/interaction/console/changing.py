@@ -14,7 +14,7 @@ IN_THE_URL = {name for kind in KINDS for name in kind.fields}
 
 
 def fresh(browser: Browser, path: str, **query: object) -> str:
-    """What the page says now, whatever other tests have looked at."""
+    """The page as it is now, whatever other tests have cached."""
     browser.app._app.state.console.cache.clear()
     return browser.get(path, **query).words
 

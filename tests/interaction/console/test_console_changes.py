@@ -148,7 +148,8 @@ def test_a_seek_is_shown_before_it_is_done(secured: Secured, browser: Browser) -
     client.close()
 
 
-# -- what may change nothing -----------------------------------------------------------------------
+# -- read-only mode
+# ---------------------------------------------------------------------------------
 
 PATHS = [kind.path for kind in KINDS]
 FORM = {

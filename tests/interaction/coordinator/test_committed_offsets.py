@@ -1,5 +1,5 @@
 """Committed offsets at a running broker: they survive the acceptor, their owners and the whole
-broker; damage costs what it hit; clients do not write into internal topics.
+broker; damage costs only the damaged records; clients do not write into internal topics.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Transactions of several producers at once on one connection, as a JavaScript client has them: who
-is alone with its transactional id is never fenced; who is not, is.
+is alone with its transactional id is never fenced; others are.
 
 docs/decisions/coordinators/2026-11-26-one-invalid-producer-epoch.md
 """

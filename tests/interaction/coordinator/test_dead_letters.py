@@ -39,7 +39,7 @@ class Dead(Shared):
         configure_group(self.bootstrap, self.group, name, value)
 
     def answer(self, kinds: dict[str, AcknowledgeType], count: int) -> None:
-        """Answers this many deliveries; what is not named is accepted."""
+        """Acknowledges this many deliveries; unnamed ones are accepted."""
         with self.consumer("explicit") as consumer:
             while count > 0:
                 for value, message in polled(consumer):

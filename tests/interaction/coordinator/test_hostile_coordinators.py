@@ -49,7 +49,7 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
     WRITE_TXN_MARKERS,
     LIST_TRANSACTIONS,
 ) = (8, 9, 10, 11, 14, 16, 27, 66)
-WAITS = {JOIN_GROUP: 0.05, SYNC_GROUP: 0.05}  # these wait for other members: who has waited so long hangs up
+WAITS = {JOIN_GROUP: 0.05, SYNC_GROUP: 0.05}  # these wait for others: the client then hangs up
 ROUND = 250
 CLIENTS = 5
 

@@ -1,5 +1,5 @@
 """Joint transactions against a real broker: the winners' records are seen, all others never; a
-batch that comes again is known; whatever is killed between two steps, and how often.
+repeated batch is recognized; whatever is killed between two steps, and how often.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def kill(broker: Broker, role: str) -> None:
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     if role == "acceptor":
-        return  # who asks next has to wait for the new one, or meets it half made
+        return  # the next request has to wait for the new one, or meets it half made
     eventually(
         lambda: len(broker.pids(role)) == len(before) and not set(before) & set(broker.pids(role)), f"another {role}"
     )
@@ -320,7 +320,7 @@ def test_killed_between_every_two_steps(tmp_path, role: str) -> None:
 
 @pytest.mark.slow
 def test_killed_while_the_commit_is_under_way(tmp_path) -> None:
-    """The acceptor dies with the request in its hands: whichever it was, the repetition finds the
+    """The acceptor dies while it handles the request, whichever it is: the retry finds the
     same outcome, and both partitions have it.
     """
     with Broker(tmp_path / "data", workers=2) as broker:

@@ -66,7 +66,7 @@ def committed(consumer: ShareConsumer) -> None:
 
 def take(consumer: ShareConsumer, count: int, *kinds: dict[str, AcknowledgeType]) -> list[tuple[str, int]]:
     """(value, delivery count) of this many deliveries. The n-th of a record is answered as the n-th of
-    `kinds` says; what it does not name is accepted.
+    `kinds` says; unnamed records are accepted.
     """
     found: list[tuple[str, int]] = []
     while len(found) < count:

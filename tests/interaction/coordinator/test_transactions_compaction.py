@@ -240,7 +240,7 @@ def test_committed_values_stay_and_aborted_ones_are_never_seen(start_broker, see
     assert not [problem for thread in threads for problem in thread.problems]
     assert all(thread.rounds > 5 for thread in threads), [getattr(thread, "last_error", None) for thread in threads]
     assert not [thread.seen & life.aborted for thread in threads if thread.seen & life.aborted]
-    broker.kill_all()  # what is kept beside the logs is lost: producers, and how far the cleaner had come
+    broker.kill_all()  # producer snapshots and the cleaner's checkpoint are lost
     for pattern in (f"{life.topic}-*/*.snapshot", "cleaner-offset-checkpoint*"):
         for path in broker.data_dir.rglob(pattern):
             path.unlink()

@@ -34,7 +34,7 @@ WAYS = ["worker", "restart", "everything", "snapshots"]
 
 
 def stop_and_start(broker: Broker, way: str, topic: str) -> None:
-    """`snapshots`: everything is killed, and what was known of producers is gone but for the log;
+    """`snapshots`: everything is killed, and producers are known only by the log;
     recovery makes it again.
     """
     if way == "worker":

@@ -1,4 +1,4 @@
-"""The keeper with processes that do nothing but live and die: who is let in, what they get, how
+"""The keeper with processes that only live and die: which are admitted, what they get, how
 fast a death is known, how it all ends.
 """
 

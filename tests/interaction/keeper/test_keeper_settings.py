@@ -308,7 +308,7 @@ class _Loop:
         running = asyncio.get_running_loop()
         self.client.watch(running, note("death"), note("shutdown"), note("parent"))
         await asyncio.wait_for(enough.wait(), 20)
-        for _ in range(10):  # whatever else is ready now would be one too many
+        for _ in range(10):  # any other ready process would be one too many
             await asyncio.sleep(0)
         return self.seen
 

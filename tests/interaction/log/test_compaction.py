@@ -99,7 +99,7 @@ class Reader(threading.Thread):
 def view(
     kafka: KafkaConnection, topic: str, partition: int = 0, problems: list[str] | None = None, bytes_max: int = 3000
 ) -> dict[bytes, bytes]:
-    """The map that a consumer ends with who reads from the beginning to where the log ends now."""
+    """The last value of each key for a consumer that reads the log from the beginning to its end."""
     found: dict[bytes, bytes] = {}
     problems = problems if problems is not None else []
     end, offset, last, empty = log_end(kafka, topic, partition), 0, -1, 0

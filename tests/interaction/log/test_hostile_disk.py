@@ -60,7 +60,7 @@ def _size_of(segment: Path, position: int) -> int:
 
 
 def _verify(broker: Broker) -> tuple[int, dict[str, str]]:
-    """Exit code, and what is wrong by partition."""
+    """Exit code, and problems by partition."""
     done = PRELOADED.run("log", "verify", str(broker.data_dir / "log"), "--format", "json")
     reports = json.loads(done.stdout)
     wrong = {
@@ -117,7 +117,7 @@ def _read_before_the_damage(watch: Watch) -> None:
 
 @pytest.mark.parametrize("within", quick([8, 10, 3], [10]), ids=["length-large", "length", "base-offset"])
 def test_a_flipped_bit_in_a_header_stops_readers_there_alone(broker, within):
-    """A length or offset that lies: what lies before it is still read, and no reader hangs,
+    """A false length or offset: records before it are still read, and no reader hangs,
     crashes or reads something else as a batch.
     """
     watch = Watch(broker)
@@ -140,7 +140,7 @@ def test_a_flipped_bit_in_a_header_stops_readers_there_alone(broker, within):
 
 @pytest.mark.parametrize("within", quick([8, 10, 200], [10, 200]), ids=["length-large", "length", "record"])
 def test_damage_that_recovery_meets_is_cut_off_and_named(start_broker, within):
-    """After a crash what no checkpoint vouches for is scanned: the log ends where it is not sound
+    """After a crash everything above the checkpoint is scanned: the log ends where it is invalid
     any more, and a line says so.
     """
     broker = start_broker()

@@ -82,7 +82,7 @@ def test_a_deleted_segment_is_reported_and_no_offset_is_given_twice(start_broker
             must_produce(kafka, "t", 0, b"v" * 900)
         end = log_end(kafka, "t", 0)
     if not clean:
-        broker.stop()  # what counts is what is written down
+        broker.stop()  # only the checkpoint on disk counts
         broker.start()
     stop(broker, clean)
     segments = sorted((broker.data_dir / "log" / "t-0").glob("*.log"))

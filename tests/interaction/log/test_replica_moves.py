@@ -108,7 +108,7 @@ def unreadable(broker: Broker, topic: str, partition: int, what: str) -> str:
 
 
 class Writer:
-    """Writes numbered records, one after the other, until told to stop; what is answered with an
+    """Writes numbered records, one after the other, until stopped; what is answered with an
     error or not at all is written again under the next number.
     """
 

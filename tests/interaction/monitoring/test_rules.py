@@ -1,4 +1,4 @@
-"""Every alert by promtool: what makes it fire, and what is just not enough."""
+"""Every alert by promtool: values that make it fire, and values just below."""
 
 from __future__ import annotations
 

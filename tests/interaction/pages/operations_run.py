@@ -1,5 +1,5 @@
 """Runs a chapter of docs/ about a cluster as it is written: every ```sh block, line by line, by
-bash; what is printed must hold what the page shows (the ```text block after it).
+bash; the output must contain what the page shows (the ```text block after it).
 
     python -m tests.interaction.pages.operations_run DIRECTORY PAGE CHAPTER
 
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: str, chapter_name: str) -> Iterator[Block]:
-    """Of a chapter: what is in ```sh, with the ```text that follows it."""
+    """Of a chapter: the ```sh blocks, each with the ```text that follows it."""
     chapter = page[page.index(f"\n## {chapter_name}\n") :]
     chapter = chapter[: chapter.index("\n## ", 5)]
     for section in chapter.split("\n### "):
@@ -220,7 +220,7 @@ class Load(threading.Thread):
             len(found[index]) < len(values) for index, values in self.sent.items()
         ):
             for message in consumer.consume(1000, 0.2):
-                # what is no number, the page has written
+                # words other than numbers are the page's own
                 if message.error() is None and message.value().isdigit():
                     found[message.partition()].append(message.value())
         consumer.close()

@@ -27,7 +27,7 @@ KILLED_AFTER = 150
 
 
 class Example:
-    """One process; what it printed."""
+    """Runs one process; returns its output."""
 
     def __init__(self, directory: Path, name: str, broker: Broker) -> None:
         path = directory / name
@@ -52,7 +52,7 @@ class Example:
         return found
 
     def kill(self) -> list[str]:
-        """What it had still printed."""
+        """The rest of its output."""
         assert self.process.stdout is not None
         self.process.kill()
         rest = self.process.stdout.read().split("\n")

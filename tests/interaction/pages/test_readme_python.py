@@ -1,4 +1,4 @@
-"""README's Python program runs as it stands, but for the port, and prints what it promises."""
+"""README's Python program runs as it stands, except for the port, and prints the promised output."""
 
 from __future__ import annotations
 

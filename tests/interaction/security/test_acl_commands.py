@@ -19,7 +19,7 @@ class Commands:
         self.broker, self.port, self.directory = broker, port, directory
 
     def run(self, *words: str, user: str | None = None, given: str = "") -> tuple[int, str]:
-        """As the broker's super user, or as a user by SASL; exit code, and what was said."""
+        """As the broker's super user, or as a user by SASL; exit code and output."""
         port = self.broker.port if user is None else self.port
         environment = {**os.environ, "MQD_BOOTSTRAP": f"127.0.0.1:{port}"}
         if user is not None:

@@ -91,7 +91,7 @@ def test_an_open_connection_is_served_until_it_must_authenticate_again(secured: 
         assert time.monotonic() > began + BOUND_S - CLOCKS_S, "it ended before the bound"
 
 
-def test_the_new_password_goes_on_with_an_open_connection(secured: Secured) -> None:
+def test_an_open_connection_continues_with_the_new_password(secured: Secured) -> None:
     secured.set_password("eve", "first")
     with connect(secured, "eve", "first") as kafka:
         secured.set_password("eve", "second")

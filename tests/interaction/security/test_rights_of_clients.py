@@ -282,8 +282,9 @@ def set_topic(settings: dict, topic: str, name: str, value: str) -> None:
 
 
 def test_dead_letters_need_the_consent_of_their_topic(secured: Secured) -> None:
-    """KIP-1191: who configures a group can name only a topic whose configuration takes letters, and
-    that is set by who may alter the topic. A topic that the user may not see looks like a missing one.
+    """KIP-1191: a user that configures a group can name only a topic whose configuration takes
+    letters, and that is set by who may alter the topic. A topic that the user may not see looks
+    like a missing one.
     """
     hidden, letters = (topic_of(secured, name) for name in ("dlq.hidden", "dlq.seen"))
     group, alice = "workers", secured.client("alice")

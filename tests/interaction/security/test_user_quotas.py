@@ -26,7 +26,7 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 PRODUCE, CONNECTION = "producer_byte_rate", "connection_creation_rate"
 RATE = 50_000  # and a burst of one second
-SLOW_RATE = RATE // 5  # what is owed is not paid before the next look, however slow the machine
+SLOW_RATE = RATE // 5  # the debt is not paid before the next look, however slow the machine
 TOPIC = "quotas"
 
 

@@ -65,7 +65,7 @@ def test_settings_of_the_engine_arrive(start_broker) -> None:
     (segment,) = (broker.data_dir / "log" / "t-0").glob("*.log")
 
     def reserved_bytes() -> int:
-        """After one more record: an idle partition gives back what it has reserved."""
+        """After one more record: an idle partition releases its preallocated space."""
         producer.produce("t", b"x")
         assert producer.flush(60) == 0
         found = segment.stat().st_blocks * 512

@@ -87,7 +87,7 @@ def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
         _others_are_served(connections, "others", 6.0)
         grown = watch.worker_rss_bytes() - before
         assert grown < len(deaf) * 4 * MIB, f"{len(deaf)} deaf clients cost {grown / MIB:.0f} MiB"
-        for index in (0, 1, 2):  # who reads again is served on, in order
+        for index in (0, 1, 2):  # a client that reads again is served, in order
             deaf[index].socket.settimeout(30)
             responses = min(sent[index], 60)
             for _ in range(responses):
@@ -232,7 +232,7 @@ def test_idle_connections_are_closed_in_the_end(start_broker, io_backend):
             must_produce(busy, "t", 0, b"x") if time.monotonic() - began > 1.3 else busy.call(API_VERSIONS, 0)
             time.sleep(0.05)  # a busy client's own pace
         assert idle.is_closed_by_peer()
-        assert one_outcome(polling.receive().body).records  # who waits for records is not idle
+        assert one_outcome(polling.receive().body).records  # waiting for records is not idling
 
 
 def test_connections_above_the_limit_are_closed_at_once_and_reported(start_broker, io_backend):

@@ -35,7 +35,7 @@ SAMPLES, GROWTH_MAX = 12, 16 * MIB  # from the first third of the samples to the
 
 
 class Crowd:
-    """Threads that each do one kind of thing again and again, until told to stop; what goes wrong
+    """Threads that each do one kind of thing again and again, until stopped; what goes wrong
     in an honest one is kept.
     """
 

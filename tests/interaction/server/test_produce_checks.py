@@ -247,7 +247,7 @@ def test_forged_transactions(kafka: KafkaConnection, request: pytest.FixtureRequ
     assert log_end(kafka, topic, 1) == 0
 
 
-# -- who waits -------------------------------------------------------------------------------------
+# -- waiting ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -309,7 +309,7 @@ def test_no_other_waits_for_a_stopped_acceptor(start_broker: Callable[..., Broke
         assert statistics.median(during) < 3 * statistics.median(before) + 0.005
 
 
-def test_a_restarted_acceptor_is_asked_again(start_broker: Callable[..., Broker], io_backend: str) -> None:
+def test_a_restarted_acceptor_gets_the_check_again(start_broker: Callable[..., Broker], io_backend: str) -> None:
     broker = start_broker(workers=2, config={"io.backend": io_backend})
     with contextlib.ExitStack() as connections:
         waiting = [

@@ -112,7 +112,8 @@ def test_a_producer_is_slowed_to_its_rate_and_others_are_not(broker: Broker) -> 
             reported.append(produce(connection, topic, size).throttle_time_ms)
             sent += size
         taken = time.monotonic() - began
-    # the last request is answered before it is paid for; a slow machine takes longer than it is told to
+    # the last request is answered before it is paid for; a slow machine takes longer than the
+    # throttle time
     assert demanded_s(sent - size) <= taken
     assert sum(reported) / 1000 <= 1.2 * demanded_s(sent + 20 * 100)
     assert 0 < max(reported) < 1000
@@ -217,12 +218,12 @@ def test_quotas_hold_when_a_process_dies(start_broker, io_backend: str, name: st
     topic = topics.create_topic(broker, "kept", 2)
     limit(broker, "slow", produce=RATE)
     kill_and_wait(broker, name)
-    for number in range(4):  # on whatever worker it lands
+    for number in range(4):  # on any worker
         with connect(broker, "slow") as connection:
             began = time.monotonic()
             reported = produce(connection, topic, 5 * RATE).throttle_time_ms
             assert reported >= 1000 * (demanded_s(5 * RATE) - (time.monotonic() - began))
-        limit(broker, "slow", produce=RATE + number + 1)  # a change forgives what is owed
+        limit(broker, "slow", produce=RATE + number + 1)  # a change cancels the debt
 
 
 # -- the command -----------------------------------------------------------------------------------

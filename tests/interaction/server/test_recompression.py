@@ -1,5 +1,5 @@
-"""compression.type: what comes in another codec is stored in the topic's, and its records stay the
-same; what comes in the topic's codec is stored as it was sent.
+"""compression.type: batches in another codec are stored in the topic's, and their records stay the
+same; batches in the topic's codec are stored as they were sent.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _is_on_the_metrics_page(broker: Broker) -> None:
 
 
 def _refused(broker: Broker) -> None:
-    """What cannot be scheduled, and topics that cannot be schedules."""
+    """Invalid records, and topics that cannot be schedules."""
     producer, failed = Producer({"bootstrap.servers": f"127.0.0.1:{broker.port}", "linger.ms": 50}), []
     for value in (b"31622400000000000", b"soon", b"1"):
         producer.produce(

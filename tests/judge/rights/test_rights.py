@@ -70,7 +70,9 @@ ALICE_IS_NOBODY = {"local.socket.permissions": "0666", "local.principal.mapping.
 
 
 class Users(Broker):
-    """A broker with an authorizer; alice authenticates on `users_port`, or is nobody's process."""
+    """A broker with an authorizer; alice authenticates on `users_port`, or runs as the user
+    `nobody`.
+    """
 
     def __init__(self, data_dir: Path) -> None:
         self.users_port = free_port()

@@ -126,7 +126,7 @@ class ClassicWorld(World):
         return found
 
     def _restart(self) -> None:
-        """The coordinator comes back with what it had written."""
+        """The coordinator comes back with its written state."""
         for consumer in self.consumers:
             consumer.break_connection()
         self.requested.clear()

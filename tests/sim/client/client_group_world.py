@@ -1,5 +1,5 @@
 """The client's group membership core (KIP-848) against the broker's own group core: requests and
-answers travel one connection in order, connections break before or after a request was heard,
+answers travel one connection in order, connections break before or after a request was received,
 members die, applications do not poll, subscriptions and topics change, the coordinator is loaded
 again. One seed, one history.
 
@@ -150,7 +150,7 @@ class Consumer:
             self.give(Done())
 
     def break_connection(self) -> None:
-        """Of what is on its way some was heard, nothing is answered."""
+        """Some of the requests on their way were received, none is answered."""
         numbers = [send.number for _, send in self.requests] + [number for _, number, _ in self.answers]
         for _, send in list(self.requests)[: self.rng.randrange(len(self.requests) + 1)]:
             self.world.receive(self, send.message)
@@ -281,8 +281,8 @@ class World:
         consumer.give(self.rng.choice(SUBSCRIPTIONS))
 
     def _check(self) -> None:
-        """W1. Who is silent, or was put out and does not know yet, works on by itself: its commits
-        are refused.
+        """W1. A silent member, or a removed one that does not know it yet, continues alone: its
+        commits are refused.
         """
         owners: dict[tuple[bytes, int], str] = {}
         for consumer in self.consumers:

@@ -1,5 +1,5 @@
 """The client's membership core and the broker's group core in one world (client_group_world.py);
-and proof that the world finds what it is there to find.
+and proof that the world finds planted bugs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What goes wrong in a cluster, and when: each run draws kinds of faults and their rates from its
-seed (swarm), then the world is put right.
+"""The faults of a cluster, and when they occur: each run draws kinds of faults and their rates from
+its seed (swarm), then the world is put right.
 
 Bounds that keep a run meaningful: a majority of the voters keeps its disks; a wiped host comes back
 as another one; at most one host is wiped at a time until everything is replicated again.

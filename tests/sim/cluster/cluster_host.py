@@ -328,7 +328,7 @@ class ClusterHost:
 
     def start_data_plane(self) -> None:
         """supervisord's work, whether there is a controller or not; one that has been started
-        meanwhile has not heard that they were gone.
+        meanwhile does not know that they were gone.
         """
         self._start_acceptor()
         for index in range(len(self.workers)):

@@ -59,7 +59,7 @@ class Admin(Client):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What one run is like; drawn from the seed."""
+    """The plan of one run, drawn from the seed."""
 
     hosts: int = 4
     voters: int = 3

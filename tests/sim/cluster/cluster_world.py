@@ -123,11 +123,11 @@ class ClusterWorld:
     # -- making ------------------------------------------------------------------------------------
 
     def _ghost(self) -> None:
-        """The metadata as far as anybody has been told that it is committed."""
+        """The metadata up to the last batch that a host knows to be committed."""
         self.state = MetadataState()
         self.state.cluster_id = "simulated"
         self.committed: dict[int, Batch] = {}  # by base offset
-        self.leaders: dict[int, Any] = {}  # quorum epoch -> who leads it
+        self.leaders: dict[int, Any] = {}  # quorum epoch -> its leader
 
     def _found(self, voters: int) -> None:
         keys = tuple([self.voter(node) for node in range(voters)])
@@ -251,7 +251,7 @@ class ClusterWorld:
         return self.kernel.random.choice(view.replicas) if view is not None else -1
 
     def active(self) -> ControllerProcess | None:
-        """Whose quorum epoch is the highest of those that are active."""
+        """The active controller with the highest quorum epoch."""
         found = [
             host.controller for host in self.hosts if host.controller is not None and host.controller.quorum.is_active
         ]

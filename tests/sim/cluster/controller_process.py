@@ -79,7 +79,7 @@ class ControllerProcess:
         self._started = False
         self._tick_at = NO_DEADLINE
         self._lease_ms = 0
-        self._subscribers: dict[int, tuple[Process, Any, str]] = {}  # client number -> process, how it hears, its role
+        self._subscribers: dict[int, tuple[Process, Any, str]] = {}  # client number -> process, receiver, its role
         self._clients = 0
         self._proofs = DeathProofs(host.node)
         self._last_words: Notice | None = None

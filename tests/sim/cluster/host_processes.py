@@ -124,7 +124,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         self.send(self.cluster_host, Applied(self._version, self._failures()))
 
     def _failures(self) -> dict[int, str]:
-        """What it does not serve."""
+        """Partitions that it does not serve."""
         owned = self.catalog.owned.values()
         return {each.slot: "" for each in owned if self.failed or each.key in self._refused}
 
@@ -238,7 +238,7 @@ class ClusterWorker(BatchWorker, Subscriber):
 
 
 class Acceptor(Subscriber):
-    """Passes changes of clients on, and knows who leads what."""
+    """Passes changes of clients on, and knows the leaders."""
 
     role = "acceptor"
 

@@ -420,7 +420,7 @@ class Retirement:
             )
 
     def _settled(self, place: Place, image: Any) -> bool:
-        """What it took is below the high watermark, in the epoch of the step."""
+        """Its records are below the high watermark, in the epoch of the step."""
         return place.core.leader_epoch >= image.leader_epoch and place.core.high_watermark >= place.log.end
 
     def _use(self, worker: ClusterWorker, partition: Partition) -> None:

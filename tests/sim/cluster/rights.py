@@ -5,7 +5,7 @@ cluster while its processes die.
         answers
     A2  in the end every worker and every acceptor has the rules and quotas that are committed, every
         acceptor the passwords and tokens, and every controller all of them, whether it read the log
-        or a snapshot; what is committed is told by a model of its own (Model)
+        or a snapshot; what is committed comes from a model of its own (Model)
     A3  a change of a token that is answered with success is known to the acceptor that asked
     A4  in the end no token is left that expired before
 """
@@ -86,7 +86,7 @@ class Model:
 
 
 class Known(Model):
-    """What one process has been told."""
+    """What one process has received."""
 
     def __init__(self) -> None:
         super().__init__()

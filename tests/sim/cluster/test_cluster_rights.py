@@ -55,7 +55,7 @@ def _seen(seeds: Iterable[int]) -> set[str]:
 
 
 def test_an_answer_before_the_workers_apply_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: what is committed counts as applied."""
+    """Planted: committed records count as applied."""
     monkeypatch.setattr(Reports, "in_force_version", property(lambda self: self._committed))
     assert "A1" in _seen([7])
 

@@ -66,7 +66,7 @@ def proposal(
 def judged(
     proposals: Proposals, state: MetadataState, node: int, broker_epoch: int, requested: peer.InSyncProposal
 ) -> int:
-    """The error; what was accepted is applied."""
+    """Returns the error; accepted changes are applied."""
     result, change = proposals.judge(View(state), node, broker_epoch, requested)
     if change is not None:
         state.apply(PartitionsChanged(TOPIC, (change[1],)))
@@ -173,7 +173,7 @@ def test_r6_a_proposal_that_rests_on_an_older_state(off: frozenset[str]) -> None
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["903"])], ids=["kept", "off"])
 def test_kip_903_a_follower_that_was_restarted_since_it_fetched(off: frozenset[str]) -> None:
     """It fetched everything as broker epoch 12, lost its unflushed part and is registered as 40:
-    the proposal is about someone who is no more.
+    the proposal is about a broker that is gone.
     """
     plant(off)
     proposals, state = Proposals(), cluster(in_sync=(0, 1))
@@ -197,7 +197,7 @@ def test_r1_a_late_fetch_of_an_earlier_leader_epoch(off: frozenset[str]) -> None
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["R3"])], ids=["kept", "off"])
 def test_r3_what_a_leader_knew_in_an_earlier_epoch(off: frozenset[str]) -> None:
-    """Node 0 leads epoch 1 and hears that node 1 has 5. Node 2 leads epoch 2, whose log ends at 3,
+    """Node 0 leads epoch 1 and learns that node 1 has 5. Node 2 leads epoch 2, whose log ends at 3,
     and node 1 cuts there. Node 0 leads epoch 3.
     """
     leader = replica(0, log(1, 1, 1, 1, 1), off, 0, 1, members=(0, 1, 2))

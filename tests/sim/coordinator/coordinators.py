@@ -7,7 +7,7 @@ offsets, each over one connection at a time, and ask what is committed. Groups w
 group_members.py.
 
 Checked
-    C5  what a coordinator tells of a group is at least what was acknowledged or told by it or by
+    C5  a coordinator reports of a group at least what was acknowledged or reported by it or by
         any before it, at most what was tried
     L5  no coordinator answers without its host's lease
 Names of rules that can be off: `R4c` (a coordinator is active before what it has loaded is below
@@ -361,7 +361,7 @@ class GroupClient(Client):
         self.again(self.pause)
 
     def _check(self, offset: int, epoch: int) -> None:
-        """Of an epoch that is over, what was acknowledged in later ones may be unknown there."""
+        """A coordinator of an old epoch may not know commits acknowledged in later ones."""
         floor = max([acked for since, acked in self.acked if since <= epoch], default=-1)
         if not floor <= offset <= self.tried:
             raise Violation(

@@ -5,9 +5,9 @@ far it has come, as mqd/client does (runner.py, committing.py, rebalancing.py).
 Invariants
     N1  a connection delivers in order, once or not at all, and not at all once it is closed; what
         was asked over it and not answered ends as Unanswered
-    N2  one commit is under way at a time; one that failed is tried again, with what is worked on
+    N2  one commit is under way at a time; one that failed is retried, with what is worked on
         then. Revoke ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after
-        Lost. Off (`again`): it is tried again as it was, as mqd/client did once: under an epoch
+        Lost. Off (`again`): it is retried as it was, as mqd/client did once: under an epoch
         that counts, for what is another's by then
     N3  work on a partition begins at what is committed for it, asked for after it was assigned
 """
@@ -72,7 +72,7 @@ class Connection:
 
 
 class Member(Consumer):
-    """`world`, for what is inherited, is its group."""
+    """`world`, for inherited methods, is its group."""
 
     def __init__(self, group: MemberGroup, member_id: str) -> None:
         super().__init__(group, member_id, None)  # type: ignore[arg-type]
@@ -247,7 +247,7 @@ class Member(Consumer):
         raise NotImplementedError
 
     def _identity(self) -> tuple[str | None, int]:
-        """As a question names who asks."""
+        """As a request names its sender."""
         return None, -1
 
     def _commit(self) -> None:

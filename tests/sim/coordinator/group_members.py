@@ -5,8 +5,8 @@ happens to members is drawn from a random stream of its own.
 
 Checked at each step, beside what both kinds of cores assert of themselves
     C5, C6  in the log of __consumer_offsets: group_ledger.py
-    C5      what a member is told of a committed offset is at least what anybody was told before it
-            asked
+    C5      a committed offset in a response is at least that of any response sent before the
+            request
     C6      a member by the log works only on what the log assigns to it
             (KIP-848); no two members of the generation in force work on one partition (classic)
     C6      no member gets an epoch or a generation that is not in the log
@@ -122,7 +122,7 @@ class MemberGroup:
         (self._check_consumers if self.kind == "consumer" else self._check_classic)()
 
     def _check_consumers(self) -> None:
-        """Who was put out and does not know it yet works on by itself: its commits are refused."""
+        """A removed member that does not know it yet continues alone: its commits are refused."""
         ledger = self.ledger
         for member in self.members:
             core = member.core
@@ -164,7 +164,7 @@ class MemberGroup:
             self.join()
 
     def unsettled(self) -> str:
-        """What is not as it should be; "" = all is."""
+        """A description of what is wrong; "" = nothing."""
         world, ledger = self.cluster_world, self.ledger
         if world.stuck(self.partition):
             return ""  # it has no coordinator until an operator does something
@@ -227,7 +227,7 @@ class MemberGroups:
         return self._numbers
 
     def core_maker(self, host: ClusterHost) -> Callable[[str], Group]:
-        """For a new acceptor: with what it knows of topics, which comes to it when it comes."""
+        """For a new acceptor: with its knowledge of topics, which it gets at its start."""
         cluster = self._new_cluster()
         for topic, count in self.counts:
             cluster.set(topic, count)

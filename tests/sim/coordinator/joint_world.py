@@ -8,7 +8,7 @@ Nothing runs by itself: `step()` takes one thing that can happen, by chance. Sam
 What is checked (beside the core's own check() after every event)
     W1  of a batch that was committed every record is visible once, of any other none: whatever
         died, whichever task wrote it twice
-    W2  a commit that was confirmed is in force; a driver that is told so may forget the batch
+    W2  a commit that was confirmed is in force; its driver may forget the batch
     W3  when all is quiet no partition has an open transaction
     W4  a request is answered at most once, and once when the coordinator has not crashed since
     W5  a replay of the log, in any order, gives the state that persisted it

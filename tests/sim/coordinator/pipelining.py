@@ -70,7 +70,7 @@ class Connection:
         )
 
     def _look(self) -> None:
-        """Has the acceptor died? Its successor is asked whatever was not answered."""
+        """Has the acceptor died? Its successor gets all requests without a response."""
         if not self._is_open() or not self._sent:
             return
         acceptor = self.worker.host.acceptor
@@ -129,7 +129,7 @@ class PipelinedClient(GroupClient):
             return
         connection = Connection(self, worker, self.token)
         link = world.network.links[world.client_node][node]
-        double, link.double = link.double, 0.0  # one connection: what is sent arrives once, or never
+        double, link.double = link.double, 0.0  # one connection: a request arrives once, or never
         world.network.send(world.client_node, node, worker.process, connection.receive, offsets)
         link.double = double
         random = world.kernel.random

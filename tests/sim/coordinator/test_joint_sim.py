@@ -81,7 +81,7 @@ class ForgetsWhatWasCommitted(JointTransaction):
 
 
 class WritesAgain(JointTransaction):
-    """J1: a batch that was committed is carried out once more."""
+    """J1: a batch that was committed is carried out again."""
 
     def _enlist(self, event, now_ms, actions):
         response = super()._enlist(event, now_ms, actions)

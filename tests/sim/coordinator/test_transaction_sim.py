@@ -171,7 +171,7 @@ class ReplayForgetsNext(Transaction):
 
 
 class LoadedAndDone(Transaction):
-    """After a restart the markers of what was decided are not written."""
+    """After a restart the markers of decided transactions are not written."""
 
     def on_loaded(self, now_ms):
         return [action for action in super().on_loaded(now_ms) if not isinstance(action, WriteMarkers)]
@@ -195,7 +195,7 @@ class AnswersTwice(Transaction):
 
 
 class OtherOutcome(Transaction):
-    """A repetition learns that its outcome is the one, whichever it was."""
+    """A retry gets a success, whatever the outcome was."""
 
     def _repeated(self, event, now_ms, actions):
         return super()._repeated(

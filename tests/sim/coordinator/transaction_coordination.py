@@ -232,7 +232,7 @@ class SimPeers:
             return
         delay = random.randrange(link.delay_min, link.delay_max + 1)
         if link.loss and random.random() < link.loss:
-            delay += 200 * MILLISECOND  # sent once more by TCP
+            delay += 200 * MILLISECOND  # sent again by TCP
         if link.late and random.random() < link.late:
             delay += random.randrange(link.late_max)
         if random.random() < own.world.late_markers and do == other.on_peer:  # the connection stalls
@@ -255,7 +255,7 @@ def _raise(_job: object, _partition: object, failure: BaseException) -> None:
 
 
 class SimCoordinator(Coordinator):
-    """What fails in a core fails the run; R5 is looked at once more where effects leave."""
+    """What fails in a core fails the run; R5 is checked again where effects leave."""
 
     off: frozenset[str] = frozenset()
 

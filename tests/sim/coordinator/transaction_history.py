@@ -4,7 +4,7 @@ committed log.
 
 Checked
     T1  all parts of a transaction, records in partitions and offsets of its group, share one
-        outcome; what its producer was told is the outcome, and has all that was acknowledged
+        outcome; its producer got that outcome, and it has all acknowledged records
     T2  no reader of committed records gets one of a transaction that was not committed
         before in that partition
     T3  when everything has been put right every transaction ends, none later than its time-out and
@@ -31,7 +31,7 @@ from tests.sim.replica.native_producers import Carried, Parsed, parsed
 Part = tuple[Any, int]  # (partition, number of the record in its transaction)
 RECORD_KEY = b"record"
 OFFSET = -1  # in place of a record's number: an offset that the transaction commits
-LATE = 20 * SECOND  # markers are tried again once in a second; leaders move to where they are preferred
+LATE = 20 * SECOND  # markers are retried once a second; leaders move to where they are preferred
 
 
 class Fate:
@@ -194,7 +194,7 @@ class TransactionHistory:
     # -- readers -----------------------------------------------------------------------------------
 
     def delivered(self, partition: Any, offset: int, entry: Entry) -> None:
-        """T2. To somebody who reads committed records."""
+        """T2. For a reader of committed records."""
         if not isinstance(entry.value, Carried) or not parsed(entry.value.batch).info.transactional:
             return
         outcome = self.look(partition).offset_outcomes.get(offset)

@@ -12,7 +12,7 @@ What is checked (beside the core's own check() after every event)
     W5  a replay of the log gives the state that persisted it
     W6  markers are written for decisions that are in the log, and Complete follows the markers of
         all its partitions
-    W7  the epoch of a producer id never falls, and no client is told the last epoch
+    W7  the epoch of a producer id never falls, and no client gets the last epoch
     W8  a client alone, without pauses, crashes and administrators, is never refused anything
         (`peaceful`)
 Clients of version 2 have every request repeated and delayed. Those of version 0 have so their
@@ -228,7 +228,7 @@ class World:
         self.answers: dict[int, Callable[[object], None]] = {}  # by request number; of this life of the coordinator
         self.attempts = 0
         self.network: list[Callable[[], None]] = []
-        self.ordered: list[Callable[[], None]] = []  # what may not overtake
+        self.ordered: list[Callable[[], None]] = []  # must not overtake
         self.late: list[Callable[[], None]] = []  # what arrives transactions later
         if first_epoch >= 0:
             value = Value(7, first_epoch, TIMEOUT_MS, State.COMPLETE_COMMIT, (), self.now, self.now, 7, -1, 2)
@@ -327,7 +327,7 @@ class World:
             if job.is_bumped and self.rng.random() < 0.1:
                 self.late.append(deliver)  # comes twice, the second time when the next transactions are under way
             if self.rng.random() < 0.1:
-                left.append(index)  # its response was lost: once more
+                left.append(index)  # its response was lost: again
         if not left:
             self.jobs.remove((job, left))
             self.feed(events.MarkersWritten(job.attempt))

@@ -108,7 +108,7 @@ class TransactionalProducer(Client):
         token = self.token
         caller = (self.world.client_node, self.process, self.answered, token)
         getattr(self, "_send_" + kind)(caller, lambda: self.version >= 2 or self.token == token, *arguments)
-        # and once more, much later
+        # and again, much later
         if kind in ("produce", "request") and self.version >= 2 and self.kernel.random.random() < 0.1:
             delay = self.kernel.random.randrange(4_000) * MILLISECOND
             self.kernel.after(

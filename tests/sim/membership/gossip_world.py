@@ -13,7 +13,7 @@ What is checked (beside the cores' own check() after every event)
         crashes and restores from an old copy
     S4  no host sends more than datagrams_per_s_max in any second
     S5  a datagram that was repeated, misdirected, damaged, invented or sealed by another cluster's
-        key changes nothing in a host; at most it answers a ping of a stranger
+        key changes nothing in a host; at most it answers a ping of an unknown host
     S6  tables, queues and probes stay within their bounds (check())
 """
 
@@ -407,7 +407,7 @@ class World:
         return ""
 
     def calm(self) -> None:
-        """Every fault ends; who is down comes back."""
+        """Every fault ends; hosts that are down come back."""
         self.weather = Weather()
         self.cut.clear()
         for host in self.hosts:
@@ -427,7 +427,7 @@ class World:
     # -- hostility ---------------------------------------------------------------------------------
 
     def attack(self, host: Host) -> None:
-        """One datagram of somebody who has listened to all and has no key."""
+        """One datagram of an attacker that has listened to all and has no key."""
         if not self.runs(host) or not self.captured:
             return
         self.give(host, events.Tick())  # so that nothing else is due
@@ -461,7 +461,7 @@ class World:
 
 
 def digest(core: GossipCore) -> tuple:
-    """Everything of a host that may not change by a stranger's hand: all but its counters, its
+    """Everything of a host that an unknown sender may not change: all but its counters, its
     clock and its buckets.
     """
     membership = core.membership

@@ -274,7 +274,7 @@ class Host:
     # -- as a broker, and as the controller of brokers ---------------------------------------------
 
     def heartbeat(self) -> None:
-        """Asks who it thinks leads for a lease; as the active controller fences who is silent. The
+        """Asks the presumed leader for a lease; as the active controller fences silent hosts. The
         rules of docs/design/cluster.md, 3.4, in small.
         """
         world, core = self.world, self.core
@@ -298,7 +298,7 @@ class Host:
         world.kernel.after(self.clock.true_delay(HEARTBEAT * 1_000), self.process, self.heartbeat)
 
     def begin_sessions(self) -> None:
-        """A new controller does not know when the others were last heard."""
+        """A new controller does not know when the others last fetched."""
         self.silent_since = {node: self.clock.now() for node in self.world.hosts}
 
     def may_grant(self) -> bool:

@@ -260,7 +260,7 @@ class ZombieGrants(Host):
 
 
 class FencesAtOnce(Host):
-    """A new controller counts a silence that it has not heard."""
+    """A new controller counts silence from before its election."""
 
     def begin_sessions(self) -> None:
         super().begin_sessions()
@@ -268,7 +268,7 @@ class FencesAtOnce(Host):
 
 
 class DeadlineFromReceipt(Host):
-    """A broker's lease counts from when it hears that it has one."""
+    """A broker's lease counts from when the response arrives."""
 
     def on_granted(self, stamp_ns: int) -> None:
         super().on_granted(self.clock.now())

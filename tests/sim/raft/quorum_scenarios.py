@@ -48,8 +48,8 @@ def led(seed: int, core_class: type[QuorumCore], **changes) -> tuple[World, Host
 
 
 def restarted_voter(seed: int, core_class: type[QuorumCore]) -> None:
-    """C has not heard the leader for long. B, which has, is killed and is back at once: its promise
-    stands all the same (TiKV #15035).
+    """C has not heard from the leader for long. B, which has, is killed and is back at once: its
+    promise stands all the same (TiKV #15035).
     """
     world, leader, (second, third) = led(seed, core_class)
     world.cut(leader.node_id, third.node_id)
@@ -61,7 +61,7 @@ def restarted_voter(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def promised_voter(seed: int, core_class: type[QuorumCore]) -> None:
-    """C would like to be elected while B hears the leader still."""
+    """C is a candidate while B still hears from the leader."""
     world, leader, (second, third) = led(seed, core_class)
     world.clients_work = False  # C's log is as good as any
     world.seconds(1)
@@ -72,7 +72,7 @@ def promised_voter(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def deaf_predecessor(seed: int, core_class: type[QuorumCore]) -> None:
-    """The leader hands over, but hears nothing any more: it cannot be told that the successor was
+    """The leader hands over, but receives nothing any more: it cannot learn that the successor was
     elected.
     """
     world, leader, others = led(seed, core_class)
@@ -99,7 +99,7 @@ def returning_voter(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def lonely_leader(seed: int, core_class: type[QuorumCore]) -> None:
-    """A leader that no voter hears gives up, also when only the way to it is cut."""
+    """A leader that reaches no voter resigns, also when only the way to it is cut."""
     for both in (True, False):
         world, leader, others = led(seed, core_class)
         for host in others:
@@ -233,7 +233,7 @@ def forced(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def late_grant(seed: int, host_class: type[Host]) -> None:
-    """A broker hears seconds later that its heartbeat has arrived; then the way to the controller
+    """A broker learns seconds later that its heartbeat has arrived; then the way to the controller
     is cut.
     """
     world = World(seed, QUIET, host_class=host_class)

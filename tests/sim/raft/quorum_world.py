@@ -5,7 +5,7 @@ Checked over all replicas after every event (beside each core's own check())
     I1  one leader in an epoch
     I2  what one replica hands out at an offset is what every other one does, snapshots included;
         no voter truncates it
-    I3  who is elected has every record that was committed in an older epoch
+    I3  an elected leader has every record that was committed in an older epoch
     I4  no voter states an epoch below one it has stated, or votes twice in one, restarts included
     I5  what a leader calls committed is durable on a majority of the voters of its log
     I6  an epoch never falls while a process lives

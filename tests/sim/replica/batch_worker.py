@@ -7,10 +7,10 @@ Before a transaction begins in a partition its coordinator is asked, by way of t
 Invariants
     W6  a batch that begins a transaction is appended only with the guard that its coordinator's
         response brought
-    W7  who reads committed records gets none at or above the last stable offset of the replica that
+    W7  readers of committed records get none at or above the last stable offset of the replica that
         it asks
     W8  a marker that the log has already is refused when all that the log holds then is below the
-        high watermark: a host that hears it takes the transaction for ended there
+        high watermark: a host that gets it takes the transaction for ended there
 Names of rules that can be off: `M4` (such a marker is refused at once), `LSO` (the last stable
 offset is the high watermark), `fence` and `verify` (native_producers.py).
 """

@@ -544,7 +544,7 @@ class ModelWorker:
             self._moved(place, place.core.answered(sequence, leader_epoch, error, now_ms, now_ms + REPEAT_MS))
 
     def _look(self) -> None:
-        """Every now and then: who lags, what was not answered."""
+        """Now and then: which followers lag, which requests had no response."""
         for place in self.places.values():
             self._propose(place)
         if self.kernel.random.random() < 0.1:

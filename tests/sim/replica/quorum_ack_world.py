@@ -220,7 +220,7 @@ class World:
             electors.add(node)
         elif self.faults and len(in_sync) > 1 and self.random.random() < 0.2:
             in_sync.discard(self.random.choice([n for n in sorted(in_sync) if n != host.node]))  # it is slow
-        if in_sync == known.in_sync:  # E5: who is no longer in sync is needed no longer
+        if in_sync == known.in_sync:  # E5: a replica that is no longer in sync is no longer needed
             enough = max(host.epoch_start, host.acked)
             if self.held_by_k(host) >= enough or self.off == "DROPPED_EARLY":
                 electors = set(in_sync)

@@ -37,7 +37,7 @@ def truncation(epochs: EpochList, log_end: int, diverging_epoch: int, diverging_
 
 @dataclass
 class FollowerView:
-    """What was heard of one replica in this leader epoch."""
+    """What is known of one replica in this leader epoch."""
 
     # (time, offset, broker epoch, leader's log end then)
     fetches: list[tuple[int, int, int, int]] = field(default_factory=list)

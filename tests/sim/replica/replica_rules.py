@@ -1,4 +1,4 @@
-"""native/replica/ built once more for the simulator, with planted bugs that can be switched on
+"""native/replica/ built separately for the simulator, with planted bugs that can be switched on
 (native/replica/planted.h).
 """
 

@@ -92,7 +92,7 @@ def test_addresses_have_a_rate_and_all_others_the_default() -> None:
     assert admitted(limits, ONE, now_ns) == 6  # a second's worth and the first
     assert admitted(limits, TWO, now_ns) == admitted(limits, packed_ip("::1"), now_ns) == 21
     assert admitted(limits, packed_ip("::ffff:10.0.0.1"), now_ns) == 0  # the same address
-    # what was refused did not count
+    # refused connections did not count
     assert admitted(limits, ONE, now_ns + SECOND_NS) == 5
     assert 0 < limits.address_delay_s(ONE, now_ns + SECOND_NS) <= 0.2
     limited(limits, default=1.0)

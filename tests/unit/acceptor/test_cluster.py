@@ -1,4 +1,4 @@
-"""The acceptor of one host among three: whom it sends clients to, what it refuses, who may connect
+"""The acceptor of one host among three: where it sends clients, what it refuses, who may connect
 between hosts; markers and checks of transactions to other hosts.
 """
 
@@ -146,7 +146,7 @@ def test_a_host_without_its_lease_does_not_direct_clients_to_itself() -> None:
 
 
 def test_messages_without_the_lease_are_not_kept_until_it_is_back() -> None:
-    """A worker gives again what is cacheable, in the same version: with the lease, also what came
+    """A worker repeats cacheable responses, in the same version: with the lease, also those from
     without it.
     """
     broker = made(topic(partition(0, (1, 3)), partition(1, (2, 3))))
@@ -159,7 +159,7 @@ def test_messages_without_the_lease_are_not_kept_until_it_is_back() -> None:
 
 def test_a_replica_that_follows_is_not_taken_for_a_leader() -> None:
     broker = made(topic(partition(0, (2, 3)), partition(1, (1, 2))))
-    broker.table.roles[0] = SlotRole.FOLLOWS  # its owner has not heard yet
+    broker.table.roles[0] = SlotRole.FOLLOWS  # its owner does not know yet
     assert report(broker)[0][0] == ErrorCode.LEADER_NOT_AVAILABLE
     follows = broker.partition_of("t", 1)
     assert broker.view(follows) is None and broker.replica_view(follows) is not None
@@ -320,7 +320,7 @@ def test_a_transaction_s_coordinator_is_asked_wherever_it_is() -> None:
         with pytest.raises(CoordinatorError) as failed:
             await there.request("id", lambda number: AddPartitions(number, 5, 1, requested, 2))
         assert failed.value.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-        remote.answer = AddPartitionsToTxnResponse()  # says nothing of what was asked
+        remote.answer = AddPartitionsToTxnResponse()  # does not name the topic
         assert (
             await there.request("id", lambda number: AddPartitions(number, 5, 1, requested, 2))
             == ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -115,7 +115,7 @@ def test_every_api_has_an_answer_for_a_fault_of_ours(key: int, tmp_path: Path, m
                     if UNKNOWN in (getattr(one, "error_code", 0), getattr(one, "partition_error_code", 0))
                 ]
                 assert correlation_id == 5 and found, (api.name, version, response)
-                for one in found:  # who asked finds its own
+                for one in found:  # the client finds its own
                     names = [
                         getattr(one, name)
                         for name in ("name", "group_id", "transactional_id", "key", "resource_name", "topic")

@@ -26,7 +26,7 @@ def test_packet_is_what_the_reactor_reads() -> None:
 
 
 class Handoffs:
-    """Sockets of `count` workers; small buffers when told so."""
+    """Sockets of `count` workers, with small buffers on request."""
 
     def __init__(self, count: int, buffer_bytes: int = 0) -> None:
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]

@@ -54,7 +54,7 @@ class Wire:
         self.link.start(asyncio.get_running_loop())
 
     def restart(self, worker: int) -> None:
-        """The keeper has proved its death, and a successor runs; the acceptor has not heard of it."""
+        """The keeper has proved its death, and a successor runs; the acceptor does not know it yet."""
         self.control.set_endpoint_state(worker, native.ProcessState.DEAD, 0)
         self.ends[worker].close()
         self.ends[worker] = native.Endpoint(self.control, self.links, worker, ENDPOINTS, self.eventfds)
@@ -173,7 +173,7 @@ def test_a_request_that_takes_long_gives_its_place_back(tmp_path: Path, monkeypa
 def test_a_delayed_response_does_not_keep_its_request_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Strangers whose tokens of 512 KiB were refused wait for seconds, by the thousand."""
+    """Thousands of clients whose tokens of 512 KiB were refused wait for seconds."""
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         async def answer(*_: object) -> dispatch.Outcome:
@@ -191,8 +191,8 @@ def test_a_delayed_response_does_not_keep_its_request_in_memory(
 
 
 def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who connects, joins a group that waits and goes, again and again, must not fill this process
-    with requests.
+    """A client that connects, joins a waiting group and leaves, repeatedly, must not fill this
+    process with requests.
     """
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:

@@ -402,7 +402,7 @@ def test_every_advertised_api_has_a_handler_and_speaks_every_version() -> None:
 
 
 def test_all_waiting_requests_for_producer_ids_fail_together() -> None:
-    """They were told one by one, each after the time that the controller was given to answer."""
+    """They failed one by one, each after the controller's whole time-out."""
 
     class Controller:
         def __init__(self) -> None:

@@ -287,7 +287,7 @@ def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
 
 def test_a_writer_learns_at_once_that_a_stalled_host_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """They waited until their own time was over, and the next connection got the number of the one
-    that was closed and was never told that it can be written to.
+    that was closed and never got the event that it can be written to.
     """
     read_frame = Channel.read_frame
 
@@ -362,7 +362,7 @@ def test_a_host_of_no_name_is_not_reached() -> None:
     async def scenario() -> None:
         async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
             brokers = hosts.broker.metadata.brokers
-            # what no resolver can be asked for
+            # no resolver accepts this name
             brokers[3] = msgspec.structs.replace(brokers[3], inter_broker_host="a..b")
             with pytest.raises(PeerError, match="a..b is not a host name"):
                 await hosts.peers.request(3, remote_transactions.ListTransactionsRequest(), 1, 10)

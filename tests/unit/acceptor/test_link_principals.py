@@ -32,7 +32,7 @@ def send_request(wire: Wire, data: bytes, flags: int, connection: int = 5) -> No
 def answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: dispatch.Outcome, data: bytes, flags: int = 0
 ) -> tuple[list[tuple[Address, bytes]], Descriptor, bytes]:
-    """What was asked of the handlers, and what the worker got."""
+    """Requests to the handlers, and responses to the worker."""
     requests: list[tuple[Address, bytes]] = []
     found: list[tuple[Descriptor, bytes]] = []
 

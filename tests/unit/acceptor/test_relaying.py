@@ -1,5 +1,5 @@
 """Requests that one host's acceptor has another one answer in a client's name: which go where, what
-comes back, what no client gains by it.
+comes back, and that no client gains rights by it.
 """
 
 from __future__ import annotations

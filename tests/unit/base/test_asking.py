@@ -1,4 +1,4 @@
-"""Questions to what may hang: no caller waits for long, and one that hangs takes one thread."""
+"""Calls that may hang: no caller waits for long, and one that hangs occupies one thread."""
 
 import asyncio
 import signal
@@ -91,7 +91,7 @@ def test_a_question_that_got_no_thread_is_asked_later(monkeypatch: pytest.Monkey
 
 def test_a_question_in_the_turn_of_a_response_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It went round for ever without giving the loop a turn, and the acceptor with it: the loop
-    tells of a response a turn after it came.
+    delivers a response a turn after it came.
     """
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""share.auto.offset.reset: what java.time.Duration reads, and what it does not."""
+"""share.auto.offset.reset: accepts and refuses what java.time.Duration does."""
 
 from __future__ import annotations
 

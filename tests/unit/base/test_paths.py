@@ -27,7 +27,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def as_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """We are another user than the one who made what is there."""
+    """This process runs as another user than the owner of the file."""
     uid = os.getuid() + 1
     monkeypatch.setattr(paths, "os", SimpleNamespace(**{**vars(os), "getuid": lambda: uid}))
 
@@ -46,7 +46,7 @@ def test_one_of_its_own_is_made_and_tightened(data_dir: Path) -> None:
 def test_one_that_another_user_could_have_made_is_refused(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """By whatever looks for it: up, down, status, the processes; and by up if it comes later."""
+    """By all that look for it: up, down, status, the processes; and by up if it comes later."""
     before = paths.layout(data_dir)
     if kind == "other":
         as_another(monkeypatch)

@@ -19,7 +19,7 @@ ALLOWED = {"read": (0, 63), "openat": (257, 56), "sendfile": (40, 71), "clone3":
 
 
 def verdict(program: bytes, architecture: int, number: int) -> int:
-    """Runs the filter as the kernel does. Returns what it returns."""
+    """Runs the filter as the kernel does; returns its result."""
     rows = list(struct.iter_unpack("=HBBI", program))
     at, accumulator = 0, 0
     while True:

@@ -34,7 +34,7 @@ def failing(*_: object) -> None:
 
 
 def test_the_acceptor_that_cannot_take_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of what it had taken from the ring was lost, and nothing woke it any more."""
+    """The remaining messages that it had taken from the ring were lost, and nothing woke it."""
 
     async def scenario() -> None:
         async with HandlerBroker(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""What `mqd doctor` says of what it has found."""
+"""The findings of `mqd doctor` in words."""
 
 from __future__ import annotations
 

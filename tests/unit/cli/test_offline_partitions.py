@@ -120,7 +120,7 @@ def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what
     assert requested == {"a:1": [("t", [0, 3])], "b:1": [("t", [0]), ("u", [4])], "c:1": [("u", [4])]}
 
 
-def test_a_host_is_asked_as_the_user_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_to_a_host_carry_the_users_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on the threads by which all are asked at the same time."""
     users = []
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Where `mqd consume` ends, and what it has shown by then: against a consumer that the test plays."""
+"""Where `mqd consume` ends, and which records it has shown by then: with a simulated consumer."""
 
 from __future__ import annotations
 

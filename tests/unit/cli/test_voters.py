@@ -1,4 +1,4 @@
-"""What `mqd cluster status` says of the voters: whom the quorum's leader has not heard lately, who
+"""What `mqd cluster status` says of the voters: which have not fetched lately, which
 does not keep up, and how many more may be lost.
 """
 
@@ -49,7 +49,7 @@ def seen(partition: DescribeQuorumResponse.PartitionData) -> tuple[list[int], li
 
 
 def test_a_voter_that_has_fallen_silent_may_not_be_counted_on() -> None:
-    """It was heard of in this epoch: that says nothing of now."""
+    """It fetched in this epoch: that does not mean that it still does."""
     assert seen(quorum(replica(1), replica(2, 500, 500), replica(3, 30_409, 30_409))) == ([3], [], 0)
     assert seen(quorum(replica(1), replica(2, 500, 500), replica(3, None, None, -1))) == ([3], [], 0), (
         "never heard of in this epoch"
@@ -61,7 +61,7 @@ def test_a_voter_that_has_fallen_silent_may_not_be_counted_on() -> None:
 
 
 def test_a_voter_that_fetches_and_does_not_keep_up_is_not_counted_on_either() -> None:
-    """Its disk is full, say: it has nothing of what is committed now."""
+    """Its disk is full, for example: it lacks all records committed lately."""
     assert seen(quorum(replica(1), replica(2, 100, 6_000), replica(3))) == ([], [2], 0)
     assert seen(quorum(replica(1), replica(2, 100, None, -1), replica(3))) == ([], [2], 0)
 

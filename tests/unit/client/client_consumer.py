@@ -79,7 +79,7 @@ class LogReader:
 class ConsumerWorld:
     """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it
     has committed, one dictionary of partitions for each request; `refused`: what it was refused, as
-    the topic of that id is gone; `committed`: what it is told when it asks; `list_errors`: of
+    the topic of that id is gone; `committed`: the response to OffsetFetch; `list_errors`: of
     the next ListOffsets.
     """
 
@@ -215,7 +215,7 @@ def places(messages: list[Message]) -> list[tuple[int, int]]:
 
 
 def next_record(world: ConsumerWorld) -> Message:
-    """The next one; what is told before it is that the old topic is not there."""
+    """The next record; errors that the old topic does not exist are skipped."""
     while (message := world.consumer.poll(30)) is not None and message.error() is not None:
         assert message.error().code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, ErrorCode.UNKNOWN_TOPIC_ID)
     assert message is not None
@@ -242,7 +242,7 @@ def hears_that_it_is_gone(world: ConsumerWorld) -> Any:
 
 
 def starts_over(world: ConsumerWorld) -> Any:
-    """It has heard that the topic is another by now, and begins to read that."""
+    """It has learned that the topic was recreated, and begins to read the new one."""
     consumer = world.consumer
     part: Any = consumer.parts.get((TOPIC, 0))
     look_again(world)

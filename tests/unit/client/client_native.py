@@ -266,7 +266,7 @@ def broker() -> FakeBroker:
 def make(
     monkeypatch: pytest.MonkeyPatch, broker: FakeBroker
 ) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
-    """make(**config) as make_producer; what it makes ends with the test."""
+    """make(**config) as make_producer; the producers are closed with the test."""
     made: list[ShmProducer] = []
 
     def make(**config: Any) -> tuple[ShmProducer, FakeProducer]:

@@ -181,7 +181,7 @@ def test_errors_of_every_turn_are_logged_with_growing_pauses(monkeypatch: pytest
 def test_a_cancellation_is_met_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
     """Also in the turns of the loop in which reports are handed out."""
     monkeypatch.setattr(async_producer, "Producer", FullProducer)
-    # nothing else tells of reports
+    # nothing else wakes it for reports
     monkeypatch.setattr(
         async_producer, "threading", SimpleNamespace(Thread=lambda **_arguments: SimpleNamespace(start=lambda: None))
     )
@@ -242,7 +242,7 @@ except TimeoutError:
 
 @pytest.mark.parametrize("interrupt", ["self.told.set()", "pass"])
 def test_a_program_that_leaves_its_consumer_open_ends(interrupt: str) -> None:
-    """While a wait without end continues in the consumer's thread; also one that hears nothing."""
+    """While a wait without end continues in the consumer's thread; also one that receives nothing."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM_LEFT_OPEN.replace("{interrupt}", interrupt)],
         capture_output=True,
@@ -371,7 +371,9 @@ def test_a_consumer_whose_callback_raises_when_it_is_closed_is_closed(
 def test_a_callback_that_raises_stop_iteration_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch, implementation: Implementation
 ) -> None:
-    """By next() of what is empty. No future takes it: the wait never ended, nor did close()."""
+    """As next() of an empty iterator does. No future takes it: the wait never ended, nor did
+    close().
+    """
 
     def take(_count: int, _timeout: float | None) -> list[object]:
         implementation.threads.add(threading.current_thread())

@@ -1,4 +1,4 @@
-"""Callbacks of an application that does not poll: one call waits, and tells what is newest."""
+"""Callbacks of an application that does not poll: one call waits, with the newest values."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.unit.client.test_consumer_parts import T
 
 
 class Control:
-    """An attachment that keeps what it is to send."""
+    """An attachment that keeps its requests."""
 
     def __init__(self) -> None:
         self.sent: deque = deque()
@@ -74,7 +74,7 @@ def respond(control: Control, inbox: Inbox, code: int = 0, error: KafkaError | N
     return text
 
 
-def test_a_commit_that_is_tried_again_stays_before_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retried_commit_stays_before_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     control = Control()
     commits, inbox, committed = commits_over(control)
     first = commits.add({("t", 0): Committed(10)}, None, 60)
@@ -94,7 +94,7 @@ def test_a_commit_that_is_tried_again_stays_before_later_ones(monkeypatch: pytes
     )
 
 
-def test_a_commit_is_not_tried_again_for_partitions_that_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_not_retried_for_revoked_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its member was put out while the coordinator was away, and is in the group again when the
     commit would be tried: another has committed more for partition 0 since.
     """
@@ -114,9 +114,7 @@ def test_a_commit_is_not_tried_again_for_partitions_that_have_gone(monkeypatch: 
     assert waits.outcome[0].code() == ErrorCode.ILLEGAL_GENERATION and not control.sent and not commits.is_busy
 
 
-def test_a_commit_names_ids_where_all_are_known_and_is_tried_again_whatever_else_is_refused_in_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_commit_with_all_ids_is_retried_whatever_else_is_refused_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     control = Control()
     versions: list[int] = []
     control.api.pick = lambda _key, at_most: versions.append(at_most) or at_most

@@ -422,7 +422,7 @@ def test_over_tcp_a_position_is_behind_what_was_handed_out_not_behind_what_came_
 
 
 def test_over_tcp_a_position_is_known_also_of_a_partition_that_is_paused_with_records_here() -> None:
-    """They are read again: librdkafka is told to seek(), and knows no position then, until it hands
+    """They are read again: librdkafka must seek(), and knows no position then, until it hands
     out the next one. A transaction ended without what had been handed out before.
     """
     fake = Librdkafka((1, 4), (0, 0), (1, 5), (0, 1))

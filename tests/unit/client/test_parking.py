@@ -60,7 +60,7 @@ class Sessions:
 def _turn(
     session: PositionSession, broker: Sessions, positions: dict[tuple[bytes, int], int], refuse: bool = False
 ) -> bool:
-    """What the broker knows after it is what was meant; False: it has forgotten the session."""
+    """The broker's session matches the client's afterwards; False: it has lost the session."""
     response = broker.answer(session.request(positions, 100), refuse)
     found = {(topic_id, index): data.high_watermark for topic_id, index, data in session.on_response(response)}
     if response.error_code:

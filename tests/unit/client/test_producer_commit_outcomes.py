@@ -71,7 +71,7 @@ def test_a_producer_that_is_closed_after_an_interrupted_commit_aborts(
 
 def _decides_to_commit(broker: FakeBroker, producer: ShmProducer) -> list[bool]:
     """The coordinator takes an EndTxn and answers it, but Ctrl-C comes first; from then on it goes
-    by the outcome that it has decided on. Returns what it was asked.
+    by the outcome that it has decided on. Returns its requests.
     """
     requested: list[bool] = []
     usual = producer.attachment.request

@@ -26,7 +26,7 @@ from tests.unit.client.client_broker import FakeBroker
 from tests.unit.client.client_native import FakeProducer, Reports, broker, make  # noqa: F401 (fixtures)
 
 
-def test_a_retriable_error_is_tried_again_in_its_place(make) -> None:
+def test_a_retriable_error_is_retried_in_its_place(make) -> None:
     producer, native = make()
     fates = iter([ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.LEADER_NOT_AVAILABLE])
     native.fate = lambda batch: next(fates, 0)

@@ -1,4 +1,4 @@
-"""Seeded histories of a shared-memory producer under a C core that answers what it likes: every
+"""Seeded histories of a shared-memory producer under a C core with arbitrary responses: every
 record taken is reported exactly once, what is reported as written is in the log, in order, and
 nothing is left behind. Threads and the clock are real, so a seed gives the same calls, not the same
 interleaving.
@@ -115,7 +115,7 @@ class History:
         acts += [self.worker_dies, lambda: self.producer.purge(self.random.random() < 0.8, self.random.random() < 0.3)]
         self.random.choice(acts)()
 
-    # -- what must hold ----------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def end(self) -> None:
         self.calm = True

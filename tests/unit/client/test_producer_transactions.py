@@ -285,7 +285,7 @@ def test_a_batch_that_waits_for_room_when_its_transaction_fails_is_refused(make,
     producer.abort_transaction(10)
 
 
-def test_a_coordinator_that_is_busy_is_asked_again(make, broker: FakeBroker) -> None:
+def test_a_busy_coordinator_gets_the_request_again(make, broker: FakeBroker) -> None:
     responses = iter([ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
     broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(
         error_code=next(responses, 0), producer_id=5, producer_epoch=3

@@ -266,6 +266,6 @@ def test_a_partition_that_cannot_be_placed_is_every_readers_problem(records: Rem
     consumer().incremental_assign = refuse  # type: ignore[method-assign]
     refused, behind = records.open("t", 1, 0), records.open("t", 2, 0)
     both.set()
-    eventually(lambda: failed(behind))  # it is waiting, or was taken with the one that is refused
+    eventually(lambda: failed(behind))  # it is waiting, or was sent with the refused one
     assert failed(first) and failed(refused)
     eventually(consumer().closed.is_set)

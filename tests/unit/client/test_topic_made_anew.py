@@ -36,7 +36,7 @@ def position(world: ConsumerWorld) -> int:
     return one.offset
 
 
-def test_a_worker_that_does_not_know_its_partitions_yet_is_asked_again_for_an_offset(world: ConsumerWorld) -> None:
+def test_an_offset_is_requested_again_from_a_worker_without_its_partitions(world: ConsumerWorld) -> None:
     """The metadata still has the topic: the application gets no error."""
     world.list_errors = [int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)] * 3
     world.consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
@@ -100,7 +100,7 @@ def test_a_seek_after_the_error_is_one_in_the_new_topic(world: ConsumerWorld) ->
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 def test_a_remote_reader_learns_of_it_from_the_metadata(world: ConsumerWorld) -> None:
-    """Its reader asks by name, and tells of nothing; the replicas are the same."""
+    """Its reader asks by name and reports no error; the replicas are the same."""
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part: Any = consumer.parts.get((TOPIC, 0))
@@ -276,7 +276,7 @@ def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit(make: Ca
 
 @pytest.mark.parametrize("offset", [0, OFFSET_BEGINNING, 30])
 def test_a_seek_when_the_metadata_know_the_new_one_is_one_in_that(world: ConsumerWorld, offset: int) -> None:
-    """Its reader has not heard, and would give the old one's records."""
+    """Its reader does not know yet, and would return the old topic's records."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.recreate(NEW, 100)
     world.readers[0].problem = None

@@ -181,7 +181,7 @@ def test_commit_says_nothing_of_what_is_gone_and_was_committed(make: Callable[..
 def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_know(
     make: Callable[..., ConsumerWorld], leaves: bool
 ) -> None:
-    """As soon as one id is not known: what is gone might be taken for the topic made again."""
+    """As soon as one id is unknown: the deleted topic might be taken for the recreated one."""
     world = make(5, 5)
     assert {next_record(world).partition() for _ in range(10)} == {0, 1}
     hears_that_it_is_gone(world)

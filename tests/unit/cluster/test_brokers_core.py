@@ -80,7 +80,7 @@ def test_a_snapshot_replaces_the_state_and_says_what_is_new(world: World) -> Non
     assert [topic.name for topic in publish.removed] == ["t"] and not publish.topics
 
 
-def test_a_message_in_another_ones_name_is_not_heard(world: World) -> None:
+def test_a_message_under_another_id_is_ignored(world: World) -> None:
     active = world.hosts[world.active]
     epoch = world.unlogged.brokers[2].epoch
     assert (

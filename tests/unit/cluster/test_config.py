@@ -141,7 +141,7 @@ def test_a_key_is_changed_in_three_steps(tmp_path):
         assert path.read_bytes() == content
 
 
-def test_sockets_between_hosts_are_bound_as_told():
+def test_sockets_between_hosts_are_bound_as_configured():
     made = sockets.listen_cluster(config(listeners="PLAINTEXT://127.0.0.1:0", controller_listener="127.0.0.1:0"))
     try:
         assert made.controller.getsockname() == made.gossip.getsockname() == made.controller_advertised

@@ -57,7 +57,7 @@ class Control:
 
 
 class Datagrams:
-    """A socket that looks at what was done before it sends."""
+    """A socket that records earlier actions before it sends."""
 
     def __init__(self, control: Control, fails: bool = False) -> None:
         self.control, self.fails = control, fails
@@ -173,7 +173,7 @@ def test_all_processes_ended_with_a_leading_controller(tmp_path: Path, orders: O
     assert found is not None and (found.broker_epoch, found.led) == (5, True)
 
 
-# -- what is left behind ---------------------------------------------------------------------------
+# -- leftovers -------------------------------------------------------------------------------------
 
 
 class Quorum:

@@ -1,5 +1,5 @@
 """Hosts of two versions in one cluster (mqd/cluster/metadata/features.py, V1-V5): what is in force
-while they live together, who is let in, what is written.
+while they coexist, which are admitted, what is written.
 """
 
 import msgspec

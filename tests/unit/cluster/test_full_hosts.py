@@ -37,7 +37,7 @@ def disks(state: MetadataState, **free: int) -> Directories:
 
 
 def begin(state: MetadataState, directories: Directories, *leaving: int, moves_max: int = 50) -> list[tuple[int, ...]]:
-    """To whom what these hold begins to go."""
+    """The hosts to which the replicas of these begin to move."""
     found = reassign_rules.replacements(View(state), leaving, directories, moves_max)
     for entry, change in found:
         state.apply(PartitionsChanged(entry.topic_id, (change,)))

@@ -1,5 +1,5 @@
-"""Reassignments while hosts are lost: no move releases the last who has acknowledged records, and
-none waits for a host that cannot take it, by single traces of the rules.
+"""Reassignments while hosts are lost: no move releases the last replica with acknowledged records,
+and none waits for a host that cannot take it, by single traces of the rules.
 """
 
 import pytest
@@ -53,7 +53,7 @@ def returned(state: MetadataState, node: int, clean: bool = False, directory: st
 
 
 def in_sync_by(state: MetadataState, *members: int) -> PartitionState:
-    """As its leader would have it, in whichever session the members are."""
+    """As its leader proposes it, in the members' current sessions."""
     entry = state.topics["t"]
     target = reassign_rules.Target(entry.partitions[0])
     target.in_sync = tuple(node for node in entry.partitions[0].replicas if node in members)
@@ -297,7 +297,7 @@ class Slow:
 
 
 def retired(hosts: int, *replicas: int, count: int = 2, reached: int = 2) -> World:
-    """Partitions from 1 on give what comes to partition 0."""
+    """Partitions from 1 on redirect their records to partition 0."""
     world = World(7, hosts, lossy=False)
     world.settle(20)
     assert (

@@ -119,7 +119,7 @@ def test_an_address_that_is_no_name_is_passed_over():
     async def work():
         async with Host(1) as one, Host(2) as two:
             one.peers.know(2, "127.0.0.1", two.port)
-            one.peers.know(2, "a..b", two.port)  # what no resolver can be asked for
+            one.peers.know(2, "a..b", two.port)  # no resolver accepts this name
             one.peers.send(2, heartbeat(7))
             assert (await two.wait(1))[0] == (1, heartbeat(7))
 

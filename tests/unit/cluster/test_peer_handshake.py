@@ -23,7 +23,7 @@ def pair(key_a=KEY, key_b=KEY, purpose="controller", decide=lambda hello: B, wor
 
 
 def give(side, data: bytes, step: int = 1 << 20) -> tuple[bytes, bytes]:
-    """(what it sends, what it did not take)"""
+    """(bytes to send, bytes left over)"""
     out = b""
     while data and side.missing_bytes:
         take = min(side.missing_bytes, step, len(data))
@@ -199,7 +199,7 @@ def test_decide_is_not_asked_before_the_proof():
 
 
 def test_a_recorded_connection_cannot_be_replayed():
-    """H2: the responder's nonce is new, so is what it must see."""
+    """H2: the responder's nonce is new, and so is the expected proof."""
     initiator, responder = pair()
     from_initiator, _ = run(initiator, responder)
     again = Responder(KEY, lambda hello: B, nonce(3))

@@ -60,7 +60,7 @@ def test_a_full_disk_refuses_changes_and_the_quorum_of_one_continues() -> None:
     assert of(driver(events.DiskDone(5)), events.Committed)[0].batches[0].values == (b"c",)
 
 
-def test_a_full_disk_at_the_start_is_tried_again() -> None:
+def test_a_write_to_a_full_disk_at_the_start_is_retried() -> None:
     driver = Driver()
     driver(events.DiskRefused(1, "no space"))
     assert not driver.core.is_leader

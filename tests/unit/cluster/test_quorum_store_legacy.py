@@ -171,6 +171,6 @@ def test_failed_flush_is_never_retried(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         native, "file_append", lambda fd, data, position: (written.append(bytes(data)), real(fd, data, position))[1]
     )
-    # the page cache has it: it counts only after it was written and flushed once more (M4)
+    # the page cache has it: it counts only after it was written and flushed again (M4)
     assert reopen(tmp_path).state.version == 1
     assert any(b"cluster_created" in data for data in written)

@@ -1,4 +1,4 @@
-"""The active controller's rules by single traces: who may be in sync, who leads, who is registered.
+"""The active controller's rules by single traces: in-sync replicas, leaders, registrations.
 Mutants that chance does not find are shown here.
 """
 

@@ -141,7 +141,7 @@ def test_an_outdated_report_of_a_failed_replica_loses_no_records(heals: str) -> 
     assert one.elect() == [0] and (one.partition.leader, one.partition.recovering) == (1, False)
 
 
-# -- what cannot be served is never chosen ---------------------------------------------------------
+# -- replicas that cannot be served are never chosen------------------------------------------------
 
 
 def test_a_replica_in_a_missing_directory_is_not_elected_even_if_it_reported_nothing() -> None:
@@ -308,7 +308,7 @@ def test_by_default_a_topic_has_as_many_replicas_as_hosts_with_a_usable_director
 # -- unclean.leader.election.enable ----------------------------------------------------------------
 
 ENABLE = "unclean.leader.election.enable"
-GRACE_MS = UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms  # a new active controller hears what is served first
+GRACE_MS = UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms  # for a new active controller
 
 
 def altered(one: Controller, resource: int, name: str, config: dict[str, str]) -> int:

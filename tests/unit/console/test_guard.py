@@ -95,7 +95,7 @@ def test_templates_keep_to_the_policy() -> None:
         assert re.findall(r"https?://(?!www\.w3\.org/2000/svg|HOST:PORT)", text) == [], path.name
 
 
-# -- what it may be started with -------------------------------------------------------------------
+# -- start options ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

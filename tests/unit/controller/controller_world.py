@@ -15,7 +15,7 @@ Checked after each step: both cores' check(), and over the model
         taken it in again
     P10 no replica in sync and none eligible: then min.insync.replicas are remembered
     I6  epochs rise: controller, broker, leader; a partition's own by one
-    L2  a host that is fenced because it was not heard has no lease any more
+    L2  a host that is fenced for its silence has no lease any more
 """
 
 import random
@@ -354,7 +354,7 @@ class World(Chance, Checks):
                 self.move_high_watermark(host, key, partition)
 
     def kill_worker(self, host: Host) -> None:
-        """What it knew as a leader is gone; its files are not."""
+        """Its state as a leader is lost; its files are not."""
         if host.leaders:
             host.lost.update({key: leader.epoch for key, leader in host.leaders.items()})
             host.leaders = {}

@@ -166,7 +166,7 @@ class World:
                 self.reported.setdefault(index, {})[key] = partition.leader_epoch
 
     def flush_log(self, fail: bool = False, started: bool = True) -> None:
-        """What is queued goes to disk in one go, or not at all."""
+        """Queued writes go to the disk together, or not at all."""
         if not self.queue:
             return
         batch, self.queue = self.queue, []
@@ -180,7 +180,7 @@ class World:
         self.metadata(metadata_core.Persisted(batch[-1].version), started)
 
     def die_writing(self, count: int | None = None) -> None:
-        """The controller process dies when the first `count` of what is queued (None: all of it)
+        """The controller process dies when the first `count` queued writes (None: all)
         are on disk, and nothing of it was carried out. The next one starts.
         """
         for persist in self.queue[:count]:

@@ -261,7 +261,7 @@ def test_successor_of_a_dead_worker_gets_its_image_with_new_epochs(world: World)
     } == {0}
 
 
-def test_new_epoch_is_tried_again_when_the_disk_was_full(world: World) -> None:
+def test_a_new_epoch_is_retried_when_the_disk_was_full(world: World) -> None:
     world.send_request(create("orders", 3))
     world.die(2)
     world.alive.add(2)

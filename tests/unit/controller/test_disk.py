@@ -1,4 +1,4 @@
-"""The controller's queue to the disk, who becomes a voter by itself, what is remembered of a
+"""The controller's queue to the disk, which hosts become voters, what is remembered of a
 session.
 """
 
@@ -36,7 +36,7 @@ KEY = ReplicaKey(1, b"d" * 16)
 
 
 class Store:
-    """Says what it was asked; refuses what a test wants refused."""
+    """Records its requests; refuses those that a test selects."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []

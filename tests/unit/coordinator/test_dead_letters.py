@@ -129,7 +129,7 @@ def test_a_failure_begins_again_after_a_backoff_without_end() -> None:
     assert waited == [min(BACKOFF_MS << turn, BACKOFF_MS_MAX) for turn in range(8)]
 
 
-def test_an_owner_that_does_not_archive_is_asked_again() -> None:
+def test_archive_is_sent_again_to_an_owner_that_does_not_archive() -> None:
     mover = Mover(dead(5, 5), note=note_of(4, [5]))
     mover.now_ms += REPEAT_MS
     mover.handle(Woken())

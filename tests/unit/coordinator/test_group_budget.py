@@ -104,7 +104,7 @@ class World:
         return self.budget.used_bytes
 
     def fill(self, share: float) -> None:
-        """A group of somebody else's takes what is missing up to this share of the limit."""
+        """Another group fills the budget up to this share of the limit."""
         self.commit("filler", 0)
         filler = self.shard.core("filler")
         missing = int(share * LIMIT) - self.used()

@@ -54,7 +54,7 @@ def test_a_second_member_waits_for_what_the_first_lets_go(shell: ConsumerShell) 
 
 
 def test_an_answer_that_was_lost(shell: ConsumerShell) -> None:
-    """The old epoch with nothing that is not its own: told again. With something else: fenced."""
+    """The old epoch with only its own partitions gets the response again, else it is fenced."""
     shell.enter("m1")
     shell.enter("m2")
     kept = shell.report(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
@@ -68,7 +68,7 @@ def test_an_answer_that_was_lost(shell: ConsumerShell) -> None:
     assert (back.error_code, back.member_epoch, shell.report(back)) == (0, 2, kept)
 
 
-def test_strangers(shell: ConsumerShell) -> None:
+def test_unknown_groups_members_and_epochs_are_refused(shell: ConsumerShell) -> None:
     assert shell.heartbeat("m1", 5).error_code == E.GROUP_ID_NOT_FOUND
     shell.enter("m1")
     assert shell.heartbeat("m2", 1).error_code == E.UNKNOWN_MEMBER_ID
@@ -336,7 +336,7 @@ def test_a_damaged_log_never_gives_a_partition_to_two(shell: ConsumerShell) -> N
     old = {key: value for key, value in shell.log if key[:2] == b"\x00\x08" and key.endswith(b"m1")}
     shell.heartbeat("m1", 1, kept)
     shell.heartbeat("m2", 2)
-    shell.log += old.items()  # what m1 had is there again, what it has now is not
+    shell.log += old.items()  # m1's former partitions are restored, not its present ones
     shell.restart()
     assert len(shell.consumer.members) == 1
     survivor = next(iter(shell.consumer.members))

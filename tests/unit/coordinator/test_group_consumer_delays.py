@@ -1,4 +1,4 @@
-"""Rebalances of consumer groups (KIP-848) that do not end: since when, and because of whom."""
+"""Rebalances of consumer groups (KIP-848) that do not end: since when, and because of which member."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class World:
         self.log: list[Persist] = []
 
     def do(self, event: object) -> object:
-        """The reply, if any; what is persisted is collected."""
+        """The reply, if any; collects the persisted records."""
         return self.take(self.offsets.handle(event, self.members, self.now))
 
     def take(self, actions: list[Action]) -> object:
@@ -368,7 +368,7 @@ def test_the_timer_is_armed_while_there_is_something() -> None:
 
 
 class Model:
-    """What is committed, written down as simply as possible. A pending offset carries the time of
+    """A model of committed offsets, as simple as possible. A pending offset carries the time of
     its writing, so does a committed one: the later counts.
     """
 
@@ -476,7 +476,7 @@ def test_random_bytes_are_refused_with_nothing_but_value_errors() -> None:
 
 
 def test_a_group_outlives_its_last_offset_until_it_is_looked_at() -> None:
-    """As with Kafka: who has deleted the offsets can still list and delete the group."""
+    """As with Kafka: after deleting the offsets a user can still list and delete the group."""
     interval_ms = OffsetsSettings().check_interval_ms
 
     def shell() -> GroupShell:

@@ -34,7 +34,7 @@ A, B = ("a", 0), ("b", 7)
 
 
 class Driver:
-    """A core, a clock, and what it persisted; every step is checked."""
+    """A core, a clock, and its persisted records; every step is checked."""
 
     def __init__(self) -> None:
         self.now, self.number, self.spare = 1_000, 0, 100

@@ -1,6 +1,6 @@
 """A transaction's marker between hosts names the leader epoch that it is meant for. One that the
 network kept back, while another leader wrote it, ended the producer's next transaction when its
-host led once more (clients before KIP-890).
+host led again (clients before KIP-890).
 """
 
 from __future__ import annotations

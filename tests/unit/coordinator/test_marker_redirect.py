@@ -75,7 +75,7 @@ def test_an_error_of_the_second_is_the_markers(error: int) -> None:
     assert run((0, 1), (error, -1))[1] == error
 
 
-def test_an_error_of_the_first_that_is_tried_again_ends_it() -> None:
+def test_a_retriable_error_of_the_first_leader_ends_the_redirect() -> None:
     assert run((ErrorCode.NOT_ENOUGH_REPLICAS, 1)) == ([(13, 7)], ErrorCode.NOT_ENOUGH_REPLICAS)
 
 
@@ -88,7 +88,7 @@ def test_records_that_were_handed_on_are_ended_where_they_are() -> None:
 
 
 def topic_of(reported: int, count: int, first_leader_epoch: int = 0) -> messages.TopicImage:
-    """A topic of `count` partitions; this host's processes know `told` of them."""
+    """A topic of `count` partitions; this host's processes know the first `told` of them."""
     partitions = [messages.PartitionImage(index, index, 0, 0, 1, 0, [1], [1]) for index in range(reported)]
     return messages.TopicImage(
         "t", b"t" * 16, partitions, {}, partition_count=count, first_leader_epoch=first_leader_epoch
@@ -166,7 +166,7 @@ WITHHELD = messages.SettingsPut(2, withheld=["t"])
 def test_the_marker_of_a_partition_that_waits_for_a_slot_here_goes_nowhere_else_and_is_not_given_up(
     then: list[messages.FromController],
 ) -> None:
-    """Others lead it. The transaction would be told to be over, and readers of committed records
+    """Others lead it. The transaction would count as ended, and readers of committed records
     wait there for ever.
     """
     assert markers_written(Written(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *then)) == [(3, 7), (3, 7)]
@@ -200,7 +200,7 @@ def test_a_worker_that_dies_between_the_two_markers_gets_both_again(written: boo
         assert append_log.produced(owners.sent[0][2], 0, 20, 1)
         append_log.on_owner_death(0)
         while len(owners.sent) < 3:
-            await asyncio.sleep(0.001)  # it is tried again after a while
+            await asyncio.sleep(0.001)  # it is retried after a while
         assert not world.posted.is_set()
         assert append_log.produced(owners.sent[2][2], 0, 20, 1)
         assert append_log.produced(owners.sent[3][2], ErrorCode.INVALID_PRODUCER_EPOCH if written else 0, -1)

@@ -160,7 +160,7 @@ async def recreated(broker: HandlerBroker) -> None:
 
 
 async def reloaded(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once more, in the same leader epoch."""
+    """Again, in the same leader epoch."""
     shutil.rmtree(broker.broker.path_of(GROUPS, broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)]))
     await not_served(broker, monkeypatch)
     await served_again(broker, monkeypatch)
@@ -193,7 +193,7 @@ def test_a_topic_that_was_recreated_while_the_host_had_no_lease(
 def test_offsets_that_another_host_coordinated_meanwhile_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has learned of the deletion, and what it took commits for is the new topic."""
+    """It has learned of the deletion, and its commits are for the new topic."""
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
@@ -389,7 +389,7 @@ def test_offsets_of_retired_partitions_go_when_these_are_gone(
 def test_a_topic_that_this_host_does_not_know_yet_keeps_its_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """Its partitions wait for slots here. The coordinator before was told of it, and took the
+    """Its partitions wait for slots here. The former coordinator knew it, and took the
     commit.
     """
 

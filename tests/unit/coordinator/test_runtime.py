@@ -99,7 +99,7 @@ def shard_of(broker: HandlerBroker, group: str):
 
 
 def store(broker: HandlerBroker, topic: str, partition: int) -> None:
-    """What was appended to the partition is in its files, for the next load."""
+    """Appended records are in the partition's files, for the next load."""
     slot = broker.metadata.topics[topic].partitions[partition].slot
     positions = dict(broker.table.positions.get(slot, {}))
     path = broker.place(topic, partition)
@@ -323,7 +323,7 @@ def test_responses_and_reads_wait_for_the_write(tmp_path: Path) -> None:
 def test_a_write_that_fails_throws_the_cores_away(tmp_path: Path, refusal: int, reported: int) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 5)
-        # no segment files: what is loaded again is nothing
+        # no segment files: the next load finds nothing
         broker.place(GROUPS, partition_for("g", 3)).mkdir(parents=True)
         broker.owners.refuse = int(refusal)
         assert await commit(broker, 6) == [reported]

@@ -168,8 +168,8 @@ def test_without_a_lease_no_client_is_sent_here(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_host_that_was_without_a_lease_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by the simulator: markers of a transaction are given up by a host that hears that no host
-    coordinates here; when the lease was back before the check, they were not written again,
+    """Found by the simulator: markers of a transaction are given up by a host that learns that no
+    host coordinates here; when the lease was back before the check, they were not written again,
     and the transaction hung.
     """
 
@@ -181,7 +181,7 @@ def test_a_host_that_was_without_a_lease_loads_again(tmp_path: Path, monkeypatch
         transactions = broker.broker.coordinators.transactions
         markers = broker.broker.transactions.markers
         await until(lambda: transactions.places and all(place.shard is not None for place in transactions.places))
-        monkeypatch.setattr(markers, "_exists", lambda *_: True)  # what cannot be written is tried again and again
+        monkeypatch.setattr(markers, "_exists", lambda *_: True)  # writes that fail are retried indefinitely
         await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
         await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("gone", 0),), 2))
         await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))

@@ -344,7 +344,7 @@ def test_records_before_the_snapshots_are_deleted(tmp_path: Path, monkeypatch: p
             place.shard.leader_epoch += 1
             assert await pruned == -1 and not deleted
             return
-        # what is written meanwhile
+        # records written meanwhile
         written = send_request(broker, WRITE, state_batches=[_StateBatch(20, 20, 4, 5)], **write)
         assert await pruned == end_offset == deleted[0].offset
         assert (deleted[0].name, deleted[0].partition) == (SHARE_STATES, place.index)

@@ -22,7 +22,7 @@ PID, NEXT = 7, 8
 
 
 class Driver:
-    """A core, a clock, and what it persisted; every step is checked."""
+    """A core, a clock, and its persisted records; every step is checked."""
 
     def __init__(self, epoch: int | None = None, state: State = State.EMPTY) -> None:
         self.now, self.number = 1_000, 0
@@ -355,7 +355,7 @@ def test_a_clock_that_was_ahead_before_a_restart_prolongs_no_transaction() -> No
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_the_last_epoch_belongs_to_no_client(version: int) -> None:
-    """It fences who has the one before; no client was ever told it, so who names it has guessed."""
+    """It fences the epoch before; no client ever received it, so a client that names it guesses."""
     it = Driver(epoch=32767, state=State.COMPLETE_ABORT)
     assert it.add(32767, version=version) == FENCED
     assert it.end(32767, committed=False, version=2, spare=77).error == FENCED

@@ -81,7 +81,7 @@ def test_the_core_is_notified_when_all_are_written() -> None:
     run(test())
 
 
-def test_what_fails_is_tried_again() -> None:
+def test_failed_markers_are_retried() -> None:
     async def test() -> None:
         world = World()
         world.markers.carry_out("id", requested(T0), 9)
@@ -301,5 +301,5 @@ def test_error_codes_are_those_that_clients_understand(error: int, old: int, new
     "error", [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
 )
 @pytest.mark.parametrize("version", [10, 12])
-def test_a_coordinator_that_is_not_there_is_tried_again(error: int, version: int) -> None:
+def test_markers_for_a_missing_coordinator_are_retried(error: int, version: int) -> None:
     assert report(CoordinatorError(error), version)[0] == [AGAIN, UNKNOWN_ID, AGAIN]

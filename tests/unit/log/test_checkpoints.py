@@ -57,7 +57,7 @@ def test_kafkas_own_version_is_read() -> None:
 def life(
     directory: Path, worker: int, worker_count: int, points: list[Entry], starts: list[Entry], clean: bool = False
 ) -> checkpoints.Trust:
-    """One start (and, if clean, stop) of a worker; what it believed at its start."""
+    """One start (and, if clean, stop) of a worker; returns what it trusted at its start."""
     files = PlainFiles()
     found = open_directory(directory, worker, worker_count, files)
     CheckpointWriter(directory, worker, files, found).write(points, starts)
@@ -165,7 +165,7 @@ def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
     assert files.changes == before
 
 
-def test_a_failed_write_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_write_is_retried(tmp_path: Path) -> None:
     files = PlainFiles()
     writer = CheckpointWriter(tmp_path, 0, files, open_directory(tmp_path, 0, 1, files))
     files.fail_on.add(("replace", f"{checkpoints.RECOVERY_POINT}.0"))

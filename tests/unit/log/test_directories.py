@@ -1,4 +1,4 @@
-"""Whose a partition directory is, and how one leaves."""
+"""Which partition a directory belongs to, and how one is removed."""
 
 from pathlib import Path
 

@@ -58,7 +58,7 @@ def test_a_sound_directory_is_sound(partition: Path) -> None:
 
 def test_every_flipped_byte_is_found(partition: Path) -> None:
     """But for base offset and leader epoch, which the checksum does not cover: one that rises
-    cannot be told from a good one.
+    looks like a good one.
     """
     size = first(partition).stat().st_size
     starts = [batch.position for batch in dump_segment(first(partition))]

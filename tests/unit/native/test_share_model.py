@@ -248,7 +248,7 @@ class History:
             assert self.persisted_start == self.model.start, "S6"
 
     def fail_over(self) -> None:
-        """A new leader reads what was persisted; it knows no backoffs."""
+        """A new leader reads the persisted state, without backoffs."""
         self.earliest.clear()
         while not self.core.difference().is_whole:
             pass

@@ -1,4 +1,4 @@
-"""Charts are well-formed, and what is drawn lies where its numbers say."""
+"""Charts are well-formed, and their marks are where the numbers say."""
 
 import xml.etree.ElementTree as ElementTree
 

@@ -121,7 +121,7 @@ def test_a_cluster_id_does_not_read_as_an_option(monkeypatch: pytest.MonkeyPatch
     assert cluster_id() == "BAAAAAAAAAAAAAAAAAAAAA"
 
 
-# -- what cannot be had ----------------------------------------------------------------------------
+# -- missing programs ------------------------------------------------------------------------------
 
 
 @pytest.fixture

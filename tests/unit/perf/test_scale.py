@@ -1,4 +1,4 @@
-"""The models of large clusters: small ones here, whether they tell what they claim to tell; and the
+"""The models of large clusters: small ones here, whether their results are what they claim; and the
 page from what was found.
 """
 
@@ -33,7 +33,7 @@ def test_many_at_once() -> None:
 def test_a_live_host_taken_for_dead_counts_as_a_false_death() -> None:
     model = gossip_scale.Model(5, 0.0, 1)
     model.run(1_000)
-    model.hosts[3].alive = False  # but not told to the model
+    model.hosts[3].alive = False  # but the model does not know
     model.run(10_000)
     assert model.false_deaths == 4 and model.false_suspicions == 4
 
@@ -46,7 +46,7 @@ def test_a_host_that_does_not_know_ends_the_run() -> None:
 
 
 def test_page_is_made_of_the_result() -> None:
-    """What is committed belongs together: figures, page, charts."""
+    """The committed figures, page and charts match."""
     result = json.loads(scale.RESULT.read_text())
     page = scale.PAGE.read_text()
     assert scale.gossip_page(result).strip() in page

@@ -10,7 +10,7 @@ from perf.report import Figure
 
 
 class _Bench:
-    """A bench whose loads take as many microseconds as they are told."""
+    """A bench whose loads take the given numbers of microseconds."""
 
     def __init__(self, *tails_us: float) -> None:
         self.quick = False

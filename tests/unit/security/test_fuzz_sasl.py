@@ -1,4 +1,4 @@
-"""The fuzzer of SASL runs, and finds what it is for."""
+"""The fuzzer of SASL runs, and finds planted bugs."""
 
 from __future__ import annotations
 

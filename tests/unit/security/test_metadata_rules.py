@@ -256,7 +256,7 @@ def test_what_workers_need_not_apply() -> None:
 
 
 class ForgetsRemovals(host_core.HostCore):
-    """Workers are not told that a rule was removed."""
+    """Workers do not receive the removal of a rule."""
 
     def _on_publish(self, event: Publish, now_ms: int) -> list[host_core.Action]:
         return super()._on_publish(msgspec.structs.replace(event, acls_removed=()), now_ms)

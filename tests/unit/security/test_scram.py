@@ -130,7 +130,7 @@ def test_a_malformed_first_message(text):
 
 @pytest.mark.parametrize("text", ["n,,n={},r=abc", "n,,n=alice,r={}", "n,,n=alice,r=abc,x={}"])
 def test_a_message_is_bounded(text):
-    """What strangers say is kept until their exchange is given up."""
+    """Messages of unauthenticated clients are kept until their exchange is given up."""
     step(exchange(None), text.format("x" * 4000))
     refused(exchange(None), text.format("x" * 4096), "more than 4096 bytes")
 
@@ -247,7 +247,7 @@ def test_an_unknown_user_looks_like_the_users_that_there_are():
     assert found.keys() == shapes.keys()
     for shape, count in shapes.items():
         assert found[shape] / 2000 == pytest.approx(count / 100, abs=0.04)
-    # as text they cannot be told apart either: length, and what the longer ones begin with
+    # as text they are indistinguishable, too: length, and what the longer ones begin with
     texts = [one.salt for one in decoys if one.iterations == 4096]
     lengths = [Counter((len(salt), salt[:1] == b"1") for salt in salts) for salts in (texts, salts_of_java(2000))]
     for kind, count in lengths[1].items():

@@ -73,7 +73,7 @@ def test_a_token_is_expired_at_once_or_later() -> None:
 def test_refusals(is_renewal: bool) -> None:
     assert expiry(OWNER, NOW, 5, is_renewal, "no")[0] == expiry(OWNER, NOW, 5, is_renewal, "")[0]
     assert expiry(OWNER, NOW, 5, is_renewal, "")[::2] == (E.DELEGATION_TOKEN_NOT_FOUND, [])
-    for other in (OTHER, "User:boss"):  # who asked for it has no right to it
+    for other in (OTHER, "User:boss"):  # the requester has no right to it
         assert expiry(other, NOW, 5, is_renewal)[::2] == (E.DELEGATION_TOKEN_OWNER_MISMATCH, [])
     assert expiry(OWNER, NOW + 1001, 5, is_renewal)[::2] == (E.DELEGATION_TOKEN_EXPIRED, [])
     # in the order of Kafka's checks

@@ -1,4 +1,4 @@
-"""The Python face of the core: what goes in comes out, and buffers that C points into cannot go
+"""The core's Python bindings: values survive a round trip, and buffers that C points into cannot go
 away.
 """
 

@@ -48,7 +48,7 @@ def offsets(root: Path, file: ArchivedFile, partition: int, start: int, end: int
     return [offset for found in read(task, ("offset",)) for offset in found.column("offset").to_pylist()]
 
 
-def test_each_topics_day_is_a_file_that_says_what_it_holds(tmp_path: Path) -> None:
+def test_each_day_of_a_topic_is_a_file_that_lists_its_contents(tmp_path: Path) -> None:
     rows = [("a", 0, 0, 5), ("a", 0, 1, 3), ("a", 0, 2, DAY_MS + 1), ("b.x-1", 7, 40, 9)]
     made = written(iter([batch(rows), batch([("a", 0, 3, 8), ("a", 1, 9, 2)])]), str(tmp_path), "q-0")
     reported = {
@@ -352,7 +352,7 @@ def test_a_file_deleted_while_it_is_read_continues_behind_its_records(
 
 
 def test_a_file_compacted_meanwhile_is_reported(tmp_path: Path) -> None:
-    """Its neighbours' records cannot be told from its own: other tasks read them."""
+    """Its records are indistinguishable from its neighbours', which other tasks read."""
     archive = Archive(str(tmp_path))
     files = files_of(tmp_path, [*range(10)], [*range(10, 20)])
     archive.commit(Commit("q", 0, files))

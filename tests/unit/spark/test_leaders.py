@@ -1,5 +1,5 @@
 """An executor's Fetch, and a driver's Metadata, against brokers that the test plays: a leader that
-moves, a replica that is nearer, a peer that lies, one that says nothing, one that has not heard of
+moves, a replica that is nearer, a peer that lies, one that is silent, one that does not know yet
 a topic.
 """
 
@@ -43,7 +43,7 @@ BATCHES = {
 
 
 class World:
-    """Brokers 1 and 2, who leads, and what a Fetch is answered beyond the honest."""
+    """Brokers 1 and 2, the leader, and false responses to a Fetch."""
 
     def __init__(self) -> None:
         self.leader, self.topic_id, self.fetches = 1, TOPIC, []
@@ -183,7 +183,7 @@ def test_a_leader_that_moves(world: World) -> None:
 
 
 def test_a_nearer_replica(world: World) -> None:
-    """It is gone to when the leader names it (KIP-392), and left when it has not what is asked for."""
+    """It is used when the leader names it (KIP-392), and left when it lacks the requested records."""
 
     def near(node: int, offset: int) -> Any:
         if node == 1 and offset == 0:

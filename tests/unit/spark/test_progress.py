@@ -249,7 +249,7 @@ def test_nothing_is_published_without_a_group() -> None:
 
 
 def test_one_answer_that_is_behind_is_no_loss() -> None:
-    """A broker that has not heard yet of a topic, of its partitions, or that it was made again:
+    """A broker that does not know yet a topic, its partitions, or that it was created again:
     another one is asked.
     """
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest")
@@ -305,8 +305,8 @@ def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
 
 
 def test_a_topic_without_a_known_id_is_let_go_of() -> None:
-    """Offsets of Spark's source for Kafka name no ids: whether what comes under that name is the
-    same it could not be told.
+    """Offsets of Spark's source for Kafka name no ids: so a topic that was recreated under that
+    name looks the same.
     """
     world, progress = _world({("t", 0): (0, 10)}, failOnDataLoss="false")
     end = progress.latest({"t": {"0": 10}, "u": {"0": 10}}, True)

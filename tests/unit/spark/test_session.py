@@ -1,4 +1,4 @@
-"""What a Spark session is given, what is heard of its start, and what the demo draws. Without
+"""The settings of a Spark session, the output of its start, and what the demo draws. Without
 Spark.
 """
 

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while Spark starts: what was started ends. PySpark is played."""
+"""SIGTERM and Ctrl-C while Spark starts: started processes end. PySpark is simulated."""
 
 from __future__ import annotations
 

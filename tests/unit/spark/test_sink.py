@@ -220,7 +220,7 @@ def test_batches_are_as_large_as_they_may_be_and_one_row_may_be_larger() -> None
 
 
 def test_rows_that_arrow_cannot_have_in_one_piece_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a column of what was gathered has more than 2 GiB."""
+    """As where a column of the gathered rows has more than 2 GiB."""
     pieces = [
         pa.record_batch({"value": pa.array([b"%d" % number for number in range(first, first + 4)], pa.binary())})
         for first in (0, 4, 8)

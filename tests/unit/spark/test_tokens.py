@@ -1,5 +1,5 @@
 """A delegation token in place of a query's password: what the options are, when it is renewed. Broker
-and clock are played: who waits lets the time pass.
+and clock are simulated: waiting advances the time.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_the_options_have_the_token_in_place_of_the_password(monkeypatch: pytest
         assert token.options["kafka.sasl.mechanism"] == "SCRAM-SHA-512", "tokens are for SCRAM alone"
 
 
-def test_it_is_renewed_again_and_again_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_renewed_repeatedly_and_failures_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """After two thirds of each life; a connection that has ended is not the last."""
     gone = OSError("gone")
     says = (60_000, gone, 90_000, gone, gone, 90_000, MqdReadError("not now"), 600_000)

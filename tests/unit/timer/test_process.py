@@ -105,7 +105,7 @@ def test_an_index_on_disk(tmp_path: Path) -> None:
         index.add(*entry)
     index.cancel(*entries[50])
     index.save(100)
-    index.take(100 * day + 70_000, 5)  # after what was saved
+    index.take(100 * day + 70_000, 5)  # after the saved position
     again, end_offset = Index.open(Directory(tmp_path), 4)
     assert end_offset == 100 and again.count == 99
     taken: list[Entry] = []

@@ -8,8 +8,8 @@ import socket
 
 
 class RefusingListener:
-    """`failures`: errno of each accept(), in order; then `ever`, which unless told says that there
-    is nobody any more. `asked`: how often it was.
+    """`failures`: errno of each accept(), in order; then `ever`, which by default says that there
+    are no more connections. `asked`: how often it was called.
     """
 
     def __init__(self, failures: list[int], ever: int = errno.EAGAIN) -> None:

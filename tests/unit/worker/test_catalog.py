@@ -93,7 +93,7 @@ def test_an_unplaced_partition_waits_for_its_slot() -> None:
     assert slots(catalog.on_topic_put(topic("t", A, partition(0, 4)))) == {"open": [4]}
 
 
-def test_a_partition_that_failed_is_tried_again_by_the_next_image_only() -> None:
+def test_a_failed_partition_is_retried_by_the_next_image_only() -> None:
     catalog = Catalog(0)
     catalog.on_image(image(topic("t", A, partition(0, 5), partition(1, 6))))
     catalog.failed((A, 0))
@@ -107,7 +107,7 @@ def test_a_partition_that_failed_is_tried_again_by_the_next_image_only() -> None
     assert catalog.failed_partitions() == []
 
 
-def test_what_failed_for_want_of_space_is_tried_again_by_itself() -> None:
+def test_a_failure_for_lack_of_space_is_retried_automatically() -> None:
     catalog = Catalog(0)
     catalog.on_image(image(topic("t", A, partition(0, 5), partition(1, 6))))
     catalog.failed((A, 0), may_pass=True)

@@ -1,5 +1,5 @@
-"""Upkeep beside a log directory that does not answer: what is done for the others continues.
-Nothing here may depend on speed: what is wanted is waited for.
+"""Upkeep beside a log directory that does not respond: work for the others continues.
+Nothing here may depend on speed: each condition is awaited.
 """
 
 from __future__ import annotations

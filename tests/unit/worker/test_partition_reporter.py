@@ -21,7 +21,7 @@ GRACE_S = 10.0
 
 
 class Bench:
-    """`sent`: what the controller hears; `told`: the responses that the reactor gets."""
+    """`sent`: messages to the controller; `told`: the responses that the reactor gets."""
 
     def __init__(self, **partition) -> None:
         brokers = [BrokerImage(node, "h", 9, None, 5, worker_count=1) for node in (1, 2, 3)]

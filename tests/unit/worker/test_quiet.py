@@ -56,7 +56,7 @@ def test_all_work_resumes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert turns == [1, 1]
         quiet.on_resumed()
         await _until_still()
-        assert turns == [3, 3]  # at once, and once more before the next pause
+        assert turns == [3, 3]  # at once, and again before the next pause
         for task in tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

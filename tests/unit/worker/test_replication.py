@@ -57,7 +57,7 @@ def assignment(
     return Assignment(node_id, 5, leader, 7, 3, 2, 10_000, -1, True, members, worker, throttled=throttled)
 
 
-# -- what is wanted --------------------------------------------------------------------------------
+# -- target links ----------------------------------------------------------------------------------
 
 
 def test_one_link_for_each_worker_and_lane() -> None:
@@ -152,7 +152,7 @@ class FakeReactor:
 class FakeCommands:
     def __init__(self) -> None:
         self.token = 0
-        self.before_done: Callable[[int], None] | None = None  # what is heard before the command's own response is
+        self.before_done: Callable[[int], None] | None = None  # before the command's own response
 
     async def run(self, command: Callable[..., None], *arguments: object) -> native.Event:
         self.token += 1
@@ -336,7 +336,7 @@ def test_a_replica_that_does_not_lead_receives_nothing(wrong: str, monkeypatch: 
             if wrong == "address":
                 await asyncio.sleep(0.2)
             else:
-                await until(lambda: len(leader.streams) > 1)  # it is tried again
+                await until(lambda: len(leader.streams) > 1)  # it is retried
             assert reactor.put == []
             leader.refuse, leader.secret, leader.node_id = None, SECRET, 2
             subject.update(cluster(leader, epoch=7), "cluster", {})

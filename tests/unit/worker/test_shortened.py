@@ -55,7 +55,7 @@ def test_an_operator_who_chose_it_has_decided() -> None:
 
 
 class Set:
-    """A PartitionSet whose reactor notes what it is given."""
+    """A PartitionSet whose reactor records its commands."""
 
     def __init__(self, path: Path) -> None:
         self.given: list[Assignment] = []

@@ -56,7 +56,7 @@ def test_a_group_that_catches_up() -> None:
 
 
 def test_a_group_that_keeps_up_does_not_show_what_it_could_do() -> None:
-    # what lies between two commits is no lag
+    # records between two commits are no lag
     found = after_while(flights(2, 1000), flights(2, 1000), {"a": {("flights", 0), ("flights", 1)}}, lag=5_000)
     assert (found.member_reads_s, found.to_hold) == (None, None)
     assert found.lines[0].startswith("it keeps up: 1 member is enough")

@@ -92,7 +92,7 @@ def test_a_counter_that_falls_has_begun_again(collector: Collector, broker: _Bro
     assert since == [times[0], times[0], times[1], times[1]] and times == sorted(times)
 
 
-def test_a_collector_that_refuses_is_reported_and_tried_again(collector: Collector, broker: _Broker) -> None:
+def test_a_collector_that_refuses_is_reported_and_retried(collector: Collector, broker: _Broker) -> None:
     export = export_to(collector)
     collector.status = 400
     assert export.once() == "the collector did not take the metrics"

@@ -142,7 +142,7 @@ def test_an_ssd_by_its_partition(machine: Machine) -> None:
     ],
 )
 def test_a_file_system_that_is_not_known(machine: Machine, kind: str, said: str, is_risk: bool) -> None:
-    machine.mounted(kind, "0:44", "/srv/my\\040data", "rw", "rw")  # over what is mounted there
+    machine.mounted(kind, "0:44", "/srv/my\\040data", "rw", "rw")  # over an existing mount
     one = machine.settings()["/srv/my data: file system"]
     assert not one.is_good and said in one.why and one.is_risk == is_risk and not one.writes
 
@@ -194,7 +194,7 @@ def test_undo_restores_the_first_value_and_leaves_what_others_changed(machine: M
     machine.tune("--apply")
     machine.write("proc/sys/vm/swappiness", "90")
     machine.write("proc/sys/net/core/somaxconn", "200")
-    machine.tune("--apply")  # both once more
+    machine.tune("--apply")  # both again
     machine.write("proc/sys/net/core/somaxconn", "8192")  # an operator's own
     undone = machine.tune("--undo")
     assert machine.read("proc/sys/vm/swappiness") == "60"

@@ -1,7 +1,7 @@
 """The test vectors of docs/payload-encryption.md: payload_vectors.json beside this file.
 
 `python -m tests.unit.client.encryption.vectors` writes it again. Envelopes of published versions
-never change: what it has is what readers of all times have to open.
+never change: readers of every version must open its values.
 """
 
 from __future__ import annotations
