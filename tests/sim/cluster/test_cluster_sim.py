@@ -16,7 +16,7 @@ from tests.sim.cluster.cluster_plan import Plan
 from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.plans import KINDS
 from tests.sim.schedules import outcome, outcomes, report
-from tests.tiers import quick
+from tests.tiers import examples, quick
 
 ROOT = Path(__file__).resolve().parents[3]
 COUNT, PARTS = 2_000, 100
@@ -60,8 +60,9 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
     """A set or a dict of another order would show: in two processes with different PYTHONHASHSEED
     the traces are equal.
     """
+    seeds = range(3, 3 + examples(1, 3))
     program = (
-        "from tests.sim.cluster.cluster_world import ClusterWorld\nfor seed in (3, 4, 5):\n    w = ClusterWorld(seed)\n   "
+        f"from tests.sim.cluster.cluster_world import ClusterWorld\nfor seed in {seeds}:\n    w = ClusterWorld(seed)\n   "
         " w.run(3000)\n    print(w.kernel.steps, w.kernel.trace_hash(), w.history.counts)"
     )
     traces = [
@@ -76,7 +77,7 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
         ).stdout
         for seed in ("1", "977")
     ]
-    assert traces[0] == traces[1] and traces[0].count("\n") == 3
+    assert traces[0] == traces[1] and traces[0].count("\n") == len(seeds)
 
 
 # Rules that a cluster shows within SEEN_COUNT seeds when they are off. Those that it shows more
@@ -87,7 +88,7 @@ SEEN_COUNT = 150
 RARE = {"R3": 2_000, "R6": 2_000, "903": 2_000, "proof of any epoch": 2_000, "OLDER": 2_000}
 
 
-@pytest.mark.parametrize("rule", quick(MUTANTS, ["R13", "L2"]))
+@pytest.mark.parametrize("rule", quick(MUTANTS, ["R13"]))
 def test_a_rule_that_is_off_is_seen(rule: str) -> None:
     found = outcomes(range(SEEN_COUNT), frozenset([rule]), enough=1)
     assert any(result.name for result in found), f"{rule} survives {SEEN_COUNT} schedules"

@@ -57,8 +57,9 @@ def test_groups_get_on_and_coordinators_move() -> None:
     assert done > 200 and moves > 15
 
 
-# A rule that is off -> seeds within which it is seen.
-@pytest.mark.parametrize(("rule", "seeds"), quick([("L5", 60), ("held", 30)], ["held"]))
+# A rule that is off -> seeds within which it is seen. The order of commits, above, is off in every run.
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "seeds"), [("L5", 60), ("held", 30)])
 def test_a_rule_that_is_off_is_seen(rule: str, seeds: int) -> None:
     found = outcomes(range(seeds), frozenset([rule]), enough=1, plan=GROUPS)
     assert any(result.name for result in found), f"{rule} survives {seeds} schedules"

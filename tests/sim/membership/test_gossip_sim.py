@@ -361,7 +361,8 @@ BUGS: dict[str, Callable[..., GossipCore]] = {
 }
 
 
-@pytest.mark.parametrize("bug", quick(BUGS, ["gossip without end"]))
+# the test below plants one in every run
+@pytest.mark.parametrize("bug", quick(BUGS, []))
 def test_a_planted_bug_is_found(bug: str) -> None:
     for seed in range(60):
         try:

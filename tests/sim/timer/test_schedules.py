@@ -8,8 +8,9 @@ from mqd.timer import core, index
 from mqd.timer.core import START, Progress, Schedule
 from mqd.timer.index import Entry, Index
 from tests.sim.timer.schedule_world import Files, World
+from tests.tiers import quick
 
-QUICK, SLOW = range(24), range(1_000, 1_240)
+QUICK, SLOW = range(12), range(1_000, 1_240)
 STEPS = 2_000
 
 
@@ -20,7 +21,7 @@ def _events(seeds: range) -> int:
 
 
 def test_schedules() -> None:
-    assert _events(QUICK) >= 100_000
+    assert _events(QUICK) >= 50_000
 
 
 @pytest.mark.slow
@@ -138,7 +139,11 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "plant"), PLANTED, ids=lambda given: getattr(given, "__name__", given))
+@pytest.mark.parametrize(
+    ("broken", "plant"),
+    quick(PLANTED, lambda one: one != ("T4", _remembered)),
+    ids=lambda given: getattr(given, "__name__", given),
+)
 def test_planted_bugs_are_found(broken: str, plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)  # type: ignore[operator]
     with pytest.raises(AssertionError, match=broken):

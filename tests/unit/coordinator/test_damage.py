@@ -29,11 +29,11 @@ from mqd.protocol.messages import (
     LeaveGroupRequest,
     SyncGroupRequest,
 )
-from tests.tiers import quick
+from tests.tiers import examples, quick
 from tests.unit.coordinator.group_shell import GroupShell
 
 SUBSCRIPTION = b"\0\1\0\0\0\1\0\1t\0\0\0\0\0\0\0\0"
-ROUNDS = 4000
+ROUNDS = examples(1000, 4000)
 
 
 def damaged(chance: random.Random, data: bytes) -> bytes:
