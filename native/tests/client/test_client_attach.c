@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* The attachment: being welcomed and refused, requests and responses of all sizes over rings of
  * tiny ones, sleeping and waking, the other end's death, fork. */
 #include "mqd_test.h"

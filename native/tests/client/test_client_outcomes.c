@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* What becomes of batches: answers of all kinds, retries in their place, drops, new identities, a
  * producer's successor. */
 #include "mqd_test.h"

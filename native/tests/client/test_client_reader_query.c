@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* The readers' questions on an attachment's socket, against a worker that answers late, wrongly, or
  * not at all; attachments that end under their readers. */
 #include "mqd_client_reader_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Partitioners by the numbers that other clients publish; finding a topic and parking, against
  * well-formed, cut off and foreign answers. */
 #include "mqd_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Checks of records before a batch may be written (server/check/check_records.c): keys for compacted
  * topics, and record.validation; by the acceptor, as where a codec's library is missing. The test is
  * the acceptor, and the owner of partition 4. */

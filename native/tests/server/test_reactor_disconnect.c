@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Clients that are gone: their connections end, whatever they wait for. The test is the acceptor,
  * and does not answer. */
 #include "mqd_counter_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Fetches and ListOffsets over real sockets and files, with both I/O backends. */
 #include "mqd_reactor_test.h"
 

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Connections that the acceptor hands over, where the kernel refuses them. */
 #include "mqd_counter_test.h"
 

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Answers to questions of local clients: those that the kernel does not take at once, those of a
  * host without its lease. */
 #include "mqd_local_test.h"

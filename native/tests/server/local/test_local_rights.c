@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Rights of local clients: the acceptor says which principal they are, and descriptors need READ. */
 #include "mqd_local_test.h"
 #include "mqd_reactor_rights_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* What a follower tells its main thread, which may take nothing for long. The test is the leader. */
 #include "mqd_fake_leader_test.h"
 

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* A consumer is sent to the replica in its rack (KIP-392). */
 #include "mqd_leading_test.h"
 

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Share groups over real sockets and files, with both I/O backends: two workers, either of which may
  * own the partition, and a share coordinator that the test plays. Single rules of states and epochs are
  * in tests/share. */
