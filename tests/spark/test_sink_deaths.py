@@ -16,6 +16,7 @@ from tests.interaction.transactional import connect, fetch_committed, topic_of
 from tests.spark import conftest
 from tests.spark.jobs import Input, Job, output
 from tests.spark.test_sink import PARTITIONS, kafka, numbers, topic, values  # noqa: F401  (fixtures)
+from tests.tiers import quick
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def run_once(spark: Any, frame: Any, broker: Broker, checkpoint: Path, topic: st
     return ""
 
 
-@pytest.mark.parametrize("what", ["fail_before", "fail_after", "twice", "task"])
+@pytest.mark.parametrize("what", quick(["fail_before", "fail_after", "twice", "task"], ["fail_after", "task"]))
 def test_every_record_once(
     spark: Any, broker: Broker, kafka, topic: str, tmp_path: Path, numbers, script, what: str
 ) -> None:  # noqa: F811

@@ -383,7 +383,8 @@ def test_io_uring_that_is_forced_and_forbidden_is_reported_at_once(tmp_path):
     assert log.count("set io.backend=auto") <= 2, log  # the line, and its traceback: one life
 
 
-@pytest.mark.parametrize("end", quick(["supervisord", "keeper"], ["supervisord"]))
+@pytest.mark.slow  # test_foreign_supervisord.py has one in every run
+@pytest.mark.parametrize("end", ["supervisord", "keeper"])
 def test_a_supervisord_of_the_users_own(start, tmp_path, end):
     data_dir, port = tmp_path / "own", free_port()
     places = paths.layout(data_dir)

@@ -15,6 +15,7 @@ from tests.broker import Broker
 from tests.interaction.security.secured import Secured
 from tests.interaction.security.test_delegation_tokens import METADATA, RIGHTS, connect, create
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.tiers import quick
 
 BOUND_S = 4.0  # connections.max.reauth.ms
 CLOCKS_S = 0.1  # between the broker's clock and ours
@@ -71,7 +72,7 @@ ENDS: dict[str, Callable[[Secured], None]] = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("how", quick(ENDS, ["changed"]))
 def test_an_open_connection_is_served_until_it_must_authenticate_again(secured: Secured, how: str) -> None:
     secured.set_password("dan", "first")
     began = time.monotonic()

@@ -477,7 +477,6 @@ def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) 
     return swarm
 
 
-@pytest.mark.both_backends
 def test_mutated_frames_harm_no_other_client(watch, bystanders):
     swarm = _run_mutations(watch, bystanders, 4800, seed=20260)
     assert swarm.ends["closed"] > 1000 and swarm.ends["answered"] > 1000, swarm.ends
