@@ -477,6 +477,8 @@ class Coordinator:
             self.places = []
         while len(self.places) < count:
             self.places.append(Place(len(self.places)))
+        if not self.places:
+            return  # until look() is called, when there is a topic
         waiting = False
         for partition, place in enumerate(self.places):
             self._look_at(partition, place)
