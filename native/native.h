@@ -191,12 +191,12 @@ enum mqd_histogram {
     MQD_TIME_LOOP,
     MQD_TIME_SYNC,
     MQD_TIME_CONTROL,
-    MQD_HISTOGRAM_COUNT
+    MQD_TIME_CAUSES, /* enum mqd_turn_cause, server/api.h */
+    MQD_HISTOGRAM_COUNT = MQD_TIME_CAUSES + 6
 };
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms);
 uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* a single counter */
-
 /* ---- links: SPSC rings of 64-byte descriptors between the processes of one host ---- */
 
 enum mqd_descriptor_kind {

@@ -588,6 +588,9 @@ worker.cpus: list =
     (mqd) CPUs to pin the workers to, in order, such as 0,2-3. Empty: not pinned.
 worker.spin.us: int >=0 <=1000000 = 0
     (mqd) How long an idle worker polls before it sleeps: lower latency for more CPU.
+worker.loop.causes: bool = false
+    (mqd) Measure what the turns of a worker's loop spend their time on: writing, allocating, flushing, locks, page
+    faults, waiting for a CPU (docs/operations.md). It takes some microseconds a turn.
 io.backend: enum(auto|io_uring|epoll) = auto
     (mqd) How workers do input and output. auto: io_uring where the kernel allows it.
 group.commit.window.us: int >=0 <=1000000 = 0

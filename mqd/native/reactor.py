@@ -109,6 +109,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     share_session_count_max: int = 2000
     slow_ms: int = 0
     denied_again_ms: int = 10_000
+    turn_causes: bool = False
 
 
 class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):

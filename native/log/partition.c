@@ -429,6 +429,11 @@ uint32_t mqd_partition_producers(struct mqd_partition *partition, struct mqd_pro
     return mqd_producers_view(&partition->producers, out, capacity);
 }
 
+int64_t mqd_partition_allocated_bytes(const struct mqd_partition *partition)
+{
+    return partition->active.allocated_bytes;
+}
+
 bool mqd_partition_take_created(struct mqd_partition *partition)
 {
     bool created = partition->file_created;

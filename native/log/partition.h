@@ -122,6 +122,9 @@ int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *r
  * segments_generation) before the positions are published. */
 bool mqd_partition_take_created(struct mqd_partition *partition);
 
+/* Up to here the active segment has blocks: reserved ahead, or by writes. */
+int64_t mqd_partition_allocated_bytes(const struct mqd_partition *partition);
+
 /* Fills in log_start, log_end, durable and their segments. For a single replica also the high
  * watermark: durable (flush_on_ack) or log end. Also the last stable offset: the high watermark,
  * or, if lower, the first offset of the oldest transaction that is ongoing or whose marker is not

@@ -12,6 +12,15 @@ enum mqd_rights {
     MQD_RIGHTS_ON,
     MQD_RIGHTS_LOG_ONLY /* denials are reported, and allowed */
 };
+/* what a turn of the loop spends its time on (server/slow/turn.h); each is a histogram */
+enum mqd_turn_cause {
+    MQD_TURN_WRITE = MQD_TIME_CAUSES,
+    MQD_TURN_ALLOCATION,
+    MQD_TURN_FLUSH,
+    MQD_TURN_LOCK,
+    MQD_TURN_FAULT,
+    MQD_TURN_SCHEDULING
+};
 #define MQD_LISTENER_COUNT_MAX 64
 #define MQD_LISTENER_HOSTS 64 /* mqd_reactor_listener_tls: connections between hosts, both ways */
 #define MQD_LISTENER_TLS 1
@@ -25,10 +34,11 @@ struct mqd_reactor_options {
     const int *eventfds; /* one per endpoint */
     uint8_t *arenas[66]; /* every endpoint's arena, writable only for our own; NULL = none */
     uint64_t arena_bytes[66];
-    int handoff_fd;   /* Unix seqpacket socket: accepted connections arrive by SCM_RIGHTS */
-    int backend;      /* enum mqd_backend */
-    int cpu;          /* pin to this CPU; -1 = no */
-    uint32_t spin_us; /* how long to spin before sleeping; 0 = not at all */
+    int handoff_fd;      /* Unix seqpacket socket: accepted connections arrive by SCM_RIGHTS */
+    int backend;         /* enum mqd_backend */
+    int cpu;             /* pin to this CPU; -1 = no */
+    uint32_t spin_us;    /* how long to spin before sleeping; 0 = not at all */
+    uint8_t turn_causes; /* worker.loop.causes */
     uint32_t connection_count_max;
     uint32_t request_bytes_max; /* socket.request.max.bytes */
     /* bytes at the end of our own arena for requests larger than half of the rest; its pages are

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "server/reactor.h"
 #include "server/slow/slow.h"
+#include "server/slow/turn.h"
 
 static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
 {
@@ -121,25 +122,32 @@ static void start_syncfs(struct mqd_reactor *r, struct mqd_log_directory *dir, u
         mqd_flush_on_syncfs_done(r, log_dir, mqd_file_syncfs(dir->fd, dir->path) < 0 ? -mqd_error_code() : 0);
 }
 
+static void start_in(struct mqd_reactor *r, struct mqd_log_directory *dir, uint32_t log_dir)
+{
+    if (dir->to_sync_count > MQD_SYNCFS_PARTITION_COUNT && dir->fd >= 0) {
+        if (!dir->syncfs_running)
+            start_syncfs(r, dir, log_dir); /* otherwise they wait for the running one to end */
+        return;
+    }
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&dir->to_sync))) {
+        dir->to_sync_count--;
+        start_one(r, MQD_CONTAINER(node, struct mqd_owned, sync_node));
+    }
+}
+
 void mqd_flush_start_all(struct mqd_reactor *r)
 {
     if (r->group_commit_deadline_ns && r->now_ns < (int64_t)r->group_commit_deadline_ns)
         return;
     r->group_commit_deadline_ns = 0;
     for (uint32_t i = 0; i < MQD_LOG_DIR_COUNT_MAX; i++) {
-        struct mqd_log_directory *dir = &r->log_dirs[i];
-        if (!dir->to_sync_count)
+        if (!r->log_dirs[i].to_sync_count)
             continue;
-        if (dir->to_sync_count > MQD_SYNCFS_PARTITION_COUNT && dir->fd >= 0) {
-            if (!dir->syncfs_running)
-                start_syncfs(r, dir, i); /* otherwise they wait for the running one to end */
-            continue;
-        }
-        struct mqd_node *node;
-        while ((node = mqd_list_pop(&dir->to_sync))) {
-            dir->to_sync_count--;
-            start_one(r, MQD_CONTAINER(node, struct mqd_owned, sync_node));
-        }
+        mqd_turn_part_begin(r);
+        start_in(r, &r->log_dirs[i], i);
+        mqd_turn_spent(r, MQD_TURN_FLUSH, r->turn.part_begun.now_ns);
+        mqd_turn_part_end(r);
     }
 }
 

@@ -17,6 +17,7 @@
 #include "server/reactor.h"
 #include "server/redirect.h"
 #include "server/slow/slow.h"
+#include "server/slow/turn.h"
 
 static struct mqd_owned *owned_of(struct mqd_reactor *r, uint32_t slot)
 {
@@ -241,11 +242,21 @@ void mqd_owner_on_roll(struct mqd_reactor *r, uint32_t slot)
         mqd_owner_roll(r, owned);
 }
 
+static int write_staged(struct mqd_reactor *r, struct mqd_partition *partition, bool *rolled)
+{
+    if (!mqd_turn_measured(r))
+        return mqd_partition_write(partition, r->wall_ms, rolled);
+    int64_t began_ns = mqd_turn_now_ns(), allocated_bytes = mqd_partition_allocated_bytes(partition);
+    int result = mqd_partition_write(partition, r->wall_ms, rolled);
+    bool allocates = *rolled || mqd_partition_allocated_bytes(partition) != allocated_bytes;
+    mqd_turn_spent(r, allocates ? MQD_TURN_ALLOCATION : MQD_TURN_WRITE, began_ns);
+    return result;
+}
+
 static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     bool rolled = false;
-    if (mqd_partition_staged_count(owned->partition) &&
-        mqd_partition_write(owned->partition, r->wall_ms, &rolled) < 0) {
+    if (mqd_partition_staged_count(owned->partition) && write_staged(r, owned->partition, &rolled) < 0) {
         write_failed(r, owned, mqd_error_code());
         return;
     }
@@ -292,8 +303,12 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
 void mqd_owner_write_all(struct mqd_reactor *r)
 {
     struct mqd_node *node;
+    if (mqd_list_empty(&r->to_write))
+        return;
+    mqd_turn_part_begin(r);
     while ((node = mqd_list_pop(&r->to_write)))
         write_one(r, MQD_CONTAINER(node, struct mqd_owned, write_node));
+    mqd_turn_part_end(r);
 }
 
 /* Makes the partition's positions visible and acknowledges the appends that the high watermark has

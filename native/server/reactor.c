@@ -9,6 +9,7 @@
 #include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/share/share.h"
+#include "server/slow/turn.h"
 #include "server/rights/subject.h"
 
 #include "server/tls/secure.h"
@@ -279,6 +280,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
 {
     mqd_reactor_refresh_clock(r);
     int64_t began_ns = r->now_ns;
+    mqd_turn_begin(r);
     r->turn_bytes = 0;
     mqd_stat(r, MQD_COUNT_LOOPS, 1);
     for (int i = 0; i < count; i++)
@@ -331,6 +333,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     mqd_forward_flush(r);
     window_renew(r);
     housekeeping(r, count);
+    mqd_turn_end(r);
     if (count || r->now_ns - began_ns > 1000000)
         mqd_time(r, MQD_TIME_LOOP, r->now_ns - began_ns);
 }
@@ -494,6 +497,7 @@ static void *run(void *argument)
     snprintf(name, sizeof name, "mqd-reactor-%u", r->options.self);
     pthread_setname_np(pthread_self(), name);
     pin(r);
+    mqd_turn_open(r);
     if (!open_poll(r)) {
         r->start_error = mqd_error_code() ? mqd_error_code() : EIO;
         snprintf(r->start_message, sizeof r->start_message, "%s", mqd_error_message());
@@ -513,6 +517,7 @@ static void *run(void *argument)
         mqd_poll_destroy(r->poll);
     r->poll = NULL;
     end_file_work(r);
+    mqd_turn_close(r);
     return NULL;
 }
 

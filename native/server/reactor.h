@@ -120,6 +120,18 @@ struct mqd_control_entry {
 struct mqd_secure;
 struct mqd_shares;
 
+/* server/slow/turn.c */
+struct mqd_turn_clock {
+    int64_t now_ns, ran_ns, waited_ns;
+};
+struct mqd_turn {
+    int schedstat_fd; /* 0 = not open */
+    long disk_faults; /* at the end of the last turn */
+    int64_t waited_ns;
+    struct mqd_turn_clock begun, part_begun;
+    int64_t blocked_in_parts_ns, spent_ns[MQD_HISTOGRAM_COUNT];
+};
+
 struct mqd_reactor {
     struct mqd_reactor_options options;
     uint64_t generation; /* of our endpoint */
@@ -220,7 +232,8 @@ struct mqd_reactor {
     uint32_t session_count;
     uint64_t session_heap_bytes;
     uint32_t cold_read_count; /* read-aheads in flight */
-    int64_t slow_second;      /* the second in which slow_count slow requests were reported */
+    struct mqd_turn turn;
+    int64_t slow_second; /* the second in which slow_count slow requests were reported */
     uint32_t slow_count, slow_left_out;
     uint64_t seen_segments_generation;
     uint64_t random_state;

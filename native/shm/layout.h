@@ -109,8 +109,8 @@ struct mqd_worker_slot {
  * buckets reach 2^32 us. */
 #define MQD_HISTOGRAM_BUCKET_COUNT 128
 struct mqd_worker_stats {
-    uint64_t counter[64];                              /* enum mqd_counter */
-    uint64_t histogram[8][MQD_HISTOGRAM_BUCKET_COUNT]; /* enum mqd_histogram */
+    uint64_t counter[64];                               /* enum mqd_counter */
+    uint64_t histogram[12][MQD_HISTOGRAM_BUCKET_COUNT]; /* enum mqd_histogram */
 };
 
 struct mqd_partition_slot {

@@ -98,6 +98,15 @@ _TIMES = {
     "SYNC": "One flush to disk",
     "CONTROL": "From the arrival of a request for the acceptor to its answer",
 }
+# of the turns in which it occurred; measured with worker.loop.causes
+_LOOP_CAUSES = {
+    "LOOP_WRITE": "Writing to segments within one turn of the worker's loop",
+    "LOOP_ALLOCATION": "Writing to segments within one turn, beyond the space reserved ahead",
+    "LOOP_FLUSH": "Starting flushes within one turn",
+    "LOOP_LOCK": "Blocked within one turn, neither by a disk nor for a CPU: locks",
+    "LOOP_FAULT": "Blocked within one turn in which a page was read from a disk",
+    "LOOP_SCHEDULING": "Waiting for a CPU before and within one turn",
+}
 _POWERS = 32
 
 
@@ -144,6 +153,7 @@ class Metrics:
         self._worker_count = observer.worker_count
         self._run_dir = observer.run_dir
         self._shows_partitions = observer.shows_partitions
+        self._measures_loop_causes = self._broker.config.get("worker.loop.causes") == "true"
         self._registry = CollectorRegistry(auto_describe=False)
         self._directories = [
             Kept(partial(self._measure, index), SIZES_KEPT_S) for index in range(len(self._broker.log_dirs))
@@ -258,7 +268,7 @@ class Metrics:
         families: dict[str, Any] = {}
         times = {
             name: HistogramMetricFamily(f"mqd_{name.lower()}_seconds", text, labels=["worker"])
-            for name, text in _TIMES.items()
+            for name, text in (_TIMES | (_LOOP_CAUSES if self._measures_loop_causes else {})).items()
         }
         connections = GaugeMetricFamily("mqd_connections", "Open connections", labels=["worker"])
         running = GaugeMetricFamily("mqd_worker_running", "1 while the worker serves", labels=["worker"])

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import urllib.request
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -13,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from mqd.protocol.messages import MetadataRequest
 from tests.kafka_connection import KafkaConnection
-from tests.polling import eventually
+from tests.polling import PATIENCE_S, eventually
 
 METADATA = 3
 STRIPE_BYTES = 1 << 20
@@ -35,6 +37,7 @@ def test_settings_of_the_engine_arrive(start_broker) -> None:
         config={
             "worker.cpus": str(cpu),
             "worker.spin.us": "50",
+            "worker.loop.causes": "true",
             "group.commit.window.us": "1000",
             "broker.rack": "cellar",
             "log.stripe.bytes": str(STRIPE_BYTES),
@@ -74,3 +77,7 @@ def test_settings_of_the_engine_arrive(start_broker) -> None:
     reserved = eventually(reserved_bytes, "a helper thread reserves space")
     assert reserved % STRIPE_BYTES == 0, f"{reserved} bytes are reserved, which is no multiple of log.stripe.bytes"
     assert segment.stat().st_size < 65536, "preallocation must not change the size of the file"
+
+    page = urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=PATIENCE_S)
+    written = re.findall(r"^mqd_loop_(?:write|allocation)_seconds_count{.*} (\S+)", page.read().decode(), re.MULTILINE)
+    assert len(written) == 2 and sum(map(float, written)) > 0, "worker.loop.causes measures nothing"

@@ -1,0 +1,120 @@
+/* The time of a turn is what the thread ran, what it waited for a CPU, and what it was blocked. The
+ * kernel tells the first two. Of the third, what passed in parts of the turn that use a disk belongs
+ * to these; the rest to page faults if there was one that read from a disk, otherwise to locks,
+ * those of the kernel (of the address space, of sockets) and those of the process.
+ */
+#define _GNU_SOURCE
+#include "server/slow/turn.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SPENT_NS_MIN 1000 /* less is what the measurement itself takes */
+
+_Static_assert(MQD_TURN_SCHEDULING + 1 == MQD_HISTOGRAM_COUNT, "each cause has a histogram");
+
+int64_t mqd_turn_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Time that this thread was ready to run and had no CPU; 0 where the kernel does not count it
+ * (CONFIG_SCHED_INFO), or the file cannot be read: it is then counted as blocked. */
+static int64_t waited_ns(const struct mqd_reactor *r)
+{
+    char text[96];
+    ssize_t size = r->turn.schedstat_fd > 0 ? pread(r->turn.schedstat_fd, text, sizeof text - 1, 0) : 0;
+    if (size <= 0)
+        return 0;
+    text[size] = 0;
+    const char *second = strchr(text, ' ');
+    return second ? strtoll(second, NULL, 10) : 0;
+}
+
+static struct mqd_turn_clock look(const struct mqd_reactor *r)
+{
+    struct timespec ran;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+    return (struct mqd_turn_clock){mqd_turn_now_ns(), (int64_t)ran.tv_sec * 1000000000 + ran.tv_nsec, waited_ns(r)};
+}
+
+static int64_t blocked_ns(struct mqd_turn_clock from, struct mqd_turn_clock to)
+{
+    return to.now_ns - from.now_ns - (to.ran_ns - from.ran_ns) - (to.waited_ns - from.waited_ns);
+}
+
+static long disk_faults(void)
+{
+    struct rusage usage;
+    return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_majflt : 0;
+}
+
+void mqd_turn_open(struct mqd_reactor *r)
+{
+    if (!mqd_turn_measured(r))
+        return;
+    r->turn.schedstat_fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (r->turn.schedstat_fd < 0)
+        mqd_log(r, 2, 0, UINT32_MAX,
+                "worker.loop.causes: /proc/thread-self/schedstat cannot be read; time without a CPU counts as locks");
+    r->turn.disk_faults = disk_faults();
+    r->turn.waited_ns = waited_ns(r);
+}
+
+void mqd_turn_close(struct mqd_reactor *r)
+{
+    if (r->turn.schedstat_fd > 0)
+        close(r->turn.schedstat_fd);
+    r->turn.schedstat_fd = 0;
+}
+
+void mqd_turn_begin(struct mqd_reactor *r)
+{
+    if (!mqd_turn_measured(r))
+        return;
+    memset(r->turn.spent_ns, 0, sizeof r->turn.spent_ns);
+    r->turn.blocked_in_parts_ns = 0;
+    r->turn.begun = look(r);
+}
+
+void mqd_turn_part_begin(struct mqd_reactor *r)
+{
+    if (mqd_turn_measured(r))
+        r->turn.part_begun = look(r);
+}
+
+void mqd_turn_part_end(struct mqd_reactor *r)
+{
+    if (mqd_turn_measured(r))
+        r->turn.blocked_in_parts_ns += blocked_ns(r->turn.part_begun, look(r));
+}
+
+void mqd_turn_spent(struct mqd_reactor *r, enum mqd_turn_cause cause, int64_t since_ns)
+{
+    if (mqd_turn_measured(r))
+        r->turn.spent_ns[cause] += mqd_turn_now_ns() - since_ns;
+}
+
+void mqd_turn_end(struct mqd_reactor *r)
+{
+    if (!mqd_turn_measured(r))
+        return;
+    struct mqd_turn_clock end = look(r);
+    long faults = disk_faults();
+    int64_t *spent_ns = r->turn.spent_ns;
+    spent_ns[MQD_TURN_SCHEDULING] = end.waited_ns - r->turn.waited_ns; /* since it was woken */
+    spent_ns[faults > r->turn.disk_faults ? MQD_TURN_FAULT : MQD_TURN_LOCK] =
+        blocked_ns(r->turn.begun, end) - r->turn.blocked_in_parts_ns;
+    r->turn.disk_faults = faults;
+    r->turn.waited_ns = end.waited_ns;
+    for (enum mqd_turn_cause cause = MQD_TURN_WRITE; cause <= MQD_TURN_SCHEDULING; cause++)
+        if (spent_ns[cause] >= SPENT_NS_MIN)
+            mqd_time(r, (enum mqd_histogram)cause, spent_ns[cause]);
+}

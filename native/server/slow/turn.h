@@ -1,0 +1,30 @@
+/* What the turns of the loop spend their time on: a histogram for each cause, of the turns in which it
+ * occurred. Measured while options.turn_causes is set: two system calls a turn, two more when it
+ * writes. */
+#ifndef MQD_TURN_H
+#define MQD_TURN_H
+
+#include "server/reactor.h"
+
+static inline bool mqd_turn_measured(const struct mqd_reactor *r)
+{
+    return __builtin_expect(r->options.turn_causes, 0);
+}
+
+/* On the reactor's thread, before its first turn, and after its last. */
+void mqd_turn_open(struct mqd_reactor *r);
+void mqd_turn_close(struct mqd_reactor *r);
+
+void mqd_turn_begin(struct mqd_reactor *r);
+void mqd_turn_end(struct mqd_reactor *r);
+
+/* A part of the turn that may wait for a disk, so that its waits are not attributed to locks. Parts
+ * are not nested. */
+void mqd_turn_part_begin(struct mqd_reactor *r);
+void mqd_turn_part_end(struct mqd_reactor *r);
+
+int64_t mqd_turn_now_ns(void);
+/* `cause`: MQD_TURN_WRITE, MQD_TURN_ALLOCATION or MQD_TURN_FLUSH */
+void mqd_turn_spent(struct mqd_reactor *r, enum mqd_turn_cause cause, int64_t since_ns);
+
+#endif
