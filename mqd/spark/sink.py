@@ -11,7 +11,7 @@ committed before gets no children: its rows are dropped, and its commit does not
 an idempotent producer for each task attempt; rows are readable as soon as they are written.
 
 1. Objects of this module are pickled to other processes: they hold options and plain values.
-2. write() leaves only connections without outstanding answers (producing.py), and no thread.
+2. write() leaves only connections without outstanding responses (producing.py), and no thread.
 3. A message names its batch: commit() is called in another process, on a new object, without
    a task's context.
 """

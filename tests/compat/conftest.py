@@ -34,7 +34,7 @@ def kcat(unpacked_clients: Path) -> Kcat:
 @pytest.fixture(scope="module")
 def kafka_tools(tmp_path_factory: pytest.TempPathFactory) -> KafkaTools:
     """Apache Kafka's tools and broker. Skips, with the reason, where there is no Java 17 or the
-    jars cannot be had.
+    jars cannot be obtained.
     """
     try:
         return KafkaTools(tmp_path_factory.mktemp("kafka"))

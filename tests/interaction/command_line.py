@@ -1,5 +1,5 @@
-"""The commands, called in this process against a broker: quick, and with their exit code, output
-and complaints apart.
+"""The commands, called in this process against a broker: quick, and with exit code, stdout and
+stderr apart.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.broker import Broker
 
 
 class CommandLine:
-    """`mqd("group", "list")` -> (exit code, stdout, stderr); mqd.json(...) what it says as JSON,
-    when it ends well.
+    """`mqd("group", "list")` -> (exit code, stdout, stderr); mqd.json(...) -> its JSON output;
+    the exit code must be 0.
     """
 
     def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[bytes]) -> None:

@@ -57,8 +57,8 @@ def _describe(status: Status) -> dict[str, Any]:
 
 
 def request(data_dir: Path) -> dict[str, Any]:
-    """What `mqd status --format json` prints; with "reason" and nothing else of worth when no
-    broker runs there. Raises CliError when this user may not know.
+    """The output of `mqd status --format json`; "reason" and otherwise empty fields when no
+    broker runs there. Raises CliError when this user lacks the permission.
     """
     from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.tools import KeeperTool
@@ -83,7 +83,7 @@ def duration(seconds: int) -> str:
 
 
 def _confinements(processes: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """What processes have given up -> their names."""
+    """The confinement of processes -> their names."""
     found: dict[str, list[str]] = {}
     for one in processes:
         if one["confinement"]:

@@ -165,8 +165,8 @@ class Commits:
         for key, code in codes.items():
             if not code and key not in commit.gone:
                 self._on_committed(key, commit.offsets[key].offset)
-        # of some is of the commit, as in librdkafka: callers need not check each partition to learn
-        # of it
+        # as in librdkafka, an error of one partition is the error of the commit: callers need not
+        # check each partition
         self._end(commit, broker_error(bad, "commit") if bad else None)
         if unknown := {topic for (topic, _), code in codes.items() if code in _UNKNOWN}:
             self._look_again(unknown)
@@ -201,7 +201,7 @@ class Commits:
             self._inbox.notice()
 
     def give_up(self, error: KafkaError) -> None:
-        """No request will send them any more."""
+        """Ends all commits with this error: they are not sent any more."""
         while self._under_way is not None or self._waiting:
             commit, self._under_way = self._under_way or self._waiting.popleft(), None
             self._waiting, waiting = deque(), self._waiting

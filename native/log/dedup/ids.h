@@ -61,18 +61,19 @@ int mqd_ids_open(struct mqd_ids *ids, uint32_t count_max);
 void mqd_ids_close(struct mqd_ids *ids);
 
 void mqd_ids_hash(const struct mqd_ids *ids, const uint8_t *id, uint32_t id_bytes, struct mqd_id_hash *hash);
-/* producer_id: of the transactional batch that asks; -1: of none. *offset: with USED, of the record. */
+/* producer_id: of the transactional batch; -1: it is not transactional. *offset: of the record, with
+ * USED. */
 enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t producer_id,
                                int64_t *offset);
 /* Adds an id, in place of the entry that has it; offsets must increase. producer_id: of the
  * transactional batch; -1: of none. 0; -1: full, or no memory (nothing changes). */
 int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t offset, int64_t producer_id);
-/* What is added from now on has this time. Times are kept to a thousandth of the window: an id
+/* Ids added from now on have this time. Times are kept to a thousandth of the window: an id
  * expires that much late at most, and never early, unless there is no memory. */
 void mqd_ids_mark(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms);
-/* Forgets what was added at or before this time. */
+/* Forgets ids added at or before this time. */
 void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms);
-/* The clock was set back by this much: nothing expires early, and nothing that much later. */
+/* The clock was set back by this much: moves the times of all ids back with it. */
 void mqd_ids_shift(struct mqd_ids *ids, int64_t back_ms);
 /* Forgets the oldest entry; the queue must not be empty. */
 void mqd_ids_drop(struct mqd_ids *ids);

@@ -1,5 +1,5 @@
 /* Checks: queries that must be answered before a batch may be written, and the batches that wait
- * for the answer.
+ * for their results.
  *
  *   of a transaction   The owner does not know an ongoing transaction of this producer
  *                      (MQD_STAGE_VERIFY): its coordinator verifies, or adds, the partitions
@@ -317,7 +317,7 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
     mqd_check_submit(r, check, request);
 }
 
-/* ---- answers ---- */
+/* ---- results ---- */
 
 void mqd_check_resume(struct mqd_reactor *r, struct mqd_append *append, struct mqd_topic_walk *walk)
 {

@@ -19,8 +19,8 @@
 
 #define PAGE_BYTES 4096u
 #define SUBMISSION_COUNT_MIN 16u
-/* the kernel doubles it: room for a few answers with a descriptor each, so that a client that does
- * not receive cannot have hundreds in flight */
+/* the kernel doubles it: room for a few responses with a descriptor each, so that a client that
+ * does not receive cannot have hundreds in flight */
 #define SOCKET_SEND_BYTES 4096
 #define OVERDUE_LOOKS 2
 #define UNMAP_BYTES_MAX (1u << 20) /* larger mappings are unmapped by the thread pool */

@@ -1,5 +1,5 @@
 """franz-go on three brokers as `mqd cluster local --secure` makes them: transactions and a group, their
-coordinators on several hosts; a client without the proof. Its mechanisms: test_mechanisms.py.
+coordinators on several hosts; a client with a wrong password. Its mechanisms: test_mechanisms.py.
 """
 
 from __future__ import annotations

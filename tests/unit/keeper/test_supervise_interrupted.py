@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while `mqd up` starts, against a keeper that is played: no broker is needed."""
+"""Ctrl-C and SIGTERM while `mqd up` starts, with a simulated keeper: no broker is needed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def places(tmp_path: Path) -> Layout:
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """supervisord takes all handlers, permanently; and what survive_full_disks() changes."""
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restores the signal handlers, which supervisord replaces permanently, and the methods that
+    survive_full_disks() changes.
+    """
     monkeypatch.setattr(loggers.Handler, "handleError", loggers.Handler.handleError)
     monkeypatch.setattr(loggers.RotatingFileHandler, "doRollover", loggers.RotatingFileHandler.doRollover)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR2)
@@ -65,7 +67,7 @@ def configuration(places: Layout, program: str) -> Path:
 
 
 def when(condition: Callable[[], bool], number: int) -> None:
-    """Sends us this signal then."""
+    """Sends this process the signal when the condition holds."""
 
     def look() -> None:
         while not condition():
@@ -92,7 +94,7 @@ def test_ctrl_c_before_it_is_ready_is_an_interruption_and_nothing_is_left(places
     assert children() == before
 
 
-def test_sigterm_before_it_is_ready_is_no_failure_of_the_keepers(places: Layout) -> None:
+def test_sigterm_before_it_is_ready_is_no_failure_of_the_keeper(places: Layout) -> None:
     when(began(places), signal.SIGTERM)
     assert supervise.run(configuration(places, IMPORTING), places, lambda about: None) is None
 
@@ -104,7 +106,7 @@ def test_a_keeper_that_is_killed_is_reported(places: Layout) -> None:
 
 
 def test_sigterm_between_fork_and_exec_ends_the_child(places: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """supervisord's handler would take it, and a stop would last until supervisord kills."""
+    """With supervisord's handler the child would ignore it, and live until supervisord kills it."""
     # the first thing that the child does
     monkeypatch.setattr(ServerOptions, "setpgrp", lambda options: os.kill(os.getpid(), signal.SIGTERM))
     failure = supervise.run(configuration(places, IMPORTING), places, lambda about: None)

@@ -44,7 +44,7 @@ def test_a_type_checker_sees_each_family_and_no_other() -> None:
     assert sorted(path.stem for path in folder.glob("*.py")) == ["__init__", *families]
 
 
-def test_every_class_is_that_of_its_message() -> None:
+def test_every_class_belongs_to_its_message() -> None:
     for name in messages.__all__:
         cls = getattr(messages, name)
         message, root = messages.owner_of(cls)
@@ -59,7 +59,7 @@ def test_a_class_of_anything_else_has_no_message() -> None:
         messages.owner_of(type("MetadataRequest", (), {}))
 
 
-def test_only_the_families_that_are_asked_for_are_imported() -> None:
+def test_only_requested_families_are_imported() -> None:
     code = (
         "import sys; from mqd.protocol.messages import MetadataRequest; "
         "print(*(name for name in sys.modules if name.startswith('mqd.protocol.messages.')))"

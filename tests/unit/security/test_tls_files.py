@@ -61,7 +61,7 @@ def test_pem_pkcs12_and_text_are_understood(tmp_path: Path, broker: Identity) ->
         TlsContext(tls_files.read(settings, SECURE))
 
 
-def test_what_is_wrong_is_named(tmp_path: Path, ca: Authority, broker: Identity) -> None:
+def test_invalid_tls_settings_are_named(tmp_path: Path, ca: Authority, broker: Identity) -> None:
     pem, other = broker.write(tmp_path / "a.pem"), ca.issue("other")
     encrypted, pkcs12 = broker.write(tmp_path / "b.pem", "x"), broker.write_pkcs12(tmp_path / "c.p12", "x")
     refused(config(), "SSL needs a certificate and its key", "ssl.keystore.location")
