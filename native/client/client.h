@@ -69,8 +69,8 @@ struct mqd_client_topic {
     int32_t partition_count;
     int32_t error; /* Kafka's: 0, 3 no such topic, 5 being created (retry)... */
 };
-/* Requests a topic and waits for the answer; other responses stay queued. 0: check out->error. -1:
- * ETIMEDOUT, EPIPE... The caller chooses the correlation id, as for the calls below. */
+/* Requests a topic and waits for the response; other responses stay queued. 0: check out->error.
+ * -1: ETIMEDOUT, EPIPE... The caller chooses the correlation id, as for the calls below. */
 int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t correlation_id, int64_t timeout_us,
                           struct mqd_client_topic *out);
 

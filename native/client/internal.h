@@ -118,7 +118,7 @@ void mqd_client_delist(struct mqd_client *client);
 /* from the correlation id on; -1: not a valid response */
 int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes);
 void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t batch); /* acks=0 */
-/* sends batches that waited for an answer */
+/* sends batches that waited for a response */
 void mqd_producer_pump(struct mqd_producer *producer);
 /* the attachment is closed: the producer has none until it is moved */
 void mqd_producer_on_close(struct mqd_producer *producer);

@@ -108,7 +108,7 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
 
 /* Finds the next batch to send after a failure: in order only. A batch that was sent before an
  * earlier one was sent again will fail too, or has been written out of order; in both cases later
- * batches wait for its answer. */
+ * batches wait for its response. */
 static void settle(struct mqd_producer_partition *partition)
 {
     uint32_t sent = 0;
@@ -171,7 +171,7 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
 }
 
 /* An idempotent batch that is sent again is sent alone: batches sent with it could push it out of
- * the five that the broker remembers, in case its answer is lost again. */
+ * the five that the broker remembers, in case its response is lost again. */
 static bool may_send(const struct mqd_producer *producer, const struct mqd_producer_partition *partition,
                      const struct mqd_producer_batch *batch)
 {
@@ -257,8 +257,8 @@ static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batc
     }
 }
 
-/* P6. Of a batch that was written before, an answer by sequence (45) would have been "duplicate". When
- * the broker has forgotten or fenced the identity, nothing more can be learned by it. */
+/* P6. Of a batch that was written before, a response by sequence (45) would have been "duplicate".
+ * When the broker has forgotten or fenced the identity, nothing more can be learned by it. */
 static bool still_maybe_written(const struct mqd_producer_batch *batch, int16_t error)
 {
     switch (error) {

@@ -12,7 +12,7 @@
  *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity,
  *       and keeps it. So dropping a batch that was never sent leaves no gap. It is sent again
  *       alone: no other batch of its partition is in flight with it.
- *   P4  an answer for a SENT batch that is not the first of its list means that an earlier one has
+ *   P4  a response for a SENT batch that is not the first of its list means that an earlier one has
  *       failed. If the producer is idempotent, an error of this batch is a consequence, or will
  *       occur again: the batch goes back to QUEUED unreported.
  *   P5  a batch's memory is one run (client/memory.h): room for the frame's head, batch header,
@@ -66,7 +66,7 @@ struct mqd_producer_batch {
     uint8_t state;
     bool resent;    /* not sent for the first time under this identity */
     bool abandoned; /* SENT, but its caller has dropped it */
-    /* sent, and no answer has reported yet whether it is in the log: P6 */
+    /* sent, and no response has reported yet whether it is in the log: P6 */
     bool maybe_written;
     int64_t base_timestamp_ms, max_timestamp_ms;
     int64_t opened_us;

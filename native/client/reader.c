@@ -446,7 +446,7 @@ static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
     *stop = MQD_READ_END;
     if (!reader->source.control || (!rolled && (!reader->sealed || reader->at < reader->size_bytes)))
         return 0;
-    if (rolled) /* kept mapped: the answer may name the same file, which then need not be mapped again */
+    if (rolled) /* kept mapped: the response may name the same file, which then need not be mapped again */
         return continue_in_next_segment(walk, stop);
     reader->position = reader->next_base_offset > reader->position ? reader->next_base_offset : reader->position;
     leave_mapping(reader);

@@ -4,7 +4,7 @@
  * client, until its last reader is closed.
  *   R1  a thread that reads the socket or the control segment has entered (read lock), and
  *       mqd_client_close takes the write lock: so neither is closed under a reader.
- *   R2  one query at a time, answered in order; an answer with another number is late (its caller
+ *   R2  one query at a time, answered in order; a response with another number is late (its caller
  *       had stopped waiting) and is dropped with its descriptor.
  * Concurrency: any number of readers on any threads. The socket is read only here; other code may
  * poll it for POLLHUP.
@@ -58,7 +58,7 @@ static void on_client_close(struct mqd_client *client)
     /* in a fork's child another thread's lock may never be released */
     if (mqd_client_check(client) == 0 || mqd_error_code() != MQD_E_INVALID) {
         mqd_store_release(&state->closing, 1u);
-        shutdown(client->socket_fd, SHUT_RDWR); /* no reader waits for an answer any longer */
+        shutdown(client->socket_fd, SHUT_RDWR); /* no reader waits for a response any longer */
         pthread_rwlock_wrlock(&state->entered);
         state->client = NULL;
         pthread_rwlock_unlock(&state->entered);

@@ -44,7 +44,7 @@ bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t
 
 enum mqd_follow_error {
     /* all whole batches were staged; the beginning of one more follows taken_bytes (a leader may
-     * cut an answer anywhere) */
+     * cut a response anywhere) */
     MQD_FOLLOW_OK,
     MQD_FOLLOW_FULL,    /* the maximum for one write is staged: write, then continue after taken_bytes */
     MQD_FOLLOW_CORRUPT, /* the batch after taken_bytes is invalid, or its CRC is wrong */

@@ -45,8 +45,8 @@ int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_co
     mqd_replica_epoch_end(epochs, epoch_count, log_end, diverging_epoch, &found, &end_offset);
     if (found < 0) /* all epochs here are earlier than the diverging one */
         return least(diverging_end, log_end);
-    /* that epoch is unknown here: truncate to the end of the previous one; the next answer refines
-     * this */
+    /* that epoch is unknown here: truncate to the end of the previous one; the next response
+     * refines this */
     if (found != diverging_epoch)
         return least(end_offset, log_end);
     return least(least(end_offset, diverging_end), log_end);

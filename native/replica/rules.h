@@ -1,5 +1,5 @@
 /* The replication core of one partition: the leader's view of its followers and the decisions based
- * on it, and a follower's handling of an answer. Pure: no system call, no clock (times are
+ * on it, and a follower's handling of a response. Pure: no system call, no clock (times are
  * arguments), no allocation (one struct of fixed size). The broker links it and the simulator loads
  * it by cffi: it is the same code.
  *
@@ -102,7 +102,7 @@ struct mqd_replica {
     /* MQD_CDEF_ON */
     uint8_t role;
     uint8_t flush_on_ack;
-    uint8_t proposing; /* the outstanding proposal has no final answer yet */
+    uint8_t proposing; /* the outstanding proposal has no final response yet */
     int32_t node_id, leader;
     int64_t broker_epoch;
     int32_t leader_epoch, partition_epoch;
@@ -169,7 +169,8 @@ struct mqd_replica_answer {
      * UNKNOWN_LEADER_EPOCH; 77 STALE_BROKER_EPOCH; 9 REPLICA_NOT_AVAILABLE: the sender is not one
      * of its replicas */
     int32_t error;
-    /* of the answer, when error is 0; the follower drops an answer of another epoch than its own */
+    /* of the response, when error is 0; the follower drops a response of another epoch than its
+     * own */
     int32_t leader_epoch;
     /* -1 = the log before fetch_offset matches the leader's; otherwise no records are sent, and the
      * follower truncates according to diverging_end (mqd_replica_truncation) */
@@ -197,7 +198,7 @@ struct mqd_replica_proposal {
     int64_t member_broker_epoch[16]; /* that each member fetched with; the leader's own */
 };
 /* Whether there is a set to propose now, or a proposal to repeat. If so it takes effect (R5), *out
- * is filled in, and 1 is returned. It is returned again if there was no answer within repeat_ms.
+ * is filled in, and 1 is returned. It is returned again if there was no response within repeat_ms.
  * Call it after every fetch that was answered with MQD_REPLICA_CHANGED_* or came from a replica
  * outside the set, and every lag_ms_max / 2. */
 int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms,
@@ -205,7 +206,7 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
 /* The controller answered. error: Kafka's. 0: the new partition epoch will follow; 55
  * OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: finally refused, the proposal no longer counts
  * and the next one waits until again_ms; any other: unknown outcome, the proposal still counts and
- * is repeated from again_ms on. An answer to another proposal is ignored. Returns bits of enum
+ * is repeated from again_ms on. A response to another proposal is ignored. Returns bits of enum
  * mqd_replica_change. */
 int mqd_replica_answered(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
                          int64_t now_ms, int64_t again_ms);
@@ -235,7 +236,7 @@ struct mqd_replica_step {
 void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
                       const struct mqd_replica_answer *answer, const struct mqd_epoch *epochs, uint32_t epoch_count,
                       struct mqd_replica_step *out);
-/* Called after the records of an answer are in the log: takes over the leader's high watermark.
+/* Called after the records of a response are in the log: takes over the leader's high watermark.
  * Returns bits of enum mqd_replica_change. */
 int mqd_replica_followed(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark);
 

@@ -89,7 +89,7 @@ bool mqd_authentication_prove(struct mqd_connection *c, enum mqd_principal_kind 
     return true;
 }
 
-/* NULL, or why the connection must end. Removes the block from the answer. */
+/* NULL, or why the connection must end. Removes the block from the response. */
 static const char *take_principal(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_connection *c = request->connection;

@@ -1,6 +1,6 @@
 /* Which principal a connection has, and what it may send before it has one. The exchange itself is
  * the acceptor's (SaslHandshake and SaslAuthenticate are control requests); this side accepts
- * nothing else until the answer contains a principal.
+ * nothing else until the response contains a principal.
  *
  *   not required  the listener does not authenticate, or the connection belongs to another host of
  *                 the cluster or to a local client: one predictable branch per frame

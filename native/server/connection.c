@@ -98,7 +98,7 @@ bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_conne
     if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max ||
         !mqd_output_has_room(r, c) || (c->control_count && mqd_control_pressed(r)))
         return false;
-    /* sending its own answers makes it readable again */
+    /* sending its own responses makes it readable again */
     return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r));
 }
 
@@ -143,7 +143,7 @@ static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32
 }
 
 /* Incomplete requests may take three quarters of the heap; the rest is for complete ones. Clients
- * that never finish their requests must not take the memory that the answers of others need. */
+ * that never finish their requests must not take the memory that the responses of others need. */
 static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
 {
     return r->partial_bytes + capacity <= r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
@@ -534,7 +534,7 @@ static bool writes(const struct mqd_connection *c)
     return false;
 }
 
-/* True when both directions are closed and no bytes have moved for GONE_MS: the answers it waits
+/* True when both directions are closed and no bytes have moved for GONE_MS: the responses it waits
  * for may take minutes and could not be delivered. False while it may be read, because what it sent
  * with acks=0 counts. False with a Produce in flight, which ends by its own time limit: closing now
  * would drop received requests that have not been handled yet. */
@@ -544,7 +544,7 @@ static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
            !writes(c);
 }
 
-/* The client has shut down its sending side and its answers take long. A client that still waits
+/* The client has shut down its sending side and its responses take long. A client that still waits
  * answers the kernel's keepalive probes; one that has closed fails them within a minute, and the
  * connection is then `broken`. */
 static void probe(struct mqd_connection *c)
@@ -586,7 +586,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        /* hung up, or does not read its answers: it could stay forever */
+        /* hung up, or does not read its responses: it could stay forever */
         if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) &&
             (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c)))
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");

@@ -1,5 +1,5 @@
-/* Requests that Python answers: sent to the acceptor over the link, kept until the answer arrives,
- * and cached where the answer may be reused.
+/* Requests that Python answers: sent to the acceptor over the link, kept until the response
+ * arrives, and cached where the response may be reused.
  *
  * A frame waits in the control arena (the last quarter of this worker's mapping), separate from the
  * receive window: a request that Python takes long to answer must not hold bytes that the hot path
@@ -22,7 +22,7 @@
  * A request whose client has gone is forgotten as soon as its frame is no longer read
  * (MQD_LINK_CANCEL).
  *
- * A token is the index in `control` and the entry's sequence number: a late answer to a request
+ * A token is the index in `control` and the entry's sequence number: a late response to a request
  * that has ended finds another sequence number and is dropped.
  */
 #include <stdlib.h>
@@ -445,7 +445,7 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
             continue;
         request->sent = 0;
         uncount(r, request);
-        /* a late answer from the dead acceptor finds another sequence number */
+        /* a late response from the dead acceptor finds another sequence number */
         r->control[request->control_index].sequence++;
         request->reply.size_bytes = 0;
         mqd_list_remove(node);
@@ -517,7 +517,7 @@ void mqd_reply_cache_clear(struct mqd_reactor *r)
 }
 
 /* Not used while this host has lost its lease: it must report to clients that it leads nothing,
- * which the acceptor does. Cached answers stay: an answer that the lease changes contains an error
+ * which the acceptor does. Cached answers stay: a response that the lease changes contains an error
  * then and is never cacheable, so the others are correct again when the lease is back and the
  * version is the same, including answers that arrived meanwhile. */
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,

@@ -3,7 +3,7 @@
  *
  * The views are in our control arena until the acceptor sends RELEASE with their offset, or dies.
  * At most MQD_DESCRIPTION_COUNT_MAX exist at a time, and only as many as fit in the arena; beyond
- * that, the answer is an error after which the acceptor retries.
+ * that, the response is an error after which the acceptor retries.
  */
 #include <string.h>
 

@@ -46,7 +46,7 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
 {
     uint32_t before = c->out.capacity_bytes;
     mqd_buffer_reserve(&c->out, size_bytes);
-    /* the answer already exists: it is counted even above the bound, and requests that need room
+    /* the response already exists: it is counted even above the bound, and requests that need room
      * wait */
     r->heap_bytes += c->out.capacity_bytes - before;
     if (c->out.failed) {
@@ -76,7 +76,7 @@ static bool chunk_push(struct mqd_connection *c, const struct mqd_chunk *chunk)
     return true;
 }
 
-/* All of it or nothing: half an answer must not be sent, nor anything after it. */
+/* All of it or nothing: half a response must not be sent, nor anything after it. */
 void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint64_t base = c->out_base + c->out.size_bytes;
@@ -189,7 +189,7 @@ static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mq
         return -1;
     if (n == 0 && !file_end)
         return 0;
-    if (n == 0) { /* shorter than published: the file was damaged under us, and half an answer cannot be repaired */
+    if (n == 0) { /* shorter than published: the file was damaged under us, and half a response cannot be repaired */
         mqd_output_short_file(r, c, range);
         return -1;
     }

@@ -153,7 +153,7 @@ static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd
     }
     append->base_offset = offset;
     append->log_append_time_ms = verdict;
-    append->home_slot = owned->redirect_slot; /* the answer's `offset` */
+    append->home_slot = owned->redirect_slot; /* the response's `offset` */
     mqd_append_done(r, append, MQD_STAGE_REDIRECT);
     return true;
 }

@@ -83,7 +83,7 @@ void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint
                           int64_t offset);
 /* Receiver: the batch was not staged and will be delivered again to the owner of p. */
 void mqd_redirect_take_back(struct mqd_append *append);
-/* Receiver: the outcome for the client, from the answer of the target's owner; may set
+/* Receiver: the outcome for the client, from the response of the target's owner; may set
  * base_offset. */
 int16_t mqd_redirect_outcome(struct mqd_append *append, int16_t error);
 

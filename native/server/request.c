@@ -1,4 +1,4 @@
-/* Requests between their arrival and their answer: order of replies, time-outs, memory.
+/* Requests between their arrival and their response: order of replies, time-outs, memory.
  *
  * A request lives until its last append or answer has come, even when its client has gone
  * (connection NULL).
@@ -228,7 +228,7 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
 }
 
 /* The one exception to R1: on shared memory, a request that waits for a leader on another host,
- * which may be unreachable, does not hold up other answers. The client matches answers by
+ * which may be unreachable, does not hold up other responses. The client matches answers by
  * correlation id, and answers from one leader still arrive in order. */
 static void answer_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
@@ -253,7 +253,7 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
     while (c->head && !c->closing) {
         struct mqd_request *request = c->head;
         if (!request->complete && request->kind == MQD_REQUEST_FETCH && !request->set->request && !request->evaluated) {
-            /* a fetch is evaluated in its turn, so that its data is as fresh as its answer */
+            /* a fetch is evaluated in its turn, so that its data is as fresh as its response */
             request->set->request = request;
             /* a client that has hung up does not wait for records and does not delay later
              * requests */

@@ -1,10 +1,10 @@
 /* Quotas on the reactor: what each client is charged for, and connections that are not read while
  * their client is over its quota (KIP-13, KIP-124, KIP-219).
  *
- * A request is never refused and its answer never delayed because of a quota: it is charged,
+ * A request is never refused and its response never delayed because of a quota: it is charged,
  * answered at once with throttle_time_ms, and the connection is then not read (muted) until the
  * debt is paid. What the client sends meanwhile stays in its socket. So later requests do not delay
- * an answer, clients that know KIP-219 wait by themselves, and older clients are slowed by their
+ * a response, clients that know KIP-219 wait by themselves, and older clients are slowed by their
  * own full sockets. Memory is bounded as for any other connection.
  *
  * All connections of the clients that a rule takes together (shm/quota.h) share its buckets, on all
@@ -227,7 +227,7 @@ int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_conne
     return ms > INT32_MAX ? INT32_MAX : (int32_t)ms;
 }
 
-/* One answer should not be charged more than the burst, as in Kafka. The first batch of an answer
+/* One answer should not be charged more than the burst, as in Kafka. The first batch of a response
  * is sent whole in any case. */
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max)
 {
@@ -265,7 +265,7 @@ void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int6
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }
 
-/* An answer that was built before its cost was known reports it in the versions that have a
+/* A response that was built before its cost was known reports it in the versions that have a
  * field for it: Metadata and ListOffsets begin with it. Answers from the acceptor carry what it
  * charged. */
 void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request)

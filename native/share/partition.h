@@ -26,7 +26,7 @@
 
 #define MQD_SHARE_SETTINGS_BYTES 32 /* then a header's name, as long as byte 15 says */
 #define MQD_SHARE_FIFO_HEADER_BYTES_MAX 63
-#define MQD_SHARE_LAZY_MS 100 /* changes that no answer waits for are written after so long */
+#define MQD_SHARE_LAZY_MS 100 /* changes that no response waits for are written after so long */
 
 enum mqd_share_phase { MQD_SHARE_LOADING, MQD_SHARE_UNPLACED, MQD_SHARE_ACTIVE, MQD_SHARE_FAILED };
 enum mqd_share_reset { MQD_SHARE_RESET_LATEST, MQD_SHARE_RESET_EARLIEST, MQD_SHARE_RESET_BY_DURATION };

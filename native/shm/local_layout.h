@@ -35,7 +35,7 @@
  *       threads wake each other by a descriptor of their own.
  *   A6  a Fetch whose max_bytes is 0 requests positions only: it parks and answers like any other
  *       (leave the partitions' max_bytes as usual), but without records. With read_committed the
- *       aborted transactions are those from the fetch offset to the answer's last_stable_offset,
+ *       aborted transactions are those from the fetch offset to the response's last_stable_offset,
  *       which is lower than the partition's when they are many.
  *   A7  answers may overtake those to a Produce whose partition another host leads; the correlation
  *       id identifies the request.
@@ -126,7 +126,7 @@ enum mqd_local_query_kind { MQD_LOCAL_QUERY_SEGMENT = 1 };
 /* client -> worker: query for the place of an offset. Answered in order. At most 16 unanswered. */
 struct mqd_local_query {
     uint32_t kind;
-    uint32_t number; /* returned in the answer */
+    uint32_t number; /* returned in the response */
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t reserved;

@@ -206,7 +206,7 @@ static void take_message(struct client *client, char *out, size_t capacity)
     }
 }
 
-/* The answer to a Produce v8 of one topic. correlation_id -1: none came. */
+/* The response to a Produce v8 of one topic. correlation_id -1: none came. */
 static struct outcomes client_take(struct client *client)
 {
     struct outcomes out = {.correlation_id = -1};

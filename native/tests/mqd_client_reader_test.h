@@ -1,4 +1,4 @@
-/* A partition's log in memory files, a control segment and the answers about both, as a broker
+/* A partition's log in memory files, a control segment and the responses about both, as a broker
  * gives them: for the tests of the segment reader. */
 #ifndef MQD_CLIENT_READER_TEST_H
 #define MQD_CLIENT_READER_TEST_H

@@ -1,5 +1,5 @@
 /* For mqd_reactor_test.h, which includes it: clients over loopback TCP, the frames that they send and
- * the answers that they take. */
+ * the responses that they take. */
 #ifndef MQD_FRAMES_TEST_H
 #define MQD_FRAMES_TEST_H
 

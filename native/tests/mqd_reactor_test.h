@@ -295,7 +295,7 @@ __attribute__((unused)) static void bench_put(struct bench *b, uint32_t endpoint
     mqd_endpoint_flush(b->endpoints[endpoint]);
 }
 
-/* The acceptor's answer to `request`: correlation id and `body`, laid at `at` in its arena. */
+/* The acceptor's response to `request`: correlation id and `body`, laid at `at` in its arena. */
 __attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, const struct mqd_descriptor *request,
                                                   const char *body, uint16_t flags, bool first, uint64_t at)
 {
@@ -352,7 +352,7 @@ __attribute__((unused)) static bool backend_works(int backend)
 
 #include "mqd_frames_test.h"
 
-/* The block before the answer that lets a client in; returns its size. */
+/* The block before the response that lets a client in; returns its size. */
 static inline uint32_t authenticated_put(uint8_t *at, const char *principal, uint8_t kind, uint64_t session_ms)
 {
     struct mqd_authenticated block = {

@@ -45,7 +45,7 @@ void mqd_response_begin(struct mqd_buffer *buffer, int16_t api_key, int16_t vers
     buffer->response_at = buffer->size_bytes;
     mqd_put_i32(buffer, 0);
     mqd_put_i32(buffer, correlation_id);
-    /* KIP-511: a client that does not know our versions must be able to read the answer, so
+    /* KIP-511: a client that does not know our versions must be able to read the response, so
      * ApiVersions keeps header v0 */
     mqd_put_no_tags(buffer, api_key != API_VERSIONS && mqd_api_flexible(api_key, version));
 }

@@ -109,7 +109,7 @@ static inline void mqd_put_topic_key(struct mqd_buffer *buffer, bool compact, bo
         mqd_put_text(buffer, compact, key->name);
 }
 
-/* Tagged fields shared by several answers; the number of tags precedes them. Sizes:
+/* Tagged fields shared by several responses; the number of tags precedes them. Sizes:
  * wire/nodes.c. */
 void mqd_put_current_leader(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_current_leader *current);
 void mqd_put_nodes(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_node_endpoint *nodes, uint32_t node_count);

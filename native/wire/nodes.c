@@ -1,4 +1,4 @@
-/* Tagged fields by which an answer names the current leader and its address (KIP-951):
+/* Tagged fields by which a response names the current leader and its address (KIP-951):
  *   CurrentLeader   leader_id INT32 | leader_epoch INT32 | tags
  *   NodeEndpoints   [ node_id INT32 | host COMPACT_STRING | port INT32 | rack
  *                   COMPACT_NULLABLE_STRING | tags ]

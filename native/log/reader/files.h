@@ -67,7 +67,7 @@ struct mqd_reader_slot {
     int64_t missed_offset;
     uint64_t missed_generation;
     uint64_t generation;
-    bool bound_known; /* the next four belong to mqd_reader_bound's last answer */
+    bool bound_known; /* the next four belong to mqd_reader_bound's last response */
     int64_t bound_offset, bound_segment;
     uint64_t bound_generation;
     uint32_t bound_position;

@@ -1,5 +1,5 @@
-/* Batches that wait for an answer before they may be written: what the rest of the reactor calls. The
- * rules: server/check/check.c, server/check/check_records.c.
+/* Batches that wait for a response before they may be written: what the rest of the reactor calls.
+ * The rules: server/check/check.c, server/check/check_records.c.
  */
 #ifndef MQD_CHECKS_H
 #define MQD_CHECKS_H

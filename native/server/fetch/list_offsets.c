@@ -22,7 +22,7 @@ static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, 
            mqd_topics_led_elsewhere(&r->topics, &topic->partitions[partition_index]);
 }
 
-/* Whether the answer has to wait for a flush, and for which one: `flush`. */
+/* Whether the response has to wait for a flush, and for which one: `flush`. */
 static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic,
                   const struct mqd_list_offsets_partition *requested, struct mqd_awaited_flush *flush)
 {

@@ -23,7 +23,7 @@
  *   B5  an attachment that has hung up is closed within two housekeeping periods, whatever it still
  *       waits for.
  * Bounds: local_count_max attachments, local_bytes_max of memory for all of them; ASKS_PER_TURN
- * queries a turn each. An answer that the socket does not take stops the reading of queries.
+ * queries a turn each. A response that the socket does not take stops the reading of queries.
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_LOCAL_H
@@ -109,7 +109,7 @@ int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, con
 void mqd_local_publish(struct mqd_local *local); /* makes what was sent visible and wakes the client */
 
 /* server/local/query.c */
-/* the socket has queries, or room for an answer */
+/* the socket has queries, or room for a response */
 void mqd_local_query_on(struct mqd_reactor *r, struct mqd_local *local);
 void mqd_locals_answer(struct mqd_reactor *r);
 void mqd_local_query_close(struct mqd_local *local);

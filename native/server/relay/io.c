@@ -49,7 +49,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
 
 /* ---- receiving ---- */
 
-/* Record errors from the leader are passed on to the client with the answer. */
+/* Record errors from the leader are passed on to the client with the response. */
 static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_answer *answer)
 {
     struct mqd_refusal *refusal =
@@ -65,7 +65,7 @@ static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const
              (const char *)answer->record_message.bytes);
 }
 
-/* Handles one complete answer. False: the relay has ended. */
+/* Handles one complete response. False: the relay has ended. */
 static bool on_answer(struct mqd_reactor *r, struct mqd_relay *relay, const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_relay_answer answer;

@@ -144,7 +144,7 @@ struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay 
     return append;
 }
 
-/* L6: with acks=0 there is no answer. */
+/* L6: with acks=0 there is no response. */
 void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message)
 {
     if (!append)
@@ -326,7 +326,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
     return true;
 }
 
-/* The former leader may be unreachable: its answer may never arrive. */
+/* The former leader may be unreachable: its response may never arrive. */
 void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic)
 {
     for (uint32_t i = 0; r->relays && i < r->relays->count; i++)

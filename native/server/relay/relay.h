@@ -4,7 +4,7 @@
  * A batch that a local client submitted for such a partition becomes a Produce request of its own
  * on a mutually authenticated connection (plain text, or TLS) that Python has opened. It keeps the client's version,
  * client id, transactional id, acks, time-out and bytes, and so its producer id, epoch and
- * sequence. The answer completes the append.
+ * sequence. The response completes the append.
  *
  *   connection  wanted -> MQD_EVENT_RELAY_REQUESTED -> mqd_reactor_relay_put or
  *               mqd_reactor_relay_refuse
@@ -17,21 +17,21 @@
  * Invariants
  *   L1  batches for one partition are sent in the order of their arrival, and their
  *       outcomes arrive in that order.
- *   L2  the outcome is: the leader's answer; NOT_LEADER_OR_FOLLOWER when the request was not given
- *       to the socket completely, so that it was not written; REQUEST_TIMED_OUT when it was, and
- *       the connection ended without an answer. The client retries both errors with the same
+ *   L2  the outcome is: the leader's response; NOT_LEADER_OR_FOLLOWER when the request was not
+ *       given to the socket completely, so that it was not written; REQUEST_TIMED_OUT when it was,
+ *       and the connection ended without a response. The client retries both errors with the same
  *       sequence.
- *   L3  when the metadata name another leader, batches that still wait for the old leader's answer
- *       are completed with NOT_LEADER_OR_FOLLOWER.
+ *   L3  when the metadata name another leader, batches that still wait for the old leader's
+ *       response are completed with NOT_LEADER_OR_FOLLOWER.
  *   L4  memory: only bytes not yet given to the socket, counted in heap_bytes. While a relay has
  *       more than MQD_RELAY_UNSENT_BYTES of them, each connection adds at most one request and is
  *       not read until that is sent. Sent requests keep no bytes here,
  *       except those that TLS has sealed (MQD_TLS_SCRATCH_BYTES).
- *   L5  an answer is hostile until checked: anything except an answer to the oldest request, about
- *       its partition, ends the connection.
+ *   L5  a response is hostile until checked: anything except a response to the oldest request,
+ *       about its partition, ends the connection.
  *   L6  acks=0 is sent as acks=1, because on an error the leader would end the connection, which
  *       others use. Its outcome is reported to no client.
- *   L7  a batch that waits for another host does not hold up other answers to its client
+ *   L7  a batch that waits for another host does not hold up other responses to its client
  *       (answer_past_relays in server/request.c).
  * Concurrency: the reactor's thread.
  */
@@ -53,7 +53,7 @@ struct mqd_topic;
 /* Takes the append if its leader is another host and its client is local. False: not taken. */
 bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic,
                       const struct mqd_produce_partition *partition);
-/* the append is done: a later answer is ignored */
+/* the append is done: a later response is ignored */
 void mqd_relay_untrack(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic); /* L3 */
 /* put, refuse, remove; emits the MQD_EVENT_DONE */

@@ -9,13 +9,13 @@
 
 #define MQD_RELAY_BUCKET_COUNT 256
 
-/* A request in flight: in relay->entries from its encoding to its answer. */
+/* A request in flight: in relay->entries from its encoding to its response. */
 struct mqd_relayed {
     struct mqd_node node;
     struct mqd_append *append; /* NULL: its outcome is no longer awaited */
     struct mqd_relay *relay;
     uint64_t end;        /* stream position after its frame */
-    int64_t deadline_ms; /* for the answer, set once it is the oldest */
+    int64_t deadline_ms; /* for the response, set once it is the oldest */
     uint32_t frame_bytes;
     int32_t correlation_id;
     int32_t partition_index;

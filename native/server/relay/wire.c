@@ -1,4 +1,4 @@
-/* A Produce request with one batch, and its answer, for the relay. See server/relay/relay.h; the
+/* A Produce request with one batch, and its response, for the relay. See server/relay/relay.h; the
  * layout of both is in wire/produce.c. */
 #include "server/relay/relay.h"
 #include "wire/buffer.h"

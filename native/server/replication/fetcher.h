@@ -9,7 +9,7 @@
  *   wait      at the leader, until it has records or a new high watermark
  *   answer    received into a buffer of bounded size and parsed as it arrives; hostile until
  *             checked. Records are staged in place (mqd_partition_follow) and written once a turn
- *   settle    the records of the answer are written, and flushed with flush_on_ack; only then may
+ *   settle    the records of the response are written, and flushed with flush_on_ack; only then may
  *             the next request state it
  *
  * mqd_replica_step decides what the log of a partition must do (append, truncate, restart, wait).
@@ -18,11 +18,11 @@
  * Invariants
  *   G1  a request states a fetch offset only when the log below it is written, and with
  *       flush_on_ack flushed.
- *   G2  an answer affects a partition only if the request that it answers named the partition under
- *       the leader epoch that is still current (otherwise it is dropped).
+ *   G2  a response affects a partition only if the request that it answers named the partition
+ *       under the leader epoch that is still current (otherwise it is dropped).
  *   G3  one partition is fetched by at most one fetcher; a partition that rests (truncation) or is
  *       put off (an error) is in no session.
- *   G4  a partition's share of an answer is at most partition_bytes_max (one batch may be larger);
+ *   G4  a partition's share of a response is at most partition_bytes_max (one batch may be larger);
  *       those served last come last in the next request.
  *   G5  memory: one buffer of at most response_bytes_limit and 96 bytes per partition; over TLS also
  *       MQD_TLS_UNSENT_BYTES_MAX.
@@ -65,7 +65,7 @@ void mqd_fetchers_close(struct mqd_reactor *r);   /* at the end of the reactor: 
 void mqd_fetchers_destroy(struct mqd_reactor *r); /* frees the rest */
 
 /* its log was truncated: it may be fetched again. If it was not, only after a pause, because its
- * leader would give the same answer */
+ * leader would give the same response */
 void mqd_fetcher_truncated(struct mqd_reactor *r, struct mqd_owned *owned, bool cut);
 
 /* ---- server/replication/follow_cut.c ---- */

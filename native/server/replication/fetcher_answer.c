@@ -1,4 +1,4 @@
-/* Applies a leader's answer to the partitions in it. See server/replication/fetcher.h. */
+/* Applies a leader's response to the partitions in it. See server/replication/fetcher.h. */
 #include <errno.h>
 #include <string.h>
 
@@ -95,8 +95,8 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
     return step;
 }
 
-/* The partition in the answer, if the answer may change it (G2). At most once per answer: not while
- * the records it brought are staged. */
+/* The partition in the response, if the response may change it (G2). At most once per answer: not
+ * while the records it brought are staged. */
 static struct mqd_followed *requested_partition(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->answer.partition.key);
@@ -242,7 +242,7 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     return true;
 }
 
-/* ---- the answer ---- */
+/* ---- the response ---- */
 
 static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {

@@ -22,14 +22,14 @@ struct mqd_followed {
     struct mqd_fetch_key key;
     struct mqd_replica_fetch sent; /* what the session contains for it */
     int64_t put_off_ms;            /* not fetched before */
-    int64_t leader_high_watermark; /* of the answer whose records are being taken */
+    int64_t leader_high_watermark; /* of the response whose records are being taken */
     int64_t leader_log_start;      /* the highest that was reported to Python */
     /* the highest that could not be reported: the event queue was full, or it is above the high
      * watermark */
     int64_t pending_log_start;
     int64_t complained_ms;
     uint8_t in_session;  /* the leader has it in the session */
-    uint8_t unsettled;   /* something of the last answer is not written or not flushed yet */
+    uint8_t unsettled;   /* something of the last response is not written or not flushed yet */
     uint8_t putting_off; /* in fetcher->put_off */
     /* refusals in this leader epoch by a leader that did not know of it; counted until the maximum
      * pause is reached */
@@ -42,7 +42,7 @@ struct mqd_fetcher {
     struct mqd_outgoing socket;
     uint32_t index, generation;
     uint8_t outstanding; /* answers that are due: none, one, or two after urging the leader */
-    uint8_t urging;      /* the next answer is for the request that urged */
+    uint8_t urging;      /* the next response is for the request that urged */
     uint8_t urgent;      /* a request is due before the leader has news of its own */
     uint8_t full;        /* the next request makes a new session */
     uint8_t in_frame;
@@ -60,7 +60,7 @@ struct mqd_fetcher {
     uint32_t in_begin, in_end, in_capacity;
     struct mqd_answer answer;
     struct mqd_followed *filling; /* the partition whose records are arriving; NULL: they are skipped */
-    int64_t deadline_ms;          /* of the answer */
+    int64_t deadline_ms;          /* of the response */
     int64_t not_before_ms;        /* of the next request */
 };
 

@@ -8,9 +8,9 @@
  *             "" | tags: 1 replica_state { replica_id, replica_epoch }
  *   answer    as wire/fetch.c writes it
  *
- * The answer is parsed while it arrives: records are returned as far as they have been received, so
- * that they are checked and written while they are in the cache, and no buffer has to hold a whole
- * answer. Everything except records is small: a step that is incomplete after
+ * The response is parsed while it arrives: records are returned as far as they have been received,
+ * so that they are checked and written while they are in the cache, and no buffer has to hold a
+ * whole response. Everything except records is small: a step that is incomplete after
  * MQD_ANSWER_STEP_BYTES_MAX is refused.
  *
  * Invariants

@@ -39,7 +39,7 @@ void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t
 {
     struct mqd_cut_job *job = owned->truncating ? NULL : calloc(1, sizeof *job);
     if (!job)
-        return; /* retried: the leader gives the same answer to the next fetch */
+        return; /* retried: the leader gives the same response to the next fetch */
     *job = (struct mqd_cut_job){.partition = owned->partition,
                                 .offset = offset,
                                 .batch_offset = batch_offset,
@@ -97,7 +97,7 @@ static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const s
 
 static void failed(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
 {
-    bool intact = !mqd_partition_fenced(owned->partition); /* not even begun: its leader gives the same answer again */
+    bool intact = !mqd_partition_fenced(owned->partition); /* not begun: its leader gives the same response again */
     if (intact && (job->error == ENOSPC || job->error == EDQUOT)) {
         mqd_owner_dir_full(r, owned, job->error, job->text);
         return;

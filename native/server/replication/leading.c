@@ -10,7 +10,7 @@
  *   waiting      parked followers wait on the partition itself (owned->followers_waiting): they
  *                wait for the log's end, not the high watermark
  *   in-sync set  a proposal is installed in the core, then sent as an event, and again after
- *                MQD_IN_SYNC_REPEAT_MS without an answer
+ *                MQD_IN_SYNC_REPEAT_MS without a response
  */
 #include <stdlib.h>
 #include <string.h>

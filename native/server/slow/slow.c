@@ -5,7 +5,7 @@
  *   for the acceptor queue                              begun  acceptor                         completed  turn
  *
  * `turn` is the time behind earlier requests of the connection. `throttle` is added by quotas: the
- * connection is not read for that long after the answer.
+ * connection is not read for that long after the response.
  */
 #include "server/slow/slow.h"
 

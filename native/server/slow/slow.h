@@ -39,8 +39,8 @@ void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned);
 /* Keeps the client id of the frame: it is freed when the request is answered. */
 void mqd_slow_client(struct mqd_connection *c, const struct mqd_request_header *header);
 
-/* At the answer: emits MQD_EVENT_SLOW if it was slow. At most SLOW_PER_SECOND events a second; the
- * next one counts those left out. */
+/* At the response: emits MQD_EVENT_SLOW if it was slow. At most SLOW_PER_SECOND events a second;
+ * the next one counts those left out. */
 void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request);
 
 #endif

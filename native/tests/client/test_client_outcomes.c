@@ -97,7 +97,7 @@ TEST(dropping_unsent_batches_leaves_no_gap)
     CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 2);
     CHECK_EQUAL(d[0].batch, a);
     CHECK_EQUAL(d[1].batch, c);
-    /* sent and dropped: its answer is not told, whatever it is */
+    /* sent and dropped: its response is not told, whatever it is */
     a = one(&s, topic, 0);
     CHECK_EQUAL(mqd_producer_drop(s.producer, a), 0);
     CHECK_EQUAL(mqd_producer_outstanding_records(s.producer), 0);
@@ -133,8 +133,8 @@ TEST(a_new_identity_begins_at_sequence_0)
     end(&s);
 }
 
-/* What a new leader or a lost answer leaves open is asked again under the old identity: under a new one it
- * would be written twice. */
+/* What a new leader or a lost response leaves open is asked again under the old identity: under a
+ * new one it would be written twice. */
 TEST(a_new_identity_waits_for_unknown_outcomes)
 {
     static const int16_t open_ended[] = {-1, NOT_LEADER_OR_FOLLOWER, 7, 20, 56};

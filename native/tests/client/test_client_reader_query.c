@@ -254,7 +254,7 @@ TEST(close_ends_waiting_and_reading_threads)
             CHECK(outcome == readers[k]);
             mqd_segment_reader_close(readers[k]);
         }
-        CHECK(test_now_ns() - begin < 5000000000ll); /* the time-out of an answer is longer */
+        CHECK(test_now_ns() - begin < 5000000000ll); /* the time-out of a response is longer */
         worker_stop(&worker);
     }
 }

@@ -243,7 +243,7 @@ BOTH(a_proven_principal_goes_with_every_request)
     bench_stop(b);
 }
 
-/* A client that does not wait for the answers: each frame is judged by what its predecessor proved. */
+/* A client that does not wait for responses: each frame is judged by what the one before proved. */
 BOTH(requests_pipelined_behind_an_exchange_wait)
 {
     struct bench *b = bench_start(backend, sasl);
@@ -312,7 +312,7 @@ BOTH(bare_tokens_follow_the_old_handshake)
     CHECK_EQUAL(client_receive(&client), 0);
     client_close(&client);
 
-    client = sasl_open(b); /* a wrong token has no answer */
+    client = sasl_open(b); /* a wrong token has no response */
     CHECK(post(&client, SASL_HANDSHAKE, 0, 1, "PLAIN"));
     one = next_auth(b);
     respond(b, &one, 0, 1, 0);

@@ -43,7 +43,7 @@ BOTH(a_closed_client_is_freed_though_the_acceptor_is_silent)
     fill(b, &closes, true);
     client_close(&closes); /* the response to its fetch finds no connection */
     fill(b, &stays, false);
-    CHECK_EQUAL(shutdown(stays.fd, SHUT_WR), 0); /* sends no more, and takes its answers */
+    CHECK_EQUAL(shutdown(stays.fd, SHUT_WR), 0); /* sends no more, and takes its responses */
     CHECK(connections_left(b, 1));
     client_close(&stays);
     bench_stop(b);
@@ -82,7 +82,7 @@ BOTH(received_batches_are_written_after_a_disconnect_behind_a_stalled_worker)
     bench_stop(b);
 }
 
-/* It left nothing unread, so nothing tells at once that it takes no answers. Its kernel remembers
+/* It left nothing unread, so nothing tells at once that it takes no responses. Its kernel remembers
  * it for a second here, else for a minute. */
 BOTH(a_full_close_is_not_kept_like_a_half_close)
 {

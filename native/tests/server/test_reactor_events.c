@@ -33,7 +33,7 @@ BOTH(command_answers_always_have_room)
     for (uint64_t token = first; token <= b->token;) {
         struct mqd_event event;
         struct pollfd wait = {mqd_reactor_event_fd(b->reactors[0]), POLLIN, 0};
-        CHECK(poll(&wait, 1, LIMIT_MS) == 1); /* else an answer is lost */
+        CHECK(poll(&wait, 1, LIMIT_MS) == 1); /* else a response is lost */
         while (mqd_reactor_next_event(b->reactors[0], &event)) {
             left[event.kind]++;
             if (event.kind == MQD_EVENT_DONE)
@@ -46,7 +46,7 @@ BOTH(command_answers_always_have_room)
     bench_stop(b);
 }
 
-/* Until their answers are taken: else these would be more than there is room for. */
+/* Until their responses are taken: else these would be more than there is room for. */
 BOTH(no_more_commands_are_taken_than_answers_have_room)
 {
     enum { COUNT_MAX = 4096, TRIES_AFTER = 50 };

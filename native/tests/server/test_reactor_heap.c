@@ -94,7 +94,7 @@ BOTH(partial_frames_are_evicted_for_complete_ones)
     bench_stop(b);
 }
 
-/* It left while the heap was nearly spent, and waits for an answer of the acceptor: when there is
+/* It left while the heap was nearly spent, and waits for a response of the acceptor: when there is
  * room again, it is seen. */
 BOTH(a_disconnect_without_room_is_noticed_later)
 {

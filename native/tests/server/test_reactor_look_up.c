@@ -77,7 +77,7 @@ BOTH(acknowledged_offsets_are_found)
     bench_stop(b);
 }
 
-/* Flushes of several partitions run side by side: the answer takes as long as the slowest, not as
+/* Flushes of several partitions run side by side: the response takes as long as the slowest, not as
  * their sum. */
 BOTH(flushes_of_many_partitions_are_waited_for_together)
 {

@@ -38,8 +38,8 @@ static void set_lease(struct bench *b, struct client *client, int64_t deadline_n
     CHECK_EQUAL(list_offset(client, -2, &offset), 0);
 }
 
-/* The acceptor, which looks at the lease as well, marks no answer with an error as one that may be
- * given again: "it leads" is, "it does not lead" is not. */
+/* The acceptor, which looks at the lease as well, marks no response with an error as one that may
+ * be given again: "it leads" is, "it does not lead" is not. */
 BOTH(metadata_that_are_known_without_the_lease)
 {
     struct bench *b = bench_start(backend, NULL);

@@ -41,7 +41,7 @@ static bool others_are_served(struct bench *b, struct client *other)
     static int32_t number = 1000000;
     CHECK_OR(request_for(other, FIND_COORDINATOR, ++number, 0, 0), return false);
     struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    /* every answer has memory of its own: the reactor may still be reading the one before */
+    /* every response has memory of its own: the reactor may still be reading the one before */
     bench_respond(b, 0, &request, "answer", 0, true, 65536 + (uint64_t)(number % 128) * 64);
     CHECK_OR(client_receive(other) == 1, return false);
     return (int32_t)take(other, 4) == number;
@@ -72,7 +72,7 @@ BOTH(long_requests_release_the_arena)
         CHECK(others_are_served(b, &other));
     }
     for (int i = COUNT; i-- > 0;) {
-        /* the frame has been released: the correlation id of the answer comes from the test */
+        /* the frame has been released: the correlation id of the response comes from the test */
         uint32_t correlation_id = htobe32((uint32_t)i);
         uint64_t at = 64 * (1 + (uint64_t)i);
         memcpy(b->arenas[ACCEPTOR] + at, &correlation_id, 4);
@@ -129,8 +129,8 @@ BOTH(the_acceptor_dies_while_requests_are_parked)
     bench_stop(b);
 }
 
-/* The answer to a request cannot be copied: its connection ends at once, and the request with it.
- * The rest of the answer has no effect. */
+/* The response to a request cannot be copied: its connection ends at once, and the request with it.
+ * The rest of the response has no effect. */
 BOTH(an_answer_that_cannot_be_copied_ends_its_own_connection)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -257,7 +257,7 @@ BOTH(a_client_that_pipelines_does_not_delay_others)
         requests[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     CHECK(request_for(&other, HEARTBEAT, OTHERS, 10, 0));
     CHECK_EQUAL(seen_before(b, OTHERS), 0);
-    /* each answer makes room for the next one, in order */
+    /* each response makes room for the next one, in order */
     for (int i = 0; i < COUNT; i++) {
         CHECK_EQUAL((int)mqd_get_be32(b->arenas[0] + requests[i].offset + 4), i);
         bench_respond(b, 0, &requests[i], "done", 0, true, (uint64_t)i * 64);

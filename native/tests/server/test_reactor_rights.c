@@ -352,7 +352,7 @@ BOTH(a_cached_answer_is_reused_only_for_the_same_rights)
     bench_put(b, ACCEPTOR, 0, answer);
     CHECK(metadata_are(&other, "none"));
     CHECK_EQUAL(rights_grant(b, alice, 0, 0), 0);
-    request_metadata(&again); /* with other rights there is another answer */
+    request_metadata(&again); /* with other rights there is another response */
     request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     answer.token = request.token;
     bench_put(b, ACCEPTOR, 0, answer);

@@ -27,7 +27,8 @@ static void answered(struct client *client)
     CHECK_EQUAL(take_produced(client).error[0], 0);
 }
 
-/* The next report, emitted before the answer was sent or in the same turn. `kind` NONE: there is none. */
+/* The next report, emitted before the response was sent or in the same turn. `kind` NONE: there is
+ * none. */
 static struct mqd_event report(struct bench *b, uint32_t worker)
 {
     struct mqd_event event;

@@ -16,7 +16,7 @@ struct coordinator {
     int32_t state_epoch, leader_epoch;
     int64_t start; /* -1: initialized without one */
     int16_t state[OFFSETS], count[OFFSETS];
-    int16_t error; /* the next answer's */
+    int16_t error; /* the next response's */
     int writes;
 };
 
@@ -159,7 +159,7 @@ static void owner_end(struct owner *o)
     free(o);
 }
 
-/* Asks what is due, and takes the answer at once. Returns what was asked. */
+/* Asks what is due, and takes the response at once. Returns what was asked. */
 static int ask(struct owner *o)
 {
     int api_key = mqd_share_partition_next_request(&o->partition, o->now_ms);
@@ -202,7 +202,7 @@ TEST(it_is_read_before_anything_else_and_begins_where_the_owner_says)
     CHECK_EQUAL(o->partition.settings.state.lock_ms, 100);
     CHECK_EQUAL(ask(o), 0);
     mqd_share_partition_place(&o->partition, 11);
-    CHECK_EQUAL(ask(o), 0); /* no answer waits for it */
+    CHECK_EQUAL(ask(o), 0); /* no response waits for it */
     o->now_ms += MQD_SHARE_LAZY_MS;
     CHECK(mqd_share_partition_deadline(&o->partition) <= o->now_ms);
     CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);

@@ -333,7 +333,7 @@ BOTH(hostile_clients)
     local_bench_stop(b);
 }
 
-/* The client is gone, its socket with it, but its last request waits for an answer that does not
+/* The client is gone, its socket with it, but its last request waits for a response that does not
  * come: the memory does not wait. */
 BOTH(a_closed_client_is_freed_despite_its_requests)
 {

@@ -40,7 +40,7 @@ BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
     for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
          __atomic_load_n(&refusals, __ATOMIC_SEQ_CST) > (1 << 20) - 4; usleep(1000))
         CHECK(test_now_ns() < end_ns);
-    local_close(&leaves); /* while its answer waits */
+    local_close(&leaves); /* while its response waits */
     __atomic_store_n(&refusals, 0, __ATOMIC_SEQ_CST);
     CHECK(local_answer(&local, &answer, &fd));
     close(fd);

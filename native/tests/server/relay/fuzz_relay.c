@@ -2,10 +2,10 @@
 /* What a leader on another host answers to the batches that local clients wrote here
  * (mqd_relay*.c): any bytes, in any pieces, while clients leave, leaders change, time passes and
  * the socket is full. A model that knows only the stream and what has been sent says what each
- * client must be told; the answers are compared with it, whole and in order.
+ * client must be told; the responses are compared with it, whole and in order.
  *
  *   byte 0     bits 0-2 requests under way - 1, bits 3-6 their version - 3 (modulo 11), bit 7 the
- *              heap is full when the answers come
+ *              heap is full when the responses come
  *   byte 1, 2  bit i: request i is about partition 1; has acks=0 (else -1 and 1 in turn). Of two
  *              clients, request i is that of number i % 2
  *   byte 3     bits 0-5 how much of the requests the socket takes, in 63rds; bits 4-6 all: the last
@@ -89,7 +89,7 @@ static struct {
 } wire;
 
 /* The model. Requests below `oldest` are out of the relay; stream bytes below `at` are whole
- * answers. */
+ * responses. */
 static struct {
     int16_t version;
     bool heap_full, large, gone, elsewhere;

@@ -77,7 +77,7 @@ BOTH(pipelined_in_order)
     local_bench_stop(b);
 }
 
-/* An idempotent batch that is sent again after its answer was lost is there once. */
+/* An idempotent batch that is sent again after its response was lost is there once. */
 BOTH(its_own_producer_id_and_sequence)
 {
     struct bench *b = relay_bench(backend);
@@ -306,8 +306,8 @@ BOTH(entries_are_reused)
     local_bench_stop(b);
 }
 
-/* A client that has gone: its batches are written, their answers find nobody. TCP clients are sent
- * to the leader, as ever. */
+/* A client that has gone: its batches are written, their responses find nobody. TCP clients are
+ * sent to the leader, as ever. */
 BOTH(closed_clients_and_others)
 {
     struct bench *b = relay_bench(backend);

@@ -1,11 +1,11 @@
 /* tsan: long */
-/* What a leader may answer that is no answer: the connection ends, no request waits for ever, nothing
- * is believed. */
+/* What a leader may answer that is no response: the connection ends, no request waits for ever,
+ * nothing is believed. */
 #include "mqd_relay_test.h"
 
 #define UNDER_WAY 3
 
-/* `bytes` in place of the first answer; their correlation id counts from the first request, which
+/* `bytes` in place of the first response; their correlation id counts from the first request, which
  * is 1. What the clients of the three batches are told; the relay has ended afterwards. */
 static void answered_with(struct bench *b, struct local *local, const uint8_t *given, uint32_t size_bytes,
                           int16_t first_error)

@@ -1,5 +1,5 @@
 /* fuzz: -max_len=2048 */
-/* A leader's answer to a follower, walked in one piece and in pieces: the same steps, nothing
+/* A leader's response to a follower, walked in one piece and in pieces: the same steps, nothing
  * beyond what is there, always an end.
  *
  * Input: 2 bytes seed of the pieces; 1 byte, bit 0: the frame is what there is; 4 bytes: how long

@@ -1,11 +1,11 @@
 /* tsan: long */
-/* The test is the leader: what it is asked, and what a follower does with answers that are wrong,
+/* The test is the leader: what it is asked, and what a follower does with responses that are wrong,
  * late, torn, doubled or lies. */
 #include "mqd_fake_leader_test.h"
 
 /* ---- requests and sessions ---- */
 
-/* A leader that holds back its answer is made to answer when something else is to be asked. */
+/* A leader that holds back its response is made to answer when something else is to be asked. */
 BOTH(a_leader_is_urged)
 {
     struct fake fake = fake_start(backend);
@@ -256,7 +256,7 @@ BOTH(unrequested_partitions_are_refused)
     CHECK_EQUAL(log_end(&fake, 0), 2);
     struct role next = in_step;
     next.leader_epoch = 5, next.partition_epoch = 2;
-    assign_follower(two, 0, next); /* the answer below is to a question of epoch 4 */
+    assign_follower(two, 0, next); /* the response below is to a question of epoch 4 */
     answer(&fake, &request, (struct piece[]){{.partition = 0, .records = other, .records_bytes = other_bytes}}, 1);
     CHECK(receive(&fake, &request));
     CHECK_EQUAL(log_end(&fake, 0), 2);
@@ -270,7 +270,7 @@ BOTH(unrequested_partitions_are_refused)
     fake_stop(&fake);
 }
 
-/* An answer in single bytes, with a batch that is cut off at its end. */
+/* A response in single bytes, with a batch that is cut off at its end. */
 BOTH(an_answer_may_come_in_any_pieces)
 {
     struct fake fake = fake_start(backend);
@@ -321,7 +321,7 @@ static void damage(struct frame *frame, int kind)
         break; /* ... of nothing */
     case 3:
         put(frame, 4, 20);
-        break; /* bytes behind the answer */
+        break; /* bytes behind the response */
     case 4:
         frame->bytes[14] = 1;
         break; /* the leader refuses as a whole */
@@ -383,7 +383,7 @@ static void slow_writes(struct bench *b)
     CHECK_EQUAL(mqd_file_watch(NULL, "write:DELAY:follower-0:ms=150"), 0);
 }
 
-/* Half an answer and the end come while the follower writes: one event tells of both, and there is
+/* Half a response and the end come while the follower writes: one event tells of both, and there is
  * no other. */
 BOTH(an_end_of_stream_behind_an_answer_is_seen)
 {

@@ -1,5 +1,5 @@
 /* For server/share/test_*.c: a share coordinator that the test plays, members' requests, and the
- * answers that they take. */
+ * responses that they take. */
 #ifndef MQD_REACTOR_SHARE_TEST_H
 #define MQD_REACTOR_SHARE_TEST_H
 

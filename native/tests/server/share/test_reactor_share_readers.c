@@ -203,7 +203,7 @@ static void fetch_all(int backend)
         client_close(&one);
         if (reads_ahead)
             CHECK(counted(k->b, MQD_COUNT_FETCH_COLD) >=
-                  (uint64_t)(partition + 2) * BATCHES); /* by the owner, and for the answer */
+                  (uint64_t)(partition + 2) * BATCHES); /* by the owner, and for the response */
         else
             CHECK_EQUAL(counted(k->b, MQD_COUNT_FETCH_COLD), 0);
     }
