@@ -14,6 +14,7 @@ run time.
 Thread-safe, like the standard library's logging below it. Imports nothing of mqd.
 """
 
+import io
 import json
 import logging
 import os
@@ -190,13 +191,22 @@ def get(name: str, **fields: Any) -> Logger:
     return Logger(logging.getLogger(f"mqd.{name}"), fields)
 
 
+def _stderr() -> Any:
+    """Unbuffered (PYTHONUNBUFFERED, as in many images), Python's own drops the rest of a line when a
+    pipe takes only a part, which happens when the process is stopped and continued while it waits.
+    """
+    if isinstance(getattr(sys.stderr, "buffer", None), io.RawIOBase):
+        return open(sys.stderr.fileno(), "w", encoding=sys.stderr.encoding, errors="backslashreplace", closefd=False)
+    return sys.stderr
+
+
 def setup(role: str, index: int = 0, config: Mapping[str, str] | None = None, stream: Any = None) -> Logger:
     """Call once per process, first of all, and again when the configuration is known. Lines go to
     stderr, which supervisord writes to logs/.
     """
     config = config or {}
     process = f"{role}-{index}" if role == "worker" else role
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream or _stderr())
     handler.setFormatter(JsonFormatter(process) if config.get("log.format") == "json" else HumanFormatter(process))
     logging.getLogger().handlers[:] = [handler]
     logging.raiseExceptions = False  # a full disk under logs/ must not end the process
