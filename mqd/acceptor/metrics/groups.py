@@ -15,7 +15,6 @@ from mqd.acceptor.broker import Broker
 from mqd.acceptor.metrics.positions import groups, positions
 from mqd.acceptor.metrics.waiting import Place, Waiting
 from mqd.base.clock import now_ms
-from mqd.coordinator.group.group import Group
 
 SERIES_MAX = 10_000
 
@@ -50,7 +49,7 @@ def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
     )
     coordinators = broker.coordinators
     for group in sorted(groups(broker), key=lambda group: group.group_id):
-        members.add_metric([group.group_id], _member_count(group))
+        members.add_metric([group.group_id], group.member_count)
         since_ms = group.rebalance_since_ms
         lasts_ms = coordinators.clock.now_ms() - since_ms if coordinators is not None and since_ms >= 0 else 0
         rebalance.add_metric([group.group_id], max(0, lasts_ms) / 1000)
@@ -104,11 +103,6 @@ def _dead_letters(broker: Broker) -> Iterator[Any]:
             waiting.add_metric([group], figures.waiting)
             oldest.add_metric([group], figures.oldest_ms / 1000)
     yield from (written, waiting, oldest)
-
-
-def _member_count(group: Group) -> int:
-    modern = group.consumer or group.share
-    return len(modern.members) if modern is not None else len(group.classic.members.by_id)
 
 
 def _high_watermark(broker: Broker, topic: str, index: int) -> int | None:

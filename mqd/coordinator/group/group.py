@@ -169,6 +169,10 @@ class Group:
             return self._modern.state_name
         return str(self.classic.state if self.exists else State.DEAD)
 
+    @property
+    def member_count(self) -> int:
+        return len(self.classic.members.by_id if self._modern is None else self._modern.members)
+
     def listed(self) -> Listed:
         if self.consumer is not None:
             return Listed(self.group_id, CONSUMER_PROTOCOL, self.state_name, "consumer")

@@ -13,14 +13,14 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
-from mqd import ShareConsumer
+from mqd import AcknowledgeType, ShareConsumer
 from mqd.cli.broker_lookup import Cluster
 from mqd.cli.group_listing import all_groups
 from mqd.spark.driver import Driver
 from mqd.spark.options import source_options
 from tests.broker import Broker
 from tests.interaction.command_line import CommandLine
-from tests.interaction.share_members import begin_at_first_record
+from tests.interaction.share_members import begin_at_first_record, configure_group
 from tests.interaction.traffic import create_topic, eventually
 from tests.interaction.transactional import connect, fresh
 
@@ -256,9 +256,10 @@ def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: st
 
 
 def test_a_share_group_has_a_lag_too(broker: Broker, topic: str) -> None:
-    """One record is never acknowledged: its age is that of the group."""
+    """One record is released, and waits: its age is that of the group."""
     group = fresh("sharing")
     begin_at_first_record(broker.bootstrap, group)
+    configure_group(broker.bootstrap, group, "share.retry.backoff.ms", "60000")
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
     with ShareConsumer(settings) as consumer:
         consumer.subscribe([topic])
@@ -266,8 +267,8 @@ def test_a_share_group_has_a_lag_too(broker: Broker, topic: str) -> None:
         while count < 30:
             for message in consumer.poll(1.0):
                 count += 1
-                if (message.partition(), message.offset()) != (0, 4):
-                    consumer.acknowledge(message)
+                is_fifth = (message.partition(), message.offset()) == (0, 4)
+                consumer.acknowledge(message, AcknowledgeType.RELEASE if is_fifth else AcknowledgeType.ACCEPT)
             consumer.commit_sync()
         found = eventually(
             lambda: (
