@@ -162,6 +162,7 @@ ALLOWED = (
     Allowed("OffsetDelete", "0", "topics[].partitions", HASHED, order=True),
     Allowed("ConsumerGroupDescribe", "0-1", "groups", HASHED, order=True),
     Allowed("ShareGroupDescribe", "1", "groups", HASHED, order=True),
+    Allowed("StreamsGroupDescribe", "0", "groups", HASHED, order=True),
     *(
         Allowed("ShareGroupDescribe", "1", "groups[].group_epoch", ALTERED, kafka=epoch, mqd=epoch + count)
         for epoch in (0, 3)

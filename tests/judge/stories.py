@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
 from tests.judge.model import NO_UUID, Batch, Case, Ref, Step, TopicSetup
-from tests.judge.values import GROUP, SHARE_MEMBER, TXN, A, B, Generator, idempotent_batches
+from tests.judge.values import GROUP, SHARE_MEMBER, STREAMS_MEMBER, TXN, A, B, Generator, idempotent_batches
 
 KEYS = {spec.name: key for key, spec in KNOWN.items()}
 ONE_ID, ONE_EPOCH = Ref("producer_id", "one"), Ref("producer_epoch", "one")
@@ -39,6 +39,7 @@ SHARE = frozenset({
     "ShareGroupHeartbeat", "ShareGroupDescribe", "ShareFetch", "ShareAcknowledge", "DescribeShareGroupOffsets",
     "AlterShareGroupOffsets", "DeleteShareGroupOffsets",
 })  # fmt: skip
+STREAMS = frozenset({"StreamsGroupHeartbeat", "StreamsGroupDescribe"})
 # What a case of them changes belongs to the whole broker, or cannot be undone.
 LEFT_OUT = {
     "UnregisterBroker": "it takes the only broker away",
@@ -159,6 +160,16 @@ def share_heartbeat(epoch: object = 0, awaits: str = "") -> Step:
     return step("ShareGroupHeartbeat", 1, request, saves=((GENERATION, "member_epoch"),), awaits=awaits)
 
 
+def streams_heartbeat(epoch: object = 0) -> Step:
+    cls = m.StreamsGroupHeartbeatRequest
+    request = cls(GROUP, STREAMS_MEMBER, epoch)
+    if epoch == 0:
+        request.rebalance_timeout_ms, request.process_id = 60000, "process"
+        request.active_tasks, request.standby_tasks, request.warmup_tasks = [], [], []
+        request.topology = cls.Topology(1, [cls.Subtopology("0", [A])])
+    return step("StreamsGroupHeartbeat", 0, request, saves=((GENERATION, "member_epoch"),))
+
+
 def share_fetch(epoch: int = 0, acknowledged: tuple[int, int, int] | None = None, awaits: str = "") -> Step:
     """`acknowledged`: first offset, last offset, type."""
     batches = []
@@ -255,6 +266,16 @@ SHARE_HISTORIES = (
 )
 
 
+STREAMS_HISTORIES = (
+    [],
+    [join(), sync()],
+    [streams_heartbeat()],
+    [streams_heartbeat()],
+    [streams_heartbeat(), streams_heartbeat(Ref("generation_id", "one"))],
+    [streams_heartbeat(), streams_heartbeat(-1)],
+)
+
+
 # -- looks at the results --------------------------------------------------------------------------
 
 
@@ -305,12 +326,17 @@ def look_at_shares() -> list[Step]:
     ]
 
 
+def look_at_streams() -> list[Step]:
+    return [look("StreamsGroupDescribe", 0, m.StreamsGroupDescribeRequest([GROUP]))]
+
+
 FAMILIES = (
     (TOPICS, TOPIC_HISTORIES, look_at_topics),
     (RECORDS, RECORD_HISTORIES, check_records),
     (GROUPS, GROUP_HISTORIES, look_at_groups),
     (TRANSACTIONS, TRANSACTION_HISTORIES, look_at_transactions),
     (SHARE, SHARE_HISTORIES, look_at_shares),
+    (STREAMS, STREAMS_HISTORIES, look_at_streams),
 )
 READ_ONLY = frozenset(
     {"Metadata", "DescribeConfigs", "Fetch", "ListOffsets", "ListGroups", "FindCoordinator", "ApiVersions"}
@@ -319,6 +345,7 @@ SAVES = {
     "JoinGroup": ((MEMBER, "member_id"), (GENERATION, "generation_id")),
     "ConsumerGroupHeartbeat": ((MEMBER, "member_id"), (GENERATION, "member_epoch")),
     "ShareGroupHeartbeat": ((GENERATION, "member_epoch"),),
+    "StreamsGroupHeartbeat": ((GENERATION, "member_epoch"),),
     "InitProducerId": ((ONE_ID, "producer_id"), (ONE_EPOCH, "producer_epoch")),
     "EndTxn": (),
 }
@@ -357,7 +384,7 @@ def case(draw: st.DrawFn, api_key: int, version: int) -> Case:
 def _topics(name: str, steps: list[Step]) -> tuple[TopicSetup, ...]:
     """Both where one is named, or all of them may be."""
     requests = repr([one.request for one in steps])
-    if name in TOPICS | RECORDS | SHARE or A in requests or B in requests or "topic_id" in requests:
+    if name in TOPICS | RECORDS | SHARE | STREAMS or A in requests or B in requests or "topic_id" in requests:
         return TopicSetup(A, 2), TopicSetup(B, 1)
     return ()
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mqd.protocol import KNOWN
 from mqd.protocol.messages import message_class, owner_of
-from mqd.protocol.schema.language import FIXED, OWN_TAG, Field, Struct
+from mqd.protocol.schema.language import FIXED, INTEGERS, OWN_TAG, Field, Struct
 from tests.judge.compare import IDENTITIES
 from tests.judge.model import NO_UUID, Batch, Ref
 
@@ -16,6 +16,7 @@ A, B, MISSING, LIBRARY = "¤a", "¤b", "¤missing", "library"  # two partitions,
 GROUP = "¤g"
 TXN = "¤t"
 SHARE_MEMBER = "c2hhcmUtbWVtYmVyLW9uZQ"
+STREAMS_MEMBER = "c3RyZWFtcy1tZW1iZXItMQ"
 UNKNOWN_ID = b"\x07" * 16
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 
@@ -111,6 +112,18 @@ POOLS: dict[object, list[object]] = {
     ("ShareFetch", "max_bytes"): [INT32_MAX, 1 << 20, 100, 1, 0],
     # Alone: which of two members gets which partition depends on the topics' ids, which are random.
     ("ShareGroupHeartbeat", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "", "m" * 37],
+    ("StreamsGroupHeartbeat", "member_id"): [STREAMS_MEMBER, STREAMS_MEMBER, STREAMS_MEMBER, "other", ""],
+    ("StreamsGroupHeartbeat", "group_id"): [GROUP, GROUP, GROUP, "¤new", ""],
+    ("StreamsGroupHeartbeat", "epoch"): [1, 1, 1, 0, 2], ("StreamsGroupHeartbeat", "process_id"): ["process", "process", "another"],
+    ("StreamsGroupHeartbeat", "subtopology_id"): ["0", "0", "1", "nonsense"],
+    # Internal topics that exist: whether those that Kafka creates are there at the next heartbeat is a race.
+    ("StreamsGroupHeartbeat", "name"): [B, B, A], ("StreamsGroupHeartbeat", "replication_factor"): [0, 0, 1],
+    ("StreamsGroupHeartbeat", "source_topics"): [A, A, B, MISSING],
+    ("StreamsGroupHeartbeat", "repartition_sink_topics"): [B], ("StreamsGroupHeartbeat", "partitions"): [0, 0, 1, 2],
+    ("StreamsGroupHeartbeat", "source_topic_regex"): [".*"], ("StreamsGroupHeartbeat", "value"): ["compact", ""],
+    ("StreamsGroupHeartbeat", "key"): ["cleanup.policy", "rack"],
+    ("StreamsGroupHeartbeat", "repartition_source_topics"): [B],
+    ("StreamsGroupHeartbeat", "endpoint_information_epoch"): [-1, 0, 0, 1], ("StreamsGroupHeartbeat", "rack_id"): [None, None, "rack1", ""],
     ("ShareFetch", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "b3RoZXItc2hhcmUtbWVtYg", "", "unknown-member"],
     ("ShareAcknowledge", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "b3RoZXItc2hhcmUtbWVtYg", "", "unknown-member"],
     # So much that no quota, least of all a default one, delays the cases that follow.
@@ -244,6 +257,8 @@ class Generator:
         return self._value(field, pool)
 
     def _value(self, field: Field, pool: list[object] | None) -> object:
+        if pool is not None and field.type in INTEGERS and isinstance(pool[0], str):
+            pool = None  # another field of this name, in another struct
         nullable = self._version in field.nullable
         if field.struct is not None:
             if (nullable and not field.is_array and self._draw(st.booleans())) or self._is_rare(field):

@@ -25,6 +25,7 @@ BOTH = {
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
+    "group.streams.initial.rebalance.delay.ms": "0",
     "log.segment.bytes": "536870912",
     # everyone is a super user: the tools of access control lists have something to show
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import re
 
+from mqd.protocol.messages import StreamsGroupHeartbeatRequest
 from tests.compat.tools.sides import Side
 from tests.compat.tools.story import story
+from tests.kafka_connection import KafkaConnection
+
+STREAMS_HEARTBEAT = 88
 
 
 def committed(side: Side, group: str, topic: str, offset: int) -> None:
@@ -335,6 +339,44 @@ def verifiable_share_consumer(side: Side) -> None:
 def streams_groups(side: Side) -> None:
     side.run("streams-groups", "--list")
     side.run("streams-groups", "--describe", "--group", "nobody")
+
+
+@story("streams-groups", "a group: list, describe, reset offsets, delete")
+def streams_group(side: Side) -> None:
+    group = ("--group", "streamers")
+    committed(side, "streamers", "of-streams", 2)
+    streams_heartbeat(side, "streamers", "of-streams", 0)
+    side.run("streams-groups", "--list")
+    side.run("streams-groups", "--list", "--state")
+    side.run("groups", "--list", "--group-type", "streams")
+    side.run("streams-groups", "--describe", *group, unordered=True)
+    for what in ("--members", "--state", "--offsets"):
+        side.run("streams-groups", "--describe", *group, what, unordered=True)
+        side.run("streams-groups", "--describe", *group, what, "--verbose", unordered=True)
+    side.run("streams-groups", "--delete", *group)
+    streams_heartbeat(side, "streamers", "of-streams", -1)
+    side.run("streams-groups", "--list", "--state")
+    side.run("streams-groups", "--describe", *group, "--state")
+    reset = ("--reset-offsets", "--input-topic", "of-streams", "--to-earliest")
+    side.run("streams-groups", *group, *reset, "--dry-run", unordered=True)
+    side.run("streams-groups", *group, *reset, "--execute", unordered=True)
+    side.run("streams-groups", "--describe", *group, "--offsets", unordered=True)
+    side.run("streams-groups", "--delete", *group)
+    side.run("streams-groups", "--list")
+
+
+def streams_heartbeat(side: Side, group: str, topic: str, epoch: int) -> None:
+    """A member whose topology reads `topic`, without state, joins (0) or leaves (-1)."""
+    request = StreamsGroupHeartbeatRequest(group_id=group, member_id="a-member", member_epoch=epoch)
+    if epoch == 0:
+        subtopology = StreamsGroupHeartbeatRequest.Subtopology(subtopology_id="0", source_topics=[topic])
+        request.topology = StreamsGroupHeartbeatRequest.Topology(epoch=1, subtopologies=[subtopology])
+        request.rebalance_timeout_ms, request.process_id = 60_000, "a-process"
+        request.active_tasks, request.standby_tasks, request.warmup_tasks = [], [], []
+    host, _, port = side.bootstrap.rpartition(":")
+    with KafkaConnection(host, int(port)) as kafka:
+        response = kafka.call(STREAMS_HEARTBEAT, 0, request)
+    assert not response.error_code, response
 
 
 @story("streams-application-reset", "input topics, internal topics, dry run")
