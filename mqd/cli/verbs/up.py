@@ -293,6 +293,8 @@ def command(
     if printed_kind is not None:
         defaults = secure.settings(places.data_dir) if secured else {}
         _print_supervisord(printed_kind, settings, config_file, {**defaults, **overrides}, port)
+        if secure.files(places.data_dir).pending.exists():
+            error_line(f"once it serves, create its first user: mqd user admin --data-dir {places.data_dir}")
         return 0
     _preflight(settings)
     claim = _claim(places)

@@ -63,6 +63,26 @@ def create(settings: Settings, name: str, password_stdin: bool, data_dir: Path |
         click.echo(f"{who}{f', password {password}' if generated else ': password set'}")
 
 
+@command.command()
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's.  [env: MQD_DATA_DIR]")
+def admin(data_dir: Path | None) -> None:
+    """Create the user admin of a new secured broker that a supervisord of your own has started.
+
+    `mqd up --secure` does it itself. The password is in DATA_DIR/secure/admin.properties. Once in a
+    cluster, on the host that began it.
+    """
+    from mqd.base.paths import default_data_dir, layout
+    from mqd.cli import secure
+
+    places = layout(data_dir or default_data_dir())
+    mine = secure.files(places.data_dir)
+    if not secure.is_secured(places.data_dir):
+        raise CliError(f"{places.data_dir} is not of a broker that mqd up --secure prepared")
+    was_made = not mine.pending.exists()
+    secure.make_admin(places)
+    click.echo(f"User:{secure.ADMIN} {'exists' if was_made else 'created'}; its clients' settings are in {mine.admin}")
+
+
 def _credentials(name: str, salted: "Salted") -> "list[ScramCredential]":
     from mqd.cluster.metadata.records import ScramCredential
     from mqd.security import scram

@@ -72,16 +72,17 @@ def value_of(port: int, name: str) -> str:
 class Supervisord:
     """A real one, with one program of the user's and the broker's."""
 
-    def __init__(self, here: Path):
+    def __init__(self, here: Path, *options: str):
         self.here, self.data_dir, self.port = here, here / "data", free_port()
         self.places = paths.layout(self.data_dir)
         (here / "conf.d").mkdir()
         (here / "supervisord.conf").write_text(CONFIGURATION.format(here=here, python=sys.executable))
         done = mqd(
             *("up", "--data-dir", self.data_dir, "--port", self.port, "--workers", 2),
-            *("--set", "auto.create.topics.enable=false", "--print-supervisord", "include"),
+            *("--set", "auto.create.topics.enable=false", "--print-supervisord", "include", *options),
         )
         assert done.returncode == 0, done.stderr
+        self.printed = done.stderr
         (here / "conf.d" / "mqd.conf").write_text(done.stdout)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "supervisor.supervisord", "-c", str(here / "supervisord.conf")],
@@ -123,8 +124,8 @@ class Supervisord:
 
 
 @pytest.fixture
-def supervisord(tmp_path):
-    one = Supervisord(tmp_path)
+def supervisord(tmp_path, request):
+    one = Supervisord(tmp_path, *getattr(request, "param", ()))
     yield one
     one.process.terminate()
     try:
@@ -165,6 +166,22 @@ def test_a_keeper_that_was_killed_is_started_again_with_the_others(supervisord):
     supervisord.ended(pids)
     assert set(supervisord.serves().values()).isdisjoint(pids.values())
     assert supervisord.process.poll() is None and supervisord.unrelated() == unrelated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("supervisord", [["--secure"]], indirect=True)
+def test_a_secured_broker_gets_its_first_user(supervisord):
+    command = ("user", "admin", "--data-dir", supervisord.data_dir)
+    assert f"mqd user admin --data-dir {supervisord.data_dir}" in supervisord.printed
+    supervisord.serves()
+    settings = supervisord.data_dir / "secure" / "admin.properties"
+    status = ("cluster", "status", "-b", f"127.0.0.1:{supervisord.port}", "--client-config", settings)
+    assert "not authenticated" in mqd(*status).stderr
+    for outcome in ("User:admin created", "User:admin exists"):
+        done = mqd(*command)
+        assert done.returncode == 0 and outcome in done.stdout, done.stderr
+    done = mqd(*status)
+    assert done.returncode == 0 and "brokers in service: 1" in done.stdout, done.stderr
 
 
 @pytest.mark.slow
