@@ -178,21 +178,6 @@ def newest_quick(params: list[Any]) -> list[Any]:
     return [
         param
         if newest[param.values[:2]] == param.values
-        else pytest.param(*param.values, id=param.id, marks=pytest.mark.slow)
-        for param in params
-    ]
-
-
-def ends_quick(params: list[Any]) -> list[Any]:
-    """The oldest and the newest version of each message in every run, those between them in the
-    slow tier.
-    """
-    ends: dict[Any, list[Any]] = {}
-    for param in params:
-        ends.setdefault(param.values[:2], []).append(param.values)
-    return [
-        param
-        if param.values in (ends[param.values[:2]][0], ends[param.values[:2]][-1])
         else pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.slow])
         for param in params
     ]
@@ -203,7 +188,7 @@ def _key_and_kind(value: object) -> tuple[int, str]:
     return message.api_key, "Request" if message.name.endswith("Request") else "Response"
 
 
-@pytest.mark.parametrize(("key", "kind", "version"), ends_quick(KNOWN_TO_KIO))
+@pytest.mark.parametrize(("key", "kind", "version"), newest_quick(KNOWN_TO_KIO))
 def test_kio_reads_and_writes_the_same_bytes(key: int, kind: str, version: int) -> None:
     module = load_payload_module(key, version, EntityType.request if kind == "Request" else EntityType.response)
     kio_class = getattr(module, KNOWN[key].name + kind)
