@@ -477,10 +477,10 @@ struct mqd_log_options {
     int64_t preallocate_bytes_min; /* first step; doubles with the write rate */
     int64_t preallocate_bytes_max;
     int64_t stripe_bytes; /* RAID stripe width, preallocation is rounded to it; 0 = none */
-    int64_t timestamp_before_max_ms;
-    int64_t timestamp_after_max_ms;
+    int64_t timestamp_before_max_ms, timestamp_after_max_ms;
     int64_t flush_interval_messages; /* Kafka's flush.messages */
     int64_t flush_interval_ms;       /* Kafka's flush.ms; background flush of what no acknowledgement waits for */
+    int64_t queue_memory_bytes;      /* without flush_on_ack: flushed when there are so many; 0 = as the broker likes */
     int32_t producer_id_count_max;
     int32_t producer_id_expiration_ms;
     uint8_t log_append_time; /* message.timestamp.type is LogAppendTime */

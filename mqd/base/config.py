@@ -500,6 +500,14 @@ def validate_topic(
         "queue.delete.on.ack",
         effective,
     )
+    memory = effective["queue.memory.bytes"]
+    _require(
+        memory == "0" or effective["flush.on.ack"] != "true",
+        f"queue.memory.bytes={memory} cannot be together with flush.on.ack=true, which flushes each record before it is"
+        " acknowledged; set flush.on.ack=false",
+        "queue.memory.bytes",
+        effective,
+    )
     deduplication.check(effective)
     bound = "replica.lag.max.messages"
     _require(

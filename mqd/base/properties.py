@@ -695,6 +695,11 @@ queue.delete.on.ack: bool dynamic = false
     delivered group.share.delivery.count.limit times. A group that has no members any more holds what it is not done
     with, until retention deletes it or the group is deleted; other consumers hold nothing. Files go by whole segments:
     set segment.bytes as well. Not with cleanup.policy=compact.
+queue.memory.bytes: long >=0 dynamic = 0
+    (mqd) With flush.on.ack=false: a partition's records are flushed when there are so many bytes of them, or after
+    flush.ms where that is set, and not after 5 s or 8 MiB. What queue.delete.on.ack deletes before is not written to
+    the disk; a power cut takes the rest, and groups have to be set back then (docs/queues.md). About three segments
+    can wait: set segment.bytes to a third of it or more. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of those with a higher priority first, as far
     as a host leads them. A tenth is kept for lower ones, so that they do not wait for ever.

@@ -46,6 +46,7 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "timestamp_after_max_ms": value("message.timestamp.after.max.ms"),
         "flush_interval_messages": value("flush.messages"),
         "flush_interval_ms": value("flush.ms"),
+        "queue_memory_bytes": 0 if internal else value("queue.memory.bytes"),
         "producer_id_count_max": broker_value(broker, "producer.id.count.max"),
         "producer_id_expiration_ms": _limit(broker_value(broker, "producer.id.expiration.ms")),
         "log_append_time": value("message.timestamp.type") == "LogAppendTime",

@@ -473,6 +473,7 @@ int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset)
     partition->segment_count -= dropped;
     memmove(partition->segments, partition->segments + dropped,
             partition->segment_count * sizeof partition->segments[0]);
+    mqd_partition_forget_syncs(partition);
     mqd_partition_advance_marks(partition);
     mqd_partition_check(partition);
     return 1;

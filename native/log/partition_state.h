@@ -99,6 +99,7 @@ struct mqd_partition {
     uint32_t segment_count, segment_capacity;
     struct mqd_active active;
     int64_t written_bytes; /* by this object in total; to compute dirty bytes */
+    int64_t deleted_bytes; /* its value at the end of the segments that were deleted before they were flushed */
     int64_t last_write_ms;
 
     struct mqd_stage_chunk *chunks, *chunk_last;
@@ -214,6 +215,10 @@ int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base
 /* Takes ownership of the fd. Blocks in fdatasync when the queue is full. -1 with errno: that flush
  * failed, and the partition is fenced. */
 int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const struct mqd_mark *mark);
+/* Files of segments that were deleted before their flush: they are flushed no more, and closed, so that the
+ * kernel drops what it has not written. Those of a running flush wait until it is done. durable moves with the next
+ * flush. */
+void mqd_partition_forget_syncs(struct mqd_partition *partition);
 /* Frees reserved blocks after the end of the active segment; best effort. */
 void mqd_partition_trim(struct mqd_partition *partition);
 /* Seals the active segment and begins another at log end. -1 with errno: the old one is still

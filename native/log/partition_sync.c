@@ -57,7 +57,28 @@ bool mqd_partition_dirty(const struct mqd_partition *partition)
 
 int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition)
 {
-    return partition->written_bytes - partition->durable.written_bytes;
+    int64_t settled_bytes = partition->durable.written_bytes > partition->deleted_bytes
+                                ? partition->durable.written_bytes
+                                : partition->deleted_bytes;
+    return partition->written_bytes - settled_bytes;
+}
+
+void mqd_partition_forget_syncs(struct mqd_partition *partition)
+{
+    uint32_t kept = 0;
+    if (partition->syncing)
+        return; /* its files may be among them: the active one, which has been sealed since */
+    for (uint32_t i = 0; i < partition->sync_queue_count; i++) {
+        const struct mqd_sync_item *item = &partition->sync_queue[i];
+        if (item->segment < 0 || item->segment >= partition->segments[0]) {
+            partition->sync_queue[kept++] = *item;
+            continue;
+        }
+        mqd_file_close(item->fd);
+        if (item->marked)
+            partition->deleted_bytes = item->mark.written_bytes;
+    }
+    partition->sync_queue_count = kept;
 }
 
 bool mqd_partition_syncing(const struct mqd_partition *partition)
@@ -134,6 +155,7 @@ void mqd_partition_sync_done(struct mqd_partition *partition, int error)
     partition->sync_item_count = 0;
     if (partition->sync_mark.offset > partition->durable.offset)
         partition->durable = partition->sync_mark;
+    mqd_partition_forget_syncs(partition);
     mqd_partition_advance_marks(partition);
     mqd_partition_check(partition);
 }

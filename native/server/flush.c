@@ -30,8 +30,10 @@ static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
     dir->to_sync_count++;
 }
 
-static int64_t background_bytes(const struct mqd_log_directory *dir)
+static int64_t background_bytes(const struct mqd_log_directory *dir, const struct mqd_log_options *options)
 {
+    if (options->queue_memory_bytes)
+        return options->queue_memory_bytes;
     return dir->busy_count > MQD_BUSY_FEW ? MQD_BACKGROUND_FLUSH_BYTES_OF_MANY : MQD_BACKGROUND_FLUSH_BYTES;
 }
 
@@ -43,7 +45,7 @@ void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned)
         owned->dirty_since_ms = r->now_ms;
     const struct mqd_log_options *options = mqd_partition_options(owned->partition);
     if (!options->flush_on_ack &&
-        mqd_partition_dirty_bytes(owned->partition) < background_bytes(&r->log_dirs[owned->log_dir]) &&
+        mqd_partition_dirty_bytes(owned->partition) < background_bytes(&r->log_dirs[owned->log_dir], options) &&
         !mqd_partition_sync_crowded(owned->partition))
         return; /* mqd_flush_background will flush it */
     enqueue(r, owned);
@@ -177,6 +179,14 @@ void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int resul
     }
 }
 
+static int64_t background_ms(const struct mqd_log_options *options)
+{
+    bool in_memory = options->queue_memory_bytes && !options->flush_on_ack;
+    if (in_memory || options->flush_interval_ms < MQD_BACKGROUND_FLUSH_MS)
+        return options->flush_interval_ms;
+    return MQD_BACKGROUND_FLUSH_MS;
+}
+
 /* Once a second: also flushes what no acknowledgement waits for, so that dirty bytes stay
  * bounded. */
 void mqd_flush_background(struct mqd_reactor *r)
@@ -195,10 +205,7 @@ void mqd_flush_background(struct mqd_reactor *r)
             !mqd_partition_dirty(owned->partition) || mqd_partition_syncing(owned->partition) ||
             r->log_dirs[owned->log_dir].failed)
             continue;
-        int64_t limit_ms = mqd_partition_options(owned->partition)->flush_interval_ms;
-        if (limit_ms > MQD_BACKGROUND_FLUSH_MS)
-            limit_ms = MQD_BACKGROUND_FLUSH_MS;
-        if (r->now_ms - owned->dirty_since_ms < limit_ms)
+        if (r->now_ms - owned->dirty_since_ms < background_ms(mqd_partition_options(owned->partition)))
             continue;
         mqd_list_append(&r->log_dirs[owned->log_dir].to_sync, &owned->sync_node);
         r->log_dirs[owned->log_dir].to_sync_count++;

@@ -25,6 +25,7 @@ OWN_PROPERTIES = {
     "schedule.to": OWN_PROPERTY,
     "schedule.delay.ms": OWN_PROPERTY,
     "queue.delete.on.ack": OWN_PROPERTY,
+    "queue.memory.bytes": OWN_PROPERTY,
     "share.priority": OWN_PROPERTY,
     "dedup.window.ms": OWN_PROPERTY,
     "dedup.header": OWN_PROPERTY,

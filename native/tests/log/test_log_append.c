@@ -287,6 +287,47 @@ TEST(sealed_segments_wait_bounded)
     mqd_partition_close(partition, 0);
 }
 
+static uint32_t queued_before(const struct mqd_partition *partition, int64_t segment)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < partition->sync_queue_count; i++)
+        count += partition->sync_queue[i].segment >= 0 && partition->sync_queue[i].segment < segment;
+    return count;
+}
+
+/* Deleted before they were flushed: no flush covers them, their files are closed, and they are not dirty. What was
+ * queued before a flush began waits until that is done. */
+TEST(deleted_segments_are_not_flushed)
+{
+    for (int running = 0; running < 2; running++) {
+        log_fresh();
+        struct mqd_log_options options = log_options();
+        options.segment_bytes = 1000;
+        struct mqd_partition *partition = log_open(&options, NULL);
+        struct mqd_sync_fd fds[4];
+        for (int i = 0; i < 6; i++)
+            CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 900}), 0);
+        int64_t batch_bytes = mqd_partition_dirty_bytes(partition) / 6;
+        if (running)
+            CHECK_EQUAL(mqd_partition_sync_begin(partition, fds), 4);
+        uint32_t queued = partition->sync_queue_count;
+        CHECK(queued_before(partition, 4) >= 4);
+        CHECK_EQUAL(mqd_partition_advance_start(partition, 4), 1);
+        if (running) {
+            CHECK_EQUAL(partition->sync_queue_count, queued);
+            mqd_partition_sync_done(partition, 0);
+        }
+        CHECK_EQUAL(queued_before(partition, 4), 0);
+        CHECK_EQUAL(mqd_partition_dirty_bytes(partition), 2 * batch_bytes);
+        while (mqd_partition_sync_begin(partition, fds) > 0)
+            mqd_partition_sync_done(partition, 0);
+        CHECK_EQUAL(mqd_partition_dirty_bytes(partition), 0);
+        CHECK_EQUAL(log_positions(partition).durable_offset, 6);
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 900}), 0);
+        mqd_partition_close(partition, 0);
+    }
+}
+
 TEST(preallocation_runs_ahead_and_is_trimmed)
 {
     log_fresh();

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import AcknowledgeType, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from mqd.protocol.messages import DeleteShareGroupOffsetsRequest
 from tests.broker import Broker
@@ -29,9 +40,18 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 class Queue(Shared):
     """A topic of one partition whose records go when the group, and any other, is done with them."""
 
-    def __init__(self, bootstrap: str) -> None:
-        super().__init__(bootstrap, 1, {"queue.delete.on.ack": "true"})
-        self._admin = AdminClient({"bootstrap.servers": bootstrap})
+    def __init__(self, bootstrap: str, config: dict[str, str] | None = None) -> None:
+        super().__init__(bootstrap, 1, {"queue.delete.on.ack": "true", **(config or {})})
+        self.connect()
+
+    def connect(self) -> None:
+        """Again after a restart: an admin client keeps the leader epochs that it has learned."""
+        self._admin = AdminClient({"bootstrap.servers": self.bootstrap})
+
+    def set(self, name: str, value: str) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
+        self._admin.incremental_alter_configs([resource])[resource].result(SECONDS)
 
     def other_group(self) -> Queue:
         other = Queue.__new__(Queue)
@@ -111,3 +131,67 @@ def test_a_compacted_topic_is_refused(broker: Broker) -> None:
     config = {"queue.delete.on.ack": "true", "cleanup.policy": "compact"}
     with pytest.raises(KafkaException, match="queue.delete.on.ack=true deletes records"):
         admin.create_topics([NewTopic("compacted-queue", 1, config=config)])["compacted-queue"].result(SECONDS)
+
+
+MEMORY = {"flush.on.ack": "false", "queue.memory.bytes": str(64 << 20), "segment.bytes": str(5 << 20)}
+
+
+def written(broker: Broker) -> int:
+    """Bytes that the workers have written and that have reached the disk, or still will: what was deleted
+    before is taken back.
+    """
+    total = 0
+    for pid in broker.pids("worker"):
+        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        total += int(counts["write_bytes"]) - int(counts["cancelled_write_bytes"])
+    return total
+
+
+def test_what_is_done_in_time_is_never_written_to_the_disk(broker: Broker) -> None:
+    """12 MB wait at once, which without queue.memory.bytes are flushed at 8 MB. The last segment stays."""
+    count, size = 120, 100_000
+    queue = Queue(broker.bootstrap, MEMORY)
+    before = written(broker)
+    queue.produce(*(f"{number:0{size}}" for number in range(count)))
+    if written(broker) - before < count * size:
+        pytest.skip("/proc/PID/io does not count the writes to this file system")
+    with queue.consumer("explicit") as consumer:
+        assert len(take(consumer, count)) == count
+    queue.wait_for_log_start(count)
+    last_segment = count * size % (5 << 20)
+    wait_until(
+        lambda: written(broker) - before < last_segment + (2 << 20),
+        SECONDS,
+        lambda: f"{written(broker) - before} of {count * size} bytes were written",
+    )
+
+
+@pytest.mark.slow
+def test_after_a_power_cut_groups_are_set_back(tmp_path: Path) -> None:
+    """Of what was not flushed nothing is left, not even the names of files. What groups have finished is
+    known, so new jobs at the same offsets would count as done.
+    """
+    with Broker(tmp_path, workers=1, config={"queue.delete.on.ack.interval.ms": str(INTERVAL_MS)}) as broker:
+        queue = Queue(broker.bootstrap, {**MEMORY, "segment.bytes": str(1 << 20)})
+        queue.produce(*(f"{number:0100000}" for number in range(30)))
+        with queue.consumer("explicit") as consumer:
+            take(consumer, 30)
+        queue.wait_for_log_start(30)
+        queue.set("queue.delete.on.ack", "false")
+        queue.produce("done and lost")
+        with queue.consumer("explicit") as consumer:
+            take(consumer, 1)
+        broker.kill_all()
+        files = [file for file in tmp_path.glob(f"**/{queue.topic}-0/*") if file.stem.isdigit()]
+        assert files
+        for file in files:
+            file.unlink()
+        broker.start()
+        queue.connect()
+        queue.wait_for_log_start(30)
+        queue.produce("next")
+        address = ("--bootstrap", broker.bootstrap)
+        seek = [sys.executable, "-m", "mqd.cli.main", "group", "seek", queue.group, queue.topic, "--to", "earliest"]
+        subprocess.run([*seek, *address, "--execute"], check=True, timeout=SECONDS)
+        with queue.consumer("explicit") as consumer:
+            assert take(consumer, 1) == [("next", 1)]
