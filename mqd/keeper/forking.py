@@ -13,6 +13,7 @@ Another supervisord (`mqd up --print-supervisord`), or another Python, executes 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib
 import os
@@ -34,8 +35,9 @@ _PR_SET_NAME = 15
 _ARGUMENTS_AT, _ENVIRONMENT_AT = 45, 47  # in /proc/self/stat, after the name: where each begins; then where it ends
 
 
+@functools.cache
 def preload() -> None:
-    """Imports the programs. Called by a process that becomes their parent and does nothing else."""
+    """Imports the programs, once. Called by a process that becomes their parent and does nothing else."""
     if not sys.flags.safe_path:
         del sys.path[0]  # as -P: no module comes from the directory of a script, or from the working directory
     gc.disable()
