@@ -43,7 +43,7 @@ __attribute__((unused)) static void assign(struct bench *b, struct target_replic
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
 }
 
-/* The next proposal of the leader; other events are for nobody. */
+/* The next proposal of the leader; other events are dropped. */
 __attribute__((unused)) static struct mqd_replica_proposal proposed(struct bench *b)
 {
     struct mqd_event event;

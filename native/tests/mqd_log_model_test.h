@@ -154,7 +154,7 @@ static void collect(struct model *model, int64_t from, int64_t to, struct mqd_ab
     }
 }
 
-/* The last stable offset; with `ranges` what a reader of some range is told, too. */
+/* The last stable offset; with `ranges` also the response to a reader of some range. */
 static void check_transactions(struct model *model, bool ranges)
 {
     static struct mqd_aborted_list found;

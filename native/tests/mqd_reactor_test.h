@@ -79,7 +79,7 @@ static void *bench_memory(size_t size_bytes)
     return memory;
 }
 
-/* Waits for the event of `token`; other events are for nobody. */
+/* Waits for the event of `token`; other events are dropped. */
 static struct mqd_event bench_done(struct bench *b, uint32_t worker, uint64_t token)
 {
     struct mqd_event event;

@@ -18,7 +18,7 @@ __attribute__((unused)) static struct part one_record(int32_t partition, uint64_
     return (struct part){partition, {.mark = mark, .body_bytes = body_bytes}};
 }
 
-/* Who leads partitions 1 and 3, as worker 0 is told. */
+/* The leaders of partitions 1 and 3, as worker 0 learns them. */
 __attribute__((unused)) static void place(struct bench *b, int32_t leader, int32_t leader_epoch)
 {
     struct mqd_topic_partition places[PARTITIONS];

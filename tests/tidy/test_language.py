@@ -12,13 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # perf/native is not read yet
 READ = ("docs", "mqd", "native", "perf", "tests", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
-LEFT_OUT = (
-    "native/tests/",
-    "perf/native/",
-    "perf/history.jsonl",
-    "mqd/protocol/messages/",
-    "tests/tidy/test_language.py",
-)
+LEFT_OUT = ("perf/native/", "perf/history.jsonl", "mqd/protocol/messages/", "tests/tidy/test_language.py")
 SUFFIXES = {".py", ".c", ".h", ".md"}
 # archaic words, translated turns, and processes that speak
 PHRASES = re.compile(

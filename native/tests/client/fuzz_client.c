@@ -1,6 +1,6 @@
 /* fuzz: -max_len=600 */
 /* A local client over any replies, as a worker may leave them that dies in the middle of anything:
- * nothing is read outside the ring, nothing is told twice, no memory is lost.
+ * nothing is read outside the ring, nothing is reported twice, no memory is lost.
  *
  *   byte 0   bits 0-2 batches that are sent, bit 3 idempotent, bits 4-7 how large the pieces are in
  *            which the replies come
@@ -57,7 +57,7 @@ static void detach(struct mqd_client *client)
     free(client);
 }
 
-static uint32_t reported; /* a bit a batch: its outcome was told and it is gone */
+static uint32_t reported; /* a bit a batch: its outcome was reported and it is gone */
 
 static void take_outcomes(struct mqd_producer *producer, const uint64_t *numbers, uint32_t count)
 {

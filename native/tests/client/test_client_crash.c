@@ -51,7 +51,7 @@ static void produce_for_ever(const char *path, uint64_t seed)
     }
 }
 
-/* The batch at hand holds the records that are next in its partition. */
+/* The open batch holds the next records of its partition. */
 static void check_records(struct fake *fake, uint32_t *next, uint32_t *sequence)
 {
     int32_t partition = fake->partition.partition_index;

@@ -133,7 +133,7 @@ TEST(a_new_identity_begins_at_sequence_0)
     end(&s);
 }
 
-/* What a new leader or a lost response leaves open is asked again under the old identity: under a
+/* What a new leader or a lost response leaves open is sent again under the old identity: under a
  * new one it would be written twice. */
 TEST(a_new_identity_waits_for_unknown_outcomes)
 {

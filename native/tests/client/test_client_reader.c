@@ -60,7 +60,7 @@ TEST(rolls)
     log_expose(&log);
     struct mqd_segment_reader *reader = log_reader(&log, 5, 0);
     CHECK_EQUAL(drain(reader, 100, &state), 5);
-    log_append(&log, 10, 0, -1, 0, 0); /* written behind what was told, then rolled */
+    log_append(&log, 10, 0, -1, 0, 0); /* written after the last view, then rolled */
     log_roll(&log);
     log_append(&log, 10, 0, -1, 0, 0);
     log_roll(&log);

@@ -71,7 +71,7 @@ static bool mark_exists(const char *prefix)
 }
 
 /* The disk refuses everything from the n-th call on, for every n: the process dies there, and its
- * successor opens what is left. `trust`: what the recovery is told about the log. */
+ * successor opens what is left. `trust`: what recovery may trust of the log. */
 static void interrupted(uint64_t seed, bool restart, int trust)
 {
     struct mqd_log_options options = small_options();

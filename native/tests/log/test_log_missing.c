@@ -1,5 +1,5 @@
-/* Segments whose files are gone: what is missing is told of, nothing else is lost, and no offset is
- * given twice. */
+/* Segments whose files are gone: missing offsets are reported, nothing else is lost, and no
+ * offset is given twice. */
 #include "mqd_log_test.h"
 
 enum way { CLEAN, TRUSTED, CHECKED, WAYS };

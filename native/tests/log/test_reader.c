@@ -154,9 +154,9 @@ TEST(the_ends_of_the_log)
     plain_end(reader);
 }
 
-/* Who reads the files himself goes on to the next segment where readable_bytes end, so it must not
- * be told of one before all of this one is readable: the writer rolls while batches that are not
- * flushed yet lie behind the high watermark. */
+/* A client that reads the files itself continues with the next segment where readable_bytes end,
+ * so it must not learn of one before all of this one is readable: the writer rolls while batches
+ * that are not flushed yet lie behind the high watermark. */
 TEST(the_next_segment_is_named_when_this_one_is_fully_readable)
 {
     struct mqd_reader *reader = plain_partition(4, 100);

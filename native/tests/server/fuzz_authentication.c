@@ -300,7 +300,7 @@ static void acceptor_dies(void)
     acceptor = mqd_endpoint_open(options.control, options.links, ACCEPTOR, ENDPOINTS, eventfds);
     mqd_endpoint_set_state(options.control, ACCEPTOR, MQD_PROCESS_RUNNING, getpid());
     world.unanswered_count = 0;
-    world.again = true; /* what it was asked is asked again, before anything else */
+    world.again = true; /* pending requests are sent again, before anything else */
 }
 
 static void open_connection(void)

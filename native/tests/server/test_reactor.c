@@ -422,7 +422,7 @@ BOTH(control_requests)
     CHECK_EQUAL(client_receive(&other), 0);
     client_close(&other);
     other = client_open(b, 0);
-    /* the acceptor dies: a question is asked again, a change ends its connection, a client that
+    /* the acceptor dies: a read is sent again, a change ends its connection, a client that
      * left leaves nothing */
     CHECK(client_send(&client, &frame));
     request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
@@ -440,7 +440,7 @@ BOTH(control_requests)
     CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, ACCEPTOR), 0);
     bench_done(b, 0, b->token);
     CHECK_EQUAL(client_receive(&change), 0);
-    /* the dead one's are told apart by the generation that they name; the client that left may be
+    /* those of the dead one are distinguished by their generation; the client that left may be
      * asked for once more */
     do
         CHECK(bench_take(b, ACCEPTOR, &request, &from, LIMIT_MS));

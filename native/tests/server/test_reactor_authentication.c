@@ -90,7 +90,7 @@ static void respond(struct bench *b, const struct mqd_descriptor *request, uint1
     answer(b, request, flags, bytes, response(bytes, correlation_id, error, "body"));
 }
 
-static uint8_t proven_by = MQD_PRINCIPAL_SASL; /* what the acceptor says, and is told with later requests */
+static uint8_t proven_by = MQD_PRINCIPAL_SASL; /* the acceptor's result */
 
 static void authenticated(struct bench *b, const struct mqd_descriptor *request, int32_t correlation_id,
                           const char *principal, uint64_t session_ms)

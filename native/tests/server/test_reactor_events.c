@@ -70,7 +70,7 @@ BOTH(no_more_commands_are_taken_than_answers_have_room)
     bench_stop(b);
 }
 
-/* The main thread sleeps until it hears of it. */
+/* The main thread sleeps until the event. */
 BOTH(the_end_of_the_quiet_is_reported)
 {
     struct bench *b = bench_start(backend, NULL);

@@ -175,8 +175,8 @@ static bool send_poll_and_half(struct bench *b, struct client *client, uint32_t 
     return counted(b, MQD_COUNT_BYTES_IN) >= bytes_in;
 }
 
-/* Nobody is read who has a request under way while the heap is nearly spent, but nothing more has
- * come of these either. */
+/* No connection is read that has a request under way while the heap is nearly spent, but nothing
+ * more has come of these either. */
 BOTH(halves_behind_a_long_poll_make_room_too)
 {
     struct bench *b = bench_start(backend, small_heap);

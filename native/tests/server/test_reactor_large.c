@@ -236,7 +236,7 @@ BOTH(a_trickling_client_is_closed_when_others_wait)
     large_stop(b);
 }
 
-/* Who leaves while he waits, or while he holds, keeps nobody. */
+/* A client that leaves while it waits, or holds memory, delays no other. */
 BOTH(a_closed_connection_holds_no_memory)
 {
     struct bench *b = bench_start(backend, large_memory);

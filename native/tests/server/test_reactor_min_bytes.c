@@ -19,8 +19,8 @@ static void produce(struct bench *b, int32_t partition, uint64_t mark, int32_t b
     client_close(&client);
 }
 
-/* The other partition's file is closed and has gone where it is not found: who opened it to count
- * again would answer now, for an error has to be told. */
+/* The other partition's file is closed and has gone where it is not found: a fetch that opened
+ * it to count again would be answered now, with an error. */
 BOTH(only_partitions_that_grew_are_counted_again)
 {
     struct bench *b = bench_start(backend, few_open_files);

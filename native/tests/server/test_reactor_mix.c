@@ -5,7 +5,7 @@
  *
  * Checked: replies come in order and to the last byte; every batch that is read is one that was
  * sent, at the offset that was acknowledged, with a right CRC; everything acknowledged can be read
- * in the end; nothing leaks, nothing is waited for in vain. */
+ * in the end; nothing leaks, no wait is left over. */
 #include "mqd_reactor_test.h"
 
 #define CLIENTS 32

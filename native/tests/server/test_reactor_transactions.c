@@ -1,6 +1,6 @@
 /* tsan: long */
 /* Transactions as readers see them: read_committed through any worker, its waking, aborted
- * transactions across segments; and what the acceptor is told of producers. */
+ * transactions across segments; and reports of producers to the acceptor. */
 #include <fcntl.h>
 
 #include "mqd_check_test.h"

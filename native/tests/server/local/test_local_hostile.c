@@ -342,7 +342,7 @@ BOTH(a_closed_client_is_freed_despite_its_requests)
     struct frame frame = {0};
     for (int32_t i = 0; i < 40; i++) { /* more than inflight_count_max: it is not even read to its end */
         uint32_t begin = frame_begin(&frame, 12, 0, i);
-        put_text(&frame, "nobody answers this");
+        put_text(&frame, "no API answers this");
         frame_end(&frame, begin);
     }
     CHECK_EQUAL(local_send(&local, &frame), 1);

@@ -1,8 +1,8 @@
 /* fuzz: -max_len=1024 */
 /* What a leader on another host answers to the batches that local clients wrote here
  * (mqd_relay*.c): any bytes, in any pieces, while clients leave, leaders change, time passes and
- * the socket is full. A model that knows only the stream and what has been sent says what each
- * client must be told; the responses are compared with it, whole and in order.
+ * the socket is full. A model that knows only the stream and what has been sent predicts the response
+ * to each client; the responses are compared with it, whole and in order.
  *
  *   byte 0     bits 0-2 requests under way - 1, bits 3-6 their version - 3 (modulo 11), bit 7 the
  *              heap is full when the responses come
@@ -96,7 +96,7 @@ static struct {
     uint32_t count, oldest, at, there, size_bytes;
     uint32_t first_id;
     bool ended;
-    uint32_t ends; /* that Python is told of */
+    uint32_t ends; /* reported to Python */
     uint64_t seed;
     struct sent_request requests[REQUESTS_MAX];
     uint32_t due[CLIENTS][REQUESTS_MAX], due_count[CLIENTS], due_at[CLIENTS];
@@ -190,7 +190,7 @@ static void model_take(uint32_t there)
     }
 }
 
-/* ---- what clients are told ---- */
+/* ---- responses to clients ---- */
 
 static void same_text(struct mqd_text got, struct mqd_text reported_id, size_t bytes_max)
 {

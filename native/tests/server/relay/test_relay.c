@@ -1,6 +1,6 @@
 /* tsan */
-/* Local clients that write to partitions of other hosts: what they are told, and what the leader
- * gets. */
+/* Local clients that write to partitions of other hosts: their responses, and the requests to
+ * the leader. */
 #include "mqd_reactor_rights_test.h"
 #include "mqd_relay_test.h"
 
@@ -190,7 +190,7 @@ BOTH(a_leader_that_does_not_answer)
     local_bench_stop(b);
 }
 
-/* L3: another host leads by now, or this one; the old one's answer, if it comes, finds nobody. */
+/* L3: another host leads by now, or this one; the old one's response, if it comes, is ignored. */
 BOTH(another_leader)
 {
     struct bench *b = relay_bench(backend);
@@ -306,7 +306,7 @@ BOTH(entries_are_reused)
     local_bench_stop(b);
 }
 
-/* A client that has gone: its batches are written, their responses find nobody. TCP clients are
+/* A client that has gone: its batches are written, their responses are dropped. TCP clients are
  * sent to the leader, as ever. */
 BOTH(closed_clients_and_others)
 {

@@ -5,8 +5,8 @@
 
 #define UNDER_WAY 3
 
-/* `bytes` in place of the first response; their correlation id counts from the first request, which
- * is 1. What the clients of the three batches are told; the relay has ended afterwards. */
+/* `bytes` in place of the first response; their correlation id counts from the first request,
+ * which is 1. The responses to the clients of the three batches; the relay has ended afterwards. */
 static void answered_with(struct bench *b, struct local *local, const uint8_t *given, uint32_t size_bytes,
                           int16_t first_error)
 {
@@ -89,7 +89,7 @@ BOTH(malformed_answers_end_the_connection)
     local_bench_stop(b);
 }
 
-/* Bytes changed at random: whatever is told, somebody is, in order. */
+/* Bytes changed at random: responses, if any, are in order. */
 BOTH(answers_with_bytes_changed)
 {
     struct bench *b = relay_bench(backend);

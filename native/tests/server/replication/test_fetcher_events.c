@@ -82,7 +82,7 @@ BOTH(an_earlier_leaders_log_start_is_not_attributed_to_its_successors)
     fake_stop(&fake);
 }
 
-/* The new one's log may begin below what was told of the old one's. */
+/* The new leader's log may begin below the start reported for the old one's. */
 BOTH(a_log_start_is_reported_also_when_an_earlier_leaders_was_higher)
 {
     struct fake fake = fake_start(backend);

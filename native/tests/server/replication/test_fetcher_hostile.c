@@ -107,7 +107,7 @@ BOTH(a_lost_session_is_started_again)
         CHECK(request.session_epoch == 0 && request.count == 2);
         answer(&fake, &request, (struct piece[]){{.partition = 0}, {.partition = 2}}, 2);
     }
-    for (int i = 0; i < 3; i++) { /* a leader without room for sessions is told everything each time */
+    for (int i = 0; i < 3; i++) { /* a leader without room for sessions gets everything each time */
         struct frame frame = {0};
         CHECK(receive(&fake, &request));
         CHECK(i == 0 || (request.session_epoch == 0 && request.count == 2));

@@ -6,8 +6,7 @@
  *
  * Checked: what was acknowledged with acks=all was held by every member of the in-sync set, where
  * that set was the same from before it was sent until after it was answered; the high watermark had
- * passed it; every follower's copy is the leader's, mark by mark; nothing is waited for in vain,
- * nothing leaks. */
+ * passed it; every follower's copy is the leader's, mark by mark; no wait is left, nothing leaks. */
 #include "mqd_leading_test.h"
 
 #include <pthread.h>
