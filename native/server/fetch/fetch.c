@@ -273,9 +273,18 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
 }
 
+/* Whether the last response that named the partition said something else, or none has. After an
+ * error everything is news: the high watermark beside it was -1. */
+static bool is_news(const struct mqd_fetch_entry *entry, int16_t error, int64_t high_watermark, int64_t last_stable,
+                    int64_t log_start)
+{
+    return !entry->sent_once || error != entry->sent_error || high_watermark != entry->sent_high_watermark ||
+           last_stable != entry->sent_last_stable || log_start != entry->sent_log_start;
+}
+
 /* What one entry contributes to bytes_min; also makes it wait on its slot. If its high watermark
  * moved meanwhile, the owner may have looked before the bit was set: look again. An error must be
- * reported now, whatever else there is. */
+ * reported now, whatever else there is; news wait for records or the end of the wait. */
 static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                             int64_t bytes_min)
 {
@@ -291,7 +300,8 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
             return 1;
         int64_t bytes = at_end ? 0 : entry_available(r, request, entry, slot, &positions);
         if (entry_wait(r, request, entry, slot, &positions)) {
-            if (at_end)
+            if (at_end &&
+                !is_news(entry, 0, positions.high_watermark, positions.last_stable_offset, positions.log_start_offset))
                 mqd_list_remove(&entry->ready);
             return bytes;
         }
@@ -373,10 +383,8 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
                                                                     : positions.high_watermark;
     entry->outcome.last_stable_offset = bare ? -1 : positions.last_stable_offset;
     entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
-    bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error ||
-                   entry->outcome.high_watermark != entry->sent_high_watermark ||
-                   entry->outcome.log_start_offset != entry->sent_log_start ||
-                   entry->outcome.last_stable_offset != entry->sent_last_stable;
+    bool changed = is_news(entry, entry->outcome.error, entry->outcome.high_watermark,
+                           entry->outcome.last_stable_offset, entry->outcome.log_start_offset);
     bool must_report = request->full || entry->outcome.diverges || entry->outcome.has_preferred ||
                        entry->range.size_bytes || entry->outcome.error || changed ||
                        (request->positions_only && has_data);

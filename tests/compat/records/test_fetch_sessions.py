@@ -131,6 +131,27 @@ def test_a_quiet_session_waits_and_is_answered_empty(topic: str, open_session: C
     assert time.monotonic() - began >= 0.29
 
 
+@pytest.mark.parametrize("wait_ms", [0, 200])
+def test_a_partition_that_joins_at_its_end_is_reported(
+    topic: str, open_session: Callable[..., Session], wait_ms: int
+) -> None:
+    """Kafka Streams does not process a task until it knows the end of each of its partitions."""
+    session = open_session((topic, 0, 0))
+    joined = session.parts(session.fetch((topic, 1, 0), max_wait_ms=wait_ms))
+    assert {key: (part.error_code, part.high_watermark) for key, part in joined.items()} == {(topic, 1): (0, 0)}
+    assert session.parts(session.fetch(max_wait_ms=wait_ms)) == {}, "it is known now"
+
+
+def test_a_partition_is_reported_after_its_error_although_it_is_at_its_end(
+    topic: str, open_session: Callable[..., Session]
+) -> None:
+    session = open_session((topic, 0, 0))
+    failed = session.parts(session.fetch((topic, 1, 5)))
+    assert failed[topic, 1].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    healed = session.parts(session.fetch((topic, 1, 0), max_wait_ms=200))
+    assert {key: (part.error_code, part.high_watermark) for key, part in healed.items()} == {(topic, 1): (0, 0)}
+
+
 def test_partitions_join_and_are_forgotten(
     shared_broker: Broker, topic: str, open_session: Callable[..., Session]
 ) -> None:
