@@ -10,6 +10,7 @@ HERE = Path(__file__).resolve().parent
 HEADERS = (
     "native.h",
     "shm/api.h",
+    "wire/api.h",
     "tls/api.h",
     "server/api.h",
     "replica/rules.h",

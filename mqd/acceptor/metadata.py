@@ -7,9 +7,24 @@ from collections.abc import Iterable
 
 import msgspec
 
+from mqd.base.views import VIEW_OF
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import RETIRE_HIDDEN, DelegationToken, ScramCredential
 from mqd.security.authorizer import Authorizer
+
+
+def _shown_as(view: messages.TopicImage, base: messages.TopicImage | None) -> messages.TopicImage:
+    """The view with the partitions of its base. What may only be done to a topic with a log of its own compares
+    Metadata.log_of().
+    """
+    if base is None:  # it waits for slots of this host
+        return msgspec.structs.replace(view, partition_count=-1)
+    return msgspec.structs.replace(
+        view,
+        partitions=base.partitions,
+        partition_count=base.partition_count,
+        first_leader_epoch=base.first_leader_epoch,
+    )
 
 
 class Metadata:
@@ -52,6 +67,7 @@ class Metadata:
         # topic -> number of remaining partitions, since take_gone()
         self._gone: dict[str, int] = {}
         self._sorted: list[str] | None = None
+        self._views: dict[str, dict[str, messages.TopicImage]] = {}  # topic -> its views, as they were received
         # Topic id -> (partitions from this index on, version), as long as it matters.
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}
 
@@ -75,6 +91,7 @@ class Metadata:
             case messages.TopicRemoved():
                 if self.names.pop(message.topic_id, None) is not None:
                     self._note_gone(message.name, 0)
+                    self._views.get(self.log_of(message.name), {}).pop(message.name, None)
                     del self.topics[message.name]
                     self._visible_from.pop(message.topic_id, None)
                     self._sorted = None
@@ -165,6 +182,11 @@ class Metadata:
     def _replace(self, image: messages.Image) -> None:
         self.withheld = frozenset(image.withheld)
         published = {topic.name: topic for topic in image.topics}
+        self._views = {}
+        for topic in image.topics:
+            if base := topic.config.get(VIEW_OF):
+                self._views.setdefault(base, {})[topic.name] = topic
+                published[topic.name] = _shown_as(topic, published.get(base))
         for old in self.topics.values():
             if old.name in published or old.name not in self.withheld:
                 self._note_lost(old, published.get(old.name))
@@ -196,19 +218,31 @@ class Metadata:
 
     def _put(self, message: messages.TopicPut) -> None:
         topic = message.topic
+        if topic.config.get(VIEW_OF):
+            self._views.setdefault(topic.config[VIEW_OF], {})[topic.name] = topic
+            topic = _shown_as(topic, self.topics.get(topic.config[VIEW_OF]))
+        self._put_shown(topic, message.version)
+        self._put_views(topic.name, message.version)
+
+    def _put_views(self, name: str, version: int) -> None:
+        """Of a topic that has changed."""
+        for view in self._views.get(name, {}).values():
+            self._put_shown(_shown_as(view, self.topics[name]), version)
+
+    def _put_shown(self, topic: messages.TopicImage, version: int) -> None:
         old = self.topics.get(topic.name)
         if old is not None:
             self._note_lost(old, topic)
             self._note_elsewhere(old, topic.partitions)
-            if old.topic_id == topic.topic_id:
+            if old.topic_id == topic.topic_id and not topic.config.get(VIEW_OF):
                 self._note_elections(old, topic.partitions)
         if old is None or old.topic_id != topic.topic_id:
             if old is not None:
                 self.names.pop(old.topic_id, None)
-            self._visible_from[topic.topic_id] = [(0, message.version)]
+            self._visible_from[topic.topic_id] = [(0, version)]
             self._sorted = None
         elif len(topic.partitions) > len(old.partitions):
-            self._visible_from.setdefault(topic.topic_id, []).append((len(old.partitions), message.version))
+            self._visible_from.setdefault(topic.topic_id, []).append((len(old.partitions), version))
         self.topics[topic.name] = topic
         self.names[topic.topic_id] = topic.name
 
@@ -223,6 +257,16 @@ class Metadata:
             if partition.index < len(partitions):
                 partitions[partition.index] = partition
         self.topics[topic.name] = msgspec.structs.replace(topic, partitions=partitions)
+        self._put_views(topic.name, message.version)
+
+    def logs(self) -> list[messages.TopicImage]:
+        """All topics except views."""
+        return [topic for topic in self.topics.values() if not topic.config.get(VIEW_OF)]
+
+    def log_of(self, name: str) -> str:
+        """The topic that has the log of this one: itself, or the base of a view."""
+        topic = self.topics.get(name)
+        return (topic.config.get(VIEW_OF) if topic is not None else None) or name
 
     def successor_of(self, name: str, index: int) -> int:
         """The partition that has taken the records of a retired and removed one. -1: the partition

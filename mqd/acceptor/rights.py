@@ -16,6 +16,7 @@ import msgspec
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.failures import Failure, failed_response
+from mqd.base.views import VIEW_OF
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import message_class
@@ -198,6 +199,12 @@ def may_schedule(context: Context, configs: Iterable[Any]) -> bool:
     """
     targets = [config.value for config in configs if config.name == "schedule.to" and config.value]
     return all(context.authorize(Operation.WRITE, ResourceType.TOPIC, target) for target in targets)
+
+
+def may_view(context: Context, configs: Iterable[Any]) -> bool:
+    """Who may read a view reads what it shows of its base topic, so creating one takes the right to read that."""
+    bases = [config.value for config in configs if config.name == VIEW_OF and config.value]
+    return all(context.authorize(Operation.READ, ResourceType.TOPIC, base) for base in bases)
 
 
 def _alters(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:

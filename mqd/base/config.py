@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from mqd.base import cluster_config, dead_letters, deduplication, listeners
+from mqd.base import cluster_config, dead_letters, deduplication, listeners, views
 from mqd.base.config_providers import PARAMETERS, PROVIDERS, Providers
 from mqd.base.fifo import FIFO, parse_fifo
 from mqd.base.kafka_names import ALIASES, ALREADY_SO, REFUSED
@@ -212,9 +212,7 @@ def _providers(sources: tuple[_Source, ...], environment: Mapping[str, str]) -> 
 
 
 def _resolved(prop: Property, text: str, providers: Providers) -> str:
-    """The canonical text. The value of a reference may be a secret, whatever the property: errors
-    do not show it.
-    """
+    """The canonical text. The value of a reference may be a secret, whatever the property: errors do not show it."""
     try:
         value = providers.resolve(text)
     except ConfigError as error:
@@ -509,6 +507,7 @@ def validate_topic(
         effective,
     )
     deduplication.check(effective)
+    views.check({name: value for name, value in canonical.items() if value})
     bound = "replica.lag.max.messages"
     _require(
         effective[bound] != "0",

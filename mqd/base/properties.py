@@ -714,6 +714,13 @@ dedup.header: string dynamic = dedup-id
 dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
     (mqd) With dedup.window.ms: how many ids a partition knows, in about 20 bytes each. While there are so many in the
     window, further records are refused with a retriable error.
+view.of: string dynamic =
+    (mqd) The topic is a view: it has no log, but the records of this topic that view.filter selects, at the same
+    partitions and offsets. Set when it is created, with view.filter and nothing else; it never changes. Needs
+    mqd.version 9 (docs/views.md). Empty: the topic has a log.
+view.filter: string dynamic =
+    (mqd) With view.of: a condition on the headers of records, such as tag IN ('a', 'b') AND NOT EXISTS test; at most 64
+    comparisons and operators. It never changes.
 errors.deadletterqueue.group.enable: bool dynamic = false
     The topic takes dead letters of share groups.
 remote.storage.enable: bool dynamic ignored = false

@@ -75,6 +75,20 @@ class Backend(IntEnum):
     EPOLL = lib.MQD_BACKEND_EPOLL
 
 
+def _places(partitions: Sequence[tuple[int, int, int, int, int, int]]) -> Any:
+    places = ffi.new("struct mqd_topic_partition[]", max(1, len(partitions)))
+    for place, (slot, leader, leader_epoch, redirect, retiring, leader_worker) in zip(places, partitions, strict=False):
+        place.slot = slot if slot >= 0 else SLOT_NONE
+        place.leader, place.leader_epoch, place.redirect, place.retiring, place.leader_worker = (
+            leader,
+            leader_epoch,
+            redirect,
+            retiring,
+            leader_worker,
+        )
+    return places
+
+
 class ReactorOptions(msgspec.Struct, kw_only=True):
     """struct mqd_reactor_options; `arenas` by endpoint, None = has none, the own one writable."""
 
@@ -289,21 +303,36 @@ class Reactor:
         """By partition index: (slot of this host's replica or -1, leader's node id or -1, leader
         epoch, redirect or -1, retiring, which worker of the leader's host owns it).
         """
-        places = ffi.new("struct mqd_topic_partition[]", max(1, len(partitions)))
-        for place, (slot, leader, leader_epoch, redirect, retiring, leader_worker) in zip(
-            places, partitions, strict=False
-        ):
-            place.slot = slot if slot >= 0 else SLOT_NONE
-            place.leader, place.leader_epoch, place.redirect, place.retiring, place.leader_worker = (
-                leader,
-                leader_epoch,
-                redirect,
-                retiring,
-                leader_worker,
-            )
+        places = _places(partitions)
         check(
             lib.mqd_reactor_topic_put_partitions(
                 self._reactor, token, checked_topic_id(topic_id), name.encode(), places, len(partitions)
+            )
+        )
+
+    def view_put(
+        self,
+        token: int,
+        topic_id: bytes,
+        name: str,
+        partitions: Sequence[tuple[int, int, int, int, int, int]],
+        base: str,
+        compiled_filter: bytes,
+    ) -> None:
+        """A topic without a log: the records of the topic `base` that the filter selects. `partitions`: where those
+        of the base are, as for topic_place.
+        """
+        check(
+            lib.mqd_reactor_view_put(
+                self._reactor,
+                token,
+                checked_topic_id(topic_id),
+                name.encode(),
+                _places(partitions),
+                len(partitions),
+                base.encode(),
+                compiled_filter,
+                len(compiled_filter),
             )
         )
 

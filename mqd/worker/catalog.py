@@ -20,6 +20,8 @@ Invariants
     W6  a partition of several replicas gets its assignment after it was opened and before the
         change counts as applied, and again whenever anything in it changes; once it has had one, it
         gets them until it is closed.
+    W7  a view (view.of) is put again whenever the places of its base topic change: the reactor never
+        reads a view from a slot that its base has no more.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from mqd.base.collector import paused
+from mqd.base.views import VIEW_OF
 from mqd.cluster.host.messages import (
     BrokerConfigPut,
     BrokerImage,
@@ -92,6 +95,7 @@ class Catalog:
         self.retiring: dict[bytes, None] = {}  # topics with retiring partitions
         self._touched: dict[bytes, None] | None = {}  # topics whose assignments may have changed; None = all
         self.topics: dict[bytes, TopicImage] = {}
+        self._views: dict[str, dict[bytes, None]] = {}  # topic -> its views
         self.owned: dict[Key, Owned] = {}
         self.broker_config: dict[str, str] = {}
         self._failed: dict[Key, bool] = {}  # -> whether the failure may pass by itself
@@ -135,6 +139,10 @@ class Catalog:
 
     def topic_of(self, owned: Owned) -> TopicImage:
         return self.topics[owned.topic_id]
+
+    def base_of(self, view: TopicImage) -> TopicImage | None:
+        """The topic that a view shows."""
+        return next((topic for topic in self.topics.values() if topic.name == view.config[VIEW_OF]), None)
 
     def slots_of(self, matches: Callable[[str], bool]) -> list[int]:
         """The slots of all replicas on this host of topics whose name is wanted."""
@@ -280,6 +288,7 @@ class Catalog:
         del self.topics[topic.topic_id]
         self.retiring.pop(topic.topic_id, None)
         self._names = None
+        self._views.get(topic.config.get(VIEW_OF, ""), {}).pop(topic.topic_id, None)
         changes.forget_topics.append(topic)
         for key in self._owned_of(topic):
             if key in self.owned:
@@ -309,8 +318,11 @@ class Catalog:
             self.retiring[topic.topic_id] = None
         else:
             self.retiring.pop(topic.topic_id, None)
+        if topic.config.get(VIEW_OF):
+            self._views.setdefault(topic.config[VIEW_OF], {})[topic.topic_id] = None
         if before is None or _places(before) != _places(topic):
             changes.put_topics.append(topic)
+            changes.put_topics.extend(self.topics[view] for view in self._views.get(topic.name, ()))  # W7
         owned_now = self._owned_of(topic)
         owned_before = (
             [(topic.topic_id, partition.index) for partition in before.partitions] if before is not None else []

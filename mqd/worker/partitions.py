@@ -33,6 +33,8 @@ from pathlib import Path
 import msgspec
 
 from mqd import native
+from mqd.base.views import VIEW_FILTER, VIEW_OF
+from mqd.base.views.conditions import compile_filter
 from mqd.cluster.host.images import LOG_DIR_NONE
 from mqd.cluster.host.messages import BrokerImage, TopicImage
 from mqd.log import directories, moving
@@ -97,7 +99,24 @@ class PartitionSet(OpenPartitions):
                 [(broker.node_id, broker.host, broker.port, broker.rack) for broker in brokers],
             )
 
+    async def _put_view(self, view: TopicImage) -> None:
+        base = self._catalog.base_of(view)
+        places = [
+            (one.slot, one.leader, one.leader_epoch, -1, 0, 0) for one in (base.partitions if base is not None else ())
+        ]
+        await self._commands.run(
+            self._reactor.view_put,
+            view.topic_id,
+            view.name,
+            places,
+            view.config[VIEW_OF],
+            compile_filter(view.config[VIEW_FILTER]),
+        )
+
     async def _put_topic(self, topic: TopicImage) -> None:
+        if topic.config.get(VIEW_OF):
+            await self._put_view(topic)
+            return
         node_id = self._catalog.cluster.node_id
         unplaced = [
             partition.index

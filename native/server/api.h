@@ -102,6 +102,11 @@ struct mqd_topic_partition {
 int mqd_reactor_topic_put_partitions(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16],
                                      const char *name, const struct mqd_topic_partition *partitions,
                                      uint32_t partition_count);
+/* The same for a view: its partitions are those of the topic `base`, of which it has the records that the filter
+ * selects. */
+int mqd_reactor_view_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
+                         const struct mqd_topic_partition *partitions, uint32_t partition_count, const char *base,
+                         const uint8_t *filter, uint32_t filter_bytes);
 struct mqd_broker_address {
     int32_t node_id;
     int32_t port;

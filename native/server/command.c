@@ -378,6 +378,7 @@ void mqd_command_free(struct mqd_command *command)
     free(command->assignment);
     free(command->fetcher);
     free(command->relay);
+    free(command->view);
     mqd_tls_context_free(command->tls_context);
 }
 

@@ -51,6 +51,7 @@ struct mqd_command {
     struct mqd_fetcher_options *fetcher;
     struct mqd_relay_options *relay;
     struct mqd_tls_context *tls_context;
+    struct mqd_view *view; /* malloc'd */
     struct mqd_command *next;
 };
 

@@ -40,13 +40,28 @@ static bool is_client_name(struct mqd_text name)
     return true;
 }
 
-static bool api_versions_valid(const uint8_t *body, uint32_t body_bytes)
+/* Clients whose position moves behind a batch without records, which compaction leaves too: Kafka's, and those on
+ * librdkafka. */
+static bool passes_empty(struct mqd_text name)
+{
+    static const char *const beginnings[] = {"apache-kafka-java", "librdkafka", "confluent-kafka"};
+    for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++) {
+        size_t size_bytes = strlen(beginnings[i]);
+        if (name.size_bytes >= (int32_t)size_bytes && memcmp(name.bytes, beginnings[i], size_bytes) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool api_versions_valid(struct mqd_connection *c, const uint8_t *body, uint32_t body_bytes)
 {
     struct mqd_cursor_bytes cursor = mqd_cursor_over(body, body_bytes);
     struct mqd_text name, version;
-    return !mqd_take_text(&cursor, true, false, "client_software_name", &name) &&
-           !mqd_take_text(&cursor, true, false, "client_software_version", &version) && !mqd_skip_tags(&cursor, true) &&
-           is_client_name(name) && is_client_name(version);
+    bool valid = !mqd_take_text(&cursor, true, false, "client_software_name", &name) &&
+                 !mqd_take_text(&cursor, true, false, "client_software_version", &version) &&
+                 !mqd_skip_tags(&cursor, true) && is_client_name(name) && is_client_name(version);
+    c->passes_empty = valid && passes_empty(name);
+    return valid;
 }
 
 /* Prepared by the acceptor in the control segment, so that a client can connect while the acceptor
@@ -54,7 +69,7 @@ static bool api_versions_valid(const uint8_t *body, uint32_t body_bytes)
 static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                             const uint8_t *request, uint32_t request_bytes)
 {
-    if ((header->api_version == 3 || header->api_version == 4) && !api_versions_valid(request, request_bytes))
+    if ((header->api_version == 3 || header->api_version == 4) && !api_versions_valid(c, request, request_bytes))
         return false;
     uint8_t body[MQD_BLOB_BYTES_MAX];
     uint32_t version = header->api_version >= 0 && header->api_version <= 4 ? (uint32_t)header->api_version : 7;

@@ -164,6 +164,10 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     }
     uint32_t slot = topic->slots[partition->partition_index];
     const char *message = NULL;
+    if (topic->view) {
+        refuse(r, append, slot, MQD_KAFKA_POLICY_VIOLATION, "the topic is a view (view.of): write to its base topic");
+        return;
+    }
     int16_t error = check_form(partition, request->version, &message);
     if (error) {
         refuse(r, append, slot, error, message);

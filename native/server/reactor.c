@@ -154,6 +154,9 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
     case MQD_TOKEN_SHARE:
         mqd_share_on_read_ahead(r, value);
         return;
+    case MQD_TOKEN_VIEW:
+        mqd_view_on_done(r, value);
+        return;
     case MQD_TOKEN_READ_AHEAD:
         mqd_fetch_on_read_ahead(r, value, event->result);
         return;

@@ -13,10 +13,8 @@
  *   R2  a batch is acknowledged only after mqd_slot_publish made it visible, and with acks=all and
  *       flush.on.ack only after its flush.
  *   R3  arena bytes are held from the receive until the last pwritev that reads them, not longer.
- *   R4  nothing here blocks on a disk: flushes, preallocation, read-ahead and snapshots run
- *       asynchronously behind mqd_poll.
- *   R5  every list, queue and buffer has a bound; a connection that reaches a bound is not read
- *       until there is room again.
+ *   R4  nothing here blocks on a disk: flushes, preallocation, read-ahead and snapshots run behind mqd_poll.
+ *   R5  every list, queue and buffer has a bound; a connection that reaches it is not read until there is room.
  */
 #ifndef MQD_REACTOR_H
 #define MQD_REACTOR_H
@@ -228,6 +226,7 @@ struct mqd_reactor {
     struct mqd_node sessions, woken;
     struct mqd_node look_ups[MQD_LOOK_UP_BUCKET_COUNT]; /* by slot */
     struct mqd_cached_cursor cursors[MQD_CURSOR_CACHE_COUNT];
+    struct mqd_view_skip view_skips[MQD_VIEW_SKIP_COUNT];
     struct mqd_fetch_set **session_table;
     uint32_t session_count;
     uint64_t session_heap_bytes;
@@ -297,7 +296,8 @@ enum mqd_token_kind {
     MQD_TOKEN_LOCAL_MEMORY,
     MQD_TOKEN_SECURE,
     MQD_TOKEN_CHECK,
-    MQD_TOKEN_SHARE
+    MQD_TOKEN_SHARE,
+    MQD_TOKEN_VIEW
 };
 static inline uint64_t mqd_token(enum mqd_token_kind kind, uint64_t value)
 {
@@ -344,7 +344,7 @@ void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_commands_deferred_free(struct mqd_owned *owned); /* at the end of the reactor; their events are not sent */
 
 /* server/topic_command.c */
-void mqd_topic_command_put(struct mqd_reactor *r, const struct mqd_command *command);
+void mqd_topic_command_put(struct mqd_reactor *r, struct mqd_command *command);
 void mqd_topic_command_remove(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_topic_command_brokers(struct mqd_reactor *r, struct mqd_command *command);
 

@@ -248,6 +248,7 @@ struct mqd_connection {
     /* the last frame was large: read the next length first, so that the rest goes directly into a
      * run of its own */
     uint8_t expects_large;
+    uint8_t passes_empty;                  /* its client advances over batches without records (dispatch.c) */
     uint32_t local_ipv4;                   /* network order, 0 = not IPv4 */
     uint32_t peer_ipv4;                    /* as local_ipv4; used to describe group members */
     uint8_t peer_ip[16];                   /* IPv4 as ::ffff:a.b.c.d */

@@ -6,6 +6,7 @@
 
 #include "server/reactor.h"
 #include "server/redirect.h"
+#include "wire/api.h"
 
 #define BROKER_COUNT_MAX 65536
 
@@ -61,7 +62,7 @@ static void topic_changes(struct mqd_reactor *r, const struct mqd_command *comma
     }
 }
 
-void mqd_topic_command_put(struct mqd_reactor *r, const struct mqd_command *command)
+void mqd_topic_command_put(struct mqd_reactor *r, struct mqd_command *command)
 {
     const struct mqd_topic *before = mqd_topics_find_id(&r->topics, command->topic_id);
     const struct mqd_topic_partition *partitions = command->list;
@@ -70,9 +71,14 @@ void mqd_topic_command_put(struct mqd_reactor *r, const struct mqd_command *comm
     topic_changes(r, command);
     struct mqd_topic *topic =
         mqd_topics_put(&r->topics, command->topic_id, command->text, command->list, command->number);
-    if (topic && r->relays)
+    if (topic && command->view) {
+        free(topic->view);
+        topic->view = command->view;
+        command->view = NULL;
+    }
+    if (topic && r->relays && !topic->view)
         mqd_relay_topic_changed(r, topic);
-    if (topic)
+    if (topic && !topic->view)
         mqd_redirect_topic(r, topic);
     mqd_command_done(r, command->token, topic ? 0 : ENOMEM, UINT32_MAX, 0, NULL,
                      topic ? "" : "out of memory for another topic");
@@ -96,15 +102,16 @@ void mqd_topic_command_brokers(struct mqd_reactor *r, struct mqd_command *comman
 /* ---- posting ---- */
 
 static int post_topic(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
-                      struct mqd_topic_partition *partitions, uint32_t partition_count)
+                      struct mqd_topic_partition *partitions, uint32_t partition_count, struct mqd_view *view)
 {
     struct mqd_command command = {
-        .kind = MQD_COMMAND_TOPIC_PUT, .token = token, .number = partition_count, .list = partitions};
+        .kind = MQD_COMMAND_TOPIC_PUT, .token = token, .number = partition_count, .list = partitions, .view = view};
     memcpy(command.topic_id, topic_id, 16);
     command.text = strdup(name);
     if (!command.text || !partitions) {
         free(command.text);
         free(partitions);
+        free(view);
         return mqd_error_set(ENOMEM, "out of memory for another topic");
     }
     return mqd_command_post(r, &command);
@@ -132,22 +139,45 @@ int mqd_reactor_topic_put(struct mqd_reactor *r, uint64_t token, const uint8_t t
     for (uint32_t i = 0; partitions && i < partition_count; i++)
         partitions[i] = (struct mqd_topic_partition){
             .slot = slots[i], .leader = MQD_LEADER_HERE, .leader_epoch = -1, .redirect = -1};
-    return post_topic(r, token, topic_id, name, partitions, partition_count);
+    return post_topic(r, token, topic_id, name, partitions, partition_count, NULL);
+}
+
+static int post_placed(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
+                       const struct mqd_topic_partition *partitions, uint32_t partition_count, struct mqd_view *view)
+{
+    uint32_t slot_max = 0;
+    for (uint32_t i = 0; i < partition_count; i++)
+        slot_max = partitions[i].slot != MQD_SLOT_NONE && partitions[i].slot > slot_max ? partitions[i].slot : slot_max;
+    if (check_topic(name, slot_max) < 0) {
+        free(view);
+        return -1;
+    }
+    struct mqd_topic_partition *copy = malloc(sizeof *copy * (partition_count ? partition_count : 1));
+    if (copy)
+        memcpy(copy, partitions, sizeof *copy * partition_count);
+    return post_topic(r, token, topic_id, name, copy, partition_count, view);
 }
 
 int mqd_reactor_topic_put_partitions(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16],
                                      const char *name, const struct mqd_topic_partition *partitions,
                                      uint32_t partition_count)
 {
-    uint32_t slot_max = 0;
-    for (uint32_t i = 0; i < partition_count; i++)
-        slot_max = partitions[i].slot != MQD_SLOT_NONE && partitions[i].slot > slot_max ? partitions[i].slot : slot_max;
-    if (check_topic(name, slot_max) < 0)
-        return -1;
-    struct mqd_topic_partition *copy = malloc(sizeof *copy * (partition_count ? partition_count : 1));
-    if (copy)
-        memcpy(copy, partitions, sizeof *copy * partition_count);
-    return post_topic(r, token, topic_id, name, copy, partition_count);
+    return post_placed(r, token, topic_id, name, partitions, partition_count, NULL);
+}
+
+int mqd_reactor_view_put(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
+                         const struct mqd_topic_partition *partitions, uint32_t partition_count, const char *base,
+                         const uint8_t *filter, uint32_t filter_bytes)
+{
+    if (!mqd_filter_check(filter, filter_bytes) || strlen(base) > MQD_TOPIC_NAME_BYTES_MAX)
+        return mqd_error_set(MQD_E_INVALID, "the filter of the view %s cannot be used", name);
+    struct mqd_view *view = calloc(1, sizeof *view + filter_bytes);
+    if (!view)
+        return mqd_error_set(ENOMEM, "out of memory for another topic");
+    memcpy(view->base, base, strlen(base));
+    view->filter_bytes = filter_bytes;
+    memcpy(view->filter, filter, filter_bytes);
+    return post_placed(r, token, topic_id, name, partitions, partition_count, view);
 }
 
 int mqd_reactor_topic_remove(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16])

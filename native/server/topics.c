@@ -120,6 +120,7 @@ void mqd_topic_release(struct mqd_topic *topic)
         return;
     free(topic->slots);
     free(topic->partitions);
+    free(topic->view);
     free(topic);
 }
 

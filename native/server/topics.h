@@ -8,6 +8,13 @@
 #include "native.h"
 #include "wire/wire.h"
 
+/* What a topic without a log shows of another one (server/fetch/view.c). malloc'd. */
+struct mqd_view {
+    char base[MQD_TOPIC_NAME_BYTES_MAX + 1]; /* the name of the base topic, whose directories have the log */
+    uint32_t filter_bytes;
+    uint8_t filter[]; /* wire/filter.h */
+};
+
 struct mqd_topic {
     struct mqd_topic *next_by_name, *next_by_id;
     uint32_t reference_count; /* one reference for the table, one for each fetch entry */
@@ -15,6 +22,7 @@ struct mqd_topic {
     uint64_t serial; /* above 0, of 48 bits; never used again for another topic */
     uint8_t topic_id[16];
     uint32_t partition_count;
+    struct mqd_view *view;                  /* NULL: an ordinary topic; otherwise `slots` are of its base topic */
     uint32_t *slots;                        /* of this host's replicas; MQD_SLOT_NONE = none here */
     struct mqd_topic_partition *partitions; /* the same partitions: where their leaders are */
     uint32_t name_bytes;

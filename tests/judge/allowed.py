@@ -27,6 +27,8 @@ OWN_PROPERTIES = {
     "queue.delete.on.ack": OWN_PROPERTY,
     "queue.memory.bytes": OWN_PROPERTY,
     "share.priority": OWN_PROPERTY,
+    "view.of": OWN_PROPERTY,
+    "view.filter": OWN_PROPERTY,
     "dedup.window.ms": OWN_PROPERTY,
     "dedup.header": OWN_PROPERTY,
     "dedup.ids.max": OWN_PROPERTY,

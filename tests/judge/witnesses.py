@@ -160,7 +160,8 @@ def _quotas_seen() -> Step:
 
 _OWN = (
     "flush.on.ack", "record.validation", "replica.lag.max.messages", "schedule.to", "schedule.delay.ms",
-    "queue.delete.on.ack", "queue.memory.bytes", "share.priority", "dedup.window.ms", "dedup.header", "dedup.ids.max",
+    "queue.delete.on.ack", "queue.memory.bytes", "share.priority", "view.of", "view.filter",
+    "dedup.window.ms", "dedup.header", "dedup.ids.max",
     "errors.deadletterqueue.group.enable",
 )  # fmt: skip
 _NAMES = (B, "¤missing", A, "¤other", LIBRARY)

@@ -18,7 +18,7 @@ def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     without_leader = under_replicated = under_min = 0
     if metadata.is_alone:
         return 0, 0, 0
-    for topic in list(metadata.topics.values()):
+    for topic in metadata.logs():
         configured = configured_min_in_sync(topic.config, metadata.broker_default_config)
         for one in topic.partitions:
             if one.leader < 0:

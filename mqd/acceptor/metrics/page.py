@@ -318,7 +318,7 @@ class Metrics:
     def _measure(self, log_dir: int) -> "_Directory":
         """Measures one log directory. Blocks until it responds."""
         sizes = {}
-        for topic in list(self._broker.metadata.topics.values()):
+        for topic in self._broker.metadata.logs():
             for partition in topic.partitions:
                 if partition.owner != OWNER_NONE and partition.log_dir == log_dir:
                     try:

@@ -138,7 +138,7 @@ class TopicImages(HostCommands):
         # H6; _place_waiting comes back to these
         while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
             images.pop()
-        if images:
+        if images or not topic.partitions:  # a view has none
             internal = topic.name in INTERNAL_TOPICS
             self._images[topic.name] = messages.TopicImage(
                 topic.name,

@@ -47,6 +47,7 @@ DEAD_LETTERS_LEVEL = 5  # and can read the state Archiving
 DEDUPLICATION_LEVEL = 6  # and read the ids of topics with dedup.window.ms, as leaders and as followers
 FIFO_LEVEL = 7  # and keep the order of share.fifo
 STREAMS_GROUPS_LEVEL = 8  # and have streams groups
+VIEWS_LEVEL = 9  # and serve topics without partitions of their own
 # "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
 CAP_VARIABLE = "MQD_TEST_FEATURES"
 # supported levels by feature, both inclusive; a missing feature means 0 to 0
@@ -102,11 +103,12 @@ FEATURES: dict[str, Feature] = {
         Feature(
             MQD_VERSION,
             0,
-            8,
+            9,
             0,
             "The messages between hosts of mqd and their stored records. 1: only hosts that take part in this"
             " negotiation belong to the cluster. 2: access control lists and users' credentials. 3: delegation"
-            " tokens. 4: share groups. 5: dead letters. 6: deduplication. 7: share.fifo. 8: streams groups.",
+            " tokens. 4: share groups. 5: dead letters. 6: deduplication. 7: share.fifo. 8: streams groups."
+            " 9: views.",
         ),
     )
 }

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from mqd.base.views import VIEW_OF
 from mqd.cluster.metadata.records import (
     AclCreated,
     AclRemoved,
@@ -453,7 +454,8 @@ class MetadataState:
         counts: dict[tuple[int, str], int] = {}
         preferred: dict[int, int] = {}
         for name, topic in self.topics.items():
-            assert topic.name == name and len(topic.topic_id) == 16 and topic.partitions, "S1"
+            assert topic.name == name and len(topic.topic_id) == 16, "S1"
+            assert bool(topic.partitions) != bool(topic.config.get(VIEW_OF)), "S1"
             assert [partition.index for partition in topic.partitions] == list(range(len(topic.partitions))), "S2"
             for partition in topic.partitions:
                 replicas = set(partition.replicas)

@@ -48,6 +48,8 @@ static bool encode_partition(struct mqd_reactor *r, const struct mqd_connection 
     entry->outcome.aborted = entry->aborted.entries;
     entry->outcome.aborted_count = entry->aborted.count;
     mqd_fetch_response_partition(&r->scratch, version, &entry->outcome);
+    if (__builtin_expect(entry->filtered.bytes != NULL || entry->filtered.has_empty, 0))
+        mqd_view_put(r, entry);
     bool good = !entry->range.size_bytes || mqd_fetch_put_range(r, c, &entry->range, file_bytes);
     mqd_fetch_response_partition_tags(&r->scratch, version, &entry->outcome);
     entry->outcome.current_leader = NULL;
@@ -81,7 +83,7 @@ static void charge(struct mqd_reactor *r, struct mqd_connection *c, const struct
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < set->included_count; i++)
-        bytes += set->included[i]->range.size_bytes;
+        bytes += (uint64_t)set->included[i]->outcome.records_bytes;
     mqd_throttle_charge(r, c, MQD_QUOTA_FETCH, bytes);
 }
 

@@ -176,6 +176,10 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (entry->partition_index < 0 || (uint32_t)entry->partition_index >= topic->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     *slot_index = topic->slots[entry->partition_index];
+    if (topic->view && entry->set->replica_id >= 0)
+        return MQD_KAFKA_UNKNOWN_TOPIC_ID; /* it has no log */
+    if (topic->view && entry->set->local)
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* the client would read the base's files; it fetches by TCP then */
     bool away = entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
         return away ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
@@ -201,10 +205,12 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
         (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     /* a follower may lag behind */
+    if (__builtin_expect(topic->view != NULL, 0))
+        mqd_view_recall(r, entry, leader_epoch);
     bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS;
     if (beyond && r->lease_lost)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* so may this host: another one may lead by now */
-    if (beyond || entry->fetch_offset < positions->log_start_offset)
+    if (beyond || mqd_fetch_position(entry) < positions->log_start_offset)
         return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     return 0;
 }
@@ -249,7 +255,8 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     int64_t end_offset = mqd_fetch_readable_end(request, published);
     uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
     const struct mqd_fetch_count *counted = &entry->counted;
-    if (counted->bytes && counted->offset == entry->fetch_offset && counted->end_offset == end_offset &&
+    int64_t offset = mqd_fetch_position(entry);
+    if (counted->bytes && counted->offset == offset && counted->end_offset == end_offset &&
         counted->generation == generation && counted->slot == slot)
         return counted->bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)counted->bytes;
     if (end_offset < positions.high_watermark) {
@@ -257,15 +264,14 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
         if (mqd_reader_bound(r->reader, slot, generation, end_offset, &positions))
             return entry->bytes_max; /* the search for the range finds the reason */
     }
-    uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
+    uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, offset, &entry->cursor);
     if (bytes == UINT64_MAX) {
         struct mqd_range none; /* of zero bytes, so it references no segment */
         mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
-        if (mqd_reader_find(r->reader, slot, &positions, generation, entry->fetch_offset, 0, false, &entry->cursor,
-                            &none) == 0)
-            bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
+        if (mqd_reader_find(r->reader, slot, &positions, generation, offset, 0, false, &entry->cursor, &none) == 0)
+            bytes = mqd_reader_available_bytes(r->reader, slot, &positions, offset, &entry->cursor);
     }
-    entry->counted = (struct mqd_fetch_count){.offset = entry->fetch_offset,
+    entry->counted = (struct mqd_fetch_count){.offset = offset,
                                               .end_offset = end_offset,
                                               .generation = generation,
                                               .bytes = bytes == UINT64_MAX ? 0 : bytes,
@@ -293,7 +299,7 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
         uint32_t slot;
         if (mqd_fetch_entry_check(r, entry, &slot, &positions))
             return bytes_min;
-        bool at_end = entry->fetch_offset >= mqd_fetch_readable_end(request, &positions);
+        bool at_end = mqd_fetch_position(entry) >= mqd_fetch_readable_end(request, &positions);
         if (entry->set->rack && mqd_nearest_replica(r, entry->set, slot) >= 0)
             return bytes_min; /* to be reported at once */
         if (!at_end && bytes_min == 1)
@@ -372,11 +378,13 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
         entry->outcome.preferred_read_replica = nearest;
     }
     bool has_data = entry->outcome.error == 0 && nearest < 0 && !entry->outcome.diverges &&
-                    entry->fetch_offset < mqd_fetch_readable_end(request, &positions);
+                    mqd_fetch_position(entry) < mqd_fetch_readable_end(request, &positions);
     if (has_data && request->positions_only && request->isolation_level)
         mqd_fetch_find_aborted(r, request, entry, slot, &positions);
     else if (has_data && !request->positions_only && (*budget > 0 || *first))
         mqd_fetch_find_range(r, request, entry, slot, &positions, budget, first);
+    if (__builtin_expect(entry->skipped > 0, 0) && !entry->outcome.error && !entry->range.size_bytes)
+        mqd_view_pass(request, entry);
     bool bare = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     entry->outcome.high_watermark = bare                            ? -1
                                     : request->set->replica_id >= 0 ? entry->high_watermark
@@ -386,7 +394,7 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     bool changed = is_news(entry, entry->outcome.error, entry->outcome.high_watermark,
                            entry->outcome.last_stable_offset, entry->outcome.log_start_offset);
     bool must_report = request->full || entry->outcome.diverges || entry->outcome.has_preferred ||
-                       entry->range.size_bytes || entry->outcome.error || changed ||
+                       entry->range.size_bytes || entry->outcome.records_bytes || entry->outcome.error || changed ||
                        (request->positions_only && has_data);
     if (must_report && !include(request->set, entry))
         mqd_fetch_entry_release(r, entry);
@@ -436,8 +444,15 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
         qsort(set->included, set->included_count, sizeof *set->included, by_topic);
 }
 
+static void drop(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
+{
+    entry->outcome.records_bytes = 0;
+    entry->cursor.valid = false;
+    mqd_fetch_entry_release(r, entry);
+}
+
 /* sendfile of a page that is not in memory would stall every connection of this worker: have it
- * read ahead first. */
+ * read ahead first. Views are read and filtered. */
 static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
@@ -445,6 +460,11 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
         struct mqd_fetch_entry *entry = set->included[i];
         if (!entry->range.size_bytes)
             continue;
+        if (__builtin_expect(entry->topic->view != NULL, 0)) {
+            if (!mqd_view_begin(r, request, entry))
+                drop(r, entry);
+            continue;
+        }
         struct mqd_positions positions;
         mqd_leading_positions(r, set, entry->topic->slots[entry->partition_index], &positions);
         if (mqd_range_just_written(r->reader, entry->topic->slots[entry->partition_index], &positions, &entry->range) ||
@@ -452,9 +472,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
             continue;
         /* flushes need their places too: the client requests this one again */
         if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) {
-            entry->outcome.records_bytes = 0;
-            entry->cursor.valid = false;
-            mqd_fetch_entry_release(r, entry);
+            drop(r, entry);
             continue;
         }
         if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(entry->range.segment), entry->range.position,

@@ -7,6 +7,7 @@
 #include "log/reader/reader.h"
 #include "server/request.h"
 #include "server/topics.h"
+#include "wire/api.h"
 
 struct mqd_reactor;
 
@@ -30,6 +31,10 @@ struct mqd_fetch_entry {
     uint32_t order;
     int32_t partition_index;
     int64_t fetch_offset;
+    int64_t skipped; /* of a view: up to fetch_offset + skipped there is nothing for it (server/fetch/view.c) */
+    int32_t skipped_epoch;
+    bool skipped_known; /* skipped_batch is the last one that was passed, without its records */
+    uint8_t skipped_batch[MQD_BATCH_HEADER_BYTES];
     int32_t bytes_max;
     int32_t current_leader_epoch;
     int32_t last_fetched_epoch;
@@ -44,6 +49,7 @@ struct mqd_fetch_entry {
     struct mqd_fetch_outcome outcome;
     struct mqd_range range;
     struct mqd_aborted_list aborted; /* read_committed: transactions that overlap the range */
+    struct mqd_filtered filtered;    /* of a view, in the place of the range */
     struct mqd_topic_key key;        /* as the client named it; name bytes in `set->names` or the topic */
 };
 
@@ -98,6 +104,29 @@ void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request);
  * *file_bytes. Takes the reference. false: it cannot be read. */
 bool mqd_fetch_put_range(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_range *range,
                          uint64_t *file_bytes);
+
+/* From where on it reads. */
+static inline int64_t mqd_fetch_position(const struct mqd_fetch_entry *entry)
+{
+    return entry->fetch_offset + entry->skipped;
+}
+
+/* server/fetch/view.c */
+#define MQD_VIEW_SKIP_COUNT 1024
+struct mqd_view_skip {
+    uint64_t topic_serial;
+    int32_t partition_index, leader_epoch;
+    int64_t offset, skipped;
+};
+/* Before the entry is looked at: what is known of its offset in this leader epoch. */
+void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch);
+/* Passes the entry's range to a thread, which counts in request->pending. false: no room now. */
+bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry);
+void mqd_view_on_done(struct mqd_reactor *r, uint64_t id);
+/* No records are found: the response of a client that moves behind empty batches has one. */
+void mqd_view_pass(const struct mqd_request *request, struct mqd_fetch_entry *entry);
+/* Appends what it found to r->scratch. */
+void mqd_view_put(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
 
 /* server/fetch/range.c */
 static inline int64_t mqd_fetch_readable_end(const struct mqd_request *request, const struct mqd_positions *positions)

@@ -7,6 +7,7 @@
 
 /* transactions reported with one range; if there are more, only the first batch is returned */
 #define ABORTED_COUNT_MAX 4096
+#define VIEW_READ_BYTES (1u << 20) /* of the base, at a time; one batch at least */
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
@@ -16,7 +17,8 @@ void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic,
         return;
     struct mqd_log_directory *dir = &r->log_dirs[log_dir]; /* the partition may have moved to another directory */
     char *path = NULL;
-    if (dir->path && asprintf(&path, "%s/%s-%d", dir->path, topic->name, partition_index) > 0 &&
+    if (dir->path &&
+        asprintf(&path, "%s/%s-%d", dir->path, topic->view ? topic->view->base : topic->name, partition_index) > 0 &&
         mqd_reader_set_path(r->reader, slot, path) == 0)
         r->path_known[slot] = (uint8_t)(log_dir + 1);
     free(path);
@@ -32,8 +34,8 @@ static struct mqd_cached_cursor *cursor_place(struct mqd_reactor *r, const struc
 
 static void cursor_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
-    const struct mqd_cached_cursor *cached = cursor_place(r, entry, entry->fetch_offset);
-    if (!entry->cursor.valid && cached->cursor.valid && cached->cursor.offset == entry->fetch_offset &&
+    const struct mqd_cached_cursor *cached = cursor_place(r, entry, mqd_fetch_position(entry));
+    if (!entry->cursor.valid && cached->cursor.valid && cached->cursor.offset == mqd_fetch_position(entry) &&
         cached->partition_index == entry->partition_index && memcmp(cached->topic_id, entry->topic->topic_id, 16) == 0)
         entry->cursor = cached->cursor;
 }
@@ -55,6 +57,8 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
         mqd_range_release(r->reader, &entry->range);
     free(entry->aborted.entries);
     entry->aborted = (struct mqd_aborted_list){NULL, 0, 0};
+    if (__builtin_expect(entry->filtered.bytes != NULL || entry->filtered.has_empty, 0))
+        mqd_filtered_free(&entry->filtered);
 }
 
 /* Finds the range of an entry and the aborted transactions that its reader must know. Codes as
@@ -67,8 +71,8 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
     struct mqd_cursor cursor = entry->cursor;
     int16_t code = mqd_reader_bound(r->reader, slot, generation, mqd_fetch_readable_end(request, positions), &readable);
     if (!code)
-        code = mqd_reader_find(r->reader, slot, &readable, generation, entry->fetch_offset, size_max, min_one_batch,
-                               &entry->cursor, &entry->range);
+        code = mqd_reader_find(r->reader, slot, &readable, generation, mqd_fetch_position(entry), size_max,
+                               min_one_batch, &entry->cursor, &entry->range);
     if (code || !request->isolation_level || !entry->range.size_bytes)
         return code;
     if (mqd_reader_is_swapping(r->reader, slot)) { /* nothing for now; the end of the swap wakes the fetch */
@@ -76,7 +80,7 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
         mqd_fetch_entry_release(r, entry);
         return 0;
     }
-    code = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, entry->cursor.offset,
+    code = mqd_reader_aborted(r->reader, slot, positions, generation, mqd_fetch_position(entry), entry->cursor.offset,
                               &entry->aborted);
     if (code == 0 && entry->aborted.count > ABORTED_COUNT_MAX && size_max > 1) {
         mqd_fetch_entry_release(r, entry);
@@ -102,13 +106,16 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     cursor_recall(r, entry);
     uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max)
                                                    : (uint32_t)(*budget < 0 ? 0 : *budget);
+    bool is_view = entry->topic->view != NULL;
+    if (is_view) /* of what is read, little may be selected */
+        size_max = VIEW_READ_BYTES;
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
         /* read after the search: a log start that has moved is visible before its files are
          * deleted */
         mqd_leading_positions(r, entry->set, slot, positions);
-        error = find_once(r, request, entry, slot, positions, generation, size_max, *first);
+        error = find_once(r, request, entry, slot, positions, generation, size_max, *first || is_view);
     }
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;
     if (entry->outcome.error) {
@@ -119,8 +126,10 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     if (entry->range.size_bytes) {
         *first = false;
         *budget -= entry->range.size_bytes;
-        entry->outcome.records_bytes = entry->range.size_bytes;
         cursor_keep(r, entry);
+        if (is_view)
+            return; /* the thread that filters them says how many are sent */
+        entry->outcome.records_bytes = entry->range.size_bytes;
         mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->range.size_bytes);
         if (entry->set->replica_id < 0)
             mqd_slot_count_out(mqd_control_partition(r->options.control, slot), entry->range.size_bytes);

@@ -132,6 +132,7 @@ bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entr
     mqd_topic_release(entry->topic);
     entry->topic = topic;
     entry->cursor = (struct mqd_cursor){0};
+    entry->skipped = entry->skipped_known = 0;
     entry->sent_once = 0;
     mqd_list_remove(&entry->waiter);
     return true;
@@ -199,6 +200,8 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
             set->buckets[bucket] = entry;
         }
     }
+    if (entry->fetch_offset != partition->fetch_offset)
+        entry->skipped = entry->skipped_known = 0;
     entry->fetch_offset = partition->fetch_offset;
     entry->bytes_max = partition->bytes_max;
     entry->current_leader_epoch = partition->current_leader_epoch;

@@ -35,6 +35,8 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, 
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (query->partition_index < 0 || (uint32_t)query->partition_index >= (*topic)->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    if ((*topic)->view)
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* its base's files have more than it may show */
     *slot_index = (*topic)->slots[query->partition_index];
     bool elsewhere = mqd_topics_led_elsewhere(&r->topics, &(*topic)->partitions[query->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)

@@ -355,6 +355,8 @@ static int16_t resolve(struct mqd_reactor *r, struct mqd_share_part *part)
     part->topic = topic;
     if (!mqd_subject_may(r, part->work->request->connection, topic, MQD_OPERATION_READ))
         return MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
+    if (topic->view)
+        return MQD_KAFKA_INVALID_TOPIC;
     if (part->partition_index < 0 || (uint32_t)part->partition_index >= topic->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     part->slot = topic->slots[part->partition_index];

@@ -53,7 +53,7 @@ def world() -> World:
 
 
 def test_a_rolling_upgrade_changes_nothing_before_the_last_host_is_there_and_somebody_says_so(world: World) -> None:
-    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 8)
+    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 9)
     for node in (1, 2):
         upgrade(world, node)
         assert [level(world, host) for host in world.hosts] == [0, 0, 0]
@@ -205,7 +205,7 @@ def test_unsupported_feature_levels_are_named() -> None:
         == "mqd.version 1 is the level, it supports 0 to 0"
         and features.supported_levels(OLD) == OLD
     )
-    assert features.unsupported({MQD_VERSION: 9}, NEW) == "mqd.version 9 is the level, it supports 0 to 8"
+    assert features.unsupported({MQD_VERSION: 10}, NEW) == "mqd.version 10 is the level, it supports 0 to 9"
     assert (
         features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is the level, it supports 0 to 0"
     )
@@ -219,3 +219,18 @@ def test_the_cap_for_tests() -> None:
         and capped["metadata.version"].last == 25
         and capped["group.version"] == FEATURES["group.version"]
     )
+
+
+def test_views_are_refused_until_all_hosts_know_them(world: World) -> None:
+    base = messages.CreateTopic("orders", 1, 1, {}, {})
+    view = messages.CreateTopic("orders-eu", -1, -1, {}, {"view.of": "orders", "view.filter": "region = 'eu'"})
+    assert world.send_request(base).error == 0
+    refused = world.send_request(view)
+    assert refused.error == E.INVALID_CONFIG and "it needs level 9 of mqd.version" in refused.message
+    for node in (1, 2, 3):
+        upgrade(world, node)
+    assert raise_level(world, 9).error == 0
+    assert world.send_request(view).error == 0
+    assert world.send_request(messages.DeleteTopic("orders", None)).error == E.POLICY_VIOLATION
+    assert world.send_request(messages.DeleteTopic("orders-eu", None)).error == 0
+    assert world.send_request(messages.DeleteTopic("orders", None)).error == 0

@@ -80,12 +80,13 @@ def _failed(directory: Path) -> DescribeLogDirsResponse.Result:
 
 
 def _requested(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[str, PartitionImage]]:
-    topics = broker.metadata.topics
     if request.topics is None:
-        return [(name, partition) for name in broker.metadata.sorted_names() for partition in topics[name].partitions]
+        return [(topic.name, partition) for topic in broker.metadata.logs() for partition in topic.partitions]
     requested = {(topic.topic, index): None for topic in request.topics for index in topic.partitions}
     return [
-        (name, partition) for name, index in requested if (partition := broker.partition_of(name, index)) is not None
+        (name, partition)
+        for name, index in requested
+        if broker.metadata.log_of(name) == name and (partition := broker.partition_of(name, index)) is not None
     ]
 
 

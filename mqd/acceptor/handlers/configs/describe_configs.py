@@ -60,7 +60,10 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
         if topic is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.resource_name}' does not exist.")
         return config_entries.of_topic(
-            broker, topic.config, min(len(one.replicas) - len(one.adding) for one in topic.partitions), names
+            broker,
+            topic.config,
+            min((len(one.replicas) - len(one.adding) for one in topic.partitions), default=1),
+            names,
         )
     if resource.resource_type == RESOURCE_BROKER:
         if resource.resource_name == "":

@@ -8,8 +8,9 @@ import msgspec
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import config_entries
 from mqd.acceptor.handlers.topics.topic_names import is_possible
-from mqd.acceptor.rights import may_schedule
+from mqd.acceptor.rights import may_schedule, may_view
 from mqd.acceptor.throttle import TopicChanges
+from mqd.base.views import VIEW_OF
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
@@ -32,6 +33,7 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
         and not (
             (everywhere or context.authorize(Operation.CREATE, ResourceType.TOPIC, name))
             and may_schedule(context, by_name[name].configs)
+            and may_view(context, by_name[name].configs)
         )
     ]
     if denied:
@@ -102,8 +104,10 @@ async def _create_admitted(
         return _refused(topic.name, answer.error, answer.message)
     created = answer.topic
     assert created is not None
+    base = broker.metadata.topics.get(created.config.get(VIEW_OF, ""))
+    partitions = base.partitions if base is not None else created.partitions
     if not request.validate_only:
-        changes.made(len(created.partitions))
+        changes.made(len(partitions))
     if not context.authorize(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, is_named=False):
         return CreateTopicsResponse.TopicResult(
             name=topic.name,
@@ -113,8 +117,8 @@ async def _create_admitted(
     return CreateTopicsResponse.TopicResult(
         name=topic.name,
         topic_id=created.topic_id,
-        num_partitions=len(created.partitions),
-        replication_factor=len(created.partitions[0].replicas),
+        num_partitions=len(partitions),
+        replication_factor=len(partitions[0].replicas),
         configs=[
             CreateTopicsResponse.Config(
                 name=entry.name,
@@ -123,7 +127,7 @@ async def _create_admitted(
                 config_source=entry.source,
                 is_sensitive=entry.sensitive,
             )
-            for entry in config_entries.of_topic(broker, created.config, len(created.partitions[0].replicas))
+            for entry in config_entries.of_topic(broker, created.config, len(partitions[0].replicas))
         ],
     )
 

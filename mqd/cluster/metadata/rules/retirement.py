@@ -51,7 +51,7 @@ from mqd.protocol.errors import ErrorCode
 
 
 def going(topic: TopicState) -> bool:
-    return topic.partitions[-1].redirect >= 0
+    return bool(topic.partitions) and topic.partitions[-1].redirect >= 0
 
 
 def phase(topic: TopicState) -> int:

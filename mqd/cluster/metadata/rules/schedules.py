@@ -4,6 +4,7 @@ until then.
 
 from collections.abc import Mapping
 
+from mqd.base.views import VIEW_OF
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.configs import RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
@@ -35,6 +36,8 @@ def check(
         _refuse(f"{SCHEDULE_TO}={target}: a topic cannot deliver its records to itself")
     if target not in state.topics:
         _refuse(f"{SCHEDULE_TO}={target}: there is no such topic; create it first")
+    if state.topics[target].config.get(VIEW_OF):
+        _refuse(f"{SCHEDULE_TO}={target}: it is a view, which has no log; name its base topic")
     passed, at = [name, target], target
     while (at := state.topics[at].config.get(SCHEDULE_TO, "") if at in state.topics else "") and at not in passed[1:]:
         passed.append(at)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mqd.base.property_values import ConfigError
+from mqd.base.views import VIEW_OF
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.limits import check_image, check_replicas
 from mqd.cluster.metadata.records import (
@@ -25,7 +26,7 @@ from mqd.cluster.metadata.records import (
     TopicState,
 )
 from mqd.cluster.metadata.refusal import Refusal
-from mqd.cluster.metadata.rules import client_metrics, deduplication, fifo, schedules
+from mqd.cluster.metadata.rules import client_metrics, deduplication, fifo, schedules, views
 from mqd.cluster.metadata.rules.configs import (
     RESOURCE_BROKER,
     RESOURCE_CLIENT_METRICS,
@@ -124,6 +125,8 @@ def create_topic(
             " names)",
         )
     config = _new_topic_config(change.config, rules)
+    if config.get(VIEW_OF):
+        return views.create(state, change, config, new_id)
     deduplication.check(state, config)
     schedules.check(state, change.name, config, {}, rules, state.broker_config(place.node_id))
     if change.assignments:
@@ -355,6 +358,7 @@ def _place(
 def add_partitions(state: MetadataState, change: messages.AddPartitions, place: Placement) -> list[Record]:
     topic = existing(state, change.name)
     _check_not_internal(topic.name, "extended")
+    views.check_not_view(topic, "extended")
     current = len(topic.partitions)
     if change.partition_count == current:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Topic already has {current} partition(s).")
@@ -395,14 +399,12 @@ def delete_topic(
 ) -> list[Record]:
     if not rules.broker_value("delete.topic.enable", state.broker_config(place.node_id)):
         raise Refusal(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled (delete.topic.enable=false).")
-    if change.name is not None:
-        topic_id = existing(state, change.name).topic_id
-        _check_not_internal(change.name, "deleted")
-        return [TopicRemoved(topic_id)]
-    if change.topic_id is None or change.topic_id not in state.topics_by_id:
+    topic_id = existing(state, change.name).topic_id if change.name is not None else change.topic_id
+    if topic_id is None or topic_id not in state.topics_by_id:
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
-    _check_not_internal(state.topics_by_id[change.topic_id], "deleted")
-    return [TopicRemoved(change.topic_id)]
+    _check_not_internal(state.topics_by_id[topic_id], "deleted")
+    views.check_base(state, state.topics_by_id[topic_id])
+    return [TopicRemoved(topic_id)]
 
 
 def allocate_producer_ids(state: MetadataState, change: messages.AllocateProducerIds) -> list[Record]:
@@ -457,6 +459,7 @@ def alter_config(
         check_topic_name(change.resource_name)
         config = _checked(updated, change, rules)
         topic = existing(state, change.resource_name)
+        views.check_altered(config, topic.config)
         _check_min_in_sync(topic, config, state.broker_configs.get("", {}))
         deduplication.check(state, config)
         schedules.check(state, topic.name, config, topic.config, rules, broker_config)

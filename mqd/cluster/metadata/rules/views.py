@@ -1,0 +1,86 @@
+"""Views (view.of): topics without partitions of their own. They are shown with those of their base topic, which
+exists as long as they do.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from mqd.base.views import VIEW_FILTER, VIEW_OF
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.features import MQD_VERSION, VIEWS_LEVEL, levels
+from mqd.cluster.metadata.records import Record, TopicCreated, TopicState
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
+from mqd.protocol.errors import ErrorCode
+
+VIEWS_MAX = 1000  # of a cluster
+
+
+def is_view(topic: TopicState) -> bool:
+    return bool(topic.config.get(VIEW_OF))
+
+
+def of(state: MetadataState, name: str) -> list[str]:
+    """The views of a topic."""
+    return sorted(topic.name for topic in state.topics.values() if topic.config.get(VIEW_OF) == name)
+
+
+def create(
+    state: MetadataState, change: messages.CreateTopic, config: dict[str, str], new_id: Callable[[], bytes]
+) -> list[Record]:
+    """`config`: with view.of, checked by itself."""
+    base = state.topics.get(config[VIEW_OF])
+    if levels(state.features)[MQD_VERSION] < VIEWS_LEVEL:
+        _refuse(
+            f"it needs level {VIEWS_LEVEL} of {MQD_VERSION}, which all hosts must support; run `mqd cluster upgrade`"
+            " once they do"
+        )
+    if base is None:
+        _refuse(f"there is no topic {config[VIEW_OF]}; create it first")
+    if base.name in INTERNAL_TOPICS:
+        _refuse(f"{base.name} is an internal topic")
+    if is_view(base):
+        _refuse(f"{base.name} is itself a view, of {base.config[VIEW_OF]}; name that topic, and both conditions")
+    if change.name in INTERNAL_TOPICS:
+        _refuse("internal topics cannot be views")
+    if change.assignments:
+        raise Refusal(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"A view has the partitions of {base.name} and takes no assignment."
+        )
+    if change.partition_count not in (-1, len(base.partitions)):
+        raise Refusal(
+            ErrorCode.INVALID_PARTITIONS,
+            f"A view has the {len(base.partitions)} partition(s) of {base.name}; leave the number out.",
+        )
+    if sum(map(is_view, state.topics.values())) >= VIEWS_MAX:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"There are {VIEWS_MAX} views already; delete some.")
+    return [TopicCreated(TopicState(name=change.name, topic_id=new_id(), partitions=(), config=config))]
+
+
+def check_altered(config: Mapping[str, str], before: Mapping[str, str]) -> None:
+    """A reader's offsets are only right for the filter they were read with. Raises Refusal."""
+    if any(config.get(name) != before.get(name) for name in (VIEW_OF, VIEW_FILTER)):
+        _refuse(
+            f"{VIEW_OF} and {VIEW_FILTER} are given when the topic is created and never change; create another view"
+        )
+
+
+def check_base(state: MetadataState, name: str) -> None:
+    """Whether the topic may be deleted. Raises Refusal."""
+    views = of(state, name)
+    if views:
+        shown = ", ".join(views[:10]) + ("" if len(views) <= 10 else f" and {len(views) - 10} more")
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"{name} has views ({shown}): delete them first.")
+
+
+def check_not_view(topic: TopicState, verb: str) -> None:
+    """Raises Refusal."""
+    if is_view(topic):
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"{topic.name} cannot be {verb}: it is a view and has the partitions of {topic.config[VIEW_OF]}.",
+        )
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise Refusal(ErrorCode.INVALID_CONFIG, f"Invalid value for configuration {VIEW_OF}: {reason}.")

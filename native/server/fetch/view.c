@@ -1,0 +1,222 @@
+/* Fetches of views: the base's batches are read and filtered by a thread of the worker's pool, and the answer has
+ * what is left of them.
+ *
+ *   collect -> range of the base found -> job -> something selected, or the fetch expires -> answer
+ *                     ^                      -> nothing selected: `skipped` grows, and it is evaluated again
+ *
+ * Offsets at which nothing is selected are passed without an answer: entry->skipped is how far above the client's
+ * offset the reading stands. It is remembered, for the session or by topic, partition and offset, so that the next
+ * fetch at the same offset continues there. Clients that advance over batches without records are answered with
+ * one, so that their positions advance too; others would stay at it (connection->passes_empty).
+ *
+ * Invariants
+ *   F1  between the client's offset and offset + skipped nothing is selected and there is no control batch, in the
+ *       leader epoch of the skip: after an unclean election other records may have these offsets.
+ *   F2  a job owns all it uses (range, filter): its request, set and entry may end before it. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "codec/codec.h"
+#include "server/reactor.h"
+#include "wire/buffer.h"
+#include "wire/filter.h"
+
+struct mqd_view_job {
+    struct mqd_request *request;
+    struct mqd_fetch_entry *entry; /* to be compared only, until it is found in the request's set */
+    struct mqd_range range;
+    int64_t from_offset;
+    uint64_t output_bytes_max;
+    int32_t leader_epoch;
+    int16_t error;
+    struct mqd_filtered found;
+    uint32_t filter_bytes;
+    uint8_t filter[];
+};
+
+/* ---- how far the reading stands ---- */
+
+static struct mqd_view_skip *place_of(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
+{
+    uint64_t hash = entry->topic->serial * 0x9e3779b97f4a7c15ull +
+                    (uint32_t)entry->partition_index * 0xc2b2ae3d27d4eb4full +
+                    (uint64_t)entry->fetch_offset * 0x165667b19e3779f9ull;
+    return &r->view_skips[hash >> 48 & (MQD_VIEW_SKIP_COUNT - 1)];
+}
+
+void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch)
+{
+    const struct mqd_view_skip *kept = place_of(r, entry);
+    if (entry->skipped && entry->skipped_epoch != leader_epoch)
+        entry->skipped = entry->skipped_known = 0;
+    if (!entry->skipped && kept->topic_serial == entry->topic->serial &&
+        kept->partition_index == entry->partition_index && kept->offset == entry->fetch_offset &&
+        kept->leader_epoch == leader_epoch)
+        entry->skipped = kept->skipped;
+    entry->skipped_epoch = leader_epoch;
+}
+
+static void skip(struct mqd_reactor *r, struct mqd_fetch_entry *entry, const struct mqd_filtered *found)
+{
+    entry->skipped = found->next_offset - entry->fetch_offset;
+    entry->skipped_known = found->has_empty;
+    memcpy(entry->skipped_batch, found->empty, sizeof entry->skipped_batch);
+    *place_of(r, entry) = (struct mqd_view_skip){.topic_serial = entry->topic->serial,
+                                                 .partition_index = entry->partition_index,
+                                                 .offset = entry->fetch_offset,
+                                                 .leader_epoch = entry->skipped_epoch,
+                                                 .skipped = entry->skipped};
+}
+
+void mqd_view_pass(const struct mqd_request *request, struct mqd_fetch_entry *entry)
+{
+    if (!entry->skipped_known || !request->connection || !request->connection->passes_empty)
+        return;
+    entry->filtered.has_empty = true;
+    memcpy(entry->filtered.empty, entry->skipped_batch, sizeof entry->filtered.empty);
+    entry->outcome.records_bytes = sizeof entry->filtered.empty;
+}
+
+/* ---- the job ---- */
+
+static int16_t filter_range(struct mqd_view_job *job)
+{
+    uint32_t size_bytes = job->range.size_bytes;
+    uint8_t *bytes = malloc(size_bytes);
+    if (!bytes)
+        return MQD_KAFKA_STORAGE_ERROR;
+    int16_t error = MQD_KAFKA_STORAGE_ERROR;
+    if (pread(mqd_segment_ref_fd(job->range.segment), bytes, size_bytes, job->range.position) == (ssize_t)size_bytes)
+        error = mqd_filter_batches(job->filter, job->filter_bytes, bytes, size_bytes, job->from_offset,
+                                   job->output_bytes_max, &job->found);
+    free(bytes);
+    return error;
+}
+
+/* On a thread of the pool. */
+static int run(void *argument)
+{
+    struct mqd_view_job *job = argument;
+    job->error = filter_range(job);
+    mqd_decompress_trim();
+    return 0;
+}
+
+bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry)
+{
+    const struct mqd_view *view = entry->topic->view;
+    struct mqd_view_job *job = calloc(1, sizeof *job + view->filter_bytes);
+    if (!job)
+        return false;
+    job->request = request;
+    job->entry = entry;
+    job->range = entry->range;
+    job->from_offset = mqd_fetch_position(entry);
+    job->output_bytes_max = entry->bytes_max > 0 ? (uint64_t)entry->bytes_max : 1;
+    job->filter_bytes = view->filter_bytes;
+    memcpy(job->filter, view->filter, view->filter_bytes);
+    if (mqd_poll_run(r->poll, mqd_segment_ref_fd(entry->range.segment), run, job,
+                     mqd_token(MQD_TOKEN_VIEW, (uint64_t)(uintptr_t)job)) < 0) {
+        free(job);
+        return false;
+    }
+    entry->range = (struct mqd_range){0};
+    request->pending++;
+    return true;
+}
+
+/* ---- what it found ---- */
+
+static void fail(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, int16_t error)
+{
+    entry->outcome.error = error;
+    entry->outcome.high_watermark = entry->outcome.last_stable_offset = entry->outcome.log_start_offset = -1;
+    mqd_log(r, 4, request->connection ? request->connection->id : 0, UINT32_MAX,
+            "fetch of the view %s at offset %lld: error %d: %s", entry->topic->name, (long long)entry->fetch_offset,
+            error,
+            error == MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE
+                ? "the library of the batches' codec is not installed on this host"
+            : error == MQD_KAFKA_CORRUPT_MESSAGE ? "a batch of the base topic cannot be read"
+                                                 : "no memory, or the file cannot be read");
+}
+
+static void take(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
+                 struct mqd_view_job *job)
+{
+    struct mqd_filtered *found = &job->found;
+    if (job->error) {
+        fail(r, request, entry, job->error);
+        return;
+    }
+    if (!mqd_request_hold(r, request, found->capacity_bytes))
+        return; /* no memory for it now: nothing this time */
+    if (!found->size_bytes) {
+        skip(r, entry, found);
+        mqd_view_pass(request, entry);
+        return;
+    }
+    entry->filtered = *found;
+    found->bytes = NULL;
+    entry->filtered.has_empty &= request->connection && request->connection->passes_empty;
+    entry->outcome.records_bytes =
+        (uint32_t)found->size_bytes + (entry->filtered.has_empty ? (uint32_t)sizeof found->empty : 0);
+    mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->outcome.records_bytes);
+}
+
+static struct mqd_fetch_entry *entry_of(const struct mqd_request *request, const struct mqd_view_job *job)
+{
+    const struct mqd_fetch_set *set = request->set;
+    for (uint32_t i = 0; set && i < set->included_count; i++)
+        if (set->included[i] == job->entry)
+            return job->entry;
+    return NULL;
+}
+
+/* Whether there is nothing to answer yet. */
+static bool goes_on(const struct mqd_reactor *r, const struct mqd_request *request)
+{
+    const struct mqd_fetch_set *set = request->set;
+    if (!set || set->request != request || r->now_ms >= request->started_ns / 1000000 + request->wait_ms)
+        return false;
+    for (uint32_t i = 0; i < set->included_count; i++) {
+        const struct mqd_fetch_entry *entry = set->included[i];
+        if (entry->outcome.error || entry->outcome.has_preferred || entry->filtered.size_bytes ||
+            entry->range.size_bytes)
+            return false;
+    }
+    return true;
+}
+
+void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
+{
+    struct mqd_view_job *job = (struct mqd_view_job *)(uintptr_t)id;
+    struct mqd_request *request = job->request;
+    struct mqd_fetch_entry *entry = entry_of(request, job);
+    mqd_range_release(r->reader, &job->range);
+    if (entry)
+        take(r, request, entry, job);
+    mqd_filtered_free(&job->found);
+    free(job);
+    if (--request->pending)
+        return;
+    if (!request->connection) {
+        mqd_request_free(r, request);
+    } else if (goes_on(r, request)) {
+        for (uint32_t i = 0; i < request->set->included_count; i++)
+            mqd_fetch_entry_release(r, request->set->included[i]);
+        request->set->included_count = 0;
+        request->evaluated = 0;
+        mqd_fetch_evaluate(r, request, false);
+    } else {
+        mqd_request_complete(r, request);
+    }
+}
+
+void mqd_view_put(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
+{
+    struct mqd_filtered *filtered = &entry->filtered;
+    mqd_put_bytes(&r->scratch, filtered->bytes, (uint32_t)filtered->size_bytes);
+    if (filtered->has_empty)
+        mqd_put_bytes(&r->scratch, filtered->empty, sizeof filtered->empty);
+}

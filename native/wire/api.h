@@ -1,0 +1,28 @@
+/* What Python may call of wire/filter.h. */
+#ifndef MQD_WIRE_API_H
+#define MQD_WIRE_API_H
+
+/* MQD_CDEF_OFF */
+#include "native.h"
+/* MQD_CDEF_ON */
+
+#define MQD_FILTER_NODES_MAX 64
+#define MQD_FILTER_BYTES_MAX 16384
+/* whether it may be used */
+bool mqd_filter_check(const uint8_t *filter, uint32_t filter_bytes);
+struct mqd_filtered {
+    uint8_t *bytes; /* malloc'd: whole batches; NULL = none */
+    uint64_t size_bytes, capacity_bytes;
+    int64_t next_offset; /* nothing below it is missing */
+    /* the last batch that was read is not among them, and this one, without records, may take its place */
+    bool has_empty;
+    uint8_t empty[61];
+};
+/* Reads the whole batches in size_bytes at `bytes` until those selected take output_bytes_max, or more with the last
+ * one; records below from_offset are never selected. Returns 0 or a Kafka error code; `out` is to be freed in
+ * either case. Any thread. */
+void mqd_filtered_free(struct mqd_filtered *filtered);
+int16_t mqd_filter_batches(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
+                           int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out);
+
+#endif

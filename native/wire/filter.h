@@ -1,0 +1,28 @@
+/* Views: which records of a topic a filter over their headers selects, and batches without the others.
+ *
+ * A filter is a program in postfix order, compiled by mqd/base/views/conditions.py: each instruction is a byte,
+ * followed by its operands; it leaves one truth value on the stack, or combines those on top of it.
+ *
+ *   comparison with text     name (uint8 size, bytes), value (uint16 size, bytes): the header's bytes
+ *   comparison with number   name, value (int64): the header as a decimal number of at most 18 digits
+ *   EXISTS                   name
+ *   AND, OR, NOT             nothing
+ *
+ * Numbers are big-endian. A record that lacks the header, or has it without a value, or without a number where a
+ * number is compared, is not selected by any comparison, != included. Of several headers of a name the last counts.
+ *
+ * Batches keep what compaction keeps (wire/record_scan.h): base offset, last offset delta, producer, sequence,
+ * leader epoch, and the bytes of each remaining record. A batch of which all records are selected is copied as it
+ * is; of a compressed one the selected records are not compressed again. Control batches are kept, because readers
+ * need them to know where transactions end.
+ */
+#ifndef MQD_FILTER_H
+#define MQD_FILTER_H
+
+#include "wire/api.h"
+#include "wire/record_scan.h"
+
+/* Whether the filter, which mqd_filter_check has accepted, selects the record. */
+bool mqd_filter_match(const uint8_t *filter, uint32_t filter_bytes, const struct mqd_record *record);
+
+#endif

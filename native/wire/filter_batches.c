@@ -1,0 +1,146 @@
+/* The batches of a view: see wire/filter.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/codec.h"
+#include "wire/filter.h"
+#include "wire/kafka_errors.h"
+
+#define OUTPUT_BYTES_MIN 4096
+#define NO_MEMORY MQD_KAFKA_STORAGE_ERROR
+
+struct work {
+    const uint8_t *filter;
+    uint32_t filter_bytes;
+    int64_t from_offset;
+    struct mqd_filtered *out;
+};
+
+static bool room(struct mqd_filtered *out, uint64_t size_bytes)
+{
+    uint64_t needed = out->size_bytes + size_bytes, capacity = out->capacity_bytes;
+    if (needed <= capacity)
+        return true;
+    capacity = capacity * 2 > needed ? capacity * 2 : needed;
+    capacity = capacity > OUTPUT_BYTES_MIN ? capacity : OUTPUT_BYTES_MIN;
+    uint8_t *grown = realloc(out->bytes, capacity);
+    if (!grown)
+        return false;
+    out->bytes = grown;
+    out->capacity_bytes = capacity;
+    return true;
+}
+
+static bool add(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size_bytes)
+{
+    if (!room(out, size_bytes))
+        return false;
+    memcpy(out->bytes + out->size_bytes, bytes, size_bytes);
+    out->size_bytes += size_bytes;
+    return true;
+}
+
+/* Appends a place for the header and the selected records. Returns their count; -1: they cannot be parsed, or
+ * *no_memory. */
+static int64_t select_records(struct work *work, struct mqd_batch *batch, const uint8_t *bytes, uint64_t size_bytes,
+                              bool *no_memory)
+{
+    struct mqd_records records;
+    struct mqd_record record;
+    int64_t count = 0, max_timestamp_ms = -1;
+    int more;
+    mqd_records_begin(&records, batch, bytes, size_bytes);
+    while ((more = mqd_records_next(&records, &record)) == 1) {
+        if (batch->base_offset + record.offset_delta < work->from_offset ||
+            !mqd_filter_match(work->filter, work->filter_bytes, &record))
+            continue;
+        if (count++ == 0 && !(*no_memory = !room(work->out, MQD_BATCH_HEADER_BYTES)))
+            work->out->size_bytes += MQD_BATCH_HEADER_BYTES;
+        if (*no_memory || (*no_memory = !add(work->out, record.bytes, record.size_bytes)))
+            return -1;
+        int64_t timestamp_ms = mqd_record_timestamp_ms(batch, &record);
+        max_timestamp_ms = timestamp_ms > max_timestamp_ms ? timestamp_ms : max_timestamp_ms;
+    }
+    if (!(batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME))
+        batch->max_timestamp_ms = max_timestamp_ms;
+    return more < 0 ? -1 : count;
+}
+
+/* Appends the selected records of one batch; none: nothing. 0, or an error. */
+static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struct mqd_batch *batch)
+{
+    struct mqd_filtered *out = work->out;
+    uint64_t begin = out->size_bytes;
+    const uint8_t *records = bytes + MQD_BATCH_HEADER_BYTES;
+    int64_t size_bytes = batch->size_bytes - MQD_BATCH_HEADER_BYTES;
+    uint8_t codec = batch->attributes & MQD_ATTRIBUTE_COMPRESSION;
+    const char *reason;
+    bool no_memory = false;
+    if (batch->attributes & MQD_ATTRIBUTE_CONTROL)
+        return add(out, bytes, (uint64_t)batch->size_bytes) ? 0 : NO_MEMORY;
+    if (codec && !mqd_codec_available(codec))
+        return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
+    if (codec)
+        size_bytes = mqd_decompress(codec, records, (size_t)size_bytes, MQD_RECORDS_BYTES_MAX, &records, &reason);
+    if (size_bytes < 0)
+        return size_bytes == MQD_CODEC_NO_MEMORY ? NO_MEMORY : MQD_KAFKA_CORRUPT_MESSAGE;
+    struct mqd_batch header = *batch;
+    int64_t count = select_records(work, &header, records, (uint64_t)size_bytes, &no_memory);
+    if (count < 0)
+        return no_memory ? NO_MEMORY : MQD_KAFKA_CORRUPT_MESSAGE;
+    if (count == 0)
+        return 0;
+    if (count == batch->record_count) {
+        out->size_bytes = begin;
+        return add(out, bytes, (uint64_t)batch->size_bytes) ? 0 : NO_MEMORY;
+    }
+    header.record_count = (int32_t)count;
+    header.attributes &= (int16_t)~MQD_ATTRIBUTE_COMPRESSION;
+    mqd_batch_seal(out->bytes + begin, &header, out->bytes + begin + MQD_BATCH_HEADER_BYTES,
+                   (uint32_t)(out->size_bytes - begin - MQD_BATCH_HEADER_BYTES));
+    return 0;
+}
+
+/* A batch without records in the place of one of which none was selected. */
+static void seal_empty(struct mqd_filtered *out, const struct mqd_batch *batch)
+{
+    struct mqd_batch header = *batch;
+    header.record_count = 0;
+    header.attributes &= (int16_t)~MQD_ATTRIBUTE_COMPRESSION;
+    if (!(header.attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME))
+        header.max_timestamp_ms = -1;
+    mqd_batch_seal(out->empty, &header, NULL, 0);
+    out->has_empty = true;
+}
+
+void mqd_filtered_free(struct mqd_filtered *filtered)
+{
+    free(filtered->bytes);
+    *filtered = (struct mqd_filtered){0};
+}
+
+int16_t mqd_filter_batches(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
+                           int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out)
+{
+    struct work work = {filter, filter_bytes, from_offset, out};
+    struct mqd_batch batch;
+    *out = (struct mqd_filtered){.next_offset = from_offset};
+    for (uint64_t at = 0; at < size_bytes && (!out->size_bytes || out->size_bytes < output_bytes_max);
+         at += (uint64_t)batch.size_bytes) {
+        uint64_t before = out->size_bytes;
+        if (size_bytes - at < MQD_BATCH_HEADER_BYTES || mqd_batch_decode(bytes + at, size_bytes - at, &batch) < 0 ||
+            (uint64_t)batch.size_bytes > size_bytes - at)
+            return MQD_KAFKA_CORRUPT_MESSAGE;
+        int64_t next_offset = batch.base_offset + batch.last_offset_delta + 1;
+        if (next_offset <= from_offset)
+            continue;
+        int16_t error = filter_batch(&work, bytes + at, &batch);
+        if (error)
+            return error;
+        out->next_offset = next_offset;
+        out->has_empty = false;
+        if (out->size_bytes == before)
+            seal_empty(out, &batch);
+    }
+    return 0;
+}
