@@ -3,7 +3,6 @@
  * to these; the rest to page faults if there was one that read from a disk, otherwise to locks,
  * those of the kernel (of the address space, of sockets) and those of the process.
  */
-#define _GNU_SOURCE
 #include "server/slow/turn.h"
 
 #include <fcntl.h>

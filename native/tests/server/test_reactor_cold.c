@@ -71,3 +71,39 @@ BOTH(cached_pages_are_sent_at_once)
     where_refused(0, EPERM, none_is_read_ahead, backend);
     where_refused(ENOSYS, 0, none_is_read_ahead, backend);
 }
+
+/* The second of two fetches that come together would remove the partition whose records the first one
+ * still has read ahead: a session has one request at a time. */
+static void the_second_is_refused(int backend)
+{
+    struct bench *b = bench_start(backend, one_batch_segments);
+    struct client client = client_open(b, 0);
+    produce(&client, 1, BATCHES);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    struct fetch fetch = {.bytes_max = 100};
+    client_fetch(&client, fetch, &(struct fetch_position){0, BATCHES}, 1, fetched);
+    CHECK(fetched->session_id != 0);
+    fetch.session_id = fetched->session_id, fetch.session_epoch = 1;
+    struct frame both = {0};
+    put_fetch(&both, fetch, &(struct fetch_position){0, 2}, 1);
+    fetch.session_epoch = 2, fetch.forget = 1;
+    put_fetch(&both, fetch, NULL, 0);
+    bool sent = client_send(&client, &both);
+    frame_free(&both);
+    CHECK(sent);
+    CHECK_EQUAL(client_receive(&client), 1);
+    take_fetched(&client, fetched);
+    CHECK_EQUAL(fetched->batch_count, 1);
+    CHECK_EQUAL(fetched->batches[0].mark, 3);
+    CHECK_EQUAL(client_receive(&client), 1);
+    take_fetched(&client, fetched);
+    CHECK_EQUAL(fetched->top_error, 71); /* INVALID_FETCH_SESSION_EPOCH */
+    free(fetched);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(a_session_has_one_request_at_a_time)
+{
+    where_refused(ENOSYS, EPERM, the_second_is_refused, backend);
+}
