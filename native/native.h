@@ -185,15 +185,6 @@ enum mqd_counter {
     MQD_GAUGE_SYNC_OLDEST_NS, /* CLOCK_MONOTONIC at which the oldest flush under way began; 0 = none */
     MQD_COUNTER_COUNT
 };
-enum mqd_histogram {
-    MQD_TIME_PRODUCE,
-    MQD_TIME_FETCH,
-    MQD_TIME_LOOP,
-    MQD_TIME_SYNC,
-    MQD_TIME_CONTROL,
-    MQD_TIME_CAUSES, /* enum mqd_turn_cause, server/api.h */
-    MQD_HISTOGRAM_COUNT = MQD_TIME_CAUSES + 6
-};
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms);
 uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* a single counter */

@@ -12,15 +12,6 @@ enum mqd_rights {
     MQD_RIGHTS_ON,
     MQD_RIGHTS_LOG_ONLY /* denials are reported, and allowed */
 };
-/* what a turn of the loop spends its time on (server/slow/turn.h); each is a histogram */
-enum mqd_turn_cause {
-    MQD_TURN_WRITE = MQD_TIME_CAUSES,
-    MQD_TURN_ALLOCATION,
-    MQD_TURN_FLUSH,
-    MQD_TURN_LOCK,
-    MQD_TURN_FAULT,
-    MQD_TURN_SCHEDULING
-};
 #define MQD_LISTENER_COUNT_MAX 64
 #define MQD_LISTENER_HOSTS 64 /* mqd_reactor_listener_tls: connections between hosts, both ways */
 #define MQD_LISTENER_TLS 1

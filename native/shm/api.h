@@ -1,11 +1,27 @@
-/* Quotas by user and client id for Python; read by build_ffi.py like native.h, under the same rules.
- * How they work: shm/quota.h.
+/* What workers measure, and quotas by user and client id, for Python; read by build_ffi.py like
+ * native.h, under the same rules. How quotas work: shm/quota.h.
  */
 #ifndef MQD_SHM_API_H
 #define MQD_SHM_API_H
 /* MQD_CDEF_OFF */
 #include "native.h"
 /* MQD_CDEF_ON */
+
+enum mqd_histogram {
+    MQD_TIME_PRODUCE,
+    MQD_TIME_FETCH,
+    MQD_TIME_LOOP,
+    MQD_TIME_SYNC,
+    MQD_TIME_CONTROL,
+    /* what a turn of the loop spends its time on (server/slow/turn.h) */
+    MQD_TIME_LOOP_WRITE,
+    MQD_TIME_LOOP_ALLOCATION,
+    MQD_TIME_LOOP_FLUSH,
+    MQD_TIME_LOOP_LOCK,
+    MQD_TIME_LOOP_FAULT,
+    MQD_TIME_LOOP_SCHEDULING,
+    MQD_HISTOGRAM_COUNT
+};
 
 #define MQD_QUOTA_RULE_COUNT_MAX 4096
 /* The last counts millionths of a changed partition (KIP-599). */

@@ -41,6 +41,7 @@
 #include <stdint.h>
 
 #include "native.h" /* mqd_positions, mqd_partition_view, mqd_descriptor, limits */
+#include "shm/api.h"
 
 #define MQD_CONTROL_MAGIC 0x314c52544344514dull /* "MQDCTRL1" */
 #define MQD_LAYOUT_VERSION 2u

@@ -3,6 +3,7 @@
 #define MQD_COUNTER_TEST_H
 
 #include "mqd_reactor_test.h"
+#include "shm/api.h"
 
 __attribute__((unused)) static uint64_t counted(struct bench *b, enum mqd_counter counter)
 {

@@ -15,8 +15,6 @@
 
 #define SPENT_NS_MIN 1000 /* less is what the measurement itself takes */
 
-_Static_assert(MQD_TURN_SCHEDULING + 1 == MQD_HISTOGRAM_COUNT, "each cause has a histogram");
-
 int64_t mqd_turn_now_ns(void)
 {
     struct timespec now;
@@ -95,7 +93,7 @@ void mqd_turn_part_end(struct mqd_reactor *r)
         r->turn.blocked_in_parts_ns += blocked_ns(r->turn.part_begun, look(r));
 }
 
-void mqd_turn_spent(struct mqd_reactor *r, enum mqd_turn_cause cause, int64_t since_ns)
+void mqd_turn_spent(struct mqd_reactor *r, enum mqd_histogram cause, int64_t since_ns)
 {
     if (mqd_turn_measured(r))
         r->turn.spent_ns[cause] += mqd_turn_now_ns() - since_ns;
@@ -108,12 +106,12 @@ void mqd_turn_end(struct mqd_reactor *r)
     struct mqd_turn_clock end = look(r);
     long faults = disk_faults();
     int64_t *spent_ns = r->turn.spent_ns;
-    spent_ns[MQD_TURN_SCHEDULING] = end.waited_ns - r->turn.waited_ns; /* since it was woken */
-    spent_ns[faults > r->turn.disk_faults ? MQD_TURN_FAULT : MQD_TURN_LOCK] =
+    spent_ns[MQD_TIME_LOOP_SCHEDULING] = end.waited_ns - r->turn.waited_ns; /* since it was woken */
+    spent_ns[faults > r->turn.disk_faults ? MQD_TIME_LOOP_FAULT : MQD_TIME_LOOP_LOCK] =
         blocked_ns(r->turn.begun, end) - r->turn.blocked_in_parts_ns;
     r->turn.disk_faults = faults;
     r->turn.waited_ns = end.waited_ns;
-    for (enum mqd_turn_cause cause = MQD_TURN_WRITE; cause <= MQD_TURN_SCHEDULING; cause++)
+    for (enum mqd_histogram cause = MQD_TIME_LOOP_WRITE; cause <= MQD_TIME_LOOP_SCHEDULING; cause++)
         if (spent_ns[cause] >= SPENT_NS_MIN)
-            mqd_time(r, (enum mqd_histogram)cause, spent_ns[cause]);
+            mqd_time(r, cause, spent_ns[cause]);
 }

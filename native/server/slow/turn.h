@@ -24,7 +24,7 @@ void mqd_turn_part_begin(struct mqd_reactor *r);
 void mqd_turn_part_end(struct mqd_reactor *r);
 
 int64_t mqd_turn_now_ns(void);
-/* `cause`: MQD_TURN_WRITE, MQD_TURN_ALLOCATION or MQD_TURN_FLUSH */
-void mqd_turn_spent(struct mqd_reactor *r, enum mqd_turn_cause cause, int64_t since_ns);
+/* `cause`: MQD_TIME_LOOP_WRITE, MQD_TIME_LOOP_ALLOCATION or MQD_TIME_LOOP_FLUSH */
+void mqd_turn_spent(struct mqd_reactor *r, enum mqd_histogram cause, int64_t since_ns);
 
 #endif

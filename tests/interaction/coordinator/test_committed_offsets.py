@@ -28,7 +28,7 @@ from mqd.protocol.messages import (
 from mqd.protocol.records import Record, decode_records, encode_batch
 from tests.broker import Broker
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
-from tests.polling import PATIENCE_S
+from tests.polling import PATIENCE_S, eventually
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = (
     0,
@@ -184,7 +184,7 @@ def test_damage_costs_the_records_that_it_hit(start_broker) -> None:
     assert {group: offsets.get(("t", 0)) for group, offsets in committed.items()} == {
         group: number if number != 4 else None for number, group in enumerate(names(9))
     }
-    assert "damage in a coordinator's partition" in broker.logs(200)
+    eventually(lambda: "damage in a coordinator's partition" in broker.logs(200))
     client.commit("group-4", "t", {0: 44})
     assert client.committed("group-4") == {"group-4": {("t", 0): 44}}
 

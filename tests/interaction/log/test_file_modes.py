@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.broker import Broker
+from tests.polling import eventually
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_files_are_for_the_brokers_user_alone(start_broker, tmp_path: Path, usua
     broker = start_broker(config={"log.dirs": str(elsewhere)})
     write(broker)
     assert open_to_others(broker.data_dir) == [] and open_to_others(elsewhere) == []
-    assert "open to other users; its permissions were restricted" in broker.logs(200)
+    eventually(lambda: "open to other users; its permissions were restricted" in broker.logs(200))
     os.kill(broker.pid("mqd-worker-0"), 9)
     broker.wait_until_ready()
     write(broker)

@@ -31,7 +31,7 @@ LOCK_S = 5  # shorter, a slow machine would be late with a renewal
 def commands(section: str) -> list[str]:
     text = PAGE[PAGE.index(f"\n## {section}\n") :]
     found = re.findall(r"```sh\n(.*?)```", text[: text.index("\n## ", 5)], re.DOTALL)
-    return [line for block in found for line in block.splitlines()]
+    return [line for block in found for line in block.replace("\\\n", "").splitlines()]
 
 
 def type_in(broker: Broker, *lines: str) -> str:

@@ -91,12 +91,13 @@ def test_schedules(start_broker: Callable[..., Broker]) -> None:
 
         producer.produce("later", value.encode(), b"k", headers=[*named, ("own", b"1")], on_delivery=keep)
 
+    begin = int(time.time() * 1000)
     send("at once")
     producer.flush(60)
     target = Target(broker, "orders")
     assert target.take(1) == ["at once"]
-    begin = int(time.time() * 1000)
-    dues = {f"{number}": begin + 300 + 25 * (number * 7 % 80) for number in range(80)}
+    now = int(time.time() * 1000)
+    dues = {f"{number}": now + 300 + 25 * (number * 7 % 80) for number in range(80)}
     for value, due in dues.items():
         send(value, mqd_deliver_at=due)
     send("cancelled", mqd_delay_ms=3_000)

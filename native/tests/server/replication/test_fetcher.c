@@ -2,6 +2,7 @@
 /* A host that follows another: both reactors are real. */
 #include "log/compaction/api.h"
 #include "mqd_fetcher_test.h"
+#include "shm/api.h"
 
 #include <sys/wait.h>
 

@@ -4,6 +4,7 @@
 #include <dirent.h>
 
 #include "mqd_fetcher_test.h"
+#include "shm/api.h"
 
 #include "mqd_tls_test.h"
 

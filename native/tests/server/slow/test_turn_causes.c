@@ -12,7 +12,7 @@
 enum { DELAY_US = 100000, FOUND_US_LOG2 = 16, TURNS_MAX = 50 };
 
 /* Turns in which `cause` took 2^us_log2 microseconds or more. */
-static uint64_t turns(struct bench *b, enum mqd_turn_cause cause, uint32_t us_log2)
+static uint64_t turns(struct bench *b, enum mqd_histogram cause, uint32_t us_log2)
 {
     static uint64_t counters[MQD_COUNTER_COUNT], histograms[MQD_HISTOGRAM_COUNT][128];
     uint64_t count = 0;
@@ -23,7 +23,7 @@ static uint64_t turns(struct bench *b, enum mqd_turn_cause cause, uint32_t us_lo
 }
 
 /* A turn is counted when it has ended, after its replies have left. */
-static bool found(struct bench *b, enum mqd_turn_cause cause)
+static bool found(struct bench *b, enum mqd_histogram cause)
 {
     int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
     while (test_now_ns() < end_ns && !turns(b, cause, FOUND_US_LOG2))
@@ -54,11 +54,11 @@ BOTH(a_slow_write_is_found_with_and_without_reserved_space)
     struct client client = client_open(b, 0);
     faults("write:DELAY:.log:ms=100");
     produce(&client, 1); /* space is reserved after the first */
-    CHECK(found(b, MQD_TURN_ALLOCATION));
-    for (uint64_t mark = 2; mark < TURNS_MAX && !turns(b, MQD_TURN_WRITE, FOUND_US_LOG2); mark++)
+    CHECK(found(b, MQD_TIME_LOOP_ALLOCATION));
+    for (uint64_t mark = 2; mark < TURNS_MAX && !turns(b, MQD_TIME_LOOP_WRITE, FOUND_US_LOG2); mark++)
         produce(&client, mark);
-    CHECK(turns(b, MQD_TURN_WRITE, FOUND_US_LOG2));
-    CHECK_EQUAL(turns(b, MQD_TURN_LOCK, FOUND_US_LOG2), 0);
+    CHECK(turns(b, MQD_TIME_LOOP_WRITE, FOUND_US_LOG2));
+    CHECK_EQUAL(turns(b, MQD_TIME_LOOP_LOCK, FOUND_US_LOG2), 0);
     client_close(&client);
     bench_stop(b);
 }
@@ -87,9 +87,9 @@ BOTH(a_lock_that_another_thread_holds_is_found)
     struct bench *b = bench_start(backend, measured);
     struct client client = client_open(b, 0);
     faults("write:DELAY:.log:ms=100");
-    for (int i = 0; i < TURNS_MAX && !turns(b, MQD_TURN_LOCK, FOUND_US_LOG2); i++)
+    for (int i = 0; i < TURNS_MAX && !turns(b, MQD_TIME_LOOP_LOCK, FOUND_US_LOG2); i++)
         hold_its_lock(b, &client);
-    CHECK(turns(b, MQD_TURN_LOCK, FOUND_US_LOG2));
+    CHECK(turns(b, MQD_TIME_LOOP_LOCK, FOUND_US_LOG2));
     client_close(&client);
     bench_stop(b);
 }
@@ -118,9 +118,9 @@ BOTH(a_wait_for_a_cpu_is_found)
     CHECK(pthread_setaffinity_np(spinning, sizeof first, &first) == 0);
     CHECK(pthread_setaffinity_np(b->reactors[0]->thread, sizeof first, &first) == 0);
     CHECK(pthread_setschedparam(b->reactors[0]->thread, SCHED_IDLE, &none) == 0); /* the other does not yield to it */
-    for (uint64_t mark = 1; mark < TURNS_MAX && !turns(b, MQD_TURN_SCHEDULING, 10); mark++)
+    for (uint64_t mark = 1; mark < TURNS_MAX && !turns(b, MQD_TIME_LOOP_SCHEDULING, 10); mark++)
         produce(&client, mark);
-    CHECK(turns(b, MQD_TURN_SCHEDULING, 10)); /* a millisecond */
+    CHECK(turns(b, MQD_TIME_LOOP_SCHEDULING, 10)); /* a millisecond */
     mqd_store_release(&stop, 1u);
     pthread_join(spinning, NULL);
     client_close(&client);
@@ -132,7 +132,7 @@ BOTH(nothing_is_measured_unless_it_is_asked_for)
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
     produce(&client, 1);
-    for (enum mqd_turn_cause cause = MQD_TURN_WRITE; cause <= MQD_TURN_SCHEDULING; cause++)
+    for (enum mqd_histogram cause = MQD_TIME_LOOP_WRITE; cause <= MQD_TIME_LOOP_SCHEDULING; cause++)
         CHECK_EQUAL(turns(b, cause, 0), 0);
     client_close(&client);
     bench_stop(b);
