@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +20,11 @@ NOT_OURS = "is not a directory that only this user can write"
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Too long a name for sockets below it; /tmp is one of ours."""
-    shared = tmp_path / "tmp"
-    shared.mkdir()
-    monkeypatch.setattr(paths, "SHARED", shared)
-    return tmp_path / ("d" * 120)
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Too long a name for sockets below it; /tmp is one of ours, and short wherever TMPDIR is."""
+    with tempfile.TemporaryDirectory(prefix="mqd-", dir="/tmp") as shared:
+        monkeypatch.setattr(paths, "SHARED", Path(shared))
+        yield tmp_path / ("d" * 120)
 
 
 def as_another(monkeypatch: pytest.MonkeyPatch) -> None:
