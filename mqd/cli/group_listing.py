@@ -124,21 +124,20 @@ def _named(assignment: Any) -> dict[str, list[int]]:
     return {one.topic_name: sorted(one.partitions) for one in assignment.topic_partitions if one.partitions}
 
 
+def _member(one: Any, assignment: dict[str, list[int]], target: dict[str, list[int]]) -> Member:
+    return Member(
+        one.member_id,
+        one.client_id,
+        _host(one.client_host),
+        one.instance_id,
+        assignment,
+        None if target == assignment else target,
+        one.member_epoch,
+    )
+
+
 def _consumer(answer: Any) -> Group:
-    members = []
-    for one in answer.members:
-        assignment, target = _named(one.assignment), _named(one.target_assignment)
-        members.append(
-            Member(
-                one.member_id,
-                one.client_id,
-                _host(one.client_host),
-                one.instance_id,
-                assignment,
-                None if target == assignment else target,
-                one.member_epoch,
-            )
-        )
+    members = [_member(one, _named(one.assignment), _named(one.target_assignment)) for one in answer.members]
     return Group(
         answer.group_id,
         "consumer",
@@ -192,21 +191,12 @@ def _inputs_of(tasks: list[Any], topics: dict[str, list[str]]) -> dict[str, list
 def _streams(answer: Any) -> Group:
     """A member's assignment is the partitions that its active tasks read."""
     topics = _inputs(answer)
-    members = []
-    for one in answer.members:
-        assignment = _inputs_of(one.assignment.active_tasks, topics)
-        target = _inputs_of(one.target_assignment.active_tasks, topics)
-        members.append(
-            Member(
-                one.member_id,
-                one.client_id,
-                _host(one.client_host),
-                one.instance_id,
-                assignment,
-                None if target == assignment else target,
-                one.member_epoch,
-            )
+    members = [
+        _member(
+            one, _inputs_of(one.assignment.active_tasks, topics), _inputs_of(one.target_assignment.active_tasks, topics)
         )
+        for one in answer.members
+    ]
     return Group(
         answer.group_id,
         STREAMS,

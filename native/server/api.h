@@ -93,7 +93,7 @@ struct mqd_topic_partition {
 int mqd_reactor_topic_put_partitions(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16],
                                      const char *name, const struct mqd_topic_partition *partitions,
                                      uint32_t partition_count);
-/* The same for a view: its partitions are those of the topic `base`, of which it has the records that the filter
+/* The same for a view: it has the partitions of the topic `base`, and those of its records that the filter
  * selects. */
 int mqd_reactor_view_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
                          const struct mqd_topic_partition *partitions, uint32_t partition_count, const char *base,

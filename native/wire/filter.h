@@ -12,8 +12,8 @@
  * number is compared, is not selected by any comparison, != included. Of several headers of a name the last counts.
  *
  * Batches keep what compaction keeps (wire/record_scan.h): base offset, last offset delta, producer, sequence,
- * leader epoch, and the bytes of each remaining record. A batch of which all records are selected is copied as it
- * is; of a compressed one the selected records are not compressed again. Control batches are kept, because readers
+ * leader epoch, and the bytes of each remaining record. A batch whose records are all selected is copied as it
+ * is; selected records of a compressed batch are not compressed again. Control batches are kept, because readers
  * need them to know where transactions end.
  */
 #ifndef MQD_FILTER_H

@@ -101,7 +101,7 @@ static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struc
     return 0;
 }
 
-/* A batch without records in the place of one of which none was selected. */
+/* A batch without records, in the place of one whose records were all left out. */
 static void seal_empty(struct mqd_filtered *out, const struct mqd_batch *batch)
 {
     struct mqd_batch header = *batch;

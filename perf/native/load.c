@@ -1,17 +1,34 @@
-/* The load generator's command line. Words are NAME=VALUE; one JSON object is printed.
+/* The load generator's command line. Words are NAME=VALUE; one JSON object is printed. Words in
+ * brackets have defaults.
  *
- *   load produce    port topic batch milliseconds  [partitions connections depth burst records acks shift count spin]
- *   load fetch      port topic bytes milliseconds  [partitions connections count spin]      from the start, round and
- * round load parked     port topic                     [connections]      caught-up consumers; says `ready`, ends with
- * its standard input load latency    port topic batch count         [acks cpu path]    one record at a time, an echo
- * server (on cpu) and fdatasync (of path) interleaved load paced      port topic batch rate milliseconds
- * [warm_milliseconds partitions connections records acks surge]   requests/s that are kept, whatever the broker does load
- * end_to_end port topic batch count         [acks records bytes_min wait_ms pause_us]   produce on one connection until
- * a parked fetch on another has it load sync       path count                     [batch]            the disk alone
- *   load files      path files batch count         [merge]           the file system alone: CPU time of writing to many
- * files in turn load warm       megabytes milliseconds                            touches memory and gives it back: a
- * virtual machine's host backs a page at its first touch, which costs several times what the page cache costs later and
- * would be counted as ours
+ *   load produce port topic batch milliseconds
+ *       [partitions connections depth burst records acks shift count spin]
+ *
+ *   load fetch port topic bytes milliseconds [partitions connections count spin]
+ *       From the first record, again and again.
+ *
+ *   load parked port topic [connections]
+ *       Caught-up consumers. Prints `ready`; ends with its standard input.
+ *
+ *   load latency port topic batch count [acks cpu path]
+ *       One record at a time, interleaved with an echo server (on cpu) and fdatasync (of path).
+ *
+ *   load paced port topic batch rate milliseconds
+ *       [warm_milliseconds partitions connections records acks surge]
+ *       The rate, in requests/s, is kept whatever the broker does.
+ *
+ *   load end_to_end port topic batch count [acks records bytes_min wait_ms pause_us]
+ *       Produces on one connection until a parked fetch on another one has it.
+ *
+ *   load sync path count [batch]
+ *       The disk alone.
+ *
+ *   load files path files batch count [merge]
+ *       The file system alone: CPU time of writing to many files in turn.
+ *
+ *   load warm megabytes milliseconds
+ *       Touches memory and gives it back. The host of a virtual machine provides a page at its first
+ *       touch, which costs several times what the page cache costs later.
  */
 #include <errno.h>
 #include <signal.h>

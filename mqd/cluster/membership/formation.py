@@ -4,23 +4,25 @@ the seeds, and decides by their responses. Sans-I/O.
 A host that belongs to a cluster never queries. An empty one queries every seed (including itself:
 that is how it learns whether it is a seed) until one of these cases applies:
 
-    no seeds                                                    found a cluster alone, immediately
-    a seed belongs to a cluster                                 join that cluster: as a voter if it was founded with this host, else as an observer
-    every seed answers, is empty, names the same seeds, and
-    has itself seen exactly the same set of hosts               found: the voters are the seeds, the cluster's id is derived from their identities
-    otherwise                                                   wait, and report the missing seeds;
-                                                                once, after ADVISE_MS without a
-                                                                response of a seed, also the possible
-                                                                causes
+    no seeds
+        found a cluster alone, immediately
+    a seed belongs to a cluster
+        join that cluster: as a voter if it was founded with this host, else as an observer
+    every seed is empty, names the same seeds, and has itself seen exactly the same set of hosts
+        found: the voters are the seeds, the cluster's id is derived from their identities
+    otherwise
+        wait, and report the missing seeds; once, after ADVISE_MS without a response of a seed, also
+        the possible causes
 
 A host that is not a seed never founds a cluster.
 
 Invariants
     F1  an identity is (node id, directory id); a wiped host has another directory id, so it is not
         a voter of any cluster
-    F2  a host founds only when the newest answer of each seed, in response to a request of this process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
-        different sets can therefore never both have a majority: a host that stated "I see S" had not
-        founded then, sees only later sets, and never returns to an earlier one
+    F2  a host founds only when the newest response of each seed, to a request of this process, says:
+        empty, the same seeds, and `sees` = the set that this host sees. Two different sets can
+        therefore never both have a majority: a host that stated "I see S" had not founded then, sees
+        only later sets, and never returns to an earlier one
     F3  all founders of one set come to the same cluster id and the same voters, whichever queries
         first
     F4  a host with a new metadata directory that once belonged to a cluster (`lost_cluster_id`)

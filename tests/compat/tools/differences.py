@@ -89,14 +89,16 @@ ALLOWED = (
         TIERED,
         "configs: of a topic: all.*",
         lines=r"out ((local|remote|schedule)\.[\w.]+|flush\.on\.ack|record\.validation|replica\.lag\.max\.messages"
-        r"|queue\.delete\.on\.ack|share\.priority|view\.[a-z]+|dedup\.[a-z.]+|errors\.deadletterqueue\.group\.enable)=.*",
+        r"|queue\.delete\.on\.ack|share\.priority|view\.[a-z]+|dedup\.[a-z.]+"
+        r"|errors\.deadletterqueue\.group\.enable)=.*",
     ),
     Allowed(TEXTS, "topics: names (and|that).*", lines=r"out Error while executing topic command : Topic .*"),
     Allowed(INTERNAL, "topics: internal.*", lines=r"out Topic: __consumer_offsets TopicId: ID PartitionCount: 4 .*"),
     Allowed(
         STRICT,
         "configs: of a broker: set.*",
-        lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config|out Completed updating config for broker 1\.|{ERROR}InvalidConfigurationException",
+        lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config|out Completed updating config for broker 1\."
+        rf"|{ERROR}InvalidConfigurationException",
     ),
     Allowed(
         GROUP_CONFIGS,

@@ -29,7 +29,7 @@ Read = dict[int, list[tuple[int, bytes]]]  # by partition
 
 
 class Sender(threading.Thread):
-    """Transactions of 40 records, of which every fourth is selected; every third is aborted."""
+    """Transactions of 40 records. Every fourth record is selected; every third transaction is aborted."""
 
     def __init__(self, bootstrap: str, codec: str) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ class Problem(NamedTuple):
 
 
 class Sick:
-    """Three places: a cluster of three hosts, of which one will be away and one has a wrong clock; a
+    """Three places: a cluster of three hosts, where one will be away and one has a wrong clock; a
     broker whose groups have problems; a broker whose disk hangs.
     """
 

@@ -62,8 +62,9 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
     """
     seeds = range(3, 3 + examples(1, 3))
     program = (
-        f"from tests.sim.cluster.cluster_world import ClusterWorld\nfor seed in {seeds}:\n    w = ClusterWorld(seed)\n   "
-        " w.run(3000)\n    print(w.kernel.steps, w.kernel.trace_hash(), w.history.counts)"
+        "from tests.sim.cluster.cluster_world import ClusterWorld\n"
+        f"for seed in {seeds}:\n    w = ClusterWorld(seed)\n    w.run(3000)\n"
+        "    print(w.kernel.steps, w.kernel.trace_hash(), w.history.counts)"
     )
     traces = [
         subprocess.run(
