@@ -12,6 +12,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from mqd.base.clock import now_ms
+from mqd.base.views import VIEW_FILTER, VIEW_OF
 from mqd.cli.broker_lookup import EARLIEST, LATEST, Cluster
 from mqd.cli.cluster_view import Partitions, Seen, address
 from mqd.cli.common import CliError, Settings
@@ -298,6 +299,15 @@ class Described(msgspec.Struct, frozen=True):
     def size(self) -> int | None:
         found = [part.size for part in self.parts if part.size is not None]
         return sum(found) if found else None
+
+    @property
+    def base(self) -> str:
+        """The topic that this one is a view of; empty: it has a log."""
+        return next((one.value or "" for one in self.configs if one.name == VIEW_OF), "")
+
+    @property
+    def condition(self) -> str:
+        return next((one.value or "" for one in self.configs if one.name == VIEW_FILTER), "")
 
 
 def _size_of(found: dict[int, int] | None, leader: int) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mqd.base.views import VIEW_OF
 from mqd.cli.common import EXIT_FAILED, Settings, complete_topic, emit_json, emit_table, options, pairs
 from mqd.cli.common import CliError as CliError
 
@@ -191,9 +192,11 @@ def describe(settings: Settings, name: str) -> None:
         return
     records = sum((p["high_watermark"] or 0) - (p["log_start_offset"] or 0) for p in partitions)
     replicas = _replication_factor(topic)
+    base = configs.get(VIEW_OF)
     click.echo(
         f"topic {name}: {len(partitions)} partition{'s' * (len(partitions) != 1)}, {replicas}"
         f" replica{'s' * (replicas != 1)}, {records} offsets in use"
+        + (f"; a view: partitions, replicas and offsets are those of {base}" if base else "")
     )
     for key, value in configs.items():
         click.echo(f"  {key}={value}")

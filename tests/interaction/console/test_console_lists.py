@@ -46,6 +46,17 @@ def commit(secured: Secured, group: str, *offsets: int) -> None:
     client.close()
 
 
+def test_a_view_names_its_topic_and_condition(topics: None, secured: Secured, browser: Browser) -> None:
+    admin = AdminClient({"bootstrap.servers": secured.broker.bootstrap})
+    config = {"view.of": "orders", "view.filter": "tag = '<b>'"}
+    admin.create_topics([NewTopic("some-orders", -1, config=config)])["some-orders"].result(30)
+    page = browser.get("/topic", name="some-orders")
+    assert "A view of orders : its records with tag = '<b>' ." in page.words and "30 records" in page.words
+    assert "Add partitions" not in page.words and "Produce a record" not in page.words and "Delete" in page.words
+    assert "A view of" not in browser.get("/topic", name="orders").words
+    admin.delete_topics(["some-orders"])["some-orders"].result(30)
+
+
 def test_topics_are_searched_sorted_and_paged_by_the_server(topics: None, browser: Browser) -> None:
     first = browser.get("/topics", q="many-")  # other modules have topics of their own here
     assert "1–50 of 60" in first.words and "many-049" in first.words and "many-050" not in first.words
