@@ -156,7 +156,7 @@ class Maintenance:
                 self._unused.pop(topic.topic_id, None)
                 continue
             phase = retire_rules.phase(topic)
-            moves = retire_rules.draw_near(view, topic, self.directories(state))
+            moves = retire_rules.colocate(view, topic, self.directories(state))
             if moves:
                 records += grouped(moves)
                 continue

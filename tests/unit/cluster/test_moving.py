@@ -423,7 +423,7 @@ def state_of(goal: tuple[int, ...], *followers: tuple[int, ...], leader: int = 1
 
 def led(state: MetadataState) -> list[int]:
     entry = state.topics["t"]
-    for _, change in retire_rules.draw_near(View(state), entry, Directories(state, {})):
+    for _, change in retire_rules.colocate(View(state), entry, Directories(state, {})):
         state.apply(PartitionsChanged(entry.topic_id, (change,)))
     return [partition.leader for partition in state.topics["t"].partitions]
 

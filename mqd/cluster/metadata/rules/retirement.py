@@ -63,7 +63,7 @@ def retire(
     view: View, name: str, partition_count: int, allow_moved_keys: bool, policy_default: str = "delete"
 ) -> list[Record]:
     """Determines which partitions are removed and which ones take their records. The active
-    controller does the rest (draw_near, seal). The caller must check for open transactions on the
+    controller does the rest (colocate, seal). The caller must check for open transactions on the
     partitions: only their leaders know them (they refuse to seal, see the decision note).
     `policy_default`: cleanup.policy of a topic that sets none. Raises Refusal.
     """
@@ -115,7 +115,7 @@ def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
     return view.changes(targets())
 
 
-def draw_near(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
+def colocate(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
     """Changes that move retired partitions to the hosts, current or future, of the partitions that
     take their records: first replicas, and the leader whether or not replicas are moving. Changes
     of one partition are in order, each based on the result of the previous one.
