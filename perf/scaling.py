@@ -257,7 +257,7 @@ def page(result: dict) -> str:
         right=range(7),
     )
     fits = markdown_table(
-        ("", "records/s of one (95 %)", "contention (95 %)", "coherency (95 %)", "error", "most at"),
+        ("", "records/s of one (95 %)", "contention (95 %)", "coherency (95 %)", "error", "peak at"),
         [_fit_lines("clients of one worker", clients), _fit_lines("workers", workers)],
         right=range(1, 6),
     )

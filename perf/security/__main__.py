@@ -40,7 +40,7 @@ def page(figures: list[report.Figure]) -> str:
                 (f"{what}, {way}", report.number(mqd.median), report.number(kafka.median))
                 + (f"**{report.number(part.median)}**", report.spread(part), part.target_text)
             )
-    headings = ("broker CPU-ms per MiB", "mqd", "Apache Kafka", "mqd's part", "spread", "target")
+    headings = ("broker CPU-ms per MiB", "mqd", "Apache Kafka", "mqd ÷ Kafka", "spread", "target")
     return f"{report.paragraph(head)}\n\n{report.markdown_table(headings, lines, right=(1, 2, 3, 4, 5))}"
 
 
