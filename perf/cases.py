@@ -6,11 +6,14 @@ Names of figures are the keys of perf/history.jsonl: a new meaning needs a new n
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 import time
 import urllib.request
 from collections.abc import Callable
 
+from mqd.keeper.loop import DEATH_WINDOW_S
 from perf import cases_coordinators, cases_local, loading
 from perf.accounting import CpuTime, cpu_time, pss_bytes
 from perf.bench import Bench
@@ -280,6 +283,26 @@ def ready(bench: Bench) -> None:
     bench.add("ready, empty directory, 2 workers", "s", seconds, 0.4)
 
 
+def restart(bench: Bench) -> None:
+    """From kill -9 of a worker until the broker is ready again; the workers in turn, each seldom
+    enough that the keeper does not take its deaths for a crash loop and hold its successor back.
+    """
+    broker = bench.brokers.get("idle").broker
+    seconds = []
+    for number in bench.repeat("restart of a killed worker", 8):
+        time.sleep(DEATH_WINDOW_S / 4 + 0.5)
+        name = f"mqd-worker-{number % 2}"
+        victim = broker.pid(name)
+        assert victim is not None
+        began = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        while broker.pid(name) in (None, victim) or not broker.status()["ready"]:
+            time.sleep(0.005)
+        seconds.append(time.monotonic() - began)
+    bench.add("restart of a killed worker, 2 workers", "s", seconds, 0.3)
+    bench.brokers.drop("idle")
+
+
 def ready_full(bench: Bench) -> None:
     """The same after kill -9 with 10 GB of log, once from where the writers were and once again."""
     gigabytes = 10 if not bench.quick else 1
@@ -489,6 +512,7 @@ def surge(bench: Bench) -> None:
 CASES: dict[str, Callable[[Bench], None]] = {
     "ready_full": ready_full,
     "ready": ready,
+    "restart": restart,
     "idle": idle,
     "disk": disk,
     "latency": latency,

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM while `mqd up` starts, with a simulated keeper: no broker is needed."""
+"""Ctrl-C and SIGTERM while `mqd up` starts, and a process that is killed, with a simulated keeper: no
+broker is needed.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,23 @@ from supervisor.options import ServerOptions
 
 from mqd.base.paths import Layout, create, layout
 from mqd.keeper import supervise
+from mqd.keeper.supervise import BrokerSupervisor
 
 IMPORTING = "import time; print('began', flush=True); time.sleep(60)"
 """A keeper that has no handler for SIGTERM yet."""
+
+READY = """
+import json, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+about = {"host": "", "port": 0, "node_id": 0, "ready": True, "ending": None}
+about["processes"] = [{"role": "keeper", "pid": os.getpid()}]
+with open(sys.argv[1] + ".new", "w") as file:
+    json.dump(about, file)
+os.replace(sys.argv[1] + ".new", sys.argv[1])
+signal.pause()
+"""
+"""A keeper of a broker that serves."""
+WORKER = "mqd-worker-0"
 
 
 @pytest.fixture
@@ -111,3 +127,43 @@ def test_sigterm_between_fork_and_exec_ends_the_child(places: Layout, monkeypatc
     monkeypatch.setattr(ServerOptions, "setpgrp", lambda options: os.kill(os.getpid(), signal.SIGTERM))
     failure = supervise.run(configuration(places, IMPORTING), places, lambda about: None)
     assert failure is not None and "killed by a signal" in failure
+
+
+def test_a_killed_process_has_a_successor_before_the_next_long_poll(
+    places: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """supervisord waits for up to a second between reaping a process and looking at what became of it."""
+    file = configuration(places, READY)
+    text = file.read_text().replace("keeper.py", f"keeper.py {places.broker_json}")
+    file.write_text(
+        f"{text}[program:{WORKER}]\ncommand=/bin/sleep 60\nstdout_logfile=NONE\nstartsecs=0\nautorestart=unexpected\n"
+    )
+    polls: list[float] = []  # their timeouts, since the worker was reaped
+    found: list[float] = []
+    fork, reap, timeout = supervise._fork, BrokerSupervisor._reap_and_count, BrokerSupervisor._poll_timeout_s
+
+    def poll_timeout_s(supervisor: BrokerSupervisor, wanted: float) -> float:
+        if supervisor._is_ready and not killed and (worker := supervisor._process(WORKER).pid):
+            killed.append(worker)
+            os.kill(worker, signal.SIGKILL)
+        polls.append(timeout(supervisor, wanted))
+        return polls[-1]
+
+    def reap_and_note(supervisor: BrokerSupervisor) -> tuple[int | None, int | None]:
+        pid, status = reap(supervisor)
+        if pid in killed:
+            polls.clear()
+        return pid, status
+
+    def fork_and_note() -> int:
+        if killed:
+            found.extend(polls)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fork()
+
+    killed: list[int] = []
+    monkeypatch.setattr(BrokerSupervisor, "_poll_timeout_s", poll_timeout_s)
+    monkeypatch.setattr(BrokerSupervisor, "_reap_and_count", reap_and_note)
+    monkeypatch.setattr(supervise, "_fork", fork_and_note)
+    assert supervise.run(file, places, lambda about: None) is None
+    assert found and sum(found) < 0.1
