@@ -4,7 +4,7 @@ authority's key, which stays there; the new host's own keys never leave it.
     invite: prints a token, listens          token: address, node id, authority, secret, expiry
     join:   connects by TLS, which only a host with a certificate of that authority can accept
             -> the secret, two certificate requests, names and addresses of the broker
-            <- two certificates, the cluster's key, the admin's settings; the token is used up
+            <- two certificates, the cluster's key, the admin's settings, the metrics pages' token; the token is used up
 
 Invariants
     J1  the secret is sent only to a host with a certificate of the token's authority
@@ -64,9 +64,10 @@ class _Granted(msgspec.Struct, frozen=True):
     broker: bytes
     key: bytes  # the cluster's key file
     admin: str  # client settings; ssl.ca.location is the inviting host's
+    metrics_token: bytes = b""  # empty: an earlier release, or the inviting host has none
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _Response(msgspec.Struct, frozen=True):
     granted: _Granted | None
     refusal: str = ""
 
@@ -163,7 +164,7 @@ class Invitation:
             connection.settimeout(CONNECTION_S)
             with self._context.wrap_socket(connection, server_side=True) as secured:
                 request = msgspec.msgpack.decode(_receive(secured), type=_Request)
-                response = self._answer(request)
+                response = self._respond(request)
                 _send(secured, response)
             if response.granted is not None:
                 self._print(f"host {self.token.node_id} at {address} has its certificates")
@@ -176,23 +177,23 @@ class Invitation:
             connection.close()
             self._room.release()
 
-    def _answer(self, request: _Request) -> _Answer:
+    def _respond(self, request: _Request) -> _Response:
         if not hmac.compare_digest(request.secret, self.token.secret):
-            return _Answer(None, "the token has a wrong secret")
+            return _Response(None, "the token has a wrong secret")
         with self._lock:
             if self._used or time.monotonic() >= self._until_s:
-                return _Answer(None, "the token was used already, or has expired; make another: mqd cluster invite")
+                return _Response(None, "the token was used already, or has expired; make another: mqd cluster invite")
             self._used = True
         now, node_id, places = datetime.datetime.now(datetime.UTC), self.token.node_id, self._places
         try:
             host = pki.sign_host(self._authority, request.host, node_id, now)
             names = request.names[:HOST_COUNT_MAX]
             broker = pki.sign(self._authority, request.broker, f"mqd broker {node_id}", names, now)
-            return _Answer(
-                _Granted(self._authority.certificate, host, broker, places.key.read_bytes(), places.admin.read_text())
-            )
+            token = places.metrics_token.read_bytes() if places.metrics_token.exists() else b""
+            ca, key, admin = self._authority.certificate, places.key.read_bytes(), places.admin.read_text()
+            return _Response(_Granted(ca, host, broker, key, admin, token))
         except (OSError, ValueError) as error:
-            return _Answer(None, f"the inviting host cannot make certificates: {error}")
+            return _Response(None, f"the inviting host cannot make certificates: {error}")
 
 
 # -- the new host ----------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
         ):
             _check_inviter(secured)
             _send(secured, request)
-            response = msgspec.msgpack.decode(_receive(secured), type=_Answer)
+            response = msgspec.msgpack.decode(_receive(secured), type=_Response)
     except (OSError, msgspec.MsgspecError) as error:
         raise CliError(
             f"cannot join by {where}: {host_identity.reason_of(error)}; `mqd cluster invite` must still run there"
@@ -248,6 +249,7 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
             "key": granted.key,
             "host": host_key + granted.host,
             "admin": granted.admin.encode(),
+            **({"metrics_token": granted.metrics_token} if granted.metrics_token else {}),
             "broker": broker_key + granted.broker,  # last: with it the directory is secured
         },
     )

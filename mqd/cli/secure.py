@@ -240,12 +240,11 @@ def _admin(places: Files) -> str:
 
 
 def share(source: Path, data_dir: Path) -> None:
-    """Copies the authority and the admin's settings of the first broker to another one. Raises
-    CliError."""
+    """Copies what the brokers of a cluster share from the first one to another. Raises CliError."""
     theirs, mine = files(source), files(data_dir)
     try:
         mine.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in ("ca", "ca_key", "key"):
+        for name in ("ca", "ca_key", "key", "metrics_token"):
             _write(getattr(mine, name), getattr(theirs, name).read_bytes())
         admin = theirs.admin.read_text().replace(str(theirs.ca), str(mine.ca))
         _write(mine.admin, admin.encode())

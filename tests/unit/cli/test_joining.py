@@ -56,7 +56,8 @@ def test_a_host_gets_what_it_needs_and_no_more(first, tmp_path):
     assert pki.is_host(host, 4) and not pki.is_host(broker, 4) and pki.covers(broker, NAMES)
     theirs, mine = (client.read(one.admin)[0].settings for one in (first, places))
     assert mine == {**theirs, "ssl.ca.location": str(places.ca)}
-    for file in (places.host, places.broker, places.key, places.admin):
+    assert places.metrics_token.read_bytes() == first.metrics_token.read_bytes(), "one token for all metrics pages"
+    for file in (places.host, places.broker, places.key, places.admin, places.metrics_token):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = {file: file.read_bytes() for file in places if file.is_file()}
     secure.prepare(data_dir, 4, NAMES)  # what `mqd up` does next
@@ -88,8 +89,8 @@ def test_a_token_works_once(first, tmp_path):
         made.token = msgspec.structs.replace(token)
         (host, _), (broker, _) = pki.make_request(), pki.make_request()
         request = joining._Request(token.secret, host, broker, NAMES)
-        assert made._answer(request).granted is not None
-        assert "was used already" in made._answer(request).refusal
+        assert made._respond(request).granted is not None
+        assert "was used already" in made._respond(request).refusal
         made._listener.close()
         joining.join(token, tmp_path / "fourth", NAMES)
     with pytest.raises(CliError, match="cannot join by 127.0.0.1:.*must still run there"):
