@@ -75,7 +75,7 @@ class Broker:
     def start(self) -> Broker:
         began = time.monotonic()
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        # Errors go to a file: a pipe without a reader would stop the broker when it is full.
+        # Errors go to a file: the broker would block on a full pipe that is not read.
         with open(self.data_dir / "up.stderr", "w") as errors:
             self.process = self.run(self.command(), errors)
         assert self.process.stdout is not None
@@ -109,27 +109,29 @@ class Broker:
         )
 
     def status(self) -> dict:
-        """What `mqd status --format json` prints, without a process for each look: tests look
+        """The output of `mqd status --format json`, without starting a process: tests poll this
         hundreds of times.
         """
         return status.request(self.data_dir)
 
     def running(self) -> list[dict]:
-        """The status of each process that runs. One that died and is not started yet has no pid."""
+        """The status of each running process. A process that died and has not been restarted has no
+        pid.
+        """
         return [process for process in self.status()["processes"] if process["pid"] is not None]
 
     def pids(self, role: str) -> list[int]:
         return [process["pid"] for process in self.running() if process["role"] == role]
 
     def pid(self, name: str) -> int | None:
-        """None: it died and is not started again yet."""
+        """None: it died and has not been restarted yet."""
         return next((process["pid"] for process in self.running() if process["name"] == name), None)
 
     def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
         eventually(lambda: self.status()["ready"], lambda: f"the broker is ready again\n{self.logs()}", seconds)
 
     def stop(self) -> int | None:
-        """SIGTERM, as supervisord's user would. Returns the exit code."""
+        """SIGTERM, as a user of supervisord would send it. Returns the exit code."""
         if self.process is None:
             return None
         children = self._children()
@@ -145,13 +147,13 @@ class Broker:
         return self._forget()
 
     def kill_all(self) -> None:
-        """kill -9 of every process of the broker at once, supervisord included: what a power button
+        """kill -9 of all processes of the broker at once, supervisord included: what a power button
         does to processes.
         """
         if self.process is None:
             return
-        # stopped first: supervisord starts no other process meanwhile, and none has the time to see
-        # another's end, and to end well because of it
+        # stopped first: supervisord restarts no process meanwhile, and no process has time to
+        # notice that another one ended and to shut down cleanly
         with contextlib.suppress(OSError):
             pause(self.process.pid)
         pids = [self.process.pid, *self._children()]
@@ -160,7 +162,7 @@ class Broker:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         self.process.wait(STOP_SECONDS)
-        _wait_for_end(pids[1:])  # they are not our children any more: init reaps them
+        _wait_for_end(pids[1:])  # they are no longer our children: init reaps them
         self._forget()
 
     def _children(self) -> list[int]:
@@ -196,7 +198,9 @@ class Broker:
 
 
 def is_alive(pid: int) -> bool:
-    """A main thread that has ended is a zombie while other threads still hold files and locks."""
+    """A process whose main thread has ended is a zombie, while its other threads still hold files
+    and locks.
+    """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
@@ -209,8 +213,9 @@ def _wait_for_end(pids: list[int]) -> None:
 
 
 def pause(pid: int) -> None:
-    """SIGSTOP, until all threads have stopped: one of them takes the signal, and until it has had
-    its turn on a busy machine the others run. A reactor has fetched hundreds of records by then.
+    """SIGSTOP; returns when all threads have stopped. One thread takes the signal, and on a busy
+    machine the others run on until it is scheduled: long enough for a reactor to fetch hundreds of
+    records.
     """
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + STOP_SECONDS
@@ -223,5 +228,5 @@ def _is_paused(pid: int) -> bool:
     tasks = [Path(f"/proc/{pid}/task/{thread}/stat") for thread in os.listdir(f"/proc/{pid}/task")]
     try:
         return all(task.read_text().rpartition(")")[2].split()[0] in "TZ" for task in tasks)
-    except (FileNotFoundError, ProcessLookupError):  # one of them has ended meanwhile
+    except (FileNotFoundError, ProcessLookupError):  # one of them ended meanwhile
         return False

@@ -1,4 +1,4 @@
-"""Files of running brokers, which may go while they are looked at."""
+"""Files of running brokers, which may be deleted while they are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def bytes_of(paths: Iterable[Path]) -> int:
-    """The sum of their sizes; a file that is gone counts nothing."""
+    """The sum of their sizes; a deleted file counts as 0."""
     total = 0
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -17,8 +17,8 @@ def bytes_of(paths: Iterable[Path]) -> int:
 
 
 def faults_file(data_dir: Path) -> Path:
-    """An empty file for MQD_FILE_FAULTS, where a broker's processes can read it when it changes:
-    beside its own files (process.sandbox).
+    """An empty file for MQD_FILE_FAULTS beside the broker's own files, where its sandboxed
+    processes can read it when it changes (process.sandbox).
     """
     data_dir.mkdir(exist_ok=True)
     made = data_dir / "faults"

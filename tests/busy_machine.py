@@ -1,4 +1,4 @@
-"""Hypothesis without limits on the clock: how fast an example is drawn or run on a busy machine says
+"""Hypothesis without time limits: how fast an example is generated or run on a busy machine says
 nothing about the code. pytest's own time limit stays.
 """
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def keep_apart(folder: Path) -> None:
-    """Where Python is set to leave no bytecode in the tree, it goes to `folder`. Without bytecode each of five
-    processes compiles all its modules whenever a broker starts, which doubles the CPU time; an installed mqd
-    has its bytecode, because pip compiles it.
+    """Where Python is set to write no bytecode into the tree, write it to `folder`. Without
+    bytecode, each of the five processes of a broker compiles all its modules at every start, which
+    doubles the CPU time; an installed mqd has bytecode, because pip compiles it.
     """
     if not sys.dont_write_bytecode:
         return
@@ -24,13 +24,13 @@ def keep_apart(folder: Path) -> None:
 
 
 def _link(installed: Path, folder: Path) -> None:
-    """Bytecode that came with Python and with packages is not looked for where it is any more: each
-    fresh clone would compile two thousand modules.
+    """Links the bytecode of Python itself and of installed packages, for which Python no longer
+    looks in their own folders: otherwise each fresh clone would compile two thousand modules.
     """
     place = folder / installed.relative_to("/")
     try:
         place.mkdir(parents=True)
-    except FileExistsError:  # an earlier run has done it, or another lane does
+    except FileExistsError:  # an earlier run or another lane has linked it
         return
     for path, directories, _ in os.walk(installed):
         here = place / Path(path).relative_to(installed)

@@ -33,7 +33,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 
 class Identity:
-    """A private key with its certificate and the certificates that lead to the CA."""
+    """A private key with its certificate and the certificates of its chain up to the CA."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, ca: x509.Certificate):
         self.key = key
@@ -50,7 +50,7 @@ class Identity:
         return self.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
 
     def write(self, path: Path, password: str | None = None) -> Path:
-        """Key and chain in one PEM file, as ssl.keystore.location wants them."""
+        """Key and chain in one PEM file, the format of ssl.keystore.location."""
         path.write_bytes(self.key_pem(password) + self.chain_pem())
         return path
 
@@ -63,7 +63,7 @@ class Identity:
 
 
 class Authority:
-    """A CA of its own."""
+    """A certificate authority."""
 
     def __init__(self, name: str = "Test CA"):
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -89,8 +89,8 @@ class Authority:
         )
 
     def issue(self, common_name: str, *hosts: str, days: int = 5) -> Identity:
-        """For a broker on `hosts` (localhost and 127.0.0.1 when there are none), or for a client.
-        Negative `days`: it has expired.
+        """For a broker on `hosts` (by default localhost and 127.0.0.1), or for a client. Negative
+        `days`: the certificate has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         names = [_host(host) for host in hosts or ("localhost", "127.0.0.1")]

@@ -1,4 +1,4 @@
-"""What a topic holds, read by confluent_kafka: the other opinion, where mqd's own clients are under
+"""Reads a topic with confluent_kafka, as an independent check where mqd's own clients are under
 test.
 """
 
@@ -14,8 +14,8 @@ from tests.broker import Broker
 def read_all(
     broker: Broker, topic: str, count: int, isolation: str = "read_committed", seconds: float = 20
 ) -> list[confluent_kafka.Message]:
-    """All partitions from their beginning up to `count` records, and nothing more is there then.
-    AssertionError when fewer come.
+    """Reads all partitions from the beginning until `count` records have arrived, and checks that
+    no more follow. Raises AssertionError when there are fewer.
     """
     consumer = confluent_kafka.Consumer(
         {

@@ -1,6 +1,4 @@
-"""Several real brokers as one cluster on loopback, each with an address of its own: no port is ever
-taken.
-"""
+"""Several real brokers as one cluster on loopback, each with its own address: ports never collide."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ _serial = itertools.count()
 
 
 class Member(Broker):
-    """One broker of a cluster; start() returns when it serves, which the first time takes the other
-    seeds too.
+    """One broker of a cluster; start() returns when it is ready, which at the first start requires
+    the other seeds too.
     """
 
     def __init__(
@@ -48,8 +46,8 @@ class Member(Broker):
 
 
 class Cluster:
-    """`brokers` by node id, from 1. Addresses 127.P.P.1, ... of this process's number P, ports of
-    this cluster: processes and clusters never meet.
+    """`brokers` by node id, from 1. Addresses 127.P.P.1, ... from this process's number P, and
+    ports of this cluster: neither processes nor clusters collide.
     """
 
     def __init__(self, directory: Path, count: int = 3, workers: int = 1, config: dict[str, str] | None = None) -> None:
@@ -75,13 +73,13 @@ class Cluster:
         return ",".join(broker.bootstrap for broker in self.brokers.values())
 
     def start(self) -> Cluster:
-        """All at once: seeds wait for each other."""
+        """Starts all at once: seeds wait for each other."""
         with ThreadPoolExecutor(len(self.brokers)) as pool:
             list(pool.map(Broker.start, [broker for broker in self.brokers.values() if broker.process is None]))
         return self
 
     def add(self, node_id: int) -> Member:
-        """A host that joins; it is not among the seeds."""
+        """A broker that joins later; it is not among the seeds."""
         member = self.brokers[node_id] = self._member(node_id)
         member.start()
         return member

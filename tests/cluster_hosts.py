@@ -1,5 +1,5 @@
-"""Some hosts of one cluster on this machine: each a broker as `mqd up` starts it, on loopback
-addresses of its own.
+"""Hosts of one cluster on this machine: each is a broker started with `mqd up`, on its own loopback
+addresses.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Cluster:
         return next(host for host in self.hosts if host.node_id == node_id)
 
     def start(self, hosts: Iterable[Host] | None = None) -> None:
-        """Together: none of the seeds is ready before the others are there."""
+        """Starts them together: no seed is ready before the others are running."""
         chosen = list(self.hosts if hosts is None else hosts)
         with ThreadPoolExecutor(len(chosen)) as pool:
             for started in [pool.submit(host.start) for host in chosen]:
@@ -140,7 +140,7 @@ class Cluster:
                 host.kill_all()
 
     def wait(self, what: str, condition: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
-        """What `condition` gives, once it is true. Raises AssertionError with the logs."""
+        """The value of `condition`, once it is true. Raises AssertionError with the logs."""
 
         def logs() -> str:
             return "\n".join(f"===== node {host.node_id}\n{host.logs(15)}" for host in self.hosts)
@@ -148,7 +148,7 @@ class Cluster:
         return eventually(condition, lambda: f"{what}\n{logs()}", seconds)
 
     def leader(self) -> Host:
-        """Of the quorum, as a host that is it says itself."""
+        """The leader of the quorum, according to that host itself."""
 
         def found() -> Host | None:
             for host in self.hosts:

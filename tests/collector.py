@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector: takes metrics by OTLP over HTTP, and keeps them."""
+"""An OpenTelemetry collector: receives metrics by OTLP over HTTP and keeps them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 
 class Collector(ThreadingHTTPServer):
-    """`status`: of its responses."""
+    """`status`: the status code of its responses."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -31,7 +31,7 @@ class Collector(ThreadingHTTPServer):
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """Those of all requests, by name; of one name, the newest."""
+        """The metrics of all requests by name; the newest of each name."""
         return {
             metric.name: metric
             for request in self.requests

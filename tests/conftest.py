@@ -1,4 +1,4 @@
-"""Fixtures for everyone: real brokers on free ports, both I/O backends, the test tiers."""
+"""Shared fixtures: real brokers on free ports, both I/O backends, the test tiers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With nohup or in a shell's background these were ignored, and the brokers
-    under test would inherit that: ctrl-C would not end them.
+    """Under nohup or in the background of a shell these signals are ignored, and the brokers under
+    test would inherit that: ctrl-C would not stop them.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -39,9 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def settings_stay() -> Iterator[None]:
-    """A command that runs in this process may set variables for itself; the next test must not get
-    them.
-    """
+    """A command that runs in this process may set variables; the next test must not see them."""
     before = {name: value for name, value in os.environ.items() if name.startswith("MQD_")}
     yield
     after = {name: value for name, value in os.environ.items() if name.startswith("MQD_")}
@@ -54,8 +52,8 @@ def settings_stay() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """What is collected lives as long as the run: the garbage collector does not look at it while
-    it grows, nor each time it runs afterwards.
+    """Collected items live as long as the run: the garbage collector does not scan them while they
+    are collected, nor at each later collection.
     """
     gc.disable()
     try:
@@ -78,8 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    """What only repeats a test of ours on the other I/O backend is slow, but for what is marked
-    `both_backends`; the native tests run on both each time.
+    """A test of ours on the other I/O backend is slow, unless it is marked `both_backends`; the
+    native tests always run on both.
     """
     if "slow" in item.keywords:
         return True
@@ -87,7 +85,7 @@ def _is_slow(item: pytest.Item) -> bool:
     return parameters.get("io_backend") == SECOND_BACKEND and "both_backends" not in item.keywords
 
 
-# tests without this fixture have the default, io_uring where the kernel allows it
+# tests without this fixture use the default: io_uring where the kernel allows it
 FIRST_BACKEND, SECOND_BACKEND = "epoll", "io_uring"
 
 
@@ -98,18 +96,14 @@ def io_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def shared_broker(io_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker of two workers per I/O backend, for tests that need no state of their own beyond
-    their topics.
-    """
+    """One broker of two workers per I/O backend, for tests whose only state is their topics."""
     with Broker(tmp_path_factory.mktemp(f"broker-{io_backend}"), config={"io.backend": io_backend}) as broker:
         yield broker
 
 
 @pytest.fixture
 def start_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    """start_broker(workers=2, config={...}) -> a running Broker of its own; all are stopped at the
-    end.
-    """
+    """start_broker(workers=2, config={...}) -> a running Broker; all are stopped at the end."""
     brokers: list[Broker] = []
 
     def start(name: str = "data", **options) -> Broker:

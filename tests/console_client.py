@@ -1,4 +1,4 @@
-"""A browser without a window: the console's application called in this process, with its cookies."""
+"""A headless browser: calls the console's application in this process, and keeps cookies."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Answer(msgspec.Struct):
 
     @property
     def words(self) -> str:
-        """What a reader sees: no tags, single spaces."""
+        """The visible text: no tags, single spaces."""
         return " ".join(unescape(re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", self.text, flags=re.S)).split())
 
     @property
     def fields(self) -> dict[str, str]:
-        """Hidden fields, of all forms of the page."""
+        """Hidden fields of all forms of the page."""
         return {
             unescape(name): unescape(value)
             for name, value in re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', self.text)

@@ -1,15 +1,15 @@
-"""CPU seconds of each test, with those of the processes that it starts: a pytest plugin, and what
-is printed about it.
+"""CPU seconds of each test, including the processes that it starts: a pytest plugin, and its
+report.
 
-Time on the clock says little on a machine that does other things too; CPU time is within some
-percent the same. `durations.json` has the slowest tests of `make test`; one that takes twice as
-long is named at the end of a run. This writes that file again:
+Wall time says little on a machine with other load; CPU time varies by some percent.
+`durations.json` lists the slowest tests of `make test`; a test that takes twice as long is named at
+the end of a run. This command writes that file:
 
     make durations
 
-A fixture of the whole session (Spark's) counts under its own name, any other one for the first test
-that needs it. What a process costs that neither the
-test nor its children wait for is not seen once it has ended.
+A fixture of session scope (Spark's) is counted under its own name, any other one with the first
+test that needs it. A process that neither the test nor its children wait for is not counted once it
+has ended.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def _of_children(pid: int) -> float:
-    """CPU seconds of the processes below one, and of those that these have waited for."""
+    """CPU seconds of the child processes of `pid`, and of those that they have waited for."""
     seconds = 0.0
-    with contextlib.suppress(OSError):  # a process may end while it is looked at
+    with contextlib.suppress(OSError):  # a process may end while it is read
         for thread in os.listdir(f"/proc/{pid}/task"):
             for child in map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()):
                 with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def _of_children(pid: int) -> float:
 
 
 def used() -> float:
-    """CPU seconds of this process and of all below it, until now."""
+    """CPU seconds of this process and all its descendants so far."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system + _of_children(os.getpid())
 
@@ -74,7 +74,7 @@ class Meter:
             return
         began, others = used(), self._fixtures_seconds
         yield
-        own = max(0.0, used() - began - (self._fixtures_seconds - others))  # it may have asked for another one
+        own = max(0.0, used() - began - (self._fixtures_seconds - others))  # it may have requested another fixture
         self._fixtures_seconds += own
         name = f"{folder(request._pyfuncitem.nodeid)}::{fixturedef.argname} (fixture)"
         self._seconds[name] = round(self._seconds.get(name, 0.0) + own, 2)
@@ -93,13 +93,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def folder(test: str) -> str:
-    """tests/unit for what is below it; collection as it is."""
+    """tests/unit for tests below it; `collection` unchanged."""
     return "/".join(test.partition("::")[0].split("/")[:2])
 
 
 def slower(now: Mapping[str, float], kept: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """The tests that take twice of what they took, with both. One that was not among the slowest
-    took at most what the last of them did.
+    """The tests that take twice as long as before, with both times. The previous time of a test
+    that was not among the slowest is at most that of the last of them.
     """
     most = min(kept.values(), default=float("inf"))
     was = {test: kept.get(test, most) for test in now if test != COLLECTION}
@@ -141,7 +141,7 @@ def write(seconds: Mapping[str, float], path: Path) -> None:
 
 
 def together(files: Iterable[Path]) -> dict[str, float]:
-    """What several runs cost; each has its own collection."""
+    """The sum of several runs; each has its own collection."""
     seconds: Counter[str] = Counter()
     for file in files:
         seconds.update(read(file))

@@ -1,5 +1,5 @@
-"""A small blocking connection that speaks Kafka frames, for tests and benches: it hides nothing and
-repairs nothing.
+"""A small blocking connection for Kafka frames, for tests and benches: it hides nothing and repairs
+nothing.
 
     with KafkaConnection("127.0.0.1", 9092) as kafka:
         topics = kafka.call(3, 12, MetadataRequest())           # one request, its response
@@ -27,7 +27,7 @@ FRAME_BYTES_MAX = 512 << 20
 
 
 class ConnectionEnded(Exception):
-    """The broker closed (or reset) the connection; the message says within what."""
+    """The broker closed (or reset) the connection; the message says during which operation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +78,8 @@ class KafkaConnection:
     # -- requests ----------------------------------------------------------------------------------
 
     def send(self, api_key: int, version: int, request: object | None = None, *, expect_response: bool = True) -> int:
-        """Sends one request (None: all defaults, and a client's name in ApiVersions, which is refused
-        without one); returns its correlation id.
-        `expect_response=False` for Produce with acks=0.
+        """Sends one request (None: all defaults, and in ApiVersions a client name, which is
+        mandatory); returns its correlation id. `expect_response=False` for Produce with acks=0.
         """
         correlation_id = self._next_correlation_id
         self._next_correlation_id += 1
@@ -92,8 +91,8 @@ class KafkaConnection:
         return correlation_id
 
     def receive(self) -> Response:
-        """The response to the oldest request not yet answered. AssertionError when another
-        correlation id arrives: replies leave in order.
+        """The response to the oldest pending request. AssertionError when another correlation id
+        arrives: responses come in order.
         """
         if not self._waiting:
             raise AssertionError("no request is waiting for a response")
@@ -112,7 +111,7 @@ class KafkaConnection:
     # -- bytes -------------------------------------------------------------------------------------
 
     def send_raw(self, data: bytes) -> None:
-        """Bytes as they are: length words are the caller's."""
+        """Bytes as they are: the caller writes the length words."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -122,8 +121,8 @@ class KafkaConnection:
         self.send_raw(with_length(frame))
 
     def receive_frame(self) -> bytes:
-        """One frame, without its length word. ConnectionEnded at the connection's end, TimeoutError
-        after timeout_s.
+        """One frame, without its length word. ConnectionEnded at the end of the connection,
+        TimeoutError after timeout_s.
         """
         (size,) = struct.unpack(">i", self._receive_exactly(4))
         if not 0 <= size <= FRAME_BYTES_MAX:
@@ -132,7 +131,7 @@ class KafkaConnection:
 
     def is_closed_by_peer(self) -> bool:
         """Waits (at most timeout_s) for the end of the connection: True when it ends, False when
-        bytes or nothing come.
+        bytes or nothing arrive.
         """
         if self._received:
             return False

@@ -1,9 +1,9 @@
 """A Kafka connection through shared memory, in plain Python, for tests: like
 tests/kafka_connection.py it hides nothing and repairs nothing.
 
-It speaks the layout of native/shm/local_layout.h by itself, so that broker and client library are
-not tested by each other alone. Not made for speed: it wakes the worker with every submission and
-polls for replies.
+It implements the layout of native/shm/local_layout.h independently, so that broker and client
+library are not only tested against each other. Not made for speed: it wakes the worker with every
+submission and polls for responses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUBMISSION_TAIL, REPLY_HEAD, CLIENT_SLEEPING, SUBMISSION_HEAD, REPLY_TAIL, NEEDS
 
 
 class Refused(Exception):
-    """The broker said no; `error` and the reason."""
+    """The broker refused the connection; `error` and the reason."""
 
     def __init__(self, error: int, reason: str):
         super().__init__(reason)
@@ -143,7 +143,7 @@ class LocalConnection(KafkaConnection):
     # -- frames ------------------------------------------------------------------------------------
 
     def submit(self, offset: int, size_bytes: int) -> None:
-        """Says that a request lies there; true or not."""
+        """Announces a request at this offset; whether there is one is up to the test."""
         tail = self.word(SUBMISSION_TAIL)
         struct.pack_into(
             "<QII", self.memory, self.submissions_offset + tail % self.submission_count * 16, offset, size_bytes, 0
@@ -152,8 +152,8 @@ class LocalConnection(KafkaConnection):
         self.wake_worker()
 
     def send_raw(self, data: bytes) -> None:
-        """One whole frame, with its length word; laid where no earlier one that is not taken yet
-        can be.
+        """One whole frame, with its length word, placed so that it does not overwrite a frame that
+        has not been taken.
         """
         frame = data[4:]
         self.wait(

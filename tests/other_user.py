@@ -1,7 +1,7 @@
 """A client through shared memory whose process belongs to another user of this machine: `nobody`.
 
-It is a child of the test's process, which takes frames and returns what was answered. Only root may
-start a process of another user; `why_not` says so.
+It is a child of the test's process; it takes frames and returns the responses. Only root may start
+a process of another user; `why_not` says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAIT_S = 20.0
 
 
 def why_not() -> str:
-    """The reason that no process of another user can be started here; "" if one can."""
+    """Why no process of another user can be started here; "" if one can."""
     return "" if os.geteuid() == 0 else "only root may start a process of another user, and this is not root"
 
 
@@ -54,7 +54,7 @@ class OtherUser(KafkaConnection):
         return frame
 
     def send_request(self, topic_id: bytes, partition: int) -> tuple[int, bytes]:
-        """(error, the beginning of the segment file that it may read), as it asks for a mapping."""
+        """(error, the beginning of the mapped segment file) of a request for a mapping."""
         self._pipe.send((topic_id, partition))
         return self._receive()
 

@@ -1,10 +1,9 @@
-"""Planted bugs of the controller's and the brokers' cores: one rule each is replaced where it is
-defined, so that the simulators and the random histories can show that they find the bugs it
-prevents.
+"""Planted bugs in the cores of the controller and the brokers: each replaces one rule where it is
+defined, to prove that the simulators and the random histories find the bug that the rule prevents.
 
-plant() breaks exactly the named rules in this process until it is called again; names that are not
-in RULES are those of rules elsewhere. A simulated cluster plants what it is made with, and a fixture
-of tests/sim/conftest.py removes it after each test.
+plant() breaks exactly the named rules in this process until the next call; names that are not in
+RULES belong to rules elsewhere. A simulated cluster plants its own, and a fixture of
+tests/sim/conftest.py removes them after each test.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def _false(*_: Any) -> bool:
     return False
 
 
-# rule -> (where it is, its name there, what takes its place)
+# rule -> (object that defines it, its attribute, the replacement)
 RULES: dict[str, list[tuple[Any, str, Any]]] = {
     "R6": [(in_sync, "_stale", _of_any_state)],
     "R6b": [(in_sync, "_is_comparable", _false), (ActiveController, "_is_addressed", _true)],

@@ -1,8 +1,8 @@
-"""A pure room of native/ built separately for tests, with planted bugs that can be switched on (its
-planted.h). The broker's own build has none.
+"""A pure folder of native/ built separately for tests, with planted bugs that can be switched on
+(its planted.h). The broker's own build has none.
 
-The library is made where the sources are compiled: .build/NAME/HASH, by the hash of what goes in,
-so that runs beside each other share it.
+The library is built in .build/NAME/HASH of the source tree; the hash covers all inputs, so that
+parallel runs share it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-DMQD_PLANTED", "-O2", "-g", "-fno-stri
 
 
 def _declarations(headers: Sequence[str], planted: str) -> str:
-    """The headers as cffi's parser wants them, the planted bugs with them."""
+    """The headers in a form that cffi can parse, including the planted bugs."""
     bugs = re.search(r"/\* MQD_PLANTED_ON \*/(.*?)/\* MQD_PLANTED_OFF \*/", (NATIVE / planted).read_text(), re.S)
     assert bugs is not None
     text = "".join((NATIVE / header).read_text() for header in headers)
@@ -41,8 +41,8 @@ def _load(directory: Path, name: str) -> ModuleType | None:
 
 
 def build(name: str, room: str, headers: Sequence[str], below: Sequence[str] = ()) -> ModuleType:
-    """A module with `ffi` and `lib`. `headers`: those of the room that are declared, without those
-    that they include. `below`: files of other rooms that it needs.
+    """A module with `ffi` and `lib`. `headers`: headers of the folder to declare, without those
+    that they include. `below`: files of other folders that it needs.
     """
     planted = f"{room}/planted.h"
     declarations = _declarations(headers, planted)

@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread does, where nothing tells when it is done."""
+"""Waiting for another process or thread when there is no event to wait for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-# far more than it takes on a busy machine; less than a test may take (pyproject.toml)
+# far longer than needed on a busy machine; shorter than the time limit of a test (pyproject.toml)
 PATIENCE_S = 60.0
 PAUSE_S = 0.02
 T = TypeVar("T")
 
 
 def eventually(look: Callable[[], T], what: str | Callable[[], str] = "", seconds: float = PATIENCE_S) -> T:
-    """Polls `look` until it is true; returns its value. Raises AssertionError with `what` was awaited
-    after so many seconds, and never before a last look.
+    """Polls `look` until it is true; returns its value. Raises AssertionError with `what` after
+    `seconds`, but never before one last look.
     """
     deadline = time.monotonic() + seconds
     while True:

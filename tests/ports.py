@@ -1,4 +1,6 @@
-"""Ports for what tests start: no other test has them, and no connection is given one."""
+"""Ports for servers that tests start: no other test uses them, and the kernel assigns them to no
+connection.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _unused: list[int] = []
 
 
 def _end() -> int:
-    """The first port that the kernel chooses for a socket that did not choose one itself."""
+    """The first port of the kernel's ephemeral range."""
     return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
@@ -48,8 +50,8 @@ def _is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Successive ones, at most 32, that this process has not been given before. Raises StopIteration
-    when there are no more.
+    """Successive ports, at most 32, that this process has not handed out before. Raises
+    StopIteration when none is left.
     """
     assert count <= _BLOCK
     while True:

@@ -1,11 +1,11 @@
 """Brokers that are forked, not executed: nine tenths of the CPU seconds of a broker's start are
 imports, and the quick tier starts some five hundred brokers.
 
-One process imports what brokers do; each `mqd up` (or another command) is a fork of it that
-continues as the command does, as each process of a broker is a fork of its supervisord
-(mqd.keeper.forking). All else is as ever: the processes' parents, sessions, files, signals,
-environments. The slow tier executes `mqd up`, and so do tests of the start itself (some of
-interaction/keeper), those with variables other than FORKED_VARIABLES, and tests/packages.
+One process imports all modules of a broker; each `mqd up` (or other command) is a fork of it that
+continues as the command would, just as each process of a broker is a fork of its supervisord
+(mqd.keeper.forking). Everything else is unchanged: parents, sessions, files, signals and
+environments of the processes. The slow tier executes `mqd up`, and so do tests of the start itself
+(some of interaction/keeper), those with variables other than FORKED_VARIABLES, and tests/packages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mqd.keeper import forking
 
 COMMAND = [sys.executable, "-m", "mqd.cli.main"]
 _PYTHON = (sys.executable, "-P", "-m")
-# what they import when they need it: a fork that does costs up to a tenth of a second more
+# imported lazily: importing them in a fork costs up to a tenth of a second
 _ALSO = (
     *("mqd.cli.main", "mqd.cli.verbs.up", "mqd.cli.secure", "mqd.cli.joining"),
     *("mqd.keeper.supervise", "mqd.keeper.reserve", "mqd.acceptor.metrics.token", "mqd.shm.locks"),
@@ -42,7 +42,7 @@ _ALSO = (
     *("mqd.acceptor.handlers.topics.topic_names", "encodings.idna"),
     *("supervisor.dispatchers", "supervisor.process", "supervisor.socket_manager", "supervisor.web"),
 )
-# the core reads these when it is loaded, which has happened before the fork: see _watched
+# the core reads these when it is loaded, which happened before the fork: see _watched
 _JOURNAL, _FAULTS = "MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"
 FORKED_VARIABLES = frozenset({_JOURNAL, _FAULTS})
 _REQUEST_BYTES_MAX = 1 << 18
@@ -50,7 +50,7 @@ _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
 
 class Forked:
-    """What tests use of subprocess.Popen, of a child that another process has made."""
+    """The part of subprocess.Popen that tests use, for a child of another process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -93,7 +93,7 @@ class Forked:
 
 
 class Preloaded:
-    """The process that is forked; it lives as long as this one."""
+    """The process that is forked; it lives as long as the test process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,7 +111,7 @@ class Preloaded:
         cwd: Path | None = None,
         program: str = "mqd",
     ) -> Forked:
-        """`mqd ARGUMENTS`, or one of the broker's programs, in a session of its own, with these files."""
+        """`mqd ARGUMENTS`, or one of the broker's programs, in its own session, with these files."""
         request = {
             "program": program,
             "arguments": list(arguments),
@@ -121,7 +121,7 @@ class Preloaded:
         files = [file.fileno() for file in (output, errors, given) if file is not None]
         with self._lock:
             connection = self._connected()
-            # a grandchild becomes our child when the child between us ends
+            # a grandchild becomes our child when the process between us ends
             _adopt(True)
             try:
                 socket.send_fds(connection, [json.dumps(request).encode()], files)
@@ -227,7 +227,7 @@ def _go_on(request: dict[str, Any], files: Sequence[int]) -> None:
 
 
 def _watched(main: Callable[[], Any]) -> Callable[[], Any]:
-    """With what the core's constructor does in a process that is executed. A test that asked for
+    """Does what the core's constructor does in a process that is executed. A test that requests
     faults and does not get them would prove nothing.
     """
 

@@ -1,4 +1,4 @@
-"""The version of mqd before this one, built from the repository's history: the last tag, or BASELINE."""
+"""The previous version of mqd, built from the repository's history: the last tag, or BASELINE."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".build" / "previous"
 BUILD_S = 900
-# No version has been tagged yet. The main branch of 23 November 2026 stands in: it has mqd.version 1, no share
-# groups, no TLS, and its modules have other names.
+# No version has been tagged yet. The main branch of 23 November 2026 is used instead: it has
+# mqd.version 1, no share groups, no TLS, and other module names.
 BASELINE = "39a5fc81ae9c88238d11eca3f1d5db0a38daf11b"
 
 
@@ -27,7 +27,7 @@ def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def commit() -> str:
-    """Skips the test where the history does not reach so far."""
+    """Skips the test when the clone's history is too short."""
     head = _git("rev-parse", "HEAD").stdout.decode().strip()
     tags = _git("tag", "--list", "v*", "--merged", "HEAD", "--sort=-version:refname").stdout.decode().split()
     commits = [_git("rev-parse", f"{tag}^{{commit}}").stdout.decode().strip() for tag in tags]
@@ -39,8 +39,8 @@ def commit() -> str:
 
 @functools.cache
 def environment() -> dict[str, str]:
-    """With this, `python -m mqd.cli.main` and all that it starts are the previous version. Its dependencies
-    are this version's.
+    """With this, `python -m mqd.cli.main` and all processes that it starts run the previous
+    version. Its dependencies are those of this version.
     """
     version = commit()
     home = HOME / version[:16]

@@ -1,4 +1,4 @@
-"""A TCP proxy that records what passes: what an eavesdropper between two hosts would see."""
+"""A TCP proxy that records all bytes: what an eavesdropper between two hosts would see."""
 
 import contextlib
 import socket
@@ -6,8 +6,8 @@ import threading
 
 
 class Recorder:
-    """Listens at `host`, forwards to `target`. `seen`: everything, both ways; whole once close() has
-    returned.
+    """Listens at `host`, forwards to `target`. `seen`: all bytes of both directions; complete once
+    close() has returned.
     """
 
     def __init__(self, target: tuple[str, int], host: str = "127.0.0.1", port: int = 0) -> None:

@@ -1,15 +1,16 @@
-"""`make test`: the core's own tests and pytest's quick tier, and what they cost.
+"""`make test`: the native tests and pytest's quick tier, and their cost.
 
-Nine lanes beside each other, since tests with brokers wait more than they compute. None is longer
-than nine minutes on a quiet machine, and the ones that compute fill the time that the others leave.
-Four have our own processes under attack: all that no other lane has, security and limits, clusters
-and the keeper, clients and the log. At a lower priority the patient ones: other people's clients and kills, Spark, and
-`make native-test` before the properties, which compute longest; at the lowest the simulators and
-the unit tests. The output of the other lanes is shown when the first is done. What fails fails the
-run: there is no second try. With arguments there is one run of pytest, with them.
+Nine parallel lanes, since tests with brokers wait more than they compute. None takes longer than
+nine minutes on a quiet machine, and compute-bound lanes use the time in which the others wait. Four
+lanes test our own processes: everything that no other lane has, security and limits, clusters and
+the keeper, clients and the log. At a lower priority run those that mostly wait: third-party clients
+and kills, Spark, and `make native-test` before the property tests, which need the most CPU; at the
+lowest priority the simulators and the unit tests. The output of the other lanes is shown when the
+first is done. A failure fails the run: there is no second try. With arguments there is a single run
+of pytest, with them.
 
-At the end it prints the CPU seconds of each part and what became slower than tests/durations.json
-says; `--keep` writes that file.
+At the end it prints the CPU seconds of each part and the tests that became slower than in
+tests/durations.json; `--keep` writes that file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CACHE, CORE_CACHE = Path(".pytest_cache"), Path(".pytest_cache/core")
 
 
 class Lane(NamedTuple):
-    """`has_core`: the core's own tests come first in it."""
+    """`has_core`: the native tests run first in it."""
 
     folders: tuple[str, ...]
     nice: int
@@ -72,7 +73,7 @@ def run(cache: Path, *arguments: str) -> int:
 
 
 def _run_core() -> int:
-    """The status of the core's own tests; what they and their compiler cost is one number."""
+    """The exit status of the native tests; their cost and their compiler's are one number."""
     before = cpu_seconds.used()
     status = subprocess.run(["make", "--no-print-directory", "-C", CORE, "check"]).returncode
     cpu_seconds.write({CORE: cpu_seconds.used() - before}, _seconds_file(CORE_CACHE))
@@ -82,14 +83,14 @@ def _run_core() -> int:
 
 
 def run_lane(lane: Lane) -> int:
-    """In a process of its own. Both parts are run, whichever fails."""
+    """Runs in a process of its own. Both parts run, even if one fails."""
     core = _run_core() if lane.has_core else 0
     return run(lane.cache, *lane.folders) or core
 
 
 @contextlib.contextmanager
 def beside(lane: Lane, statuses: list[int]) -> Iterator[None]:
-    """Has the lane under way while the block runs, then shows what it said and adds its status."""
+    """Runs the lane while the block runs, then shows its output and appends its status."""
     with tempfile.TemporaryFile("w+") as output:
         command = ["nice", "-n", str(lane.nice), sys.executable, "-m", "tests.run_quick", LANE, lane.name]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)

@@ -1,11 +1,11 @@
-"""The share of the slow tier that one CI run has the time for, after `make test`.
+"""The share of the slow tier that one CI run has time for, after `make test`.
 
     python -m tests.slow_share [--seed SEED] [--spent SECONDS]
 
-The seed, by default the date and the commit, decides the order, so that every test has its turn and
-none rots. Modules are dealt in hands of a few tests, since one module of long tests must not be all
-that a run does. No test is begun after BEGIN_MINUTES of the run, of which SPENT are over; the last
-one ends, or fails, before END_MINUTES. A failure comes with the one command that repeats it.
+The seed, by default the date and the commit, decides the order, so that every test has its turn.
+Modules are dealt in hands of a few tests, so that one module of long tests does not fill a whole
+run. No test begins after BEGIN_MINUTES of the run, of which SPENT are over; the last one ends, or
+fails, before END_MINUTES. A failure is printed with the command that repeats it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def dealt(tests: Sequence[str], seed: str) -> list[str]:
 
 
 def limit(minutes: float, seconds_max: float) -> float | None:
-    """The seconds that a test may take that is begun now, or None: it is not begun any more."""
+    """The seconds that a test that begins now may take, or None: it is too late to begin one."""
     left = (END_MINUTES - minutes) * 60
     if minutes >= BEGIN_MINUTES or min(seconds_max, LONG_MINUTES * 60) > left:
         return None
@@ -93,7 +93,7 @@ class Share:
         yield
 
     def status(self, message: int) -> int:
-        """A run that its own time has ended is a good one if nothing failed in it."""
+        """A run that was cut short by its own time limit succeeds if no test failed."""
         ended = self.stopped and message == pytest.ExitCode.INTERRUPTED
         return int(bool(self._failed)) if ended else message
 

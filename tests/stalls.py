@@ -1,8 +1,8 @@
-"""`pytest -p tests.stalls --stall SEED`: processes stand still at random, as on a busy machine.
+"""`pytest -p tests.stalls --stall SEED`: stops processes at random, as a busy machine does.
 
-While a test runs, one process at a time is stopped for 50 to 1500 ms: one that the test has started,
-or pytest itself. A test that fails then takes something for done that takes time. What a test stops
-itself (SIGSTOP by os.kill) is left to it.
+While a test runs, one process at a time is stopped for 50 to 1500 ms: one that the test has
+started, or pytest itself. A test that fails then does not wait for something that it depends on.
+Processes that a test stops itself (SIGSTOP by os.kill) are left alone.
 """
 
 from __future__ import annotations

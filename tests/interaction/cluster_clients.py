@@ -1,5 +1,5 @@
-"""What tests of clusters do as clients and users: topics, records, what lies on a broker's disk,
-the command line.
+"""Client and user actions for cluster tests: topics, records, log files on a broker's disk, the
+command line.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def read(cluster: Cluster, topic: str, count: int, partition: int = 0) -> list[b
 
 
 def log(broker: Member, topic: str, partition: int) -> bytes:
-    """The partition's records as they lie on the broker's disk."""
+    """The partition's records as stored on the broker's disk."""
     directory = broker.data_dir / "log" / f"{topic}-{partition}"
     return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
 
@@ -91,13 +91,13 @@ def all_in_sync(cluster: Cluster, topic: str) -> bool:
 
 
 def _are_in_sync(found: dict) -> bool:
-    """None are found at a broker that does not know the topic yet."""
+    """False at a broker that does not know the topic yet."""
     return bool(found) and all(sorted(one.isrs) == sorted(one.replicas) and one.leader >= 0 for one in found.values())
 
 
 def wait_for_in_sync(cluster: Cluster, topic: str) -> dict:
-    """Its partitions, as the broker has them that says so: the next question may go to another one,
-    which may know less of a new topic.
+    """Returns its partitions as reported by one broker: the next request may go to another one,
+    which may not know a new topic yet.
     """
     found: dict = {}
 
@@ -111,5 +111,5 @@ def wait_for_in_sync(cluster: Cluster, topic: str) -> dict:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`mqd ARGUMENTS` as a user types it."""
+    """Runs `mqd ARGUMENTS` as a user types it."""
     return PRELOADED.run(*arguments, timeout=180)

@@ -1,5 +1,5 @@
-"""The commands, called in this process against a broker: quick, and with exit code, stdout and
-stderr apart.
+"""Commands of mqd, called in this process against a broker: quick, and with exit code, stdout and
+stderr separate.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def joint_id() -> str:
 
 
 class Driver:
-    """Requests of one run. `batch` names the batch of each."""
+    """Requests of one run. `batch` names the batch of each request."""
 
     def __init__(self, kafka, name: str | None = None, run: str = "run-1", timeout_ms: int = 60_000) -> None:
         self.kafka, self.name, self.run, self.timeout_ms = kafka, name or joint_id(), run, timeout_ms
@@ -41,7 +41,7 @@ class Driver:
         return self.kafka.call(INIT_PRODUCER_ID, 5, request)
 
     def enlist(self, batch: int):
-        """The response, when it is one."""
+        """The response, if the broker was reached."""
 
         def request():
             response = self.enlist_once(batch)

@@ -1,13 +1,12 @@
-"""Well-formed requests with random values, of every version of every API that is advertised, made
-from the protocol's schema.
+"""Well-formed requests with random values, of every version of every advertised API, generated from
+the protocol's schema.
 
-Values come from small pools, so that requests meet each other: the same groups, members,
-transactional ids, producers and topics come again and again, and what a broker answers (member ids,
-generations, producer ids, epochs) goes back into the pools. Whatever is in no pool is a number at a
-bound, an unknown string, or nothing.
+Values come from small pools, so that requests interact: groups, members, transactional ids,
+producers and topics recur, and values in responses (member ids, generations, producer ids, epochs)
+are added to the pools. Other values are boundary numbers, unknown strings, or null.
 
-What is left alone, because the bystanders of the test live by it: their topics and groups, the
-broker's own configuration, the features' levels, and the quotas of others.
+Excluded, because the bystanders of the test depend on it: their topics and groups, the broker's own
+configuration, the feature levels, and the quotas of others.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ def _subscription(*topics: str) -> bytes:
 
 
 class Requests:
-    """One stream of requests; the same seed gives the same stream as long as the broker answers the
-    same.
+    """One stream of requests; the same seed gives the same stream as long as the broker's responses
+    are the same.
     """
 
     def __init__(self, seed: int) -> None:
@@ -110,7 +109,7 @@ class Requests:
         return message
 
     def learn(self, response: object) -> None:
-        """What a broker said of itself is worth repeating."""
+        """Adds values from a response to the pools."""
         for name, pool in (
             ("member_id", "member_id"),
             ("generation_id", "generation"),
@@ -191,7 +190,7 @@ class Requests:
     def _string(self, name: str, path: str) -> str:
         chance = self.random
         if name in ("entity_name", "match"):
-            return "nobody"  # whose quotas affect no client
+            return "nobody"  # a user whose quotas affect no client
         if name == "entity_type":
             return chance.choice(("client-id", "user", "ip", ""))
         if chance.random() < 0.08:

@@ -1,8 +1,8 @@
-"""Members of share groups as processes, what they print, and what must hold of it: every record is
-delivered until it is accepted or rejected, and not again after that was answered.
+"""Members of share groups as processes, their output, and its invariants: every record is delivered
+until it is accepted or rejected, and not again after that was confirmed.
 
-As a program: one member with confluent_kafka's ShareConsumer, or mqd's (over shared memory, or TCP),
-which does what ShareJob.java of tests/compat does.
+As a program: one member with confluent_kafka's ShareConsumer, or mqd's (over shared memory, or
+TCP), which does the same as ShareJob.java of tests/compat.
 
     python -m tests.interaction.share_members BOOTSTRAP GROUP TOPIC [librdkafka | auto | tcp]
 """
@@ -27,7 +27,7 @@ SECONDS = 60.0
 
 
 def command(bootstrap: str, group: str, topic: str, client: str = "librdkafka") -> list[str]:
-    """`client`: librdkafka, or the transport of mqd's."""
+    """`client`: librdkafka, or the transport of mqd's client."""
     return [sys.executable, "-m", "tests.interaction.share_members", bootstrap, group, topic, client]
 
 
@@ -44,11 +44,12 @@ def begin_at_first_record(bootstrap: str, group: str) -> None:
 
 
 class Output:
-    """What the members have printed into these files."""
+    """The members' output in these files."""
 
     def __init__(self, outputs: Iterable[Path]) -> None:
         self.deliveries: dict[int, list[int]] = collections.defaultdict(list)  # delivery counts
-        self.answered: dict[int, list[str]] = collections.defaultdict(list)  # the kinds, where the response was good
+        # the acknowledgement types that were confirmed
+        self.answered: dict[int, list[str]] = collections.defaultdict(list)
         self.failures: collections.Counter[str] = collections.Counter()
         for output in outputs:
             for line in output.read_text(errors="replace").splitlines(keepends=True):
@@ -73,8 +74,8 @@ class Output:
 
 
 def lag(addresses: Iterable[tuple[str, int]], group: str) -> list[int]:
-    """Of each partition, by the host that coordinates the group; -1: not known yet. Empty: no host
-    answers for it now.
+    """The lag of each partition, from the host that coordinates the group; -1: not known yet.
+    Empty: no host coordinates the group now.
     """
     request = DescribeShareGroupOffsetsRequest(
         groups=[DescribeShareGroupOffsetsRequest.Group(group_id=group, topics=None)]
@@ -98,7 +99,7 @@ def _kind(message: Message) -> AcknowledgeType:
 
 
 def _committed(consumer: ShareConsumer) -> dict[TopicPartition, str]:
-    """What the broker answered, by partition."""
+    """The results of the acknowledgements, by partition."""
     try:
         outcome = consumer.commit_sync(SECONDS)
     except KafkaException as failure:

@@ -1,5 +1,5 @@
-"""The laboratory's load generators, for real but small: librdkafka's against a broker,
-stream_load's against made-up servers; and, in the slow tier, a whole comparison.
+"""The load generators of the benchmark, real but small: librdkafka's against a broker,
+stream_load's against fake servers; and, in the slow tier, a whole comparison.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALL = Load(record_bytes=200, partitions=3)
 
 
 class AtBroker:
-    """As much of a Peer as a driver asks for."""
+    """The part of a Peer that a driver uses."""
 
     def __init__(self, broker: Broker) -> None:
         self.address, self.port = broker.bootstrap, broker.port
@@ -47,7 +47,7 @@ def librdkafka() -> Librdkafka:
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
-def test_what_librdkafka_produced_is_what_it_reads_back(broker: Broker, librdkafka: Librdkafka, acks: str) -> None:
+def test_librdkafka_reads_back_the_records_it_produced(broker: Broker, librdkafka: Librdkafka, acks: str) -> None:
     load = Load(200, acks, "lz4", 3)
     produced = librdkafka.produce(AtBroker(broker), f"made-{acks}", load, records=5000, milliseconds=20_000)  # type: ignore[arg-type]
     assert produced["records"] == 5000
@@ -57,7 +57,7 @@ def test_what_librdkafka_produced_is_what_it_reads_back(broker: Broker, librdkaf
     assert consumed["records"] == 5003
 
 
-def test_librdkafka_reads_along_and_ends_with_the_last_record(broker: Broker, librdkafka: Librdkafka) -> None:
+def test_librdkafka_reads_concurrently_and_ends_with_the_last_record(broker: Broker, librdkafka: Librdkafka) -> None:
     produced = librdkafka.produce(AtBroker(broker), "along", SMALL, records=20_000, milliseconds=20_000, reading=True)  # type: ignore[arg-type]
     assert produced["records"] == 20_000
 
@@ -72,12 +72,12 @@ def test_an_open_loop_counts_every_record_due_after_the_warm_up(broker: Broker, 
     assert measured["reached"] <= 2100, "never faster than it was told"
 
 
-def test_the_time_bound_ends_a_producer_before_its_records_are_over(broker: Broker, librdkafka: Librdkafka) -> None:
+def test_the_time_limit_ends_a_producer_before_its_last_record(broker: Broker, librdkafka: Librdkafka) -> None:
     produced = librdkafka.produce(AtBroker(broker), "bounded", SMALL, records=10**9, milliseconds=100)  # type: ignore[arg-type]
     assert 0 < produced["records"] < 10**9
 
 
-def test_encoded_frames_hold_as_many_records_as_they_say(broker: Broker, librdkafka: Librdkafka) -> None:
+def test_encoded_frames_have_as_many_records_as_declared(broker: Broker, librdkafka: Librdkafka) -> None:
     load = Load(1024, "all", "none", 3)
     peer = AtBroker(broker)
     librdkafka.produce(peer, "frames", load, records=1, milliseconds=1000)  # type: ignore[arg-type]  # makes the topic
@@ -91,8 +91,8 @@ def test_encoded_frames_hold_as_many_records_as_they_say(broker: Broker, librdka
 
 
 class FakeRedis:
-    """PING, XADD, XREAD, UNLINK, for one client after the other and several at once. `refuse`: what
-    XADD is answered with instead.
+    """PING, XADD, XREAD, UNLINK, for successive and concurrent clients. `refuse`: the reply to
+    XADD.
     """
 
     def __init__(self, refuse: bytes = b"", garbage: bytes = b"") -> None:
@@ -242,7 +242,7 @@ def test_stream_load_is_an_open_loop(stream_load: Callable[..., dict]) -> None:
     ],
     ids=["refused", "an array", "a string too long", "not its protocol"],
 )
-def test_stream_load_says_what_went_wrong(stream_load: Callable[..., dict], fake: FakeRedis, reason: str) -> None:
+def test_stream_load_reports_errors(stream_load: Callable[..., dict], fake: FakeRedis, reason: str) -> None:
     with serving(fake) as port, pytest.raises(LoadFailed, match=reason):
         stream_load("produce", port=port, records=10, milliseconds=1000)
 

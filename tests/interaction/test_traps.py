@@ -1,7 +1,8 @@
-"""The traps of this architecture, each with a test that fails when one is fallen into again.
+"""The traps of this architecture: mistakes made before, each with tests that fail if it is
+repeated.
 
-TRAPS maps each to the tests that guard it; a test below checks that they exist. What concerns
-several hosts comes with replication and is named in LATER.
+TRAPS maps each to the tests that guard it; a test below checks that they exist. Traps of several
+hosts are named in LATER.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ from tests.polling import PATIENCE_S
 
 TRAPS = {
     "partial restart": [
-        "interaction/test_traps.py::test_a_worker_killed_alone_comes_back_with_everything_and_with_its_producers",
-        "interaction/test_traps.py::test_restarted_processes_never_give_a_producer_id_twice",
+        "interaction/test_traps.py::test_a_killed_worker_recovers_its_records_and_producers",
+        "interaction/test_traps.py::test_restarted_processes_never_assign_a_producer_id_twice",
         "unit/worker/test_process.py::test_a_killed_worker_takes_its_partitions_back",
         "unit/worker/test_process.py::test_a_restarted_controller_changes_nothing",
     ],
@@ -67,42 +68,42 @@ TRAPS = {
         "interaction/test_traps.py::test_a_retry_through_another_worker_gets_the_original_offset",
     ],
     "deleted segments": [
-        "interaction/test_traps.py::test_the_space_of_deleted_records_comes_back",
-        "interaction/test_traps.py::test_the_space_of_a_deleted_topic_comes_back",
-        "interaction/test_traps.py::test_a_client_that_stops_reading_does_not_keep_deleted_files_for_ever",
+        "interaction/test_traps.py::test_the_space_of_deleted_records_is_freed",
+        "interaction/test_traps.py::test_the_space_of_a_deleted_topic_is_freed",
+        "interaction/test_traps.py::test_a_client_that_stops_reading_does_not_keep_deleted_files_forever",
     ],
     "arena": [
         "interaction/test_traps.py::test_the_arena_is_empty_after_traffic",
-        "interaction/test_traps.py::test_a_killed_worker_gives_back_what_it_had_borrowed",
-        "interaction/server/test_hostile_clients.py::test_frames_that_trickle_do_not_take_the_arena",
+        "interaction/test_traps.py::test_a_killed_workers_borrowed_extents_are_freed",
+        "interaction/server/test_hostile_clients.py::test_trickling_frames_do_not_exhaust_the_arena",
         "interaction/server/test_hostile_frames.py::test_connections_that_end_within_a_frame_leave_nothing",
     ],
     "preallocation": ["interaction/test_traps.py::test_quiet_partitions_take_little_disk"],
     "a stalled disk": [
-        "interaction/server/test_limits.py::test_a_stalled_disk_leaves_the_other_alone",
+        "interaction/server/test_limits.py::test_a_stalled_disk_does_not_delay_the_other",
         "unit/worker/test_process.py::test_a_failed_flush_fences_its_directory_and_no_other",
     ],
     "acks=all waiting": [
-        "interaction/server/test_limits.py::test_acks_all_is_answered_in_time_when_the_disk_is_not",
-        "interaction/server/test_limits.py::test_requests_that_wait_for_a_disk_are_bounded_and_all_answered",
-        "interaction/server/test_limits.py::test_requests_that_wait_are_answered_when_their_topic_goes",
+        "interaction/server/test_limits.py::test_acks_all_times_out_when_the_disk_is_slow",
+        "interaction/server/test_limits.py::test_requests_waiting_for_a_disk_are_bounded_and_all_get_responses",
+        "interaction/server/test_limits.py::test_waiting_requests_get_responses_when_their_topic_is_deleted",
     ],
     "waiters": [
         "interaction/test_traps.py::test_a_long_poll_wakes_through_any_worker",
         "interaction/test_traps.py::test_more_workers_than_the_bitmap_has_bits_are_refused",
     ],
     "producer ids and fetch sessions": [
-        "interaction/server/test_limits.py::test_producers_are_bounded_and_forgotten_in_the_end",
+        "interaction/server/test_limits.py::test_remembered_producers_are_bounded_and_expire",
         "interaction/server/test_limits.py::test_fetch_sessions_are_bounded",
-        "interaction/server/test_limits.py::test_partitions_that_do_not_exist_do_not_pile_up_in_a_session",
-        "interaction/server/test_limits.py::test_a_session_survives_its_topics_second_life",
+        "interaction/server/test_limits.py::test_unknown_partitions_do_not_accumulate_in_a_session",
+        "interaction/server/test_limits.py::test_a_session_continues_after_its_topic_is_recreated",
     ],
     "between hosts": [
         "interaction/test_traps.py::test_a_client_cannot_fetch_as_a_follower",
         "interaction/server/test_hostile_frames.py::test_an_unknown_api_ends_the_connection",
     ],
     "versions": [
-        "interaction/test_traps.py::test_a_process_of_another_build_is_refused_with_the_way_out",
+        "interaction/test_traps.py::test_a_process_of_another_build_is_refused_with_a_remedy",
         "unit/shm/test_native.py::test_zeroes_are_not_a_control_segment",
     ],
 }
@@ -139,8 +140,8 @@ def name(request) -> str:
 
 
 class IdempotentProducer:
-    """One partition's producer: retries what was not answered, like a real one, and keeps what was
-    acknowledged.
+    """The producer of one partition: like a real one it retries requests without a response, and it
+    keeps the acknowledged batches.
     """
 
     def __init__(self, topic: str, partition: int, ids: tuple[int, int]) -> None:
@@ -157,7 +158,7 @@ class IdempotentProducer:
         )
 
     def produce(self, watch: Watch) -> None:
-        """One record, however often it takes."""
+        """Writes one record, with as many attempts as needed."""
         data = self.next_batch()
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -176,7 +177,7 @@ class IdempotentProducer:
 
 
 @pytest.mark.both_backends
-def test_a_worker_killed_alone_comes_back_with_everything_and_with_its_producers(start_broker, io_backend):
+def test_a_killed_worker_recovers_its_records_and_producers(start_broker, io_backend):
     watch = Watch(start_broker(config={"io.backend": io_backend}))
     with watch.connect() as kafka:
         create_topic(kafka, "t", 4)
@@ -197,14 +198,14 @@ def test_a_worker_killed_alone_comes_back_with_everything_and_with_its_producers
             offsets = [offset for offset, _ in producer.acknowledged]
             assert offsets == list(range(len(offsets))), "a record was written twice, or lost"
             for kafka in connections:
-                for offset, data in producer.acknowledged[-5:]:  # what a client may still repeat
+                for offset, data in producer.acknowledged[-5:]:  # a client may still repeat these
                     outcome = produce(kafka, "t", producer.partition, data)
                     assert (outcome.error_code, outcome.base_offset) == (0, offset)
                 stored = [bytes(data[61:]) for data in read_batches(kafka, "t", producer.partition)]
                 assert stored == [data[61:] for _, data in producer.acknowledged]
 
 
-def test_restarted_processes_never_give_a_producer_id_twice(start_broker):
+def test_restarted_processes_never_assign_a_producer_id_twice(start_broker):
     watch = Watch(start_broker())
     given: list[int] = []
 
@@ -229,7 +230,7 @@ def test_restarted_processes_never_give_a_producer_id_twice(start_broker):
 
 def test_forwarded_batches_of_a_producer_never_overtake_each_other(watch, name):
     """Five in flight, through the worker that does not own the partition, among large and small
-    requests of others that take another way.
+    requests of others that take another path.
     """
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], name, 2)
@@ -290,7 +291,7 @@ def _nothing_deleted_is_open(watch: Watch, topic: str) -> None:
     eventually(lambda: not held(), lambda: f"still open: {held()[:5]}")
 
 
-def test_the_space_of_deleted_records_comes_back(watch, name):
+def test_the_space_of_deleted_records_is_freed(watch, name):
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], name, 1, segment_bytes="300000")
         _fill(connections[0], name)
@@ -310,7 +311,7 @@ def test_the_space_of_deleted_records_comes_back(watch, name):
             assert fetch(kafka, name, 0, 60).records
 
 
-def test_the_space_of_a_deleted_topic_comes_back(watch, name):
+def test_the_space_of_a_deleted_topic_is_freed(watch, name):
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], name, 1, segment_bytes="300000")
         _fill(connections[0], name)
@@ -327,7 +328,7 @@ def test_the_space_of_a_deleted_topic_comes_back(watch, name):
             assert fetch(kafka, name, 0, 0).error_code == UNKNOWN_TOPIC
 
 
-def test_a_client_that_stops_reading_does_not_keep_deleted_files_for_ever(start_broker, io_backend):
+def test_a_client_that_stops_reading_does_not_keep_deleted_files_forever(start_broker, io_backend):
     watch = Watch(start_broker(config={"io.backend": io_backend, "connections.max.idle.ms": "5000"}))
     with watch.connect() as kafka, watch.connect() as deaf:
         create_topic(kafka, "t", 1, segment_bytes="1000000")
@@ -349,7 +350,7 @@ def test_a_client_that_stops_reading_does_not_keep_deleted_files_for_ever(start_
 
 
 def _open_files(pid: int) -> list[str]:
-    """What its descriptors stand for; some are closed while they are looked at."""
+    """The files behind its descriptors; some are closed while they are listed."""
     found = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -362,7 +363,9 @@ def _open_files(pid: int) -> list[str]:
 
 @pytest.mark.both_backends
 def test_the_arena_is_empty_after_traffic(watch, name):
-    """Small and large, own and forwarded, good and refused, whole and cut off: nothing of it stays."""
+    """Small and large, owned and forwarded, accepted and refused, complete and cut off: none of
+    them stays in the arena.
+    """
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], name, 2)
         chance = random.Random(11)
@@ -387,9 +390,9 @@ def test_the_arena_is_empty_after_traffic(watch, name):
         watch.wait_quiet(connections=34)
 
 
-def test_a_killed_worker_gives_back_what_it_had_borrowed(start_broker, io_backend, tmp_path):
-    """The owner dies while batches of another worker's arena are with it: the sender's extents come
-    back, its clients are answered.
+def test_a_killed_workers_borrowed_extents_are_freed(start_broker, io_backend, tmp_path):
+    """The owner dies while it has batches of another worker's arena: the sender's extents are
+    freed, and its clients get responses.
     """
     faults = faults_file(tmp_path / "data")
     watch = Watch(start_broker(config={"io.backend": io_backend}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
@@ -431,7 +434,7 @@ def test_quiet_partitions_take_little_disk(start_broker):
                 produce_request("quiet", {index: batch(bytes(100)) for index in range(first, first + 200)}),
             )
             assert {outcome.error_code for outcome in body.responses[0].partition_responses} == {0}
-        time.sleep(1.0)  # preallocation follows in the background
+        time.sleep(1.0)  # preallocation happens in the background
         taken = allocated_bytes(log)
         assert taken < count * (65_536 + 16_384), f"{taken / count:.0f} bytes for each quiet partition"
 
@@ -441,8 +444,8 @@ def test_quiet_partitions_take_little_disk(start_broker):
 
 @pytest.mark.both_backends
 def test_a_long_poll_wakes_through_any_worker(watch, name):
-    """Reader on either worker, writer on either worker, partitions of either: no request waits for the
-    time-out.
+    """Reader on either worker, writer on either worker, partitions of either: no request waits for
+    the timeout.
     """
     with watch.connection_to_each_worker() as readers, watch.connection_to_each_worker() as writers:
         create_topic(readers[0], name, 2)
@@ -455,7 +458,7 @@ def test_a_long_poll_wakes_through_any_worker(watch, name):
                             FETCH, FETCH_VERSION, fetch_request(name, {0: end[0], 1: end[1]}, max_wait_ms=120_000)
                         )
                         must_produce(writer, name, partition, b"wake up")
-                        # a fetch that slept through the record ends after the connection's patience
+                        # a fetch that missed the record would end after the connection's timeout
                         outcomes = reader.receive().body.responses[0].partitions
                         assert [bool(outcome.records) for outcome in outcomes] == [partition == 0, partition == 1]
                         end[partition] += 1
@@ -479,7 +482,7 @@ def test_a_client_cannot_fetch_as_a_follower(watch, name):
         assert response.error_code == 31 and not response.responses  # CLUSTER_AUTHORIZATION_FAILED
 
 
-def test_a_process_of_another_build_is_refused_with_the_way_out(watch):
+def test_a_process_of_another_build_is_refused_with_a_remedy(watch):
     connection = connect_keeper(paths.layout(watch.broker.data_dir).keeper_socket)
     send_message(connection, Hello("worker", 0, os.getpid(), native.abi_hash() ^ 1))
     packet, _ = receive_packet(connection, size_bytes_max=MESSAGE_BYTES_MAX)

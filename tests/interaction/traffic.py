@@ -1,6 +1,5 @@
-"""What the hostile and trap tests share: requests in one line, a broker's counters and memory.
-
-Connections are blocking and hide nothing (tests/kafka_connection.py).
+"""Shared helpers of the hostile-client and trap tests: requests in one line, a broker's counters
+and memory. Connections are blocking and hide nothing (tests/kafka_connection.py).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPI
     21,
     22,
 )
-PRODUCE_VERSION, FETCH_VERSION = 9, 12  # the newest that name topics by name
+PRODUCE_VERSION, FETCH_VERSION = 9, 12  # the newest versions that identify topics by name
 (
     CORRUPT_MESSAGE,
     UNKNOWN_TOPIC,
@@ -116,13 +115,13 @@ def produce(
     timeout_ms: int = 30_000,
     version: int = PRODUCE_VERSION,
 ):
-    """The partition's outcome."""
+    """Returns the partition's outcome."""
     send_produce(kafka, topic, partition, records, acks, timeout_ms, version)
     return one_outcome(kafka.receive().body)
 
 
 def must_produce(kafka: KafkaConnection, topic: str, partition: int, *values: bytes) -> int:
-    """The base offset."""
+    """Returns the base offset."""
     outcome = produce(kafka, topic, partition, batch(*values))
     assert outcome.error_code == 0, outcome
     return outcome.base_offset
@@ -145,7 +144,7 @@ def fetch_request(
 
 
 def fetch(kafka: KafkaConnection, topic: str, partition: int, offset: int, **options):
-    """The partition's outcome."""
+    """Returns the partition's outcome."""
     return one_outcome(kafka.call(FETCH, FETCH_VERSION, fetch_request(topic, {partition: offset}, **options)))
 
 
@@ -164,7 +163,7 @@ def read_batches(kafka: KafkaConnection, topic: str, partition: int, offset: int
 
 
 def create_topic(kafka: KafkaConnection, name: str, partitions: int = 1, **configs: str) -> bytes:
-    """The topic id. Config names with _ for the dot."""
+    """Returns the topic id. Config names have _ instead of the dot."""
     settings = [CreateTopicsRequest.Config(name=key.replace("_", "."), value=value) for key, value in configs.items()]
     topic = CreateTopicsRequest.Topic(name=name, num_partitions=partitions, replication_factor=1, configs=settings)
     (result,) = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=30_000)).topics
@@ -206,7 +205,7 @@ def new_producer_id(kafka: KafkaConnection) -> tuple[int, int]:
 
 
 def topic_name(test_name: str) -> str:
-    """One of a test's own."""
+    """A name that no other test uses."""
     return re.sub(r"[^a-z0-9]+", "-", test_name.lower())[-100:]
 
 
@@ -214,7 +213,7 @@ def topic_names(kafka: KafkaConnection) -> set[str]:
     return {topic.name for topic in kafka.call(METADATA, 9, MetadataRequest(topics=None)).topics}
 
 
-# -- a broker from outside -------------------------------------------------------------------------
+# -- a broker seen from outside ------------------------------------------------------------------
 
 
 class Watch:
@@ -233,7 +232,7 @@ class Watch:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE_S) as response:
             text = response.read().decode()
         found: dict[str, dict[str, float]] = {}
-        # a parser of the whole text takes ten times as long, and this is asked thousands of times
+        # a parser of the whole text takes ten times as long, and this is called thousands of times
         for name, worker, value in _OF_A_WORKER.findall(text):
             found.setdefault(name.removeprefix("mqd_").removesuffix("_total"), {})[worker] = float(value)
         return found
@@ -242,7 +241,7 @@ class Watch:
         return int(sum(self.counters()[name].values()))
 
     def worker_pids(self) -> list[int]:
-        """Of the workers that run, in their order."""
+        """The pids of running workers, in order."""
         with KeeperTool(self.broker.data_dir) as tool:
             return [
                 process.pid
@@ -255,8 +254,8 @@ class Watch:
         return sum(rss_bytes(pid) for pid in self.worker_pids())
 
     def worker_of(self, kafka: KafkaConnection) -> int:
-        """The worker that serves this connection, found by where our data arrives. No other client
-        may be sending.
+        """The worker that serves this connection, found by its receive counter. No other client may
+        send meanwhile.
         """
         before = self.counters()["bytes_in"]
         for _ in range(20):
@@ -266,7 +265,7 @@ class Watch:
 
     @contextlib.contextmanager
     def connection_to_each_worker(self, timeout_s: float = PATIENCE_S) -> Iterator[list[KafkaConnection]]:
-        """One connection to each worker, in their order."""
+        """One connection to each worker, in order."""
         opened: list[KafkaConnection] = []
         by_worker: dict[int, KafkaConnection] = {}
         try:
@@ -280,7 +279,7 @@ class Watch:
                 kafka.close()
 
     def owner_of(self, connections: list[KafkaConnection], topic: str, partition: int) -> int:
-        """The worker that owns the partition: whose connection forwards nothing. Writes one record
+        """The worker that owns the partition: its connection forwards nothing. Writes one record
         through each connection.
         """
         owners = []
@@ -293,7 +292,9 @@ class Watch:
         return owners[0]
 
     def wait_quiet(self, connections: int = 0) -> None:
-        """No connection beyond so many, and no arena extent held but each worker's receive window."""
+        """Waits until there are at most `connections`, and the arena is empty except for each
+        worker's receive window.
+        """
 
         def quiet() -> bool:
             counters = self.counters()
@@ -317,7 +318,7 @@ class Watch:
         )
 
     def wait_logged(self, *parts: str, logs: str = "*.log") -> str:
-        """The newest line of the broker's logs that has all parts."""
+        """The newest line of the broker's logs that contains all parts."""
 
         def look() -> str:
             for path in (self.broker.data_dir / "logs").glob(logs):

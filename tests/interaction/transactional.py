@@ -1,5 +1,5 @@
-"""A transactional producer of raw requests, so that a test can repeat, delay and forge what a
-client library would not.
+"""A transactional producer of raw requests, so that a test can repeat, delay and forge requests
+that a client library would not send.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def connect(broker: Broker) -> KafkaConnection:
 
 
 class RawProducer:
-    """`version` 2 or 0: of transactions. Every method answers with the response or error code as it
-    came.
-    """
+    """`version` 2 or 0: of transactions. Every method returns the response or error code unchanged."""
 
     def __init__(
         self, kafka: KafkaConnection, name: str | None = None, version: int = 2, timeout_ms: int = 60_000
@@ -59,7 +57,7 @@ class RawProducer:
         self.sequences: dict[tuple[str, int], int] = {}
 
     def init(self, **expected: int):
-        """Until the coordinator is there."""
+        """Retries until the coordinator is available."""
         self.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=[self.name]))
 
         def request():
@@ -155,7 +153,7 @@ def begun(kafka: KafkaConnection, topic: str, *partitions: int) -> RawProducer:
 
 
 def hang(kafka: KafkaConnection, topic: str, partition: int, producer_id: int) -> None:
-    """A transactional batch that no coordinator has learned of."""
+    """Writes a transactional batch that no coordinator knows of."""
     record = Record(value=b"hanging", timestamp_ms=int(time.time() * 1000))
     encoded = encode_batch([record], producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True)
     request = produce_request(topic, {partition: encoded})
@@ -184,9 +182,7 @@ def read_committed(kafka: KafkaConnection, topic: str, partition: int) -> list[b
 def read_committed_records(
     kafka: KafkaConnection, topic: str, partition: int, bytes_max: int = 1 << 20
 ) -> list[Record]:
-    """As a consumer does it: aborted transactions are left out, by the list that came with the
-    data.
-    """
+    """As a consumer does: without the records of aborted transactions, which the response lists."""
     found: list[Record] = []
     offset = 0
     while True:
@@ -210,8 +206,8 @@ def producers(kafka: KafkaConnection, topic: str, partition: int) -> list:
     requests = [DescribeProducersRequest.Topic(name=topic, partition_indexes=[partition])]
 
     def answer() -> DescribeProducersResponse.PartitionResponse | None:
-        """Other workers serve reads while the partition's owner is still opening it: it leads a
-        moment later.
+        """Other workers may already serve reads while the partition's owner is still opening it and
+        does not lead yet.
         """
         (found,) = kafka.call(DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=requests)).topics[0].partitions
         return None if found.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER else found

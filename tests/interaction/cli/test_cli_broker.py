@@ -51,7 +51,7 @@ def mqd(broker, monkeypatch, capfdbinary):
     return call
 
 
-def test_the_life_of_a_topic(mqd):
+def test_create_describe_and_delete_a_topic(mqd):
     assert mqd("topic", "create", "life", "-p", "2", "-c", "retention.ms=60000", "-c", "flush.on.ack=false") == (
         0,
         "created topic life\n",
@@ -97,7 +97,7 @@ def test_the_life_of_a_topic(mqd):
     ("arguments", "response", "deleted"),
     [([], b"n\n", False), ([], b"\n", False), ([], b"y\n", True), (["--yes"], b"", True)],
 )
-def test_a_terminal_is_asked_before_topics_are_deleted(
+def test_deleting_topics_on_a_terminal_needs_confirmation(
     mqd, broker, arguments: list[str], response: bytes, deleted: bool
 ):
     assert mqd("topic", "create", "asked")[0] == 0
@@ -120,7 +120,7 @@ def test_a_terminal_is_asked_before_topics_are_deleted(
     mqd("topic", "delete", "asked", "--if-exists")
 
 
-def test_looking_creates_nothing(mqd):
+def test_read_only_commands_create_nothing(mqd):
     for arguments in (
         ["topic", "describe", "ghost"],
         ["consume", "ghost", "-e"],
@@ -146,7 +146,7 @@ def test_looking_creates_nothing(mqd):
         (["-c", "compression.type=rar"], "uncompressed"),
     ],
 )
-def test_the_brokers_reasons_arrive(mqd, arguments, part):
+def test_error_messages_of_the_broker_are_shown(mqd, arguments, part):
     code, out, error = mqd("topic", "create", "refused", *arguments)
     assert (code, out) == (1, "") and error.startswith("mqd: topic refused: ") and part in error
 
@@ -168,7 +168,7 @@ def test_configuration(mqd):
     assert mqd("config", "get", "topic/configured", "retention.ms")[1] == "retention.ms=123456\n"
     assert mqd("config", "unset", "broker", "log.retention.ms")[0] == 0
     assert mqd("config", "get", "topic/configured", "retention.ms")[1] == "retention.ms=604800000\n"
-    # a group needs no members to be configured
+    # a group without members can be configured
     assert mqd("config", "set", "group/jobs", "share.isolation.level=read_committed")[0] == 0
     assert mqd("config", "get", "group/jobs", "share.isolation.level")[1] == "share.isolation.level=read_committed\n"
     assert mqd("config", "unset", "group/jobs", "share.isolation.level")[0] == 0
@@ -181,14 +181,14 @@ def test_configuration(mqd):
     assert code == 1 and "there is no broker 77; there are: 1" in error
 
 
-def test_records_and_what_lies_on_disk(mqd, broker, tmp_path):
+def test_records_and_stored_segments(mqd, broker, tmp_path):
     lines = b"".join(b"k%d:value %d\n" % (number % 7, number) for number in range(3000))
     (tmp_path / "lines").write_bytes(lines)
     assert mqd("topic", "create", "records", "-p", "3")[0] == 0
     assert mqd("produce", "records", "-k", ":", "--idempotent", "-z", "lz4", str(tmp_path / "lines"))[0] == 0
     code, out, _ = mqd("consume", "records", "-e", "-f", "%k:%v\\n")
     assert code == 0 and sorted(out.encode().splitlines()) == sorted(lines.splitlines())
-    for key in range(7):  # order within a key
+    for key in range(7):  # order is kept within a key
         mine = [line for line in out.encode().splitlines() if line.startswith(b"k%d:" % key)]
         assert mine == [line for line in lines.splitlines() if line.startswith(b"k%d:" % key)]
     assert mqd("consume", "records", "-e", "-o", "-1m")[0] == 2
@@ -216,7 +216,7 @@ def test_verify_finds_a_flipped_bit(mqd, broker, tmp_path):
     assert code == 0 and "crc WRONG" in out
 
 
-def test_a_record_too_large_fails_alone(mqd):
+def test_a_record_that_is_too_large_does_not_fail_the_others(mqd):
     assert mqd("topic", "create", "small", "-c", "max.message.bytes=1000")[0] == 0
     code, _, error = mqd(
         "produce", "small", "-X", "linger.ms=0", "-X", "batch.num.messages=1", stdin=b"one\n" + b"x" * 5000 + b"\ntwo\n"

@@ -1,5 +1,5 @@
-"""`mqd group` against a real broker and real members: who they are, which holds up a rebalance, and
-offsets moved by hand.
+"""`mqd group` against a real broker and real members: listing, the member that delays a rebalance,
+and seeking.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def mqd(broker: Broker, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.Cap
 
 @pytest.fixture
 def topic(broker: Broker) -> str:
-    """Three partitions of ten records, of the times 1000, 2000 ... 10000."""
+    """Three partitions of ten records each, with the timestamps 1000, 2000 ... 10000."""
     name = fresh("flights")
     with connect(broker) as kafka:
         create_topic(kafka, name, 3)
@@ -53,7 +53,7 @@ def topic(broker: Broker) -> str:
 
 @pytest.fixture
 def member(broker: Broker) -> Iterator[Callable[..., Consumer]]:
-    """member("group", "topic", "client id") -> a consumer that belongs to the group when it has
+    """member("group", "topic", "client id") -> a consumer that has joined the group once it has
     polled.
     """
     members: list[Consumer] = []
@@ -93,7 +93,7 @@ def offsets_of(mqd: CommandLine, group: str) -> dict[int, int]:
     return {one["partition"]: one["committed_offset"] for one in mqd.json("group", "describe", group)["partitions"]}
 
 
-# -- looking ---------------------------------------------------------------------------------------
+# -- list and describe --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -134,8 +134,8 @@ def test_advice_for_a_group_that_reads_nothing(mqd: CommandLine, topic: str, mem
     assert code == 1 and "there is no group nowhere" in error
 
 
-def found_by_the_doctor(broker: Broker, group: str) -> list[str]:
-    """The members that delay the group, as `mqd doctor` and the console learn of them."""
+def delaying_members(broker: Broker, group: str) -> list[str]:
+    """The members that delay the group, as `mqd doctor` and the console see them."""
     with Cluster(broker.bootstrap) as cluster:
         (found,) = [one.rebalance for one in all_groups(cluster) if one.group == group]
     assert found is not None and found.lasting_ms >= 0
@@ -151,7 +151,7 @@ def test_describe_names_the_member_that_holds_up_a_rebalance(
     new = member(group, topic, "new-app")
 
     def look():
-        new.poll(0.05)  # joins; slow-app, which does not poll, cannot learn of it
+        new.poll(0.05)  # joins; slow-app, which does not poll, does not notice
         found = mqd.json("group", "describe", group)
         return found if found["rebalance"] and found["rebalance"]["held_up_by"] else None
 
@@ -169,7 +169,7 @@ def test_describe_names_the_member_that_holds_up_a_rebalance(
         second["lasting_ms"] >= first["rebalance"]["lasting_ms"] >= 0
         and second["held_up_by"][0]["waited_ms"] >= holder["waited_ms"] >= 0
     )
-    assert found_by_the_doctor(broker, group) == ["slow-app"]
+    assert delaying_members(broker, group) == ["slow-app"]
     code, out, _ = mqd("group", "describe", group)
     assert code == 0 and "rebalancing since " in out and "held up by:" in out
     assert any(line.startswith("slow-app  127.0.0.1  to join again") for line in out.splitlines())
@@ -181,8 +181,10 @@ def test_describe_names_the_member_that_holds_up_a_rebalance(
     assert mqd.json("group", "describe", group)["rebalance"] is None
 
 
-def test_a_member_that_does_not_let_go_is_named(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
-    """The consumer protocol: others wait for its partitions only."""
+def test_a_member_that_does_not_release_partitions_is_named(
+    mqd: CommandLine, broker: Broker, topic: str, member
+) -> None:
+    """The consumer protocol: others wait only for this member's partitions."""
     group = fresh("kept")
     slow = member(group, topic, "slow-app", **{"group.protocol": "consumer"})
     poll_until_assigned(slow)
@@ -195,10 +197,10 @@ def test_a_member_that_does_not_let_go_is_named(mqd: CommandLine, broker: Broker
 
     (holder,) = eventually(look, "a rebalance that is held up")
     assert holder["client_id"] == "slow-app" and holder["waited_for"] in ("revocation", "heartbeat")
-    assert found_by_the_doctor(broker, group) == ["slow-app"]
+    assert delaying_members(broker, group) == ["slow-app"]
 
 
-def test_what_is_not_there(mqd: CommandLine) -> None:
+def test_missing_groups_and_topics_are_reported(mqd: CommandLine) -> None:
     code, out, error = mqd("group", "describe", "nobody")
     assert (code, out, error) == (1, "", "mqd: there is no group nobody; mqd group list shows those there are\n")
     code, _, error = mqd("group", "delete", "nobody")
@@ -211,7 +213,7 @@ def test_what_is_not_there(mqd: CommandLine) -> None:
 
 
 def test_an_offset_beyond_the_log(mqd: CommandLine, broker: Broker, topic: str) -> None:
-    """As after records were lost elsewhere: reported, not counted as a negative lag."""
+    """As after records were lost elsewhere: reported, and not counted as a negative lag."""
     group = fresh("stale")
     commit(broker, group, topic, {0: 3, 1: 25})
     rows = {row["partition"]: row for row in mqd.json("group", "describe", group)["partitions"]}
@@ -234,13 +236,13 @@ def metrics_of(broker: Broker, group: str, topic: str) -> dict[tuple[str, str | 
 
 
 def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
-    """Under kafka_exporter's names."""
+    """With the names of kafka_exporter."""
     group = fresh("measured")
     consumer = member(group, topic, "app-1")
     poll_until_assigned(consumer)
     consumer.commit(offsets=[TopicPartition(topic, 0, 4), TopicPartition(topic, 2, 10)], asynchronous=False)
     found = metrics_of(broker, group, topic)
-    # the first of partition 0 that is not committed is its fifth, of the time 5,000 ms
+    # the first uncommitted record of partition 0 is the fifth, with the timestamp 5,000 ms
     assert time.time() - 30 < found.pop(("mqd_consumergroup_lag_seconds", "0")) + 5 < time.time()
     assert found.pop(("mqd_consumergroup_lag_seconds", "2")) == 0
     assert found == {
@@ -256,7 +258,7 @@ def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: st
 
 
 def test_a_share_group_has_a_lag_too(broker: Broker, topic: str) -> None:
-    """One record is released, and waits: its age is that of the group."""
+    """One record is released and waits to be delivered again: its age is the group's lag."""
     group = fresh("sharing")
     begin_at_first_record(broker.bootstrap, group)
     configure_group(broker.bootstrap, group, "share.retry.backoff.ms", "60000")
@@ -368,7 +370,8 @@ def test_seeking_the_group_of_a_streaming_query_warns(mqd: CommandLine, broker: 
     source.publish(query, {(topic, 0): 2, (topic, 1): 5})
     source.close()
     commit(broker, plain, topic, {0: 2})
-    for execute in ([], ["--execute"], ["--execute"]):  # it is still the query's when its offsets were moved
+    # the group still belongs to the query after its offsets were moved
+    for execute in ([], ["--execute"], ["--execute"]):
         code, out, error = mqd("group", "seek", query, "--to", "earliest", *execute)
         assert (
             code == 0
@@ -382,7 +385,9 @@ def test_seeking_the_group_of_a_streaming_query_warns(mqd: CommandLine, broker: 
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_with_members_is_not_moved(mqd: CommandLine, broker: Broker, topic: str, member, protocol: str) -> None:
+def test_offsets_of_a_group_with_members_are_not_moved(
+    mqd: CommandLine, broker: Broker, topic: str, member, protocol: str
+) -> None:
     group = fresh("busy")
     consumer = member(group, topic, "app-1", **{"group.protocol": protocol})
     poll_until_assigned(consumer)

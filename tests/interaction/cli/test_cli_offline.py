@@ -1,4 +1,4 @@
-"""What the command line says when a log directory is gone."""
+"""The command line's messages when a log directory is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mqd queue redrive` against a real broker. Letters are written as the broker writes them."""
+"""`mqd queue redrive` against a real broker. Dead letters are written in the broker's format."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Topics:
         assert self.producer.flush(PATIENCE_S) == 0
 
     def moved(self, count: int) -> list[tuple[bytes, Headers]]:
-        """Values and headers of the source topic's records, each in the partition it came from."""
+        """Values and headers of the source topic's records, by partition."""
         found = read_all(self.broker, self.source, count)
         assert {one.partition() for one in found} <= {1}
         return [(one.value(), one.headers() or []) for one in found]
@@ -76,7 +76,7 @@ def counts(found: dict) -> tuple[int, dict[str, int], int, int]:
     return sum(one["records"] for one in found["moved"]), refused, found["moved_before"], found["not_selected"]
 
 
-def test_letters_are_moved_once_whatever_the_filters(topics: Topics, mqd: CommandLine) -> None:
+def test_each_letter_is_moved_once_with_any_filters(topics: Topics, mqd: CommandLine) -> None:
     topics.producer.produce(topics.source, "uncopied", partition=1)
     topics.flush()
     topics.letter("copied", own=[("own", b"1"), (plan.COUNT, b"1")])
@@ -105,7 +105,7 @@ def test_letters_are_moved_once_whatever_the_filters(topics: Topics, mqd: Comman
     ]
 
 
-def test_letters_of_a_missing_topic_are_not_passed(topics: Topics, mqd: CommandLine) -> None:
+def test_letters_of_a_missing_topic_stay_unmoved(topics: Topics, mqd: CommandLine) -> None:
     missing = f"missing-{topics.source}"
     topics.letter("first")
     topics.letter("second", source=missing)
@@ -117,7 +117,7 @@ def test_letters_of_a_missing_topic_are_not_passed(topics: Topics, mqd: CommandL
     assert [value for value, _ in topics.moved(1)] == [b"first"]
 
 
-def test_what_is_not_there(topics: Topics, mqd: CommandLine) -> None:
+def test_missing_topics_are_reported(topics: Topics, mqd: CommandLine) -> None:
     code, _, error = mqd("queue", "redrive", f"dlq.none-{topics.source}")
     assert code == 1 and "mqd topic list" in error
     assert mqd("queue", "redrive", topics.letters, "--reason", "bored")[0] == 2

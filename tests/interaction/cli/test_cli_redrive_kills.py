@@ -1,5 +1,5 @@
-"""`mqd queue redrive` is killed and run again, also with the broker's processes: each letter's record
-comes back once, and is a record of the share group again.
+"""`mqd queue redrive` is killed and run again, and so are the broker's processes: the record of
+each letter is written back once, and the share group delivers it again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""`mqd top` against a real broker: printed once, as JSON, and live in a terminal that tmux
-keeps.
-"""
+"""`mqd top` against a real broker: one snapshot, JSON, and live in a terminal of tmux."""
 
 from __future__ import annotations
 
@@ -65,13 +63,13 @@ def test_as_json_without_a_data_directory(mqd: CommandLine, broker: Broker) -> N
     assert (group["name"], group["state"], group["lag"], group["behind_s"]) == (GROUP, "Empty", 11, None)
 
 
-def test_without_a_terminal_it_says_what_to_do(mqd: CommandLine, broker: Broker) -> None:
+def test_without_a_terminal_the_message_names_the_alternative(mqd: CommandLine, broker: Broker) -> None:
     code, _, error = mqd("top", "-b", broker.bootstrap)
     assert code == 1 and "--once" in error
 
 
 def test_live_in_a_terminal(broker: Broker, tmp_path: Path) -> None:
-    """Rates appear while records are written; q returns the terminal as it was."""
+    """Rates appear while records are written; q restores the terminal."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed: apt-get install tmux")
 

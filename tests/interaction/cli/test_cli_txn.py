@@ -1,4 +1,4 @@
-"""`mqd txn` against a real broker: what is open, what hangs, and its end by hand."""
+"""`mqd txn` against a real broker: open and hanging transactions, and aborting them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ PRODUCER_FENCED, INVALID_PRODUCER_EPOCH = 90, 47
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Without verification, so that a transaction can be left hanging as older brokers let it."""
+    """Without partition verification, so that a transaction can be left hanging, as on older
+    brokers.
+    """
     with Broker(
         tmp_path_factory.mktemp("cli-txn") / "data", config={"transaction.partition.verification.enable": "false"}
     ) as running:
@@ -85,7 +87,7 @@ def test_abort_by_transactional_id(mqd: CommandLine, kafka: KafkaConnection) -> 
     assert code == 1 and f"transactional id {producer.name} has no transaction open" in error
 
 
-def test_a_hanging_transaction_is_found_and_ended(mqd: CommandLine, kafka: KafkaConnection) -> None:
+def test_a_hanging_transaction_is_found_and_aborted(mqd: CommandLine, kafka: KafkaConnection) -> None:
     topic = topic_of(kafka, 2)
     healthy = begun(kafka, topic, 0)
     hang(kafka, topic, 1, 4_000_000_001)
@@ -112,9 +114,7 @@ def test_a_hanging_transaction_is_found_and_ended(mqd: CommandLine, kafka: Kafka
 
 
 def test_aborting_a_possibly_committed_transaction_warns(mqd: CommandLine, kafka: KafkaConnection) -> None:
-    """As after a power cut that took a marker: open in a partition, and its coordinator has done
-    with it.
-    """
+    """As after a power cut that lost a marker: open in a partition, completed for its coordinator."""
     topic = topic_of(kafka, 2)
     producer = begun(kafka, topic, 0)
     producer_id = producer.producer_id
@@ -127,7 +127,7 @@ def test_aborting_a_possibly_committed_transaction_warns(mqd: CommandLine, kafka
     assert hanging(mqd, topic) == [] and read_committed(kafka, topic, 0) == [b"open"]
 
 
-def test_one_that_its_coordinator_knows_is_aborted_everywhere(mqd: CommandLine, kafka: KafkaConnection) -> None:
+def test_a_transaction_open_at_its_coordinator_is_aborted_everywhere(mqd: CommandLine, kafka: KafkaConnection) -> None:
     topic = topic_of(kafka, 2)
     producer = begun(kafka, topic, 0, 1)
     code, out, _ = mqd("txn", "abort", topic, "1", "0")
@@ -137,7 +137,7 @@ def test_one_that_its_coordinator_knows_is_aborted_everywhere(mqd: CommandLine, 
     assert [read_committed(kafka, topic, index) for index in (0, 1)] == [[], []]
 
 
-def test_what_is_not_there(mqd: CommandLine, kafka: KafkaConnection) -> None:
+def test_missing_transactions_are_reported(mqd: CommandLine, kafka: KafkaConnection) -> None:
     topic = topic_of(kafka)
     for verb in ("describe", "abort"):
         code, out, error = mqd("txn", verb, "nobody")

@@ -1,5 +1,5 @@
-"""mqd.Consumer on a running broker: every test of the first part over shared memory and over TCP,
-and what only shared memory has.
+"""mqd.Consumer on a running broker: most tests over shared memory and over TCP, some only over
+shared memory.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def take(consumer: Consumer, count: int, seconds: float = SECONDS) -> list:
 
 
 def until(consumers: list[Consumer], is_done: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Everybody polls until it is done."""
+    """Polls all consumers until the condition holds."""
     deadline = time.monotonic() + seconds
     while not is_done():
         assert time.monotonic() < deadline, "not done in time"
@@ -124,11 +124,11 @@ def until(consumers: list[Consumer], is_done: Callable[[], object], seconds: flo
             assert message is None or message.error() is None, message.error()
 
 
-def places(partitions: list[TopicPartition]) -> list[tuple[str, int]]:
+def positions_of(partitions: list[TopicPartition]) -> list[tuple[str, int]]:
     return sorted((one.topic, one.partition) for one in partitions)
 
 
-# -- the same on both transports -------------------------------------------------------------------
+# -- both transports ---------------------------------------------------------------------------
 
 
 def test_a_group_reads_everything_once_and_continues_where_it_stopped(
@@ -136,7 +136,7 @@ def test_a_group_reads_everything_once_and_continues_where_it_stopped(
 ) -> None:
     values = [b"%d" % index for index in range(500)]
     produce(broker, topic, values)
-    # what an automatic commit has taken meanwhile, commit() does not name
+    # commit() does not return offsets that an automatic commit has committed meanwhile
     first = consumers("g-" + topic, topic, transport=transport, enable_auto_commit=False)
     found = take(first, 300)
     assert len({one.value() for one in found}) == 300
@@ -172,7 +172,7 @@ def test_order_and_positions(broker: Broker, topic: str, consumers, transport: s
     assert [message.offset() for message in take(consumer, 10)] == list(range(990, 1000))
     consumer.seek(TopicPartition(topic, 1, OFFSET_BEGINNING))
     assert take(consumer, 1)[0].offset() == 0
-    assert places(consumer.assignment()) == [(topic, 1)]
+    assert positions_of(consumer.assignment()) == [(topic, 1)]
     with pytest.raises(KafkaException):
         consumer.seek(TopicPartition(topic, 3, 0))
 
@@ -203,11 +203,11 @@ def test_ends_of_partitions(broker: Broker, topic: str, consumers, transport: st
     assert consumer.poll(SECONDS).error().code() == KafkaError._PARTITION_EOF
 
 
-def test_where_it_begins(broker: Broker, topic: str, consumers, transport: str) -> None:
+def test_auto_offset_reset(broker: Broker, topic: str, consumers, transport: str) -> None:
     produce(broker, topic, [b"old"] * 4)
     latest = consumers(transport=transport, auto_offset_reset="latest", enable_partition_eof=True)
     latest.assign([TopicPartition(topic, index) for index in range(4)])
-    # it has looked for the ends before there is a record more
+    # it queries the end offsets before the next record is written
     ends = [latest.poll(SECONDS) for _ in range(4)]
     assert {(end.error().code(), end.offset()) for end in ends} == {(KafkaError._PARTITION_EOF, 1)}
     produce(broker, topic, [b"new"], partition=0)
@@ -250,7 +250,7 @@ def test_commits(broker: Broker, topic: str, consumers, transport: str) -> None:
         consumer.commit(message=message, offsets=[partition])
 
 
-def test_stored_offsets_alone_are_committed(broker: Broker, topic: str, consumers, transport: str) -> None:
+def test_only_stored_offsets_are_committed(broker: Broker, topic: str, consumers, transport: str) -> None:
     produce(broker, topic, [b"%d" % index for index in range(10)], partition=0)
     consumer = consumers("s-" + topic, transport=transport, enable_auto_offset_store=False, enable_auto_commit=False)
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -262,7 +262,7 @@ def test_stored_offsets_alone_are_committed(broker: Broker, topic: str, consumer
     assert [one.offset for one in consumer.commit(asynchronous=False)] == [4]
 
 
-def test_automatic_commits_when_it_closes_and_in_between(broker: Broker, topic: str, consumers, transport: str) -> None:
+def test_automatic_commits_at_intervals_and_on_close(broker: Broker, topic: str, consumers, transport: str) -> None:
     produce(broker, topic, [b"%d" % index for index in range(10)], partition=0)
     reported: list = []
     consumer = consumers(
@@ -281,7 +281,7 @@ def test_automatic_commits_when_it_closes_and_in_between(broker: Broker, topic: 
 
 
 @pytest.mark.parametrize("ending", ["close", "unsubscribe"])
-def test_commits_that_wait_are_sent_before_its_partitions_go(
+def test_pending_commits_are_sent_before_partitions_are_revoked(
     broker: Broker, topic: str, consumers, transport: str, ending: str
 ) -> None:
     produce(broker, topic, [b"%d" % index for index in range(50)], partition=0)
@@ -357,8 +357,8 @@ def test_read_committed(broker: Broker, topic: str, consumers, transport: str) -
 
 
 def test_callbacks_of_rebalances(broker: Broker, admin: AdminClient, consumers, transport: str) -> None:
-    """librdkafka's default is eager: everything is returned, then what there is comes again. And a
-    callback may say where to begin.
+    """librdkafka's default is eager: all partitions are revoked, then assigned again. A callback
+    may choose where to begin.
     """
     topic = make_topic(admin, 2)
     produce(broker, topic, [b"%d" % index for index in range(20)], partitions=2)
@@ -391,15 +391,15 @@ def test_callbacks_of_rebalances(broker: Broker, admin: AdminClient, consumers, 
 def test_a_topic_grows_and_expressions_match(broker: Broker, admin: AdminClient, consumers, transport: str) -> None:
     topic = make_topic(admin, 1)
     consumer = consumers("e-" + topic, f"^{topic[:10]}", transport=transport, topic_metadata_refresh_interval_ms=200)
-    until([consumer], lambda: places(consumer.assignment()) == [(topic, 0)])
+    until([consumer], lambda: positions_of(consumer.assignment()) == [(topic, 0)])
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(SECONDS)
-    until([consumer], lambda: places(consumer.assignment()) == [(topic, 0), (topic, 1), (topic, 2)])
+    until([consumer], lambda: positions_of(consumer.assignment()) == [(topic, 0), (topic, 1), (topic, 2)])
     produce(broker, topic, [b"a", b"b", b"c"], partitions=3)
     assert len(take(consumer, 3)) == 3
 
 
 def test_errors_are_events(broker: Broker, consumers, transport: str) -> None:
-    if transport == "shm":  # librdkafka says nothing
+    if transport == "shm":  # librdkafka reports no error here
         consumer = consumers()
         consumer.assign([TopicPartition("there-is-no-such-topic", 0, 0)])
         assert consumer.poll(SECONDS).error().code() == KafkaError.UNKNOWN_TOPIC_OR_PART
@@ -411,8 +411,8 @@ def test_errors_are_events(broker: Broker, consumers, transport: str) -> None:
 
 
 def test_offsets_within_a_transaction(broker: Broker, topic: str, consumers, transport: str) -> None:
-    """What consumer_group_metadata() gives serves a producer of either transport: here
-    confluent_kafka's own.
+    """consumer_group_metadata() works with a producer of either transport: here with
+    confluent_kafka's.
     """
     produce(broker, topic, [b"a", b"b", b"c"], partition=0)
     consumer = consumers("x-" + topic, topic, transport=transport, enable_auto_commit=False)
@@ -426,7 +426,7 @@ def test_offsets_within_a_transaction(broker: Broker, topic: str, consumers, tra
     assert consumer.committed([TopicPartition(topic, 0)], SECONDS)[0].offset == 2
 
 
-# -- groups of both --------------------------------------------------------------------------------
+# -- members of both transports in one group ----------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
@@ -440,7 +440,7 @@ def test_one_group_of_shared_memory_and_librdkafka(broker: Broker, topic: str, c
     )
     remote = consumers("m-" + topic, topic, transport="tcp", **more)
     until([local, remote], lambda: len(local.assignment()) == len(remote.assignment()) == 2)
-    assert places(local.assignment() + remote.assignment()) == [(topic, index) for index in range(4)]
+    assert positions_of(local.assignment() + remote.assignment()) == [(topic, index) for index in range(4)]
     values = {b"%d" % index for index in range(200)}
     produce(broker, topic, sorted(values))
     found: list[bytes] = []
@@ -453,10 +453,10 @@ def test_one_group_of_shared_memory_and_librdkafka(broker: Broker, topic: str, c
     until([local], lambda: len(local.assignment()) == 4)
 
 
-# -- shared memory alone ---------------------------------------------------------------------------
+# -- shared memory only ------------------------------------------------------------------------
 
 
-def test_a_sleeping_consumer_wakes_at_once_and_costs_nothing(broker: Broker, topic: str, consumers) -> None:
+def test_an_idle_consumer_wakes_at_once_and_uses_no_cpu(broker: Broker, topic: str, consumers) -> None:
     consumer = consumers(None, topic)
     until([consumer], lambda: len(consumer.assignment()) == 4)
     assert consumer.poll(0.3) is None
@@ -482,8 +482,8 @@ def test_a_batch_outlives_its_consumer(broker: Broker, topic: str, consumers) ->
     assert bytes(views[42]) == b"00042" and batch.values.to_list()[99] == b"00099"
 
 
-def test_mixed_ways_to_read(broker: Broker, topic: str, consumers) -> None:
-    """poll, consume and consume_batch in turns: each record once."""
+def test_poll_consume_and_consume_batch_can_be_mixed(broker: Broker, topic: str, consumers) -> None:
+    """poll, consume and consume_batch in turn: each record once."""
     produce(broker, topic, [b"%d" % index for index in range(100)], partition=0)
     consumer = consumers()
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -507,13 +507,13 @@ def test_a_consumer_that_does_not_poll_loses_its_partitions_and_rejoins(broker: 
     assert lost == [4]
 
 
-def test_a_static_member_keeps_its_place(broker: Broker, topic: str, consumers) -> None:
+def test_a_static_member_keeps_its_partitions(broker: Broker, topic: str, consumers) -> None:
     group = "i-" + topic
     one = consumers(group, topic, group_instance_id="one")
     two = consumers(group, topic, group_instance_id="two")
     until([one, two], lambda: len(one.assignment()) == len(two.assignment()) == 2)
-    had = places(one.assignment())
+    had = positions_of(one.assignment())
     one.close()
     again = consumers(group, topic, group_instance_id="one")
-    until([again, two], lambda: places(again.assignment()) == had)
+    until([again, two], lambda: positions_of(again.assignment()) == had)
     assert len(two.assignment()) == 2

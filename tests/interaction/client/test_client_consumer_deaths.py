@@ -1,5 +1,5 @@
-"""Consumers on shared memory whose broker loses processes: nothing is lost, nothing comes twice,
-and the group continues. And AsyncConsumer on both transports.
+"""Consumers over shared memory when processes of the broker die: nothing is lost or duplicated, and
+the group continues. Also AsyncConsumer on both transports.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def make_topic(broker: Broker, partitions: int) -> str:
 
 
 def local(broker: Broker, group: str, **config: object) -> Consumer:
-    """It commits by itself when partitions are revoked, and at its end."""
+    """It commits automatically when partitions are revoked and when it closes."""
     settings = {
         "bootstrap.servers": broker.bootstrap,
         "group.id": group,
         "auto.offset.reset": "earliest",
         "transport": "shm",
-        # in between: commit() would not name what was committed meanwhile
+        # not in between: commit() does not return what an automatic commit has committed meanwhile
         "auto.commit.interval.ms": 600_000,
     }
     return Consumer({**settings, **{name.replace("_", "."): value for name, value in config.items()}})
@@ -87,8 +87,8 @@ def test_a_process_dies_while_a_group_reads(start_broker: Callable[..., Broker],
         os.kill(pid, signal.SIGKILL)
     produce(broker, topic, range(1000, 2000))
     read(members, found, 2000)
-    # A consumer that began again after the other's partitions moved may have read some twice; values
-    # tell what is there, and order within a partition holds
+    # A consumer that restarted after partitions moved may have read some records twice: compare
+    # values as a set, and order within each partition.
     assert {value for _, _, value in found} == {b"%d" % number for number in range(2000)}
     for partition in range(4):
         offsets = [offset for index, offset, _ in found if index == partition]
@@ -145,8 +145,8 @@ def test_a_child_of_fork_has_no_consumer(shared_broker: Broker) -> None:
 
 
 def test_members_come_and_go_while_records_arrive(shared_broker: Broker) -> None:
-    """With automatic commits, and members that leave in order: every record once, however often its
-    partition changes hands.
+    """With automatic commits and members that leave cleanly: every record once, however often its
+    partition moves.
     """
     count, partitions = 12_000, 8
     topic = make_topic(shared_broker, partitions)
@@ -199,9 +199,9 @@ def test_members_come_and_go_while_records_arrive(shared_broker: Broker) -> None
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_group_that_keeps_to_the_classic_protocol(classic_broker: Broker, strategy: str) -> None:
-    """The broker lets no member of the newer protocol into it: members on shared memory speak the
-    old one, led by librdkafka or leading it.
+def test_a_group_of_the_classic_protocol(classic_broker: Broker, strategy: str) -> None:
+    """The broker admits no member of the newer protocol to this group: members over shared memory
+    use the classic protocol, led by librdkafka or leading it.
     """
     topic = make_topic(classic_broker, 6)
     more = {
@@ -283,7 +283,7 @@ def test_asyncio(shared_broker: Broker, transport: str) -> None:
             while len(found) < 500:
                 found += [message.value() for message in await consumer.getmany(50, SECONDS)]
             assert sorted(found, key=int) == [b"%d" % number for number in range(500)] and len(assigned) == 2
-            # a cancelled wait loses nothing, and does not stand in the way
+            # a cancelled wait loses no record and does not block the next
             waiting = asyncio.create_task(consumer.getone())
             await asyncio.sleep(0.05)
             waiting.cancel()

@@ -1,5 +1,6 @@
-"""Random programs of one consumer on shared memory, held against a model: what is handed out, in
-which order, what position, committed and the next owner's begin are. One seed, one program.
+"""Random programs of one consumer over shared memory, checked against a model: which records are
+returned in which order, its positions and committed offsets, and where the next owner begins. One
+seed, one program.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def topic(broker: Broker) -> str:
-    """Some thousand records in segments of 64 KiB; compressed batches among them; every third batch
-    is of an aborted transaction.
+    """Some thousand records in segments of 64 KiB, with compressed batches; every third batch
+    belongs to an aborted transaction.
     """
     name = uuid.uuid4().hex
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
@@ -65,7 +66,7 @@ def topic(broker: Broker) -> str:
 
 @pytest.fixture(scope="module")
 def log(broker: Broker, topic: str) -> list[list[int]]:
-    """The offsets that there are to read, by partition, as librdkafka reads them."""
+    """The readable offsets by partition, as librdkafka reads them."""
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": broker.bootstrap, "group.id": "truth", "enable.partition.eof": True}
     )
@@ -94,7 +95,7 @@ class Program:
         self.consumer = self.open()
         self.next: dict[int, int] = {}  # where each assigned partition continues
         self.position: dict[int, int] = {}
-        self.stored: dict[int, int] = {}  # what commit() says: a seek does not change it, as in librdkafka
+        self.stored: dict[int, int] = {}  # what commit() would commit: a seek does not change it, as in librdkafka
         self.committed: dict[int, int] = {}
         self.paused: set[int] = set()
 
@@ -116,7 +117,7 @@ class Program:
             if index not in self.paused
         )
 
-    def saw(self, index: int, offsets: list[int]) -> None:
+    def check_records(self, index: int, offsets: list[int]) -> None:
         assert index in self.next and index not in self.paused
         expected = [offset for offset in self.log[index] if offset >= self.next[index]][: len(offsets)]
         assert offsets == expected, f"partition {index} from {self.next[index]} on"
@@ -125,7 +126,7 @@ class Program:
     def see(self, messages: list) -> None:
         for message in messages:
             assert message.error() is None and message.value().startswith(b"good")
-            self.saw(message.partition(), [message.offset()])
+            self.check_records(message.partition(), [message.offset()])
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class Program:
             return
         batch = self.consumer.consume_batch(self.rng.choice((1, 10, 1000)), SECONDS)
         assert all(value.startswith(b"good") for value in batch.values)
-        self.saw(batch.partition, batch.offsets.tolist())
+        self.check_records(batch.partition, batch.offsets.tolist())
 
     def seek(self) -> None:
         if self.next:

@@ -1,5 +1,6 @@
-"""Encrypted values end to end: what is stored, what consumers with and without the keys see, by
-both transports, in transactions, by the command line. A compacted topic keeps its tombstones.
+"""Encrypted values end to end: the stored bytes, and what consumers with and without the keys read,
+over both transports, in transactions, and by the command line. A compacted topic keeps its
+tombstones.
 """
 
 from __future__ import annotations
@@ -123,11 +124,12 @@ def test_stored_values_are_encrypted_and_read_back(
         consumer.close()
 
 
-def test_a_value_that_cannot_be_opened(
+def test_a_value_that_cannot_be_decrypted(
     shared_broker: Broker, topic: str, keys: Path, transport: str, tmp_path: Path
 ) -> None:
-    """It is an event with the sealed value, and nothing is committed beyond it until another record
-    is handed out. By columns it is raised once, between those before and behind it.
+    """It is reported as an error event with the sealed value, and nothing is committed beyond it
+    until a later record is returned. consume_batch raises it once, between the records before and
+    after it.
     """
     with _producer(shared_broker, keys, transport, linger_ms=1) as sealing:
         sealing.produce(topic, b"first")
@@ -179,7 +181,7 @@ def test_a_value_that_cannot_be_opened(
 
 
 def _stored(consumer: Consumer) -> int:
-    """What a commit would say, as far as one says anything."""
+    """The offsets a commit would write."""
     try:
         found = consumer.commit(asynchronous=False)
     except KafkaException:
@@ -217,7 +219,7 @@ def test_asyncio(shared_broker: Broker, topic: str, keys: Path, transport: str) 
         async with AsyncConsumer(settings) as consumer:
             await consumer.assign([TopicPartition(topic, 0, 0)])
             found = [await consumer.getone()]
-            # a cancelled wait, whose records are returned
+            # a cancelled wait, whose records are not lost
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
                     await consumer.getmany(2)
@@ -229,7 +231,7 @@ def test_asyncio(shared_broker: Broker, topic: str, keys: Path, transport: str) 
     assert asyncio.run(run()) == [SECRET] * 5
 
 
-def test_settings_that_cannot_be(shared_broker: Broker, keys: Path, transport: str) -> None:
+def test_invalid_settings_are_refused(shared_broker: Broker, keys: Path, transport: str) -> None:
     for make in (Producer, Consumer):
         for more, message in (
             ({"encryption.key.provider": "file:/no/such/file"}, "cannot read the keys in /no/such/file"),
@@ -259,7 +261,7 @@ def test_the_command_line(
     assert stored[0].value().startswith(MAGIC) and (stored[1].key(), stored[1].value()) == (b"k", None)
     settings = tmp_path / "client.properties"
     settings.write_text(provider + "\n")
-    monkeypatch.setenv("MQD_CLIENT_CONFIG", "")  # --client-config sets it: restores the old value
+    monkeypatch.setenv("MQD_CLIENT_CONFIG", "")  # --client-config sets it: monkeypatch restores the old value
     for reported in (("-X", provider), ("--client-config", str(settings))):
         code, out, error = mqd("consume", topic, "-e", "-Z", "-f", "%k=%v\n", *reported)
         assert (code, out) == (0, f"k={SECRET.decode()}\nk=NULL\n"), error
@@ -274,7 +276,7 @@ def test_the_command_line(
 
 @pytest.mark.slow
 def test_a_compacted_topic(start_broker: Callable[..., Broker], keys: Path, transport: str) -> None:
-    """The last sealed value of each key stays and is opened; a tombstone removes its key."""
+    """The last sealed value of each key stays and can be decrypted; a tombstone removes its key."""
     broker = start_broker(config={"log.cleaner.backoff.ms": "100"})
     name = f"compacted-{uuid.uuid4().hex[:8]}"
     compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.bytes": "16384"}

@@ -1,5 +1,5 @@
-"""The C programs of native/examples, built as their page says and run against a broker: the C
-client as a C program has it.
+"""The C programs of native/examples, built as their page describes and run against a broker: the C
+client's API as a C program uses it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_the_consumer_prints_records_while_it_waits(programs: Path, shared_broke
     assert sorted(printed.splitlines()) == sorted(lines)
 
 
-def test_keys_go_where_librdkafka_puts_them(programs: Path, shared_broker: Broker, topic: str) -> None:
+def test_keys_are_partitioned_as_by_librdkafka(programs: Path, shared_broker: Broker, topic: str) -> None:
     keys = [f"key-{number}" for number in range(200)]
     _produce(programs, shared_broker, topic, [f"{key}\tby C" for key in keys])
     producer = confluent_kafka.Producer(
@@ -99,7 +99,7 @@ def test_keys_go_where_librdkafka_puts_them(programs: Path, shared_broker: Broke
         assert partitions == {native_client.partition_for(native_client.Partitioner.CONSISTENT_RANDOM, key, PARTITIONS)}
 
 
-def test_wrong_use_says_what_is_wrong(programs: Path, shared_broker: Broker) -> None:
+def test_wrong_arguments_are_reported(programs: Path, shared_broker: Broker) -> None:
     done = subprocess.run(
         [programs / "produce", "/nowhere/client.sock", "t"], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )

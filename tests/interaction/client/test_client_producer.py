@@ -1,5 +1,5 @@
-"""mqd.Producer against a running broker, by shared memory and by TCP: what confluent_kafka
-promises, and produce_batch.
+"""mqd.Producer against a running broker, over shared memory and over TCP: confluent_kafka's
+contract, and produce_batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _names = iter(range(1_000_000))
 
 @pytest.fixture(params=["shm", "tcp"])
 def transport(request: pytest.FixtureRequest, io_backend: str) -> str:
-    """librdkafka and the broker's engines meet in tests/compat: once is enough here."""
+    """The I/O backends are tested with librdkafka in tests/compat: one is enough here."""
     if request.param == "tcp" and io_backend != "epoll":
         pytest.skip("TCP is tried with one engine")
     return request.param
@@ -63,7 +63,7 @@ def make(shared_broker: Broker, transport: str) -> Iterator:
         producer.close()
 
 
-def test_records_come_as_they_were_sent(make, shared_broker: Broker, topic: str) -> None:
+def test_records_arrive_unchanged(make, shared_broker: Broker, topic: str) -> None:
     producer = make()
     reports: list = []
     note = lambda error, message: reports.append((error, message))  # noqa: E731
@@ -91,7 +91,7 @@ def test_records_come_as_they_were_sent(make, shared_broker: Broker, topic: str)
     assert (reports[0][1].key(), reports[0][1].value()) == (b"key", b"text")
 
 
-def test_a_topic_is_made_by_being_produced_to(make, shared_broker: Broker) -> None:
+def test_producing_creates_the_topic(make, shared_broker: Broker) -> None:
     producer = make()
     name = f"made-{next(_names)}"
     producer.produce(name, b"x")
@@ -117,7 +117,7 @@ def test_produce_raises_for_invalid_arguments(make, topic: str) -> None:
     assert producer.flush(60) == 0
 
 
-def test_a_partition_that_is_not_there(make, topic: str) -> None:
+def test_an_unknown_partition_is_an_error(make, topic: str) -> None:
     producer = make()
     producer.list_topics(topic, 10)
     errors: list[KafkaError] = []
@@ -131,7 +131,7 @@ def test_a_partition_that_is_not_there(make, topic: str) -> None:
     assert [error.code() for error in errors] == [KafkaError._UNKNOWN_PARTITION]
 
 
-def test_the_configuration_is_judged_by_librdkafka(shared_broker: Broker, transport: str) -> None:
+def test_invalid_settings_are_refused_as_by_librdkafka(shared_broker: Broker, transport: str) -> None:
     for wrong in (
         {"no.such.key": 1},
         {"acks": 7777},
@@ -154,7 +154,7 @@ def test_the_configuration_is_judged_by_librdkafka(shared_broker: Broker, transp
     Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, **ignored}).close()
 
 
-def test_full_is_a_buffer_error(make, shared_broker: Broker, topic: str) -> None:
+def test_a_full_queue_raises_buffer_error(make, shared_broker: Broker, topic: str) -> None:
     producer = make(queue_buffering_max_messages=10, linger_ms=1000)
     taken = 0
     with pytest.raises(BufferError, match="Queue full"):
@@ -168,7 +168,7 @@ def test_full_is_a_buffer_error(make, shared_broker: Broker, topic: str) -> None
     assert len(read_all(shared_broker, topic, 11)) == 11
 
 
-def test_linger_sends_by_itself(make, topic: str) -> None:
+def test_records_are_sent_after_linger_ms(make, topic: str) -> None:
     reports: list = []
     producer = make(linger_ms=20)
     producer.produce(topic, b"x", on_delivery=lambda error, message: reports.append(message))
@@ -314,7 +314,7 @@ def test_reports_of_a_batch(make, shared_broker: Broker, topic: str) -> None:
         assert places[int(message.value())] == (message.partition(), message.offset())
 
 
-def test_a_batch_larger_than_the_room_waits(make, shared_broker: Broker) -> None:
+def test_a_batch_larger_than_the_queue_waits(make, shared_broker: Broker) -> None:
     topic = _make_topic(shared_broker, 1)
     producer = make(queue_buffering_max_messages=500)
     values = np.arange(20_000, dtype=">u8").view(np.uint8).reshape(-1, 8)
@@ -327,7 +327,7 @@ def test_a_batch_larger_than_the_room_waits(make, shared_broker: Broker) -> None
     assert [int.from_bytes(m.value(), "big") for m in read_all(shared_broker, topic, 20_000)] == list(range(20_000))
 
 
-def test_a_batch_without_waiting_says_what_it_took(make, shared_broker: Broker) -> None:
+def test_a_batch_without_waiting_returns_the_number_accepted(make, shared_broker: Broker) -> None:
     topic = _make_topic(shared_broker, 1)
     producer = make(queue_buffering_max_messages=100, linger_ms=50)
     producer.list_topics(topic, 10)
@@ -341,7 +341,7 @@ def test_a_batch_without_waiting_says_what_it_took(make, shared_broker: Broker) 
     assert [m.value() for m in read_all(shared_broker, topic, 1001)][1:] == values
 
 
-def test_wrong_batches_take_nothing(make, shared_broker: Broker, topic: str) -> None:
+def test_invalid_batches_are_refused_whole(make, shared_broker: Broker, topic: str) -> None:
     producer = make(message_max_bytes=1000)
     for values, keys, error in [
         ([b"a", 5], None, TypeError),
@@ -362,7 +362,7 @@ def test_wrong_batches_take_nothing(make, shared_broker: Broker, topic: str) -> 
     assert len(read_all(shared_broker, topic, 1)) == 1
 
 
-def test_confluents_own_batches(make, shared_broker: Broker, topic: str) -> None:
+def test_confluent_kafkas_produce_batch(make, shared_broker: Broker, topic: str) -> None:
     producer = make()
     seen: list = []
     messages = [
@@ -381,7 +381,7 @@ def test_confluents_own_batches(make, shared_broker: Broker, topic: str) -> None
 # -- partitioners ----------------------------------------------------------------------------------
 
 
-def test_a_callable_partitions(make, shared_broker: Broker, topic: str) -> None:
+def test_a_callable_can_be_the_partitioner(make, shared_broker: Broker, topic: str) -> None:
     producer = make(partitioner=lambda key, count: (len(key) if key else 0) % count)
     producer.produce(topic, b"a", key=b"1")
     producer.produce(topic, b"b", key=b"12")
@@ -408,7 +408,7 @@ def test_purge(make, shared_broker: Broker, topic: str) -> None:
     assert [m.value() for m in read_all(shared_broker, topic, 1)] == [b"after"]
 
 
-def test_callbacks_that_raise_lose_no_others(make, topic: str) -> None:
+def test_a_callback_that_raises_does_not_drop_other_callbacks(make, topic: str) -> None:
     producer = make()
     seen: list[int] = []
 
@@ -449,7 +449,7 @@ def test_a_child_of_fork_gets_an_error(shared_broker: Broker, topic: str) -> Non
     assert sorted(m.value() for m in read_all(shared_broker, topic, 2)) == [b"after", b"before"]
 
 
-def test_close_flushes_and_the_rest_raises(make, shared_broker: Broker, topic: str) -> None:
+def test_close_flushes_and_later_calls_raise(make, shared_broker: Broker, topic: str) -> None:
     with make(linger_ms=1000) as producer:
         producer.produce(topic, b"x")
     assert len(read_all(shared_broker, topic, 1)) == 1
@@ -474,13 +474,13 @@ def test_asyncio(shared_broker: Broker, topic: str, transport: str) -> None:
     assert len(read_all(shared_broker, topic, 1100)) == 1100
 
 
-# -- which way -------------------------------------------------------------------------------------
+# -- choice of transport -----------------------------------------------------------------------
 
 
 def test_a_client_that_cannot_attach_uses_tcp(
     shared_broker: Broker, topic: str, tmp_path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A socket without a server, as a killed broker leaves it."""
+    """A socket without a server, as a killed broker leaves it behind."""
     path = str(tmp_path / "client.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
         left.bind(path)
@@ -494,7 +494,7 @@ def test_a_client_that_cannot_attach_uses_tcp(
         Producer({"bootstrap.servers": shared_broker.bootstrap, "mqd.socket.path": path, "transport": "shm"})
 
 
-def test_auto_is_shared_memory_here(shared_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_shared_memory_for_a_local_broker(shared_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     with Producer({"bootstrap.servers": shared_broker.bootstrap}) as producer:
         assert producer.transport == "shm" and producer.transport_reason
     monkeypatch.setenv("MQD_SOCKET", str(shared_broker.data_dir / "run" / "client.sock"))
@@ -502,7 +502,7 @@ def test_auto_is_shared_memory_here(shared_broker: Broker, monkeypatch: pytest.M
         assert producer.transport == "shm" and "MQD_SOCKET" in producer.transport_reason
 
 
-def test_an_administrator_with_a_clients_configuration(shared_broker: Broker, topic: str) -> None:
+def test_an_admin_client_accepts_a_clients_configuration(shared_broker: Broker, topic: str) -> None:
     admin = mqd.AdminClient({"bootstrap.servers": shared_broker.bootstrap, "transport": "shm", "mqd.spin.us": 5})
     assert topic in admin.list_topics(timeout=60).topics
     with pytest.raises(KafkaException):
@@ -528,7 +528,7 @@ def test_metadata_is_as_librdkafka_gives_it(shared_broker: Broker, topic: str) -
             }
 
 
-def test_an_idle_producer_costs_nothing(shared_broker: Broker, topic: str) -> None:
+def test_an_idle_producer_uses_no_cpu(shared_broker: Broker, topic: str) -> None:
     with Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": "shm"}) as producer:
         producer.produce(topic, b"x")
         assert producer.flush(60) == 0
@@ -537,8 +537,8 @@ def test_an_idle_producer_costs_nothing(shared_broker: Broker, topic: str) -> No
         assert time.process_time() - began < 0.2
 
 
-def test_threads_that_wait_and_threads_that_do_not(make, topic: str) -> None:
-    """The waiting thread drives; records of the others are delivered all the same."""
+def test_waiting_and_non_waiting_threads_share_a_producer(make, topic: str) -> None:
+    """The waiting thread drives; the records of the others are delivered too."""
     producer = make()
     done = threading.Event()
     waiter = threading.Thread(target=lambda: [producer.poll(0.05) for _ in iter(done.is_set, True)])

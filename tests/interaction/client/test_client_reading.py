@@ -1,4 +1,4 @@
-"""Readers of mapped segments under what a broker does to its logs: rolls, compaction, deletion,
+"""Readers of mapped segments while the broker changes its logs: rolls, compaction, deletion,
 transactions, the death of its worker.
 """
 
@@ -78,7 +78,7 @@ def values(views: list[RecordBatchView]) -> list[bytes | None]:
 
 
 def positions(client: Client, reader: PartitionReader, topic_id: bytes, max_wait_ms: int = 0):
-    """What a Fetch for positions alone says of partition 0."""
+    """The response to a Fetch for positions only, for partition 0."""
     request = positions_request([(topic_id, 0, reader.position)], 1, max_wait_ms, "")
     assert client.submit(encode_request(request, 13, 5, "reading"))
     client.flush()
@@ -137,7 +137,7 @@ def test_deleted_records_under_a_view(broker: Broker, kafka: KafkaConnection, cl
 
 
 def test_compaction_under_a_reader(broker: Broker, kafka: KafkaConnection, client: Client, request) -> None:
-    """A reader sees rising offsets while segments are replaced, and ends with the last values."""
+    """A reader sees rising offsets while segments are replaced, and has the last values in the end."""
     topic = topic_name(request.node.name)
     topic_id = create_topic(kafka, topic, 1, **COMPACT)
     writer = Writer(broker.port, topic, 5)
@@ -171,7 +171,9 @@ def test_compaction_under_a_reader(broker: Broker, kafka: KafkaConnection, clien
     assert {key: value for key, value in again.items() if value is not None} == writer.expected
 
 
-def test_a_deleted_topic_and_its_namesake(broker: Broker, kafka: KafkaConnection, client: Client, request) -> None:
+def test_a_topic_deleted_and_created_again_with_the_same_name(
+    broker: Broker, kafka: KafkaConnection, client: Client, request
+) -> None:
     topic = topic_name(request.node.name)
     old_id = create_topic(kafka, topic)
     must_produce(kafka, topic, 0, b"old", b"older")
@@ -195,7 +197,7 @@ def test_a_deleted_topic_and_its_namesake(broker: Broker, kafka: KafkaConnection
     assert beyond.read() is None and beyond.take_problem().code == 3
 
 
-def test_transactions_as_they_were_decided(broker: Broker, kafka: KafkaConnection, client: Client) -> None:
+def test_committed_and_aborted_transactions(broker: Broker, kafka: KafkaConnection, client: Client) -> None:
     topic = fresh("reading")
     topic_id = create_topic(kafka, topic)
     uncommitted, committed = (PartitionReader(client, topic, topic_id, 0, 0, isolation_level=level) for level in (0, 1))
@@ -251,7 +253,7 @@ def test_transactions_as_they_were_decided(broker: Broker, kafka: KafkaConnectio
     assert read_on() == [b"open", b"behind it"]
 
 
-def test_a_fetch_for_positions_sleeps_until_there_is_something(
+def test_a_fetch_for_positions_waits_for_records(
     broker: Broker, kafka: KafkaConnection, client: Client, request
 ) -> None:
     topic = topic_name(request.node.name)
@@ -279,7 +281,7 @@ def test_the_worker_dies_and_the_reader_moves(start_broker, tmp_path: Path) -> N
     reader = PartitionReader(client, "t", topic_id, 0, 0)
     held = reader.read(15)
     kill_and_wait(broker, "mqd-worker-0")
-    with pytest.raises(NativeError) as ended:  # not before the mapped segment is read
+    with pytest.raises(NativeError) as ended:  # only after the mapped segment has been read
         while True:
             reader.read(10_000)
             reader.seek(100)
@@ -306,7 +308,7 @@ def test_the_worker_dies_and_the_reader_moves(start_broker, tmp_path: Path) -> N
 
 
 def test_closing_an_attachment_under_busy_readers(broker: Broker, kafka: KafkaConnection, request) -> None:
-    """Readers of other threads end with EPIPE, whatever they do; their records stay valid."""
+    """Readers in other threads end with EPIPE at any point; their records stay valid."""
     topic = topic_name(request.node.name)
     topic_id = create_topic(kafka, topic, 1, segment_bytes="16384")
     for i in range(30):
@@ -331,7 +333,7 @@ def test_closing_an_attachment_under_busy_readers(broker: Broker, kafka: KafkaCo
     for thread in threads:
         thread.start()
     begun.wait()
-    time.sleep(0.1)  # any moment of their reading
+    time.sleep(0.1)  # at an arbitrary moment of their reading
     client.close()
     for thread in threads:
         thread.join(30)

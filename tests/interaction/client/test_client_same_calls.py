@@ -1,5 +1,5 @@
 """Calls whose outcome applications written for confluent_kafka rely on, over shared memory and over
-TCP: the same test holds for both, so it holds for confluent_kafka.
+TCP. Over TCP the calls are confluent_kafka's own, so the tests also hold for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def topic(broker: Broker) -> str:
     name = "same-" + uuid.uuid4().hex
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # held until it has answered
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # kept alive until it has a response
     admin.create_topics([NewTopic(name, 2, 1, config={"flush.on.ack": "false"})])[name].result(SECONDS)
     return name
 
@@ -98,7 +98,7 @@ def code_of(raised: pytest.ExceptionInfo[KafkaException]) -> int:
     return raised.value.args[0].code()
 
 
-def test_an_argument_that_is_wrong_spoils_nothing_after_it(producers, topic: str) -> None:
+def test_calls_work_after_one_with_a_wrong_argument(producers, topic: str) -> None:
     producer = producers()
     reports: list = []
     for wrong in (
@@ -150,7 +150,7 @@ def test_a_closed_producer_raises_runtime_errors(producers, topic: str) -> None:
     assert len(producer) == 0
 
 
-def test_a_producer_that_may_not_make_topics_makes_none(producers) -> None:
+def test_allow_auto_create_topics_is_respected(producers) -> None:
     name = "none-" + uuid.uuid4().hex
     producer = producers(allow_auto_create_topics=False, topic_metadata_propagation_max_ms=300)
     errors: list[KafkaError] = []
@@ -166,7 +166,7 @@ def test_a_producer_that_may_not_make_topics_makes_none(producers) -> None:
         producer.list_topics(5)
 
 
-def test_batches_by_confluents_names(producers, topic: str) -> None:
+def test_produce_batch_with_confluent_kafkas_arguments(producers, topic: str) -> None:
     producer = producers()
     values: list[bytes] = []
     assert (
@@ -193,8 +193,8 @@ def test_messages_compare(producers, consumers, topic: str) -> None:
 
 
 def test_calls_for_partitions_no_longer_assigned_are_ignored(producers, consumers, topic: str) -> None:
-    """A worker that has done its part resumes, and stores its offset, after a rebalance has taken
-    the partition.
+    """A thread that has finished its work resumes a partition and stores its offset after a
+    rebalance has revoked it.
     """
     write(producers(), topic, 3)
     consumer = consumers(enable_auto_offset_store=False)
@@ -213,7 +213,7 @@ def test_calls_for_partitions_no_longer_assigned_are_ignored(producers, consumer
     assert code_of(raised) == KafkaError._INVALID_ARG
 
 
-def test_a_commit_that_fails_in_part_fails(consumers, topic: str) -> None:
+def test_a_commit_that_fails_for_one_partition_raises(consumers, topic: str) -> None:
     reported: list = []
     consumer = consumers(on_commit=lambda error, partitions: reported.append((error, partitions)))
     offsets = [TopicPartition(topic, 0, 1), TopicPartition(topic, 99, 1)]
@@ -222,7 +222,7 @@ def test_a_commit_that_fails_in_part_fails(consumers, topic: str) -> None:
     assert code_of(raised) == KafkaError.UNKNOWN_TOPIC_OR_PART
     consumer.commit(offsets=offsets[:1], asynchronous=False)
     consumer.poll(0.1)
-    assert reported == []  # a waiting caller gets the error from the call
+    assert reported == []  # a waiting caller gets the error as an exception
     consumer.commit(offsets=offsets)
     deadline = time.monotonic() + SECONDS
     while not reported:
@@ -231,7 +231,7 @@ def test_a_commit_that_fails_in_part_fails(consumers, topic: str) -> None:
     assert reported[0][0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-def test_offsets_of_what_there_is_not(consumers, topic: str) -> None:
+def test_offsets_of_unknown_partitions_are_errors(consumers, topic: str) -> None:
     consumer = consumers()
     for nowhere in (TopicPartition(topic, 77, 5), TopicPartition("no-such-topic", 0, 5)):
         with pytest.raises(KafkaException) as raised:
@@ -270,7 +270,7 @@ def test_a_callback_that_raises_leaves_no_partition_unread(producers, consumers,
     consumer.subscribe([topic], on_assign=on_assign)
     with pytest.raises(ValueError, match="the application's"):
         take(consumer, 1)
-    while take(consumer, 1)[0].value() != b"2":  # confluent_kafka loses a record that came with the exception
+    while take(consumer, 1)[0].value() != b"2":  # confluent_kafka loses the record returned with the exception
         pass
 
 
@@ -289,7 +289,7 @@ def test_leader_epochs_are_committed(producers, consumers, topic: str) -> None:
     assert (found.offset, found.leader_epoch) == (2, 0)
 
 
-def test_exporters_of_statistics_find_their_keys(producers, consumers, topic: str) -> None:
+def test_statistics_have_the_keys_that_exporters_read(producers, consumers, topic: str) -> None:
     texts: dict[str, str] = {}
     producer = producers(statistics_interval_ms=100, stats_cb=lambda text: texts.setdefault("producer", text))
     write(producer, topic, 1)

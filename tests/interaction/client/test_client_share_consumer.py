@@ -1,5 +1,5 @@
 """mqd.ShareConsumer against a running broker, over shared memory and over TCP: acknowledgements of
-each kind, locks and renewals, limits, errors, deaths.
+each type, locks and renewals, limits, errors, deaths.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.interaction.share_members import begin_at_first_record, configure_gro
 from tests.polling import PATIENCE_S, eventually
 
 SECONDS = PATIENCE_S
-LOCK_S = 5.0  # shorter, a slow machine would be late with the first renewal
+LOCK_S = 5.0  # with a shorter one a slow machine would be late with the first renewal
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ class Jobs:
     def __init__(self, broker: Broker, transport: str, partitions: int = 2) -> None:
         self.partitions = partitions
         self.broker, self.transport, self.name = broker, transport, f"jobs-{uuid.uuid4().hex[:10]}"
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # held until it has answered
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # kept alive until it has a response
         admin.create_topics([NewTopic(self.name, partitions)])[self.name].result(SECONDS)
         begin_at_first_record(broker.bootstrap, self.name)
         self.consumers: list[ShareConsumer] = []
 
     def produce(self, *values: str, **more: Any) -> None:
-        """In turn to each partition."""
+        """Round-robin over the partitions."""
         producer = Producer({"bootstrap.servers": self.broker.bootstrap, **more})
         for index, value in enumerate(values):
             producer.produce(
@@ -89,7 +89,7 @@ def jobs(broker: Broker, transport: str) -> Iterator[Jobs]:
 
 @pytest.fixture
 def queue(broker: Broker, transport: str) -> Iterator[Jobs]:
-    """Of one partition, which all members of the group share."""
+    """A group that reads one partition, shared by all its members."""
     made = Jobs(broker, transport, 1)
     yield made
     for consumer in made.consumers:
@@ -97,7 +97,7 @@ def queue(broker: Broker, transport: str) -> Iterator[Jobs]:
 
 
 def polled(poll: Callable[[], Any]) -> list[Any]:
-    """The next records that come."""
+    """The next records."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         if found := list(poll()):
@@ -110,7 +110,7 @@ def values(messages: list[Any]) -> list[str]:
 
 
 def gathered(consumer: ShareConsumer, count: int) -> list[Any]:
-    """So many records, each accepted."""
+    """This many records, each accepted."""
     found: list[Any] = []
     while len(found) < count:
         messages = polled(lambda: consumer.poll(1.0))
@@ -120,7 +120,7 @@ def gathered(consumer: ShareConsumer, count: int) -> list[Any]:
     return found
 
 
-def test_each_kind_of_acknowledgement(jobs: Jobs) -> None:
+def test_each_type_of_acknowledgement(jobs: Jobs) -> None:
     jobs.produce("accepted", "released", "rejected", "last")
     consumer = jobs.consumer()
     called: list[tuple[dict[TopicPartition, set[int]], Any]] = []
@@ -152,11 +152,11 @@ def test_implicit_mode_accepts_with_the_next_poll_or_commit(jobs: Jobs) -> None:
     assert set(first.commit_sync(SECONDS).values()) == {None}
     jobs.produce("c")
     assert values(polled(lambda: first.poll(1.0))) == ["c"]
-    first.close()  # was not accepted
+    first.close()  # it has not been accepted
     assert [(m.value(), m.delivery_count()) for m in gathered(jobs.consumer(), 1)] == [(b"c", 2)]
 
 
-def test_consume_takes_no_more_than_it_says(queue: Jobs) -> None:
+def test_consume_returns_at_most_num_messages(queue: Jobs) -> None:
     queue.produce(*"abcdef")
     one, other = queue.consumer(), queue.consumer()
     (message,) = polled(lambda: one.consume(1, 1.0))
@@ -173,7 +173,7 @@ def test_consume_takes_no_more_than_it_says(queue: Jobs) -> None:
         one.consume(0)
 
 
-def test_a_callback_that_raises_costs_no_record(queue: Jobs) -> None:
+def test_a_callback_that_raises_loses_no_record(queue: Jobs) -> None:
     def raises(_offsets: object, _error: object) -> None:
         raise ZeroDivisionError
 
@@ -182,13 +182,13 @@ def test_a_callback_that_raises_costs_no_record(queue: Jobs) -> None:
     (message,) = polled(lambda: consumer.consume(1, 1.0))
     consumer.set_acknowledgement_commit_callback(raises)
     consumer.acknowledge(message)
-    with pytest.raises(ZeroDivisionError):  # its result comes with the next record
+    with pytest.raises(ZeroDivisionError):  # its acknowledgement result comes with the next record
         polled(lambda: consumer.consume(1, 1.0))
     consumer.set_acknowledgement_commit_callback(None)
     assert values(polled(lambda: consumer.consume(1, 1.0))) == ["second"]
 
 
-def test_a_renewed_lock_does_not_end_and_another_does(queue: Jobs) -> None:
+def test_a_renewed_lock_is_kept_and_another_expires(queue: Jobs) -> None:
     queue.shorten_locks()
     queue.produce("renewed", "forgotten")
     slow, other = queue.consumer(), queue.consumer()
@@ -206,7 +206,7 @@ def test_a_renewed_lock_does_not_end_and_another_does(queue: Jobs) -> None:
     assert isinstance(outcome, KafkaException) and outcome.args[0].code() == KafkaError.INVALID_RECORD_STATE
 
 
-def test_states_that_calls_are_refused_in(jobs: Jobs) -> None:
+def test_calls_that_the_state_does_not_allow_are_refused(jobs: Jobs) -> None:
     jobs.produce("a")
     consumer = jobs.consumer()
     (message,) = polled(lambda: consumer.poll(1.0))
@@ -246,7 +246,7 @@ def test_states_that_calls_are_refused_in(jobs: Jobs) -> None:
             call()
 
 
-def test_configurations_are_judged_as_confluent_kafka_judges_them(broker: Broker, transport: str) -> None:
+def test_configurations_are_checked_as_by_confluent_kafka(broker: Broker, transport: str) -> None:
     given = {"bootstrap.servers": broker.bootstrap, "transport": transport}
     for more in ({}, {"group.id": "g", "auto.offset.reset": "earliest"}, {"group.id": "g", "nonsense": 1}):
         with pytest.raises((ValueError, KafkaException)) as theirs:
@@ -258,7 +258,7 @@ def test_configurations_are_judged_as_confluent_kafka_judges_them(broker: Broker
         ShareConsumer({**given, "group.id": "g", "share.acknowledgement.mode": "maybe"})
 
 
-def test_a_worker_that_is_killed_costs_no_record(jobs: Jobs) -> None:
+def test_killing_a_worker_loses_no_record(jobs: Jobs) -> None:
     jobs.shorten_locks()
     consumer = jobs.consumer()
     jobs.produce(*(f"before-{number}" for number in range(20)))
@@ -268,7 +268,7 @@ def test_a_worker_that_is_killed_costs_no_record(jobs: Jobs) -> None:
         pid = jobs.broker.pid(worker)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        # before that it may take an acknowledgement whose response is lost
+        # until then it may receive an acknowledgement whose response is lost
         eventually(lambda pid=pid: not is_alive(pid), "the worker has ended")
         consumer.acknowledge_batch(messages)
         outcome = consumer.commit_sync(SECONDS)

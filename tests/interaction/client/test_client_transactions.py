@@ -1,5 +1,5 @@
-"""Transactions of mqd.Producer over shared memory, of both versions; what a worker's death leaves
-of a producer; idempotence through it.
+"""Transactions of mqd.Producer over shared memory, in both versions; producers after a worker's
+death; idempotence across it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_calls_outside_a_transaction_are_refused(shared_broker: Broker) -> None:
         with pytest.raises(KafkaException):
             producer.produce(topic, b"behind")
         producer.begin_transaction()
-        producer.commit_transaction(20)  # of nothing
+        producer.commit_transaction(20)  # without any records
     assert _values(shared_broker, topic, 1) == [b"in"]
 
 
@@ -112,7 +112,7 @@ def test_an_older_producer_is_fenced(shared_broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("metadata", ["ours", "confluent's"])
-def test_offsets_belong_to_the_transaction(shared_broker: Broker, metadata: str) -> None:
+def test_offsets_are_committed_with_the_transaction(shared_broker: Broker, metadata: str) -> None:
     topic, group = _topic(shared_broker), f"group-{next(_names)}"
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": shared_broker.bootstrap, "group.id": group, "enable.auto.commit": False}
@@ -132,7 +132,7 @@ def test_offsets_belong_to_the_transaction(shared_broker: Broker, metadata: str)
     assert GroupMetadata.read(GroupMetadata("g", 3, "m", "i").to_bytes()) == GroupMetadata("g", 3, "m", "i")
 
 
-def test_abort_gives_up_what_is_outstanding(shared_broker: Broker) -> None:
+def test_abort_drops_outstanding_records(shared_broker: Broker) -> None:
     topic = _topic(shared_broker, 1)
     with _producer(shared_broker, f"tx-{topic}", linger_ms=5000) as producer:
         producer.init_transactions(20)
@@ -152,10 +152,10 @@ def test_abort_gives_up_what_is_outstanding(shared_broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", pytest.param("lz4", marks=pytest.mark.slow)])
-def test_a_worker_that_dies_loses_and_doubles_nothing(
+def test_a_workers_death_loses_and_duplicates_nothing(
     start_broker: Callable[..., Broker], io_backend: str, compression: str
 ) -> None:
-    """Idempotent: the batches move to the next attachment with their sequences."""
+    """Idempotent: the batches move to the next attachment with their sequence numbers."""
     broker = start_broker(workers=1, config={"io.backend": io_backend, "log.flush.on.ack": "false"})
     topic = _topic(broker, 3)
     reports: list[KafkaError | None] = []

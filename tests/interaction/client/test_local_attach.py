@@ -1,5 +1,5 @@
-"""Clients of the broker's own host, through shared memory: attached, served as by TCP, refused with
-reasons, given up when they or the broker's processes die.
+"""Clients on the broker's host, through shared memory: attaching, the same service as by TCP,
+refusals with reasons, and cleanup when clients or the broker's processes die.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def attach(broker: Broker, **options) -> LocalConnection:
 
 @contextlib.contextmanager
 def one_for_each_worker(broker: Broker, **options) -> Iterator[list[LocalConnection]]:
-    """The acceptor gives each to the worker with the fewest."""
+    """The acceptor assigns each client to the worker with the fewest."""
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(attach(broker, **options)) for _ in range(2 * broker.workers)]
         by_worker = {connection.worker: connection for connection in opened}
@@ -76,7 +76,7 @@ def one_for_each_worker(broker: Broker, **options) -> Iterator[list[LocalConnect
 # -- served ----------------------------------------------------------------------------------------
 
 
-def test_everything_that_tcp_can_do(shared_broker, request):
+def test_every_api_of_tcp_works_over_shared_memory(shared_broker, request):
     topic = topic_name(request.node.name)
     with one_for_each_worker(shared_broker) as local, KafkaConnection(port=shared_broker.port) as tcp:
         create_topic(local[0], topic, 2)
@@ -120,7 +120,7 @@ def test_metadata_names_the_first_listener_and_logs_name_the_process(shared_brok
 
 
 def test_a_log_is_read_from_its_files(shared_broker, request):
-    """Question and positions: what a reader of files lives on."""
+    """Mapping requests and positions: what a reader of segment files depends on."""
     topic = topic_name(request.node.name)
     with attach(shared_broker) as local:
         topic_id = bytes(create_topic(local, topic, 1, **{"segment.bytes": "16384"}))
@@ -141,13 +141,15 @@ def test_a_log_is_read_from_its_files(shared_broker, request):
         positions = msgspec.structs.replace(fetch_request(topic, {0: 7}), max_bytes=0)
         (partition,) = local.call(FETCH, FETCH_VERSION, positions).responses[0].partitions
         assert (partition.error_code, partition.high_watermark, partition.records or b"") == (0, 60, b"")
-        assert fetch(local, topic, 0, 7).records  # with a max_bytes: as ever
+        assert fetch(local, topic, 0, 7).records  # with a max_bytes: a usual Fetch
 
 
 def test_positions_name_the_aborted_transactions(shared_broker):
-    """With read_committed: those from the fetch offset to the last stable offset, and no records."""
+    """With read_committed: the aborted transactions from the fetch offset to the last stable
+    offset, and no records.
+    """
     with attach(shared_broker) as local, KafkaConnection(port=shared_broker.port) as tcp:
-        producer = RawProducer(local)  # a coordinator's requests go through shared memory as well
+        producer = RawProducer(local)  # a coordinator's requests go through shared memory too
         producer.init()
         topic, ends = topic_of(local), []
         for committed in (False, True, False):
@@ -185,8 +187,8 @@ def test_clients_cannot_shrink_or_write_the_shared_memory(shared_broker):
 
 
 def test_quotas_hold_through_shared_memory(shared_broker, request):
-    """A megabyte is the burst (ten windows of a second); a client beyond it is answered, then not
-    read from until it is paid.
+    """The burst is one megabyte (ten windows of one second); a client that exceeds it gets its
+    response and is then not read from until its throttle time is over.
     """
     topic, client_id = topic_name(request.node.name), request.node.name
     rate = AlterClientQuotasRequest.OpData(key="producer_byte_rate", value=100_000.0)
@@ -238,11 +240,11 @@ def test_a_connection_with_an_unknown_greeting_is_closed(shared_broker, greeting
 def test_a_silent_client_delays_no_other(shared_broker):
     path = socket_of(shared_broker)
     with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(connect(path)) for _ in range(150)]  # more than may wait to say hello
+        silent = [stack.enter_context(connect(path)) for _ in range(150)]  # more than may wait in the handshake
         with attach(shared_broker) as local:
             local.call(API_VERSIONS, 3)
         silent[0].settimeout(10)
-        assert silent[0].recv(1) == b""  # the oldest made room
+        assert silent[0].recv(1) == b""  # the oldest was closed to admit another
 
 
 def test_sizes_are_the_brokers_choice(shared_broker):
@@ -302,15 +304,15 @@ def test_limits_permissions_and_switching_off(start_broker):
 
 
 @pytest.fixture(scope="module")
-def mortal(io_backend, tmp_path_factory) -> Iterator[Broker]:
-    """Its processes are killed, and started again."""
+def killed_broker(io_backend, tmp_path_factory) -> Iterator[Broker]:
+    """A broker whose processes are killed and restarted."""
     with Broker(tmp_path_factory.mktemp(f"mortal-{io_backend}"), config={"io.backend": io_backend}) as broker:
         yield broker
 
 
 def _attach_and_fork(pipe, path: str, bootstrap: str, is_ours: bool) -> None:
-    """A client, of this package or one that keeps to no rule, whose child has everything that a
-    fork gives it; then it waits to be killed.
+    """A client, of this package or one that follows no rules, whose forked child inherits
+    everything; then it waits to be killed.
     """
     client = Producer({"bootstrap.servers": bootstrap, "transport": "shm"}) if is_ours else LocalConnection(path)
     if is_ours:
@@ -324,13 +326,16 @@ def _attach_and_fork(pipe, path: str, bootstrap: str, is_ours: bool) -> None:
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_client_that_is_killed_leaves_what_its_children_keep_and_no_more(mortal, is_ours):
-    """A child of a client of this package keeps nothing. One that keeps the memory has it on the
-    broker's account until it lets go: else clients could take any amount of it.
+def test_memory_of_a_killed_client_is_freed_unless_a_child_keeps_it(killed_broker, is_ours):
+    """A child of a client of this package keeps nothing. The memory that a child of another client
+    keeps stays on the broker's account until it is released: otherwise clients could take any
+    amount of it.
     """
-    watch, context = Watch(mortal), multiprocessing.get_context("spawn")
+    watch, context = Watch(killed_broker), multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    client = context.Process(target=_attach_and_fork, args=(there, socket_of(mortal), mortal.bootstrap, is_ours))
+    client = context.Process(
+        target=_attach_and_fork, args=(there, socket_of(killed_broker), killed_broker.bootstrap, is_ours)
+    )
     client.start()
     pid, child = here.recv()
     try:
@@ -347,8 +352,8 @@ def test_a_client_that_is_killed_leaves_what_its_children_keep_and_no_more(morta
             os.kill(child, signal.SIGKILL)
 
 
-def test_deaths_of_the_brokers_processes(mortal):
-    broker, path = mortal, socket_of(mortal)
+def test_deaths_of_the_brokers_processes(killed_broker):
+    broker, path = killed_broker, socket_of(killed_broker)
     with one_for_each_worker(broker) as local:
         topic_id = create_topic(local[0], "deaths", 2)
         must_produce(local[0], "deaths", 0, b"first")
@@ -363,7 +368,7 @@ def test_deaths_of_the_brokers_processes(mortal):
             for _ in range(1000):
                 local[1].call(API_VERSIONS, 3)
         assert local[1].has_ended() and not local[0].has_ended()
-        with attach(broker) as again:  # the other worker, or the successor
+        with attach(broker) as again:  # the other worker, or the replacement of the killed one
             eventually(lambda: _produces(again), "the successor")
         broker.wait_until_ready()
         with one_for_each_worker(broker) as fresh:
@@ -374,7 +379,7 @@ def test_deaths_of_the_brokers_processes(mortal):
             assert response["error"] == 0 and fd is not None
             os.close(fd)
         watch = Watch(broker)
-        # those of `local` on the worker that lives
+        # those of `local` on the surviving worker
         eventually(lambda: watch.total("local_attachments") == 2, "the dead worker's attachments forgotten")
     assert rendezvous.find(broker.bootstrap).path == path
 
@@ -401,7 +406,7 @@ def test_a_descriptor_that_comes_with_a_packet_is_closed(shared_broker):
 
 
 def _null_count(pid: int) -> int:
-    """Descriptors of /dev/null: others come and go, with a checkpoint at any moment."""
+    """Descriptors of /dev/null: others change at any moment, for example with a checkpoint."""
     found = 0
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -409,5 +414,5 @@ def _null_count(pid: int) -> int:
     return found
 
 
-def test_the_welcome_says_who_refuses():
+def test_the_welcome_names_the_process_that_refused():
     assert WELCOME.size == 256 and int.from_bytes(b"MQDLOCL1", "little") == MAGIC

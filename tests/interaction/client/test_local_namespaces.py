@@ -1,6 +1,6 @@
 """Two brokers on one machine that share a file system and listen on the same address and port, each
-in a network namespace of its own: as two containers do. A client never attaches to a broker
-that it would not reach by TCP.
+in its own network namespace, as two containers do. A client never attaches to a broker that it
+would not reach by TCP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.local_connection import LocalConnection, Refused, hello
 _WHY_NOT = network.why_not()
 pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=f"needs network namespaces: {_WHY_NOT}")
 
-# produces one record by transport `auto`; prints which way it took
+# produces one record with transport `auto`; prints the transport that was chosen
 _PRODUCE = """
 import sys
 from mqd import Producer
@@ -33,7 +33,7 @@ with Producer({"bootstrap.servers": sys.argv[1], "message.timeout.ms": 10000}) a
 
 
 class NamespacedBroker(Broker):
-    """On a host of `net`; clients() run there too."""
+    """On a host of `net`; its clients run there too."""
 
     def __init__(self, net: network.Network, host: str, data_dir: Path, port: int, links: Path) -> None:
         super().__init__(data_dir, workers=1, environment={"MQD_RUN_RENDEZVOUS": str(links)})
@@ -76,14 +76,14 @@ def test_records_go_to_the_broker_of_the_clients_own_namespace(brokers):
     assert second.produce("to the second").startswith("shm")
     assert (first.holds("to the first"), first.holds("to the second")) == (True, False)
     assert (second.holds("to the first"), second.holds("to the second")) == (False, True)
-    second.stop()  # takes away its own link alone
+    second.stop()  # removes only its own link
     assert first.produce("again").startswith("shm") and first.holds("again")
 
 
 @pytest.mark.slow
-def test_a_link_that_leads_to_another_broker_is_found_out(brokers):
-    """Its path means another file in this container: what the link says is not believed, and the
-    records go where TCP goes.
+def test_a_link_to_another_broker_is_not_followed(brokers):
+    """The path names another file in this container: the link is not trusted, and the records go
+    where TCP goes.
     """
     first, second = brokers
     links = Path(first.environment["MQD_RUN_RENDEZVOUS"])
@@ -97,4 +97,4 @@ def test_a_link_that_leads_to_another_broker_is_found_out(brokers):
     assert first.holds("by TCP") and not second.holds("by TCP")
     with pytest.raises(Refused, match="does not listen there"):
         LocalConnection(other, greeting=hello(server=own.name.encode()))
-    assert rendezvous.find(first.bootstrap, places=[links]).path is None  # this process's namespace is a third
+    assert rendezvous.find(first.bootstrap, places=[links]).path is None  # this process runs in a third namespace

@@ -1,5 +1,5 @@
-"""What the sink of Spark sends, without Spark: record batches over TCP to a real broker that
-restarts, and the requests of a joint transaction.
+"""The requests of the Spark sink, without Spark: record batches over TCP to a real broker that
+restarts, and joint transactions.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_unavailable_shared_memory_is_reported_when_it_is_requested(
         send(found, Producer(found, identity(found), None), rows(0, 1))
 
 
-def test_a_child_whose_transaction_is_over_gets_an_error(shared_broker: Broker) -> None:
+def test_a_child_of_an_ended_transaction_gets_an_error(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka, PARTITIONS)
     found = options(shared_broker, topic)
@@ -163,7 +163,7 @@ def test_a_child_whose_transaction_is_over_gets_an_error(shared_broker: Broker) 
 def test_brokers_that_do_not_know_joint_transactions_are_named(
     shared_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response is that of a broker which skipped the field."""
+    """The response is that of a broker which ignored the field."""
     cluster = Cluster(KafkaSettings(shared_broker.bootstrap))
     joint = Joint(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
     query = joint._request
@@ -177,7 +177,7 @@ def _without_field(response):
     return response
 
 
-def test_a_dead_driver_stops_no_reader_for_long(shared_broker: Broker) -> None:
+def test_a_dead_drivers_transaction_soon_stops_blocking_readers(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka, PARTITIONS)
         found = options(shared_broker, topic)

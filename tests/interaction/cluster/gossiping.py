@@ -1,6 +1,5 @@
-"""A process that gossips and does nothing else:
-`python -m tests.interaction.cluster.gossiping NODE PORT DIRECTORY SEEDS [KEY]`. One JSON line for
-each change; ends with SIGTERM (goodbye) or by a kill.
+"""A process that only gossips: `python -m tests.interaction.cluster.gossiping NODE PORT DIRECTORY
+SEEDS [KEY]`. Prints one JSON line for each change; ends with SIGTERM (goodbye) or by a kill.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def emit(**fields: object) -> None:
 
 
 def directory_of(path: Path) -> str:
-    """What a metadata directory has in its meta.properties."""
+    """The directory id in meta.properties of a metadata directory."""
     file = path / "directory.id"
     if not file.exists():
         file.write_text(uuid.uuid4().hex)

@@ -1,5 +1,5 @@
-"""Three real brokers: what is acknowledged is on the others' disks, and a broker's death is a
-matter of moments.
+"""Three real brokers: acknowledged records are on the other brokers' disks, and clients recover
+within moments of a broker's death.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield started
 
 
-def test_acknowledged_records_lie_on_every_broker_byte_for_byte(cluster: Cluster) -> None:
+def test_acknowledged_records_are_identical_on_every_broker(cluster: Cluster) -> None:
     create(cluster, "copied")
     values = [f"{number}".encode() for number in range(2000)]
     produce(cluster, "copied", values)
@@ -60,7 +60,7 @@ def test_records_survive_the_death_of_their_leader(cluster: Cluster) -> None:
     assert len(logs) == 1
 
 
-def test_a_controlled_shutdown_costs_no_producer_an_error(cluster: Cluster) -> None:
+def test_a_controlled_shutdown_causes_no_producer_errors(cluster: Cluster) -> None:
     create(cluster, "calm", partitions=3)
     leader = wait_for_in_sync(cluster, "calm")[0].leader
     errors: list[object] = []

@@ -1,5 +1,5 @@
-"""A burst of large records over three replicas: followers that fetch at full speed stay in sync,
-and nothing is written twice by retries.
+"""A burst of large records with three replicas: followers that fetch at full speed stay in sync,
+and retries write nothing twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RECORD_BYTES = 500_000
 
 @pytest.mark.parametrize("count", [150, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
-def test_a_burst_changes_no_in_sync_set(tmp_path: Path, count: int) -> None:
+def test_a_burst_does_not_change_the_isr(tmp_path: Path, count: int) -> None:
     with Cluster(tmp_path, config={"log.level": "info"}) as cluster:
         create(cluster, "burst", partitions=1, config={"max.message.bytes": "1048588"})
         leader = cluster.brokers[wait_for_in_sync(cluster, "burst")[0].leader]

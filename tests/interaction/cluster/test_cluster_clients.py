@@ -1,5 +1,5 @@
-"""Three hosts as clients see them: leaders, coordinators, refusals; changes that
-the controller makes; transactions over several hosts; and who may use the listener between hosts.
+"""Three hosts as clients see them: leaders, coordinators, refusals, changes by the controller,
+transactions over several hosts, and access to the inter-broker listener.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def send_request(broker: Member, api: int, version: int, request: object):
 
 
 def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> bytes:
-    """The topic's id, when every host knows it and its leaders."""
+    """The topic's id, once every host knows the topic and its leaders."""
     topic = CreateTopicsRequest.Topic(
         name=name,
         num_partitions=-1,
@@ -134,7 +134,7 @@ def fetch(broker: Member, version: int, name: str, topic_id: bytes, epoch: int =
 # -- leaders ---------------------------------------------------------------------------------------
 
 
-def test_every_host_tells_of_all_hosts_and_leaders(cluster: Cluster) -> None:
+def test_metadata_of_every_host_lists_all_hosts_and_leaders(cluster: Cluster) -> None:
     create(cluster, "told", [[1, 2], [2, 3], [3, 1]])
     expected = {(broker.node_id, broker.address, broker.port) for broker in cluster}
     for broker in cluster:
@@ -149,7 +149,7 @@ def test_every_host_tells_of_all_hosts_and_leaders(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("wrong", [2, 3], ids=["follower", "no replica"])
-def test_a_broker_that_does_not_lead_names_the_leader_and_its_address(cluster: Cluster, wrong: int) -> None:
+def test_a_follower_names_the_leader_and_its_address(cluster: Cluster, wrong: int) -> None:
     """KIP-951."""
     name = f"led-{wrong}"
     topic_id = create(cluster, name, [[1, 2]])
@@ -173,7 +173,7 @@ def test_a_broker_that_does_not_lead_names_the_leader_and_its_address(cluster: C
     ]
 
 
-def test_offsets_are_reported_by_the_leader_alone(cluster: Cluster) -> None:
+def test_offsets_are_reported_only_by_the_leader(cluster: Cluster) -> None:
     topic_id = create(cluster, "offsets", [[1, 2]])
     assert produce(cluster.brokers[1], 12, "offsets", topic_id).responses[0].partition_responses[0].error_code == 0
 
@@ -210,7 +210,7 @@ def committed_error(broker: Member, group: str) -> int:
     return send_request(broker, OFFSET_FETCH, 7, OffsetFetchRequest(group_id=group, topics=None)).error_code
 
 
-def test_all_hosts_agree_on_who_coordinates_and_the_others_say_so(cluster: Cluster) -> None:
+def test_hosts_agree_on_coordinators_and_others_refuse(cluster: Cluster) -> None:
     keys = [f"group-{number}" for number in range(12)]
     until(
         "all coordinators are there",
@@ -220,7 +220,7 @@ def test_all_hosts_agree_on_who_coordinates_and_the_others_say_so(cluster: Clust
     reported = [coordinators(broker, keys) for broker in cluster]
     assert reported[0] == reported[1] == reported[2]
     assert {node for _, node in reported[0].values()} == {1, 2, 3}, "every host coordinates some"
-    # a heartbeat is answered meanwhile as if the member were known, as in Kafka
+    # a heartbeat meanwhile gets a response as if the member were known, as in Kafka
     loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     until(
         "no group is still being loaded",
@@ -239,8 +239,8 @@ def test_all_hosts_agree_on_who_coordinates_and_the_others_say_so(cluster: Clust
 
 
 def test_transactions_span_hosts(cluster: Cluster) -> None:
-    """Partitions, groups and transactional ids of all three hosts; aborted ones stay unseen,
-    committed offsets go with the records.
+    """Partitions, groups and transactional ids of all three hosts; aborted records stay invisible,
+    and offsets are committed with the records.
     """
     create(cluster, "in", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     create(cluster, "out", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
@@ -285,7 +285,7 @@ def test_transactions_span_hosts(cluster: Cluster) -> None:
     assert sorted(found) == [(partition, f"{number}-True".encode()) for partition in range(3) for number in range(3)]
 
 
-def test_markers_of_transactions_are_not_taken_from_clients(cluster: Cluster) -> None:
+def test_transaction_markers_from_clients_are_refused(cluster: Cluster) -> None:
     create(cluster, "marked", [[1, 2]])
     marker = WriteTxnMarkersRequest.Marker(
         producer_id=1,
@@ -302,8 +302,8 @@ def test_markers_of_transactions_are_not_taken_from_clients(cluster: Cluster) ->
 def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_not_coordinate_it(
     cluster: Cluster,
 ) -> None:
-    """Admin.abortTransaction: by a marker to the leader of one partition; the coordinator, on
-    another host, aborts it everywhere and fences the producer.
+    """Admin.abortTransaction sends a marker to the leader of one partition; the coordinator, on
+    another host, aborts the transaction everywhere and fences the producer.
     """
     names = {1: "hung-1", 2: "hung-2", 3: "hung-3"}
     for node, name in names.items():
@@ -363,7 +363,7 @@ def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_
 # -- changes ---------------------------------------------------------------------------------------
 
 
-def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cluster: Cluster) -> None:
+def test_a_reassigned_partition_keeps_its_records_and_leaves_no_files(cluster: Cluster) -> None:
     topic_id = create(cluster, "moved", [[1, 2]])
     for _ in range(5):
         assert produce(cluster.brokers[1], 12, "moved", topic_id).responses[0].partition_responses[0].error_code == 0
@@ -433,7 +433,7 @@ def test_the_quorum_is_described_by_every_host(cluster: Cluster) -> None:
         )
 
 
-def test_a_broker_that_lives_is_not_unregistered(cluster: Cluster) -> None:
+def test_a_live_broker_is_not_unregistered(cluster: Cluster) -> None:
     assert send_request(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=2)).error_code != 0
     assert (
         send_request(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=77)).error_code
@@ -446,7 +446,7 @@ def test_a_broker_that_lives_is_not_unregistered(cluster: Cluster) -> None:
 
 
 def lead_elsewhere(cluster: Cluster, name: str, partition: int) -> None:
-    """Another host leads the partition, as every host knows."""
+    """Moves the leader of the partition to another host; returns when every host knows it."""
     one = described(cluster.brokers[1], name).partitions[partition]
     assert one.partition_index == partition
     target = AlterPartitionReassignmentsRequest.ReassignablePartition(
@@ -470,8 +470,8 @@ def lead_elsewhere(cluster: Cluster, name: str, partition: int) -> None:
 
 
 def test_a_share_group_follows_leaders_and_coordinators(cluster: Cluster) -> None:
-    """Accepted records stay so, and released ones are delivered a second time, when other hosts
-    lead the partition, keep its state, and coordinate the group.
+    """Accepted records stay accepted, and released ones are delivered again, after other hosts have
+    taken over the partition's leadership, its share state, and the group.
     """
     shared = Shared(cluster.bootstrap, partitions=1)
 
@@ -526,7 +526,7 @@ API_VERSIONS = b"\x00\x00\x00\x0c\x00\x12\x00\x00\x00\x00\x00\x01\x00\x02me"
 
 
 def ended(connection: socket.socket) -> bool:
-    """Nothing was answered; with a reset, where bytes were left unread."""
+    """The connection ended without a response; with a reset where bytes were left unread."""
     try:
         return connection.recv(100) == b""
     except ConnectionResetError:
@@ -536,7 +536,7 @@ def ended(connection: socket.socket) -> bool:
 def test_clients_cannot_use_the_listener_between_hosts(cluster: Cluster) -> None:
     broker = cluster.brokers[1]
     cluster_id = send_request(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
-    with between(broker) as connection:  # a Kafka client, by mistake or not
+    with between(broker) as connection:  # a Kafka client that connects to the wrong listener
         connection.sendall(API_VERSIONS)
         assert ended(connection)
     with between(broker) as connection, pytest.raises(ConnectionError):
@@ -555,8 +555,8 @@ def test_clients_cannot_use_the_listener_between_hosts(cluster: Cluster) -> None
     assert refused.value.code == handshake.REFUSED_WORKER
 
 
-def test_a_host_s_acceptor_is_asked_for_transactions_alone(cluster: Cluster) -> None:
-    """A holder of the key counts as a host, and still gets no further than hosts do."""
+def test_the_inter_broker_listener_of_an_acceptor_serves_only_transactions(cluster: Cluster) -> None:
+    """A peer with the key counts as a host, and still may not do more than hosts do."""
     broker = cluster.brokers[1]
     cluster_id = send_request(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
     with between(broker) as connection:

@@ -1,5 +1,5 @@
-"""Compacted topics with several replicas: one that comes later has what its leader has, offsets and
-gaps included, also when the topic is not compacted any more; and it can lead.
+"""Compacted topics with several replicas: a replica that is added later has the records of its
+leader, offsets and gaps included, even when the topic is no longer compacted; and it can lead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mqd(cluster: Cluster, *arguments: str) -> str:
 
 
 def write(cluster: Cluster, topic: str, rounds: int) -> None:
-    """Each key again and again; aborted transactions and their markers among them."""
+    """Writes each key many times, with aborted transactions and their markers among the records."""
     producer = Producer(
         {
             "bootstrap.servers": cluster.bootstrap,
@@ -56,7 +56,7 @@ def write(cluster: Cluster, topic: str, rounds: int) -> None:
 
 
 def read(cluster: Cluster, topic: str) -> Read:
-    """All that is committed, in order."""
+    """All committed records, in order."""
     consumer = Consumer(
         {
             "bootstrap.servers": cluster.bootstrap,
@@ -75,7 +75,7 @@ def read(cluster: Cluster, topic: str) -> Read:
             if message.error() is None:
                 found.append((message.offset(), message.key(), message.value()))
             else:
-                ended = True  # the end: no producer writes
+                ended = True  # the end of the log: no producer writes
     consumer.close()
     return found
 
@@ -92,7 +92,7 @@ def compacted(cluster: Cluster, topic: str, node_id: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("still", [True, False], ids=["compacted", "compacted once"])
-def test_a_replica_that_comes_later_has_what_a_compacted_leader_has(cluster: Cluster, still: bool) -> None:
+def test_a_new_replica_equals_its_compacted_leader(cluster: Cluster, still: bool) -> None:
     topic = f"later-{still}"
     settings = [word for name, value in COMPACT.items() for word in ("-c", f"{name}={value}")]
     mqd(cluster, "topic", "create", topic, "--partitions", "1", "--replication-factor", "1", *settings)
@@ -106,7 +106,7 @@ def test_a_replica_that_comes_later_has_what_a_compacted_leader_has(cluster: Clu
     if not still:
         mqd(cluster, "topic", "alter", topic, "-c", "cleanup.policy=delete")
     else:
-        # two readings must be equal
+        # two successive reads must be equal
         mqd(cluster, "topic", "alter", topic, "-c", "min.cleanable.dirty.ratio=1.0")
     before = read(cluster, topic)
     offsets = [offset for offset, _, _ in before]
@@ -123,7 +123,7 @@ def test_a_replica_that_comes_later_has_what_a_compacted_leader_has(cluster: Clu
     mqd(cluster, "topic", "reassign", topic, "--brokers", str(other), "-r", "1")
     until("it leads", lambda: partitions(cluster, topic)[0].leader == other, cluster)
     assert read(cluster, topic) == before
-    cluster.brokers[other].kill_all()  # recovery accepts the gaps
+    cluster.brokers[other].kill_all()  # recovery accepts gaps in the offsets
     cluster.brokers[other].start()
     until("it leads again", lambda: partitions(cluster, topic)[0].leader == other, cluster)
     assert read(cluster, topic) == before

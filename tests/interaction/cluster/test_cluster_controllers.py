@@ -1,6 +1,6 @@
-"""Real hosts on loopback addresses: they find each other, elect, hold the same metadata, and lose
-controllers, hosts and disks. What their cores decide is the simulator's; here it is whether
-sockets, disks and processes keep the promises that the cores rest on.
+"""Real hosts on loopback addresses: they find each other, elect a controller, hold the same
+metadata, and lose controllers, hosts and disks. The cores' decisions are tested in the simulator;
+these tests check that sockets, disks and processes meet the cores' assumptions.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def create(host: Host, name: str, partitions: int = 3, replicas: int = -1) -> in
     return host.request(CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)).topics[0].error_code
 
 
-def create_somehow(cluster: Cluster, host: Host, name: str) -> None:
-    """As a client would: again while the error is retriable. Whether a try that failed took effect
-    is not known.
+def create_with_retries(cluster: Cluster, host: Host, name: str) -> None:
+    """As a client would: retries while the error is retriable. Whether a failed attempt took effect
+    is unknown.
     """
 
     def tried() -> bool:
@@ -105,21 +105,21 @@ def test_three_hosts_form_one_cluster_and_hold_the_same_metadata(tmp_path: Path)
 @pytest.mark.slow
 def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
-        create_somehow(cluster, cluster[1], "before")
-        # the active controller's process, kill -9: the others elect, it comes back as one of them
+        create_with_retries(cluster, cluster[1], "before")
+        # kill -9 of the active controller's process: the others elect, and it rejoins as a follower
         leader = cluster.leader()
         other = next(host for host in cluster.hosts if host is not leader)
         os.kill(leader.pid("mqd-controller"), signal.SIGKILL)
         began = time.monotonic()
-        create_somehow(cluster, other, "one")
+        create_with_retries(cluster, other, "one")
         assert time.monotonic() - began < 10
         leader.wait_until_ready()
         every_host_knows(cluster, "before", "one")
-        # the whole host of the leader, kill -9
+        # kill -9 of the leader's whole host
         leader = cluster.leader()
         others = [host for host in cluster.hosts if host is not leader]
         leader.kill_all()
-        create_somehow(cluster, others[0], "two")
+        create_with_retries(cluster, others[0], "two")
         for host in others:
             cluster.wait(
                 "the lost host is not shown any more",
@@ -129,25 +129,25 @@ def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> N
         for host in cluster.hosts:
             cluster.wait("the host is back", lambda host=host: brokers(host) == {1, 2, 3})
         every_host_knows(cluster, "before", "one", "two")
-        # everything at once, as when the power goes
+        # all at once, as in a power cut
         identity = cluster[1].metadata().cluster_id
         for host in cluster.hosts:
             host.kill_all()
         cluster.start()
         every_host_knows(cluster, "before", "one", "two")
         assert {host.metadata().cluster_id for host in cluster.hosts} == {identity}
-        create_somehow(cluster, cluster[2], "three")
+        create_with_retries(cluster, cluster[2], "three")
 
 
 @pytest.mark.slow
-def test_status_says_that_a_voter_is_lost_also_when_it_was_not_the_active_controller(tmp_path: Path) -> None:
-    """It fetched in this epoch and has stopped since: another loss would stop the cluster."""
+def test_status_reports_a_lost_voter_that_was_not_the_active_controller(tmp_path: Path) -> None:
+    """It fetched in this epoch and has stopped since: one more loss would stop the cluster."""
     with Cluster(tmp_path, 3) as cluster:
         active = cluster.leader()
         victim = next(host for host in cluster.hosts if host is not active)
 
         def status(*arguments: str) -> str:
-            """Empty while there is no active controller to ask."""
+            """Empty while there is no active controller."""
             return PRELOADED.run("cluster", "status", *arguments, "-b", active.bootstrap, timeout=100).stdout
 
         assert "voters: 1, 2, 3; 1 of them may be lost" in status("--wait", "60")
@@ -171,14 +171,12 @@ def leaders(host: Host, topic: str) -> list[int]:
     return [partition.leader_id for partition in response.topics[0].partitions] if response is not None else []
 
 
-def test_leaderships_leave_a_host_whose_workers_died(tmp_path: Path) -> None:
-    """By the keeper's proof, not by the end of a session: that would take the minute that is
-    configured here.
-    """
+def test_leadership_moves_from_a_host_whose_workers_died(tmp_path: Path) -> None:
+    """By the keeper's proof, not by session expiry, which would take the minute configured here."""
     with Cluster(
         tmp_path, 3, config={"broker.session.timeout.ms": "60000", "broker.heartbeat.interval.ms": "1000"}
     ) as cluster:
-        create_somehow(cluster, cluster[1], "t")
+        create_with_retries(cluster, cluster[1], "t")
         every_host_knows(cluster, "t")
         victim = next(host for host in cluster.hosts if host is not cluster.leader())
         witness = next(host for host in cluster.hosts if host is not victim)
@@ -203,9 +201,9 @@ def test_leaderships_leave_a_host_whose_workers_died(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_minority_decides_nothing(tmp_path: Path) -> None:
+def test_a_minority_commits_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
-        create_somehow(cluster, cluster[1], "before")
+        create_with_retries(cluster, cluster[1], "before")
         every_host_knows(cluster, "before")
         last = cluster.leader()
         others = [host for host in cluster.hosts if host is not last]
@@ -221,7 +219,7 @@ def test_a_minority_decides_nothing(tmp_path: Path) -> None:
         assert refused()
         assert knows(last, "before"), "what is committed can be read"
         cluster.start(others[:1])
-        create_somehow(cluster, last, "after")
+        create_with_retries(cluster, last, "after")
         cluster.start(others[1:])
         every_host_knows(cluster, "before", "after")
 
@@ -232,16 +230,16 @@ def requests_cached(host: Host) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("mqd_requests_cached_total"))
 
 
-def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> None:
-    """Also for a repeated request, whose response its worker has cached."""
+def test_an_isolated_host_stops_claiming_leadership(tmp_path: Path) -> None:
+    """Also for a repeated request, whose response is in the worker's cache."""
     with Cluster(tmp_path, 3) as cluster:
-        create_somehow(cluster, cluster[1], "t")
+        create_with_retries(cluster, cluster[1], "t")
         every_host_knows(cluster, "t")
         last, *others = cluster.hosts
         cluster.wait("it leads", lambda: last.node_id in leaders(last, "t"))
 
         def led() -> dict[int, int]:
-            """The partitions that it says it leads, or that have no leader -> error."""
+            """The partitions it claims to lead, or that have no leader -> error."""
             response = last.metadata(["t"])
             assert response is not None, "its processes live"
             return {
@@ -267,12 +265,12 @@ def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_one_host_continues_alone_by_force(tmp_path: Path) -> None:
-    """Two of three disks are lost permanently. A lost voter that turns up again is refused, empties
-    itself, and joins again.
+def test_one_host_is_forced_to_continue_alone(tmp_path: Path) -> None:
+    """Two of three disks are lost permanently. A lost voter that reappears is refused, erases its
+    data, and joins again.
     """
     with Cluster(tmp_path, 3) as cluster:
-        create_somehow(cluster, cluster[1], "before")
+        create_with_retries(cluster, cluster[1], "before")
         every_host_knows(cluster, "before")
         for host in cluster.hosts:
             host.kill_all()
@@ -298,7 +296,7 @@ def test_one_host_continues_alone_by_force(tmp_path: Path) -> None:
             "another broker" in force("--i-accept-data-loss").stderr or "runs" in force("--i-accept-data-loss").stderr
         )
         assert set(voters(last)) == {2}
-        create_somehow(cluster, last, "after")
+        create_with_retries(cluster, last, "after")
         assert knows(last, "before", "after")
         old = cluster[1]
         started = subprocess.Popen(old.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -313,16 +311,16 @@ def test_one_host_continues_alone_by_force(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wiped_seed_is_another_host(tmp_path: Path) -> None:
+def test_a_wiped_seed_joins_as_a_new_host(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
-        create_somehow(cluster, cluster[1], "before")
+        create_with_retries(cluster, cluster[1], "before")
         wiped = next(host for host in cluster.hosts if host is not cluster.leader())
         cluster.wait("the voters are shown", lambda: len(voters(cluster.leader())) == 3)
         before = voters(cluster.leader())
         identity = wiped.metadata().cluster_id
         wiped.kill_all()
         shutil.rmtree(wiped.data_dir)
-        # its predecessor's session must end before its name is given to another directory
+        # its predecessor's session must expire before its node id is given to another directory
         wiped.start()
         every_host_knows(cluster, "before")
         assert wiped.metadata().cluster_id == identity, "it founded no second cluster"
@@ -332,13 +330,13 @@ def test_a_wiped_seed_is_another_host(tmp_path: Path) -> None:
         )
         assert seen[wiped.node_id] != before[wiped.node_id]
         assert voters(cluster.leader()) == before, "the lost voter is replaced by an operator, not by itself"
-        create_somehow(cluster, wiped, "after")
+        create_with_retries(cluster, wiped, "after")
 
 
 @pytest.mark.slow  # test_a_single_host_grows_to_three has two that join
 def test_a_later_host_joins(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
-        create_somehow(cluster, cluster[1], "before")
+        create_with_retries(cluster, cluster[1], "before")
         late = cluster.make(4)
         cluster.hosts.append(late)
         late.start()
@@ -346,7 +344,7 @@ def test_a_later_host_joins(tmp_path: Path) -> None:
         assert brokers(late) == {1, 2, 3, 4}
         assert set(voters(late)) == {1, 2, 3} and set(observers(late)) == {4}
         assert create(late, "from-4") == 0
-        # and what the command line shows and changes of the quorum
+        # and the quorum commands of the command line
         shown = json.loads(mqd(late, "cluster", "status", "--format", "json"))
         assert (shown["voters"], shown["brokers"], shown["fenced"], shown["voters_that_may_be_lost"]) == (
             [1, 2, 3],
@@ -371,8 +369,8 @@ LISTENS = ("cluster.seeds", "controller.listener", "inter.broker.listener")
 
 
 def write_alone(host: Host) -> None:
-    """What a single host has: ALONE in partition 0 of topic alone, a group that has read COMMITTED
-    of them, a transaction.
+    """The data of a single host: ALONE in partition 0 of topic alone, a group that has read
+    COMMITTED of them, a transaction.
     """
     assert create(host, "alone") == 0
     produce(host, "alone", ALONE)
@@ -397,7 +395,7 @@ def committed(host: Host) -> int | None:
 
 
 def check_alone(cluster: Cluster, host: Host, more: Sequence[bytes] = ()) -> None:
-    """`more`: records written behind ALONE."""
+    """`more`: records written after ALONE."""
     assert read(host, "alone", len(ALONE) + len(more)) == [*ALONE, *more]
     assert read(host, "alone", 1, 1) == [b"receipt"]
     assert cluster.wait("the group's coordinator answers", lambda: committed(host)) == COMMITTED
@@ -412,8 +410,8 @@ def on_three(host: Host, topic: str) -> bool:
 
 
 def check_grown(cluster: Cluster, identity: str) -> None:
-    """Three voters and three copies of everything; then the first host is lost, and nothing with
-    it.
+    """Three voters and three copies of everything; then the first host is lost, without any data
+    loss.
     """
     every_host_knows(cluster, "alone")
     assert {host.metadata().cluster_id for host in cluster.hosts} == {identity}
@@ -428,7 +426,7 @@ def check_grown(cluster: Cluster, identity: str) -> None:
             60,
         )
     cluster[1].kill_all()
-    create_somehow(cluster, cluster[2], "without-the-first")
+    create_with_retries(cluster, cluster[2], "without-the-first")
     produce(cluster[3], "alone", [b"later"])
     for host in cluster.hosts[1:]:
         check_alone(cluster, host, [b"later"])
@@ -436,8 +434,8 @@ def check_grown(cluster: Cluster, identity: str) -> None:
 
 @pytest.mark.parametrize("prepared_by", ["--cluster-seeds", pytest.param("its listeners", marks=pytest.mark.slow)])
 def test_a_single_host_grows_to_three(tmp_path: Path, prepared_by: str) -> None:
-    """It listens for others since it was first started, so it is never stopped: the others join by
-    it; the quorum and the internal topics grow by themselves.
+    """It has had an inter-broker listener since its first start, so it is never restarted: others
+    join through it; the quorum and the internal topics grow automatically.
     """
     cluster = Cluster(tmp_path, 3, seeds=1)
     if prepared_by != "--cluster-seeds":
@@ -454,8 +452,8 @@ def test_a_single_host_grows_to_three(tmp_path: Path, prepared_by: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_host_that_listens_for_no_others_grows_to_three_with_one_restart(tmp_path: Path) -> None:
-    """The log names once what to look at, and the host joins without a restart."""
+def test_a_host_without_an_inter_broker_listener_grows_to_three_with_one_restart(tmp_path: Path) -> None:
+    """The log names the next step once, and the host joins without a restart."""
     cluster = Cluster(tmp_path, 3, seeds=1)
     first, second, third = cluster.hosts
     grown = dict(first.config)
@@ -490,7 +488,7 @@ def test_a_host_that_listens_for_no_others_grows_to_three_with_one_restart(tmp_p
 @pytest.mark.slow
 def test_a_second_host_with_a_node_id_in_use_stays_out_and_disturbs_no_other(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
-        create_somehow(cluster, cluster[1], "before")
+        create_with_retries(cluster, cluster[1], "before")
         victim = cluster[cluster.leader().node_id % 3 + 1]
         before = victim.logs(1_000).count("this broker's state")
         second = cluster.make(5)
@@ -505,7 +503,7 @@ def test_a_second_host_with_a_node_id_in_use_stays_out_and_disturbs_no_other(tmp
             "it says why it waits",
             lambda: "which is in service: give this host a node.id of its own" in second.logs(100),
         )
-        time.sleep(5)  # two sessions and a half: what must not happen in them
+        time.sleep(5)  # two and a half sessions, in which nothing must change
         assert victim.logs(1_000).count("this broker's state") == before, "the one in service has kept its lease"
         assert "this broker's state" not in second.logs(1_000)
         assert create(victim, "after") == 0
@@ -517,7 +515,7 @@ def test_a_second_host_with_a_node_id_in_use_stays_out_and_disturbs_no_other(tmp
 
 
 @pytest.mark.slow
-def test_a_host_without_the_key_is_turned_away(tmp_path: Path) -> None:
+def test_a_host_without_the_key_is_refused(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(b"k" * 32)
     key.chmod(0o600)
@@ -525,7 +523,7 @@ def test_a_host_without_the_key_is_turned_away(tmp_path: Path) -> None:
     other.write_bytes(b"o" * 32)
     other.chmod(0o600)
     with Cluster(tmp_path, 3, config={"cluster.key.file": str(key)}) as cluster:
-        create_somehow(cluster, cluster[1], "before")
+        create_with_retries(cluster, cluster[1], "before")
         stranger = cluster.make(4)
         stranger.config["cluster.key.file"] = str(other)
         stranger.data_dir.mkdir()

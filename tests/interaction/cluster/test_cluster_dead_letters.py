@@ -1,6 +1,6 @@
 """Dead letters of a share group while processes and hosts are killed: each rejected record has one
-committed letter (L1). With a host go leaders of partitions, of the dead letters too, the coordinators
-of transactions and groups, and those of the share-partitions' states.
+committed letter (L1). With each host, leaders of partitions (of the dead letters too), coordinators
+of transactions and groups, and those of the share state are lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KILLED = ("mqd-worker-0", "mqd-acceptor", "mqd-worker-1", "mqd-acceptor", "broke
 CONFIG = {
     "group.share.min.record.lock.duration.ms": "1000",
     "group.share.record.lock.duration.ms": "3000",
-    "group.share.delivery.count.limit": "10",  # kills are no reason to give a record up
+    "group.share.delivery.count.limit": "10",  # kills must not exhaust a record's deliveries
 }
 CLUSTER_CONFIG = CONFIG | {
     "broker.session.timeout.ms": "2000",
@@ -51,7 +51,7 @@ def configure(bootstrap: str, replicas: int) -> None:
 
 
 def letters(bootstrap: str) -> collections.Counter[int]:
-    """How often each value is in a committed letter."""
+    """How many committed letters contain each value."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -73,7 +73,7 @@ def letters(bootstrap: str) -> collections.Counter[int]:
 
 
 def check(bootstrap: str, sent: set[int]) -> str:
-    """The members reject what ends in 7 (tests/interaction/share_members.py)."""
+    """The members reject values that end in 7 (tests/interaction/share_members.py)."""
     rejected = {value for value in sent if value % 10 == 7}
     found = letters(bootstrap)
     assert found.keys() == rejected, f"without a letter: {sorted(rejected - found.keys())[:20]}"

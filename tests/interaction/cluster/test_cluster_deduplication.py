@@ -1,5 +1,5 @@
-"""Deduplication over three hosts, each killed and started again in turn, while two producers send the
-same ids. Neither is idempotent: each batch that is sent again would be written again.
+"""Deduplication over three hosts, each killed and restarted in turn, while two producers send the
+same ids. Neither is idempotent: without deduplication each retried batch would be written again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.interaction.cluster_clients import all_in_sync, create
 pytestmark = pytest.mark.slow
 
 TOPIC, PARTITIONS, SECONDS = "deduplicated", 4, 90.0
-BEHIND = 500  # records by which the second producer follows the first
+BEHIND = 500  # how many records the second producer is behind the first
 HOSTS = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "300",
@@ -29,7 +29,7 @@ CONFIG = {"dedup.window.ms": "3600000", "message.timestamp.type": "LogAppendTime
 
 
 class Sender(threading.Thread):
-    """Sends the ids 0, 1, ... until it is stopped, and each until it is acknowledged."""
+    """Sends the ids 0, 1, ... until it is stopped; retries each until it is acknowledged."""
 
     def __init__(self, bootstrap: str, wait_for: Sender | None = None) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Sender(threading.Thread):
             self._producer.poll(0.001)
 
     def finish(self, last: int) -> None:
-        """Ids up to `last` are sent by this one too."""
+        """Returns once this sender has sent all ids up to `last`."""
         self.stopping.set()
         self.join(SECONDS)
         assert not self.is_alive()

@@ -1,5 +1,5 @@
 """examples/jobs on three hosts while its workers, the timer, the broker's other processes and whole
-hosts are killed: each job has its result, none begins before it is due, and the effects are counted.
+hosts are killed: each job has its result, none begins before it is due, and effects are counted.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "jobs"
 SECONDS = 120.0
 WORKER_COUNT = 4
-PAUSE_S = 0.08  # between two jobs that are sent
+PAUSE_S = 0.08  # between two jobs
 WORKERS, TIMER, HOST = "a worker of jobs", "mqd-timer", "broker"
 KILLS = {WORKERS: 120, TIMER: 30, "mqd-acceptor": 25, "mqd-worker-0": 8, "mqd-worker-1": 7, HOST: 10}
-# jobs that may have been done and not confirmed when a process died: the one at work and the one whose
-# acknowledgement is under way, of one worker or of all
+# jobs that may have been done and not confirmed when a process died: of each worker the current one
+# and the one whose acknowledgement is in flight
 AGAIN = {WORKERS: 2, TIMER: 0}
 TASKS = """
 import os, time
@@ -64,7 +64,7 @@ def poison(number):
 
 
 class Sender(threading.Thread):
-    """Sends jobs of all kinds until it is stopped. `due`: by number, when it may begin at the earliest."""
+    """Sends jobs of all kinds until it is stopped. `due`: the earliest start by job number."""
 
     def __init__(self, tasks: ModuleType, chance: random.Random) -> None:
         super().__init__(name="sender")
@@ -107,7 +107,7 @@ class Sender(threading.Thread):
 
 @contextlib.contextmanager
 def tasks_of(cluster: Cluster, directory: Path) -> Iterator[ModuleType]:
-    """The module that the workers run, imported here too, as a sender does."""
+    """The module that the workers run, imported here as a sender imports it."""
     effects = directory / "effects"
     effects.touch()
     (directory / "tasks.py").write_text(TASKS.format(bootstrap=cluster.bootstrap, effects=str(effects)))
@@ -120,7 +120,7 @@ def tasks_of(cluster: Cluster, directory: Path) -> Iterator[ModuleType]:
 
 
 def effects_of(directory: Path) -> dict[int, list[float]]:
-    """By number, when each effect was begun."""
+    """By job number, when each effect was begun."""
     found: dict[int, list[float]] = collections.defaultdict(list)
     for line in (directory / "effects").read_text().splitlines():
         number, began = line.split()

@@ -1,5 +1,5 @@
-"""Joint transactions over three hosts: partitions, their coordinator and the driver's questions on
-different ones; the coordinator's host dies between write and commit.
+"""Joint transactions over three hosts: partitions, their coordinator and the driver's requests on
+different hosts; the coordinator's host dies between write and commit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Query:
         return Joint(connections(self.options).cluster, self.name, batch, "run", 60_000)
 
     def write(self, joint: Joint, numbers: range) -> Child:
-        """A child of its own, a number to each partition in turn."""
+        """A child process that writes a number to each partition in turn."""
         child = joint.enlist()
         assert child is not None
         producer = Producer(self.options, child, self.name)

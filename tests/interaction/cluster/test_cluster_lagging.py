@@ -1,5 +1,5 @@
 """A follower that is too many records behind leaves the in-sync set (replica.lag.max.messages),
-however long replica.lag.time.max.ms is, and returns when it has caught up.
+however long replica.lag.time.max.ms is, and rejoins when it has caught up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @contextmanager
 def stopped_worker(broker: Member) -> Iterator[None]:
-    """The host continues, and says that it lives; its worker fetches nothing."""
+    """The host stays alive and sends heartbeats; its worker fetches nothing."""
     (pid,) = broker.pids("worker")
     pause(pid)
     try:
@@ -41,24 +41,24 @@ def stopped_worker(broker: Member) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def places(cluster: Cluster, topic: str) -> tuple[Member, Member]:
-    """(leader, a follower) of its only partition, when all are in sync."""
+def leader_and_follower(cluster: Cluster, topic: str) -> tuple[Member, Member]:
+    """(leader, a follower) of the only partition, once all are in sync."""
     found = wait_for_in_sync(cluster, topic)[0]
     return cluster.brokers[found.leader], cluster.brokers[next(node for node in found.replicas if node != found.leader)]
 
 
-def followed(cluster: Cluster, topic: str) -> tuple[Member, Member]:
-    """Like places(), after all have fetched: the bound counts from a follower's first fetch in a
-    leader epoch, and a new topic is in sync before it.
+def leader_and_follower_after_fetch(cluster: Cluster, topic: str) -> tuple[Member, Member]:
+    """Like leader_and_follower(), after all have fetched: the bound applies from a follower's first fetch in a
+    leader epoch, and replicas of a new topic are in sync before it.
     """
-    leader, follower = places(cluster, topic)
+    leader, follower = leader_and_follower(cluster, topic)
     write(leader, topic, [FETCHED], "all")
     return leader, follower
 
 
 def write(leader: Member, topic: str, values: list[bytes], acks: str) -> None:
-    """All acknowledged, or the test fails. By the leader alone: a stopped worker does not
-    respond.
+    """All acknowledged, or the test fails. Acknowledged by the leader only: a stopped worker does
+    not respond.
     """
     failed: list[object] = []
     producer = Producer({"bootstrap.servers": leader.bootstrap, "acks": acks, "message.timeout.ms": 60_000})
@@ -81,7 +81,7 @@ def in_sync(leader: Member, topic: str) -> list[int]:
 
 
 def logged(broker: Member, verb: str, topic: str) -> list[str]:
-    """The lines of its log, which its worker writes when it has learned of the change."""
+    """The lines of its log, which the worker writes when it applies the change."""
     return re.findall(rf"^.*a replica {verb} the in-sync set .*partition={topic}-0.*$", broker.logs(1000), re.MULTILINE)
 
 
@@ -90,7 +90,7 @@ def has_logged(leader: Member, follower: Member, verb: str, topic: str) -> bool:
 
 
 def changes(broker: Member) -> dict[str, int]:
-    """Replicas that left and joined the in-sync sets of the partitions that it leads."""
+    """Counters of replicas that left and joined the in-sync sets of the partitions that it leads."""
     with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     return {
@@ -100,8 +100,8 @@ def changes(broker: Member) -> dict[str, int]:
 
 
 def wait_for_return(cluster: Cluster, leader: Member, follower: Member, topic: str) -> None:
-    """The leader's log says it, not just any host's metadata: they may still be those of before the
-    follower left, or come before the leader's worker has learned of it.
+    """Waits for the leader's log, since other hosts' metadata may be that from before the follower
+    left, or be ahead of the leader's worker.
     """
     until("it has returned", lambda: has_logged(leader, follower, "joins", topic), cluster)
     until("all replicas are in sync", lambda: all_in_sync(cluster, topic), cluster)
@@ -109,7 +109,7 @@ def wait_for_return(cluster: Cluster, leader: Member, follower: Member, topic: s
 
 def test_a_follower_too_many_records_behind_leaves_the_isr_and_returns(cluster: Cluster) -> None:
     create(cluster, "bounded", partitions=1, config={"replica.lag.max.messages": str(BOUND)})
-    leader, follower = followed(cluster, "bounded")
+    leader, follower = leader_and_follower_after_fetch(cluster, "bounded")
     values = [str(number).encode() for number in range(3 * BOUND)]
     before = {broker.node_id: changes(broker) for broker in cluster}
     with stopped_worker(follower):
@@ -118,7 +118,7 @@ def test_a_follower_too_many_records_behind_leaves_the_isr_and_returns(cluster: 
         write(leader, "bounded", [b"without it"], "all")
     wait_for_return(cluster, leader, follower, "bounded")
     assert has_logged(leader, follower, "leaves", "bounded"), cluster.logs()
-    for broker in cluster:  # one line and one count for each change, by the leader alone
+    for broker in cluster:  # one line and one count for each change, only at the leader
         for verb, count in changes(broker).items():
             expected = int(broker is leader)
             assert len(logged(broker, verb, "bounded")) == expected, cluster.logs()
@@ -126,9 +126,9 @@ def test_a_follower_too_many_records_behind_leaves_the_isr_and_returns(cluster: 
     assert read(cluster, "bounded", len(values) + 2) == [FETCHED, *values, b"without it"]
 
 
-def test_a_bound_that_is_set_while_a_follower_stands_still_counts_at_once(cluster: Cluster) -> None:
+def test_a_bound_set_while_a_follower_is_stopped_applies_at_once(cluster: Cluster) -> None:
     create(cluster, "unbounded", partitions=1)
-    leader, follower = followed(cluster, "unbounded")
+    leader, follower = leader_and_follower_after_fetch(cluster, "unbounded")
     values = [str(number).encode() for number in range(3 * BOUND)]
     with stopped_worker(follower):
         write(leader, "unbounded", values, "1")

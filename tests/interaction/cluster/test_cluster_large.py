@@ -1,5 +1,5 @@
-"""Records of tens of megabytes in a cluster: followers take batches that are larger than their
-buffers and than one fetch requests; a local client's are relayed to a leader on another host.
+"""Records of tens of megabytes in a cluster: followers fetch batches larger than their buffers and
+than the requested bytes; a local client's are relayed to a leader on another host.
 """
 
 from __future__ import annotations

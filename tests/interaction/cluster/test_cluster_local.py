@@ -1,6 +1,6 @@
-"""Applications on a host of a cluster that use shared memory for everything: partitions that other
-hosts lead, with and without a replica here, groups and transactions whose coordinators are
-elsewhere, leaders that move or die while they write.
+"""Applications on a host of a cluster that use shared memory for everything: partitions led by
+other hosts, with and without a local replica, groups and transactions with remote coordinators,
+leaders that move or die during writes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def at(broker: Member, **more: object) -> dict[str, object]:
-    """A client of this host. The first is the default: shared memory is not asked for by name."""
+    """A client of this host. The first one uses the default and does not request shared memory
+    explicitly.
+    """
     return {
         "bootstrap.servers": broker.bootstrap,
         "mqd.socket.path": str(broker.data_dir / "run" / "client.sock"),
@@ -121,12 +123,12 @@ def expected(topic: str, count: int, partitions: int = PARTITIONS) -> dict[tuple
     return {(topic, index): list(range(index, count, partitions)) for index in range(partitions)}
 
 
-# -- the way ---------------------------------------------------------------------------------------
+# -- transport -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def topics(cluster: Cluster) -> tuple[str, str]:
-    """One with all its replicas everywhere; one that lies on a single host each."""
+    """One topic with replicas on all hosts, and one with a single replica per partition."""
     create(cluster, "everywhere", [[1 + (i + j) % 3 for j in range(3)] for i in range(PARTITIONS)])
     create(cluster, "scattered", [[1 + i % 3] for i in range(PARTITIONS)])
     return "everywhere", "scattered"
@@ -149,7 +151,7 @@ def test_everything_by_shared_memory(cluster: Cluster, topics: tuple[str, str], 
     assert consumer.transport == "shm"
     consumer.subscribe([topic])
     assert read(consumer, count) == expected(topic, count)
-    write(producer, topic, 60, begin=count)  # to one that has read all and sleeps
+    write(producer, topic, 60, begin=count)  # to a consumer that has read everything and is waiting
     later = read(consumer, 60)
     assert sorted(number for numbers in later.values() for number in numbers) == list(range(count, count + 60))
     assert [consumer.get_watermark_offsets(TopicPartition(topic, p), 10) for p in range(PARTITIONS)] == [
@@ -158,7 +160,7 @@ def test_everything_by_shared_memory(cluster: Cluster, topics: tuple[str, str], 
     consumer.close()
 
 
-def test_seeking_where_no_replica_is(cluster: Cluster) -> None:
+def test_seeking_without_a_local_replica(cluster: Cluster) -> None:
     create(cluster, "sought", [[3]])
     write(Producer(at(cluster.brokers[1])), "sought", 2000, 1)
     consumer = Consumer(at(cluster.brokers[1], group_id="seekers", enable_partition_eof=True))
@@ -186,12 +188,12 @@ def test_seeking_where_no_replica_is(cluster: Cluster) -> None:
     consumer.close()
 
 
-# -- coordinators elsewhere ------------------------------------------------------------------------
+# -- remote coordinators -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", quick(["classic", "consumer"], ["consumer"]))
 def test_groups_of_every_coordinator(cluster: Cluster, topics: tuple[str, str], protocol: str) -> None:
-    """Five groups: each host coordinates some of them."""
+    """Five groups, so that each host coordinates some of them."""
     create(cluster, f"grouped-{protocol}", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     write(Producer(at(cluster.brokers[3])), f"grouped-{protocol}", 30, 3)
     for number in range(5):
@@ -279,14 +281,14 @@ class Writer(threading.Thread):
             self.offsets[int(message.value())] = message.offset()
 
     def end(self) -> int:
-        """Everything was acknowledged: how many records."""
+        """Returns how many records were written; all are acknowledged."""
         self.ending.set()
         self.join(2 * PATIENCE_S)
         assert not self.is_alive() and not self.errors
         assert sorted(self.offsets) == list(range(self.count))
         return self.count
 
-    def goes_on(self, cluster: Cluster) -> None:
+    def makes_progress(self, cluster: Cluster) -> None:
         seen = max(self.offsets, default=-1)
         until("it goes on", lambda: max(self.offsets, default=-1) > seen + 100, cluster)
 
@@ -297,7 +299,7 @@ def test_a_leader_that_moves_away_and_back_under_load(cluster: Cluster) -> None:
     writer.start()
     with KafkaConnection(cluster.brokers[1].address, cluster.brokers[1].port, timeout_s=PATIENCE_S) as kafka:
         for order in ([2, 3, 1], [1, 3, 2], [3, 1, 2], [1, 2, 3]):
-            writer.goes_on(cluster)
+            writer.makes_progress(cluster)
             topic = AlterPartitionReassignmentsRequest.ReassignableTopic(
                 name="moving",
                 partitions=[
@@ -323,9 +325,9 @@ def test_a_leader_that_moves_away_and_back_under_load(cluster: Cluster) -> None:
                 ),
                 cluster,
             )
-    writer.goes_on(cluster)
+    writer.makes_progress(cluster)
     count = writer.end()
-    for broker in cluster:  # by each host's own replica
+    for broker in cluster:  # read from each host's own replica
         consumer = Consumer(at(broker, group_id=f"checking-{broker.node_id}", auto_offset_reset="earliest"))
         consumer.assign([TopicPartition("moving", 0, 0)])
         assert read(consumer, count) == {("moving", 0): list(range(count))}
@@ -347,12 +349,12 @@ def test_a_leader_that_is_killed_under_load(tmp_path: Path, backend: str) -> Non
         writer = Writer(here, "killed")
         writer.start()
         for _ in range(2):
-            writer.goes_on(cluster)
+            writer.makes_progress(cluster)
             (leader,) = until("it is led", lambda: leaders(cluster, "killed"), cluster)
             if leader == here.node_id:
                 break
             cluster.brokers[leader].kill_all()
-            writer.goes_on(cluster)
+            writer.makes_progress(cluster)
             cluster.brokers[leader].start()
         count = writer.end()
         assert read(reader, count) == {("killed", 0): list(range(count))}

@@ -1,5 +1,5 @@
-"""One of three replicas loses files while its host is down: what was acknowledged stays, whichever
-leads then, and the replica does not lead or count before it has everything.
+"""One of three replicas loses files while its host is down: acknowledged records stay, whichever
+replica leads next, and this one neither leads nor joins the ISR before it has caught up.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def test_acknowledged_records_stay(tmp_path: Path, lost: str, clean: bool) -> No
     ) as cluster:
         create(cluster, "t", partitions=1)
         for first in range(0, len(VALUES), 10):
-            produce(cluster, "t", VALUES[first : first + 10])  # no batch is larger than a segment
+            produce(cluster, "t", VALUES[first : first + 10])  # so that no batch is larger than a segment
         leader = wait_for_in_sync(cluster, "t")[0].leader
         host = next(member for member in cluster if member.node_id == leader)
-        host.stop()  # its checkpoints say how far the log had reached
+        host.stop()  # its checkpoints record how far the log had reached
         host.start()
         until("all are in sync again", lambda: all_in_sync(cluster, "t"), cluster)
         host.stop() if clean else host.kill_all()
@@ -48,7 +48,7 @@ def test_acknowledged_records_stay(tmp_path: Path, lost: str, clean: bool) -> No
                 cluster,
             )
             host.stop()
-            directory.rename(directory.with_name("aside"))  # as the message says
+            directory.rename(directory.with_name("aside"))  # as the error message advises
             host.start()
             until("it has copied everything", lambda: all_in_sync(cluster, "t"), cluster)
         assert sorted(read(cluster, "t", len(VALUES))) == VALUES

@@ -1,6 +1,6 @@
-"""A host is lost: what it held gets new replicas elsewhere after replication.recovery.delay.ms,
-which is called off when it returns; and what an operator gets who makes a replica leader that lacks
-records.
+"""A host is lost: its replicas are recreated elsewhere after replication.recovery.delay.ms, which
+is cancelled when it returns; and the consequences when an operator makes a replica leader that
+lacks records.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def never_replaced(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def replicas(cluster: Cluster, topic: str) -> set[int]:
-    """While a partition moves: the old ones and the new."""
+    """During a reassignment: the old and the new ones."""
     found = partitions(cluster, topic).get(0)
     return set(found.replicas) if found else set()
 
@@ -66,7 +66,7 @@ def in_sync(cluster: Cluster, topic: str) -> set[int]:
 
 
 def filled(cluster: Cluster, topic: str) -> None:
-    """On hosts 1, 2 and 3, before there is a fourth."""
+    """On hosts 1, 2 and 3, before the fourth joins."""
     create(cluster, topic, partitions=1)
     produce(cluster, topic, VALUES)
     until("all are in sync", lambda: all_in_sync(cluster, topic), cluster)
@@ -84,7 +84,7 @@ def test_partitions_of_a_lost_host_are_moved_after_the_delay(cluster: Cluster) -
     lost.kill_all()
     until("it is out of the in-sync set", lambda: 3 not in in_sync(cluster, "lost"), cluster)
     until("the fourth host has it", lambda: replicas(cluster, "lost") == in_sync(cluster, "lost") == {1, 2, 4}, cluster)
-    assert time.monotonic() - lost_at > DELAY_S + SESSION_S / 2  # a heartbeat or two before its end counted still
+    assert time.monotonic() - lost_at > DELAY_S + SESSION_S / 2  # its last heartbeat may be one or two intervals old
     assert (
         log(cluster.brokers[4], "lost", 0) == log(cluster.brokers[1], "lost", 0) == log(cluster.brokers[2], "lost", 0)
     )
@@ -95,7 +95,7 @@ def test_partitions_of_a_lost_host_are_moved_after_the_delay(cluster: Cluster) -
 
 
 @pytest.mark.slow
-def test_the_move_is_called_off_when_the_host_returns(cluster: Cluster) -> None:
+def test_the_move_is_cancelled_when_the_host_returns(cluster: Cluster) -> None:
     filled(cluster, "back")
     slow = run(
         "config", "set", "broker/4", f"follower.replication.throttled.rate={SLOW_BYTES_PER_S}", "-b", cluster.bootstrap
@@ -120,7 +120,7 @@ def test_the_move_is_called_off_when_the_host_returns(cluster: Cluster) -> None:
 
 
 def elected(broker: Member, topic: str, way: int) -> int:
-    """What became of it: an error code."""
+    """The error code of the election."""
     with Requested(broker.bootstrap) as requested:
         request = ElectLeadersRequest(
             election_type=way,
@@ -154,7 +154,7 @@ def only_one_has_all(cluster: Cluster, name: str, both: list[bytes], one: list[b
 
 
 @pytest.mark.slow
-def test_unclean_leader_election_enable_is_reported_loudly(never_replaced: Cluster) -> None:
+def test_unclean_leader_election_is_logged_as_a_warning(never_replaced: Cluster) -> None:
     cluster = never_replaced
     both, one, after = ([b"%s %d" % (word, number) for number in range(50)] for word in (b"both", b"one", b"after"))
     only_one_has_all(cluster, "enabled", both, one)

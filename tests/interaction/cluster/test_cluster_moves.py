@@ -1,5 +1,5 @@
-"""Hosts come and go under load: a fourth joins and takes its share, one is drained and forgotten, a
-topic is moved, partitions are retired. By the command line, as on the page.
+"""Hosts join and leave under load: a fourth joins and takes its share, one is drained and
+unregistered, a topic is moved, partitions are retired. With the commands of the documentation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Load:
-    """A producer that continues, acks=all; every record is acknowledged in the end, or the test
-    fails.
+    """A producer with acks=all that keeps writing; every record is acknowledged in the end, or the
+    test fails.
     """
 
     def __init__(self, cluster: Cluster, topic: str, partitions: int) -> None:

@@ -1,5 +1,5 @@
-"""A consumer that names its rack is served by the replica there (KIP-392), as librdkafka does it;
-when that host is lost it is served by the leader, and misses nothing.
+"""A consumer that names its rack fetches from the replica there (KIP-392), with librdkafka; when
+that host is lost it fetches from the leader, and misses no record.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Reader:
-    """Of partition 0, from the beginning; `served_by` is the host that librdkafka fetches from, by
-    its own statistics.
+    """Reads partition 0 from the beginning; `served_by` is the host that librdkafka fetches from,
+    according to its statistics.
     """
 
     def __init__(self, cluster: Cluster, topic: str, rack: str) -> None:
@@ -62,7 +62,7 @@ class Reader:
             self.served_by = found["partitions"]["0"]["broker"]
 
     def turn(self) -> int:
-        """Consumes the records, and has librdkafka report which broker serves them."""
+        """Polls once, and returns the broker that librdkafka fetches from."""
         self.values += [message.value() for message in self._consumer.consume(100, 0.2) if not message.error()]
         return self.served_by
 

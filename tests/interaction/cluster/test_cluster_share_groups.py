@@ -1,7 +1,7 @@
-"""A share group over three hosts, each killed and started again in turn: Java's KafkaShareConsumers,
-librdkafka's ShareConsumers and mqd's in one group. With a host go leaders of partitions, the coordinator of the
-group, and those of the share-partitions' states. The topic's records go when the group is done with
-them.
+"""A share group over three hosts, each killed and restarted in turn: Java's KafkaShareConsumers,
+librdkafka's ShareConsumers and mqd's in one group. With each host, leaders of partitions, the
+coordinator of the group, and those of the share state are lost. The topic's records are deleted
+when the group has finished them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 GROUP, TOPIC, PARTITIONS = "workers", "work", 6
 SECONDS = 90.0
 DELIVERIES = 10
-MARKERS = 1_000_000_000  # values of records written at the end; above those of the load
+MARKERS = 1_000_000_000  # values of records written at the end; greater than those of the load
 CONFIG = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "300",
@@ -36,7 +36,7 @@ CONFIG = {
     "group.share.min.record.lock.duration.ms": "1000",
     "group.share.record.lock.duration.ms": "5000",
     "queue.delete.on.ack.interval.ms": "500",
-    "group.share.delivery.count.limit": str(DELIVERIES),  # kills are no reason to give a record up
+    "group.share.delivery.count.limit": str(DELIVERIES),  # kills must not exhaust a record's deliveries
 }
 
 
@@ -47,7 +47,7 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(tmp_path, workers=2, config=CONFIG))
         for broker in cluster:
-            broker.start_seconds = SECONDS  # beside two JVMs
+            broker.start_seconds = SECONDS  # it runs beside two JVMs
         create(cluster, TOPIC, PARTITIONS, config={"queue.delete.on.ack": "true"})
         begin_at_first_record(cluster.bootstrap, GROUP)
         java = java_command(home, cluster.bootstrap, "share", GROUP, TOPIC)
@@ -62,11 +62,11 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
             return "\n".join([*(member.tail() for member in members), cluster.logs()])
 
         def answered() -> list[int]:
-            """Of each member."""
+            """Acknowledgements confirmed, for each member."""
             return [len(Output([output]).answered) for output in outputs]
 
         def progress(count: int) -> None:
-            """Each member has so many more answers."""
+            """Waits until each member has this many more confirmed acknowledgements."""
             before = answered()
             wait_until(
                 lambda: all(now >= then + count for now, then in zip(answered(), before, strict=True)),
@@ -78,7 +78,7 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
             return all(all_in_sync(cluster, name) for name in (TOPIC, "__consumer_offsets", "__share_group_state"))
 
         def begins_and_ends() -> list[tuple[int, int]]:
-            """Log start and log end of each partition."""
+            """Log start offset and log end offset of each partition."""
             admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
             partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
             found = [
@@ -98,7 +98,7 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
             for node in nodes:
                 progress(50)
                 cluster.brokers[node].kill_all()
-                progress(50)  # by the other hosts
+                progress(50)  # served by the other hosts
                 cluster.brokers[node].start()
                 wait_until(all_in_service, SECONDS, state)
             progress(50)
@@ -114,7 +114,7 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
             member.kill()
         output = Output(outputs)
         with Program(java, tmp_path / "last") as last:
-            # unsettled records are acquired before records that are written now
+            # unsettled records are acquired before newly written ones
             producer = Producer({"bootstrap.servers": cluster.bootstrap})
             markers = {MARKERS + partition for partition in range(PARTITIONS)}
             for partition in range(PARTITIONS):

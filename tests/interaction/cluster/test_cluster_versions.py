@@ -1,7 +1,8 @@
-"""A rolling upgrade between hosts that support different levels, under load. The tree has one
-version, so the "older" hosts are this one with a cap on what they support (MQD_TEST_FEATURES,
-mqd/cluster/metadata/features.py): this shows the negotiation - what is in force, who is let in,
-what refuses to start - and not that an older version's code reads what a newer one's writes.
+"""A rolling upgrade between hosts that support different feature levels, under load. The tree has
+one version, so the "older" hosts are this one with a cap on what they support (MQD_TEST_FEATURES,
+mqd/cluster/metadata/features.py): this tests the negotiation - the levels in force, which hosts are
+admitted, which refuse to start - and not that an older version's code reads what a newer one
+writes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PARTITIONS = 3
 
 
 def roll(cluster: Cluster, node_id: int, environment: dict[str, str]) -> None:
-    """Stopped, installed, started; then whole again."""
+    """Stops the host, installs the version, starts it; returns when all replicas are in sync."""
     member = cluster.brokers[node_id]
     member.stop()
     member.environment = environment

@@ -1,5 +1,6 @@
-"""A view over three hosts, each killed and started again in turn, while transactions commit and abort: who follows
-the view reads the committed records of its base that the filter selects, each once and in order (V1).
+"""A view over three hosts, each killed and restarted in turn, while transactions commit and abort:
+a follower of the view reads the committed records of its base that the filter selects, each once
+and in order (V1).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def reader(bootstrap: str, topic: str) -> Consumer:
 
 
 class Follower(threading.Thread):
-    """Reads the view while all this happens."""
+    """Reads the view throughout the test."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class Follower(threading.Thread):
 
 
 def read(bootstrap: str, topic: str) -> list[Message]:
-    """Up to the end of all partitions."""
+    """Reads up to the end of all partitions."""
     consumer, found, ended = reader(bootstrap, topic), [], set[int]()
     until = time.monotonic() + SECONDS
     while len(ended) < PARTITIONS:

@@ -1,5 +1,5 @@
-"""Gossip between real processes on loopback: joining by a seed, kill -9, a pause, goodbye, a second
-life, datagrams of an unknown host, another cluster's key.
+"""Gossip between real processes on loopback: joining through a seed, kill -9, a pause, goodbye, a
+restart, datagrams of an unknown host, another cluster's key.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Process:
             self._queue.put(json.loads(line))
 
     def wait(self, expected: Callable[[dict], bool], seconds: float = PATIENCE_S) -> dict:
-        """The first line for which that is true, also an earlier one."""
+        """The first line for which the condition holds, even if it was read earlier."""
         for line in self.lines:
             if expected(line):
                 return line
@@ -114,7 +114,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         process.end()
 
 
-def test_lives_of_hosts(start: Callable[..., Process]) -> None:
+def test_hosts_join_die_leave_and_return(start: Callable[..., Process]) -> None:
     ports = free_ports(3)
     one, two, three = (start(number, port, ports[:1]) for number, port in enumerate(ports, 1))
     for each in (one, two, three):
@@ -174,13 +174,13 @@ def test_a_pause_is_survived_and_the_seed_that_forgot_everything_is_found_again(
         each.sees(1, "dead")
         each.forget()
     one.process.wait()
-    again = start(1, ports[0], [])  # the first seed comes back, knowing no other host
+    again = start(1, ports[0], [])  # the first seed restarts, knowing no other host
     for each in (two, three):
         each.sees(1, "alive")
         again.sees(each.node_id, "alive")
 
 
-REFUSED = 50  # of 430 datagrams: the kernel drops what a busy process does not take in time
+REFUSED = 50  # of 430 datagrams: the kernel drops those that a busy process does not read in time
 
 
 def test_datagrams_of_unknown_hosts_change_nothing(start: Callable[..., Process]) -> None:
@@ -202,7 +202,7 @@ def test_datagrams_of_unknown_hosts_change_nothing(start: Callable[..., Process]
     assert two.counts()["living"] == [1]
 
 
-def test_lives_are_counted_on_disk(tmp_path: Path) -> None:
+def test_the_incarnation_is_counted_on_disk(tmp_path: Path) -> None:
     from mqd.controller.gossip import directory_bytes, keep_life, next_life
 
     path = tmp_path / "gossip-life"
@@ -216,8 +216,8 @@ def test_lives_are_counted_on_disk(tmp_path: Path) -> None:
 
 
 def test_brokers_of_a_cluster_gossip(tmp_path: Path) -> None:
-    """The controllers' own gossip, on the controller's listener: all know all, one that stops has
-    left, one that is killed is dead and comes back.
+    """The controllers' gossip, on the controller's listener: all know all; a stopped broker has
+    left, and a killed one is dead and comes back.
     """
     with Cluster(tmp_path) as cluster:
 
@@ -243,8 +243,8 @@ def test_brokers_of_a_cluster_gossip(tmp_path: Path) -> None:
     "victim_leads", quick([False, True], [True]), ids=["another host leads the quorum", "it led the quorum"]
 )
 def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: bool) -> None:
-    """Controller, acceptor and worker of a host killed at once: the others learn of it from the
-    keeper, long before a session or a promise would have ended.
+    """Controller, acceptor and worker of a host are killed at once: the others learn it from the
+    keeper, long before a session or a lease would have expired.
     """
     times = {
         "broker.session.timeout.ms": "60000",
@@ -271,8 +271,9 @@ def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: b
             lambda: orders.exists() and json.loads(orders.read_bytes())["led"] == victim_leads,
             "the controller leaves no orders",
         )
-        # A worker takes tens of milliseconds to end; by then supervisord may have started the next
-        # controller, and at no time would all have ended. So the keeper is stopped until all have.
+        # A worker takes tens of milliseconds to end, in which supervisord could start the next
+        # controller, so that at no time all would have ended. So the keeper is stopped until all
+        # have.
         (keeper,) = cluster.brokers[victim].pids("keeper")
         pids = [pid for role in ("controller", "acceptor", "worker") for pid in cluster.brokers[victim].pids(role)]
         assert len(pids) == 3

@@ -1,6 +1,6 @@
-"""A topic gets fewer partitions while clients that know nothing of it continue:
-`mqd topic retire-partitions` under load, to the end. Nothing that was acknowledged is lost or
-doubled, no consumer of a group sees the records of a key out of order, transactions stay whole.
+"""A topic gets fewer partitions while clients that know nothing of it continue: a complete `mqd
+topic retire-partitions` under load. No acknowledged record is lost or duplicated, no consumer of a
+group sees the records of a key out of order, transactions stay atomic.
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
@@ -36,13 +36,13 @@ from tests.polling import PATIENCE_S
 GRACE_S = 2
 CONFIG = {"partition.retire.grace.ms": str(1000 * GRACE_S), "log.retention.check.interval.ms": "300"}
 KEYS = 12
-RENEWED_MS = 400  # clients look for the number of partitions this often
+RENEWED_MS = 400  # how often clients refresh the number of partitions
 RUN_S_MAX = 120
 
 
 class Writer(threading.Thread):
-    """Writes records of its keys, each with the next number of its key. `written`: those that are
-    to be read in the end, in order. With `with`: nothing of it outlives a test that fails.
+    """Writes records of its keys, numbered for each key. `written`: those that must be read in the
+    end, in order. As a context manager, so that a failing test leaves no thread running.
     """
 
     producer: Any
@@ -61,7 +61,7 @@ class Writer(threading.Thread):
         return key, self._next[key]
 
     def count(self) -> int:
-        """What the broker has taken."""
+        """How many records the broker has acknowledged."""
         return self.acknowledged
 
     def failed(self, error: object, _message: object = None) -> None:
@@ -89,23 +89,23 @@ class Writer(threading.Thread):
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """After stop() there is nothing left to purge."""
+        """After stop() nothing is left to purge."""
         self.end.set()
-        # a call that waits for records waits for none now; one that waits for the broker has
-        # PATIENCE_S
+        # calls that wait for records return at once from now on; those that wait for the broker
+        # have PATIENCE_S
         while self.is_alive():
             with contextlib.suppress(Exception):
                 self.producer.purge()
                 self.producer.poll(0)
             self.join(0.1)
-        with contextlib.suppress(Exception):  # of a transaction that cannot be aborted any more
+        with contextlib.suppress(Exception):  # of a transaction that can no longer be aborted
             self.producer.close()
         del self.producer
 
 
 class Plain(Writer):
-    """An idempotent producer of librdkafka, or of mqd by shared memory, with several batches under
-    way.
+    """An idempotent producer of librdkafka, or of mqd over shared memory, with several batches in
+    flight.
     """
 
     def __init__(self, name: str, topic: str, bootstrap: str, local: bool = False) -> None:
@@ -133,8 +133,8 @@ class Plain(Writer):
 
 
 class Transactional(Writer):
-    """Every third transaction is aborted, and its records are not to be read. One that fails with
-    an error that Kafka calls abortable is aborted and written again.
+    """Every third transaction is aborted, and its records must not be read. A transaction that
+    fails with an error that Kafka calls abortable is aborted and written again.
     """
 
     def __init__(self, name: str, topic: str, bootstrap: str) -> None:
@@ -166,7 +166,7 @@ class Transactional(Writer):
             number += 1
 
     @contextlib.contextmanager
-    def between_two(self) -> Iterator[None]:
+    def between_transactions(self) -> Iterator[None]:
         """No transaction is open."""
         self.may_begin.clear()
         assert self.idle.wait(PATIENCE_S)
@@ -197,9 +197,8 @@ class Transactional(Writer):
 
 
 class Readers:
-    """A group of two consumers, which ends with the `with`. `read`: numbers by key, in the order in
-    which they were handed out; what is handed out again, after a rebalance, is the same offset and
-    does not count.
+    """A group of two consumers, as a context manager. `read`: numbers by key, in the order in which
+    they were delivered; a redelivery after a rebalance has the same offset and is not counted.
     """
 
     def __init__(self, topic: str, bootstrap: str) -> None:
@@ -247,7 +246,8 @@ class Readers:
                 if message is None:
                     continue
                 if message.error():
-                    if message.error().code() != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the partition has just gone
+                    # the partition has just been deleted
+                    if message.error().code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                         self.failures.append(message.error().str())
                 elif (place := (message.partition(), message.offset())) not in self.seen:
                     self.seen.add(place)
@@ -297,7 +297,9 @@ def step_of(bootstrap: str, topic: str) -> int:
 
 
 def retire(bootstrap: str, topic: str, *arguments: str, fails: bool = False) -> str:
-    """The command in this process: what a process of its own costs is no part of what is looked at."""
+    """The command runs in this process: starting one for it would cost time that the test does not
+    need.
+    """
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as done:
         cli(["topic", "retire-partitions", topic, *arguments, "-b", bootstrap])
@@ -306,7 +308,7 @@ def retire(bootstrap: str, topic: str, *arguments: str, fails: bool = False) -> 
 
 
 def delete_records(bootstrap: str, topic: str, partitions: Iterator[int] | range) -> None:
-    """As retention would; of these partitions alone."""
+    """As retention would; of these partitions only."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for done in admin.delete_records([TopicPartition(topic, index, -1) for index in partitions]).values():
         done.result(PATIENCE_S)
@@ -345,8 +347,8 @@ def check(writers: list[Writer], readers: Readers) -> None:
 
 
 @pytest.mark.slow
-def test_clients_continue_through_a_whole_retirement(io_backend: str, start_broker: Callable[..., Broker]) -> None:
-    # a busy machine's readers may be slow
+def test_clients_continue_during_a_complete_retirement(io_backend: str, start_broker: Callable[..., Broker]) -> None:
+    # readers on a busy machine may be slow
     broker = start_broker(
         config={**CONFIG, "io.backend": io_backend, "partition.retire.barrier.ms": str(int(1000 * PATIENCE_S))}
     )
@@ -359,7 +361,7 @@ def test_clients_continue_through_a_whole_retirement(io_backend: str, start_brok
             clients.enter_context(Transactional("transactional", topic, broker.bootstrap)),
         ]
         until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
-        with writers[2].between_two():
+        with writers[2].between_transactions():
             assert (
                 "drawing_near"
                 in run(
@@ -385,7 +387,7 @@ def test_clients_continue_through_a_whole_retirement(io_backend: str, start_brok
         until("clients are shown two", lambda: count_of(broker.bootstrap, topic) == 2)
         until("the group reads two partitions", lambda: set().union(*readers.assigned.values()) == {0, 1})
         hidden_s = time.monotonic()
-        # librdkafka's producers write to four for as long as they live
+        # librdkafka's producers keep using four partitions as long as they live
         while time.monotonic() < hidden_s + 2 * GRACE_S:
             write_on(writers)
         assert step_of(broker.bootstrap, topic) == HIDDEN
@@ -398,7 +400,7 @@ def test_clients_continue_through_a_whole_retirement(io_backend: str, start_brok
     assert "2 partitions; none is being retired" in retire(broker.bootstrap, topic, "--status")
 
 
-def test_an_open_transaction_is_named_and_one_that_is_in_both_ends_in_both(shared_broker: Broker) -> None:
+def test_an_open_transaction_is_named_and_ends_in_old_and_remaining_partitions(shared_broker: Broker) -> None:
     bootstrap = shared_broker.bootstrap
     topic = make_topic(bootstrap)
     with connect(shared_broker) as kafka:
@@ -478,7 +480,7 @@ def test_a_group_that_is_behind_is_reported_and_waited_for_within_the_bound(
     assert step_of(broker.bootstrap, topic) == REDIRECTED
 
 
-def test_a_group_has_not_the_records_of_an_aborted_transaction_left_to_read(shared_broker: Broker) -> None:
+def test_aborted_records_do_not_count_as_unread_by_a_group(shared_broker: Broker) -> None:
     topic = make_topic(shared_broker.bootstrap)
     with connect(shared_broker) as kafka:
         producer = RawProducer(kafka)
@@ -493,11 +495,9 @@ def test_a_group_has_not_the_records_of_an_aborted_transaction_left_to_read(shar
 
 
 @pytest.mark.slow
-def test_partitions_that_are_added_afterwards_are_others_than_those_that_are_gone(
-    start_broker: Callable[..., Broker],
-) -> None:
-    """Same topic id, same index: a group begins at their first record, and the transaction that
-    wrote to one that is gone ends where its records went.
+def test_partitions_added_later_are_new_ones(start_broker: Callable[..., Broker]) -> None:
+    """Same topic id, same index: a group begins at their first record, and a transaction that wrote
+    to a removed partition ends where its records were.
     """
     broker = start_broker(config={**CONFIG, "partition.retire.grace.ms": "300"})
     bootstrap = broker.bootstrap
@@ -556,7 +556,7 @@ def test_leaders_die_while_partitions_are_retired(tmp_path_factory: pytest.TempP
 
 def _leaders_die(cluster: Cluster, topic: str, writers: list[Any], readers: Readers) -> None:
     until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
-    with writers[1].between_two():
+    with writers[1].between_transactions():
         retire(cluster.bootstrap, topic, "--to", "2", "--no-wait")
     for want in (SEALED, REDIRECTED, REDIRECTED):
         until("the step", lambda want=want: step_of(cluster.bootstrap, topic) >= want)

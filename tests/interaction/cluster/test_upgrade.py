@@ -1,5 +1,6 @@
-"""From the previous version to this one, and back while that is possible: what the previous version's
-code wrote, and does. (test_cluster_versions.py negotiates levels between hosts of this version.)
+"""From the previous version to this one, and back while that is possible: files written by the
+previous version's code, and its behaviour. (test_cluster_versions.py negotiates levels between
+hosts of this version.)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LEFT_BEHIND = "Install the version that the other hosts run"
 
 def use_previous(broker: Broker) -> None:
     broker.environment = previous_version.environment()
-    broker.config.pop("core.files.allow", None)  # a property that it does not have
+    broker.config.pop("core.files.allow", None)  # a property that the previous version does not have
 
 
 def use_this(broker: Broker) -> None:
@@ -33,8 +34,8 @@ def use_this(broker: Broker) -> None:
 
 
 class GroupReader:
-    """A member of a group that reads all the time, and commits. `values`: by partition, as they came;
-    after a rebalance some may come again.
+    """A group member that reads and commits continuously. `values`: by partition, in the order
+    read; after a rebalance some may be repeated.
     """
 
     def __init__(self, bootstrap: str, topic: str) -> None:
@@ -180,7 +181,7 @@ def test_three_brokers_are_upgraded_under_load(tmp_path: Path) -> None:
                 roll(2, use_this)
                 code, output = upgrade(cluster)
                 assert code == 1 and "node 3 does not support" in output, output
-                roll(2, use_previous)  # until the features are raised, there is a way back
+                roll(2, use_previous)  # a downgrade is possible until the features are raised
                 roll(2, use_this)
                 roll(3, use_this)
                 wait_for_transactions("on this version")
@@ -210,7 +211,7 @@ def test_one_host_is_upgraded_and_back_until_the_features_are_raised(tmp_path: P
     known: list[bytes] = []
 
     def place_and_read() -> None:
-        """Twenty records; a group reads them, and gets no record again that it has read before."""
+        """Twenty records; a group reads them, and none is delivered to it again."""
         producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all"})
         for number in range(len(sent), len(sent) + 20):
             sent.append(str(number).encode())

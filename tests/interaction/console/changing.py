@@ -1,4 +1,4 @@
-"""Changes from the console's pages, for its tests: shown first, then confirmed, and in the audit log."""
+"""Helpers for changes on the console's pages: previewed, confirmed, and in the audit log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IN_THE_URL = {name for kind in KINDS for name in kind.fields}
 
 
 def fresh(browser: Browser, path: str, **query: object) -> str:
-    """The page as it is now, whatever other tests have cached."""
+    """The current page, whatever other tests have cached."""
     browser.app._app.state.console.cache.clear()
     return browser.get(path, **query).words
 
@@ -24,7 +24,7 @@ def lines(audit: Path) -> list[tuple[str, str]]:
 
 
 def shown(browser: Browser, path: str, **form: str) -> Answer:
-    """What a change would do."""
+    """The preview of a change."""
     form_page = browser.get(path, **{name: value for name, value in form.items() if name in IN_THE_URL})
     return browser.post(path, {**form, "token": form_page.fields["token"]})
 
@@ -39,7 +39,7 @@ def confirmed(browser: Browser, path: str, response: Answer, **typed: str) -> An
 
 
 def change(browser: Browser, path: str, **form: str) -> Answer:
-    """Shown, confirmed, and the page where it leads."""
+    """Preview and confirmation; returns the page to which the change redirects."""
     done = confirmed(browser, path, shown(browser, path, **form), typed=form.get("name", ""))
     assert done.status == 303, done.words
     return browser.get(done.headers["location"])

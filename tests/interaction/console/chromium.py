@@ -1,4 +1,4 @@
-"""Chromium and its driver, from the machine or from Debian's packages, unpacked without root."""
+"""Chromium and its driver, installed, or unpacked from Debian's packages without root."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ APT_SECONDS = 120
 
 
 def _missing() -> list[str]:
-    """The packages, and those that they need and this machine has not. Raises Unavailable."""
+    """The packages and their missing dependencies. Raises Unavailable."""
     command = ["apt-get", "--simulate", "--no-install-recommends", "install", *PACKAGES]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=APT_SECONDS)
@@ -39,8 +39,9 @@ def _missing() -> list[str]:
 
 
 def _root(may_fetch: bool) -> Path:
-    """Where they are unpacked. Raises Unavailable. apt takes two CPU seconds to say what is needed, and the
-    packages have a hundred megabytes: the quick tier takes what another run has unpacked.
+    """The directory in which they are unpacked. Raises Unavailable. apt needs two CPU seconds to
+    resolve dependencies, and the packages have a hundred megabytes: the quick tier only uses what
+    an earlier run has unpacked.
     """
     for complete in sorted(CACHE.glob(f"{PACKAGES[0]}-*/complete")):
         return complete.parent
@@ -50,7 +51,7 @@ def _root(may_fetch: bool) -> Path:
 
 
 def find(may_fetch: bool = True) -> tuple[str, str, dict[str, str]]:
-    """Browser, driver and the environment that they need. Skips the test where they cannot be had."""
+    """Browser, driver and their environment. Skips the test where they are not available."""
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if browser and driver:
         return browser, driver, {}
@@ -92,8 +93,8 @@ def resize(window: Any, size: tuple[int, int], is_dark: bool = False) -> None:
     window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
 
-# What is wrong with the page for a reader: text below WCAG AA, a field without a label, a button without a name, more
-# than the window is wide.
+# Problems of the page for a reader: text below WCAG AA, a field without a label, a button without a
+# name, content wider than the window.
 LOOK = """
 function parts(text) { return text.match(/[\\d.]+/g).map(Number); }
 function light(color) {
@@ -129,6 +130,8 @@ return wrong;
 
 
 def faults(window: Any) -> list[str]:
-    """What LOOK finds, and what the browser complained of: blocked scripts and styles among it."""
+    """The problems that LOOK finds, and the browser's own errors, such as blocked scripts and
+    styles.
+    """
     said = [entry["message"] for entry in window.get_log("browser") if "favicon" not in entry["message"]]
     return [*window.execute_script(LOOK), *said]

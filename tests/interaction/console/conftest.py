@@ -1,4 +1,6 @@
-"""One broker for all pages: a plain listener, whose clients may do everything, and one with users."""
+"""One broker for all pages, with a plain listener, whose clients have all rights, and one with
+users.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "offsets.topic.num.partitions": "2",
         "share.coordinator.state.topic.num.partitions": "2",
         "transaction.state.log.num.partitions": "2",
-        "transaction.partition.verification.enable": "false",  # a transaction can be left hanging
+        "transaction.partition.verification.enable": "false",  # so that a transaction can be left hanging
     }
     try:
         yield Secured(start, **rights)
@@ -43,6 +45,6 @@ def browser(secured: Secured) -> Browser:
 
 @pytest.fixture
 def login_browser(secured: Secured) -> Browser:
-    """Of a console on which users log in."""
+    """Of a console to which users log in."""
     settings = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "SCRAM-SHA-256"}
     return Browser(options(secured.bootstrap, ClientSecurity(settings)))

@@ -1,4 +1,4 @@
-"""Users, rules and quotas in the console: each is shown first, confirmed, and in force."""
+"""Users, rules and quotas in the console: each is previewed, confirmed, and then in force."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Brows
         ("/access/quota/delete", {"user": "no-such"}, "has no such quota"),
     ],
 )
-def test_invalid_changes_are_reported_before_they_are_tried(
+def test_invalid_changes_are_reported_in_the_preview(
     browser: Browser, audit: Path, path: str, form: dict[str, str], reason: str
 ) -> None:
     response = shown(browser, path, **form)

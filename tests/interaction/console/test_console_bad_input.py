@@ -1,4 +1,6 @@
-"""The console pointed at what is no cluster, or rejects it; and topics that are deleted while they are shown."""
+"""The console connected to something that is no cluster or that rejects it; topics deleted while
+they are shown.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ PAGES = (
 
 @contextlib.contextmanager
 def greeting(banner: bytes) -> Iterator[str]:
-    """A server that says this to each client, and then waits for it to leave."""
+    """A server that sends this to each client, and then waits until the client closes."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def run() -> None:
@@ -47,7 +49,7 @@ def greeting(banner: bytes) -> Iterator[str]:
 
 
 def open_all(bootstrap: str, reason: str) -> None:
-    """Each page is shown, and one that asks the cluster says why there is nothing on it."""
+    """Each page is shown; pages that query the cluster show why they are empty."""
     browser = Browser(options(bootstrap))
     for page in PAGES:
         response = browser._request("GET", page, (), b"")
@@ -58,7 +60,7 @@ def open_all(bootstrap: str, reason: str) -> None:
     assert rows == "" and said["event"] == "event: failed" and reason in said["said"]
 
 
-def test_a_broker_that_is_not_there() -> None:
+def test_an_unreachable_broker() -> None:
     open_all("127.0.0.1:1", "cannot reach a broker at 127.0.0.1:1")
 
 
@@ -79,7 +81,7 @@ def test_a_topic_that_is_deleted_while_it_is_shown(secured: Secured, browser: Br
     produced = shown(browser, "/produce", topic="doomed", value="v")
     deleted = shown(browser, "/topic/delete", name="doomed")
     assert fresh(browser, "/topic", name="doomed").count("doomed") > 1
-    admin = AdminClient({"bootstrap.servers": secured.broker.bootstrap})  # outlives its futures
+    admin = AdminClient({"bootstrap.servers": secured.broker.bootstrap})  # must outlive its futures
     admin.delete_topics(["doomed"])["doomed"].result(30)
 
     browser.app._app.state.console.cache.clear()
@@ -93,7 +95,7 @@ def test_a_topic_that_is_deleted_while_it_is_shown(secured: Secured, browser: Br
         assert refused.status in (400, 502) and "UNKNOWN_TOPIC_OR_PARTITION" in refused.words, path
 
 
-def test_bytes_that_are_no_text_in_urls_and_forms(browser: Browser) -> None:
+def test_invalid_utf8_in_urls_and_forms(browser: Browser) -> None:
     for page in ("/topic?name=%ff%fe", "/group?name=%ff", "/topics?q=%ed%a0%80", "/message?topic=a%00b", "/%ff"):
         response = browser._request("GET", page, (), b"")
         assert response.status in (200, 400, 404, 502) and "bug of mqd" not in response.words, page
@@ -107,8 +109,8 @@ def test_bytes_that_are_no_text_in_urls_and_forms(browser: Browser) -> None:
         assert browser._request("POST", "/topic/create", sent, body).status == status
 
 
-def test_a_login_takes_no_large_form(login_browser: Browser) -> None:
-    """It is read before the client has proved who it is."""
+def test_a_large_login_form_is_refused(login_browser: Browser) -> None:
+    """It is read before the client is authenticated."""
     assert login_browser.post("/login", {"user": "x" * (20 << 10)}).status == 413
 
 

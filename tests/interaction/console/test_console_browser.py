@@ -1,5 +1,6 @@
-"""The console in a real browser: an operator's story, hostile values, a broker that dies while the page is
-open, phones, dark mode and contrast. CONSOLE_SCREENSHOTS=docs/images renews the pictures of the docs.
+"""The console in a real browser: an operator's tasks, hostile values, a broker that dies while the
+page is open, phones, dark mode and contrast. CONSOLE_SCREENSHOTS=docs/images renews the screenshots
+of the docs.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ def start_console() -> Iterator[Callable[..., Console]]:
 
 
 def wait(window: Any, text: str, seconds: float = WAIT_S) -> str:
-    """Until the page says it."""
+    """Waits until the page contains the text."""
 
     def shown(_window: Any) -> str | None:
         try:
             found = window.find_element(By.TAG_NAME, "body").text
         except Exception:
-            return None  # it is just being replaced
+            return None  # the page is being replaced
         return found if text in found else None
 
     try:
@@ -107,7 +108,7 @@ def picture(window: Any, name: str) -> None:
 
 
 def write(broker: Broker, topic: str, records: list[tuple[str, bytes]], partitions: int = 1) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # outlives its futures
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # must outlive its futures
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
     producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "message.max.bytes": 2_000_000})
     for number, (key, value) in enumerate(records):
@@ -115,7 +116,7 @@ def write(broker: Broker, topic: str, records: list[tuple[str, bytes]], partitio
     assert producer.flush(60) == 0
 
 
-def test_an_operators_story(start_broker: Callable[..., Broker], start_console: Callable[..., Console]) -> None:
+def test_an_operators_tasks(start_broker: Callable[..., Broker], start_console: Callable[..., Console]) -> None:
     broker = start_broker(config={"offsets.topic.num.partitions": "4"})
     countries = ("de", "fr", "us")
     orders = [
@@ -191,7 +192,7 @@ def test_an_operators_story(start_broker: Callable[..., Broker], start_console: 
         window.get(console.url + "/group?name=billing")
         wait(window, "biller")
         client.commit(offsets=[TopicPartition("orders", index, 500) for index in range(6)], asynchronous=False)
-        wait(window, "0\nrecords of lag")  # by itself
+        wait(window, "0\nrecords of lag")  # without a reload
         client.commit(offsets=lagging, asynchronous=False)
         wait(window, "1,200\nrecords of lag")
 
@@ -207,12 +208,12 @@ def test_an_operators_story(start_broker: Callable[..., Broker], start_console: 
             "cluster": "/cluster", "create": "/topic/create", "seek": "/group/seek?name=billing",
             "produce": "/produce?topic=orders", "nowhere": "/nowhere",
         }  # fmt: skip
-        assert looked_at(window, console, pages, ("overview", "records", "group")) == {}
+        assert problems(window, console, pages, ("overview", "records", "group")) == {}
     client.close()
 
 
-def looked_at(window: Any, console: Console, pages: dict[str, str], pictures: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What is wrong with the pages for a reader, wide and on a phone, light and dark."""
+def problems(window: Any, console: Console, pages: dict[str, str], pictures: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Problems of the pages for a reader, wide and on a phone, light and dark."""
     said: dict[str, list[str]] = {}
     for is_dark in (False, True):
         for size in (WIDE, PHONE):
@@ -228,14 +229,14 @@ def looked_at(window: Any, console: Console, pages: dict[str, str], pictures: tu
                     picture(window, name)
                 if size == PHONE and is_dark and name == "group" and "group" in pictures:
                     picture(window, "phone-dark")
-                if os.environ.get("CONSOLE_LOOK"):  # a picture of each, to be looked at
+                if os.environ.get("CONSOLE_LOOK"):  # saves a screenshot of each for inspection
                     file = f"{name}-{size[0]}-{'dark' if is_dark else 'light'}.png"
                     window.save_screenshot(str(Path(os.environ["CONSOLE_LOOK"]) / file))
     resize(window, WIDE)
     return said
 
 
-def test_transactions_and_access_are_worked_with(
+def test_transactions_and_access_are_managed(
     start_broker: Callable[..., Broker], start_console: Callable[..., Console]
 ) -> None:
     broker = start_broker(
@@ -308,7 +309,7 @@ def test_transactions_and_access_are_worked_with(
             "share-group": f"/group?name={shared.group}",
             "spark-query": "/group?name=daily-totals",
         }
-        assert looked_at(window, console, pages, ("rules",)) == {}
+        assert problems(window, console, pages, ("rules",)) == {}
 
         window.get(console.url + f"/group?name={shared.group}")
         press(window, "Move its offsets")

@@ -1,5 +1,5 @@
-"""What the console changes: shown first with its command, confirmed, written into the audit log; and
-what is refused.
+"""Changes by the console: previewed with the equivalent command, confirmed, written to the audit
+log; and refusals.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def topics(secured: Secured) -> dict[str, int]:
     return {name: len(topic.partitions) for name, topic in found.items()}
 
 
-def test_a_topic_from_its_creation_to_its_end(secured: Secured, browser: Browser, audit: Path) -> None:
+def test_create_change_and_delete_a_topic(secured: Secured, browser: Browser, audit: Path) -> None:
     response = shown(browser, "/topic/create", name="born", partitions="2", configs="retention.ms=1000\n")
     create = f"mqd topic create born -p 2 -c retention.ms=1000 -b {secured.broker.bootstrap}"
     assert command(response) == create and "2 partitions, each with 1 replica" in response.words
@@ -93,7 +93,7 @@ def test_a_topic_from_its_creation_to_its_end(secured: Secured, browser: Browser
         ("/group/seek", {"name": "no-such", "to": "yonder"}, "give earliest, latest"),
     ],
 )
-def test_invalid_changes_are_reported_before_they_are_tried(
+def test_invalid_changes_are_reported_in_the_preview(
     secured: Secured, browser: Browser, audit: Path, path: str, form: dict[str, str], reason: str
 ) -> None:
     if "shop2" not in topics(secured):
@@ -105,7 +105,7 @@ def test_invalid_changes_are_reported_before_they_are_tried(
 
 
 def test_the_command_that_is_shown_does_the_same(secured: Secured, browser: Browser) -> None:
-    """Of a value and a key with all that a shell would take for something else."""
+    """With a value and a key full of shell metacharacters."""
     confirmed(browser, "/topic/create", shown(browser, "/topic/create", name="twice", partitions="1"))
     odd = 'it\'s $HOME `x` \\n %s\n"two" <b>'
     for form in (
@@ -124,7 +124,7 @@ def test_the_command_that_is_shown_does_the_same(secured: Secured, browser: Brow
     assert records[2]["value"] is None and records[4]["value"] == ""
 
 
-def test_a_seek_is_shown_before_it_is_done(secured: Secured, browser: Browser) -> None:
+def test_a_seek_is_previewed(secured: Secured, browser: Browser) -> None:
     confirmed(browser, "/topic/create", shown(browser, "/topic/create", name="sought", partitions="1"))
     for _ in range(5):
         confirmed(browser, "/produce", shown(browser, "/produce", topic="sought", value="v"))
@@ -186,7 +186,7 @@ def test_a_read_only_console_changes_nothing(secured: Secured, browser: Browser)
         assert reader.post(path, {**FORM, "token": token}).status == 403
 
 
-def test_a_change_is_its_users(secured: Secured, audit: Path, login_browser: Browser) -> None:
+def test_a_change_is_made_with_the_users_rights(secured: Secured, audit: Path, login_browser: Browser) -> None:
     console = login_browser.app._app.state.console
     console.audit = type(console.audit)(audit)
     assert login_browser.post("/topic/create", FORM).headers["location"] == "/login"

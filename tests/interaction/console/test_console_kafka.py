@@ -51,7 +51,7 @@ def test_pages_searches_and_changes_against_apache_kafka(tmp_path: Path) -> None
         client = confluent_kafka.Consumer(settings)
         client.commit(offsets=[TopicPartition("orders", 0, 1)], asynchronous=False)
         assert "2 records of lag" in browser.get("/group", name="billing").words
-        browser.app._app.state.console.cache.clear()  # the topic was looked at before the group began
+        browser.app._app.state.console.cache.clear()  # the topic was cached before the group began
         assert "billing Empty 0 2" in browser.get("/topic", name="orders").words
         response = shown(browser, "/group/seek", name="billing", to="latest")
         assert "orders-0 1 3 +2" in response.words
@@ -121,7 +121,7 @@ def test_access_transactions_and_moves_against_apache_kafka(tmp_path: Path) -> N
             words = fresh(browser, "/group", name=shared.group)
             assert "share group" in words and "1 member " in words and f"{shared.topic}:0" in words
         eventually(lambda: f"{shared.group} Empty share" in fresh(browser, "/groups"), "without members")
-        words = shown(browser, "/group/seek", name=shared.group, to="1").words  # Kafka's start follows later
+        words = shown(browser, "/group/seek", name=shared.group, to="1").words  # Kafka's log start follows later
         assert f"{shared.topic}-0 3 1 -2" in words or f"{shared.topic}-0 0 1 +1" in words, words
         change(browser, "/group/seek", name=shared.group, to="1")
         assert f"{shared.topic}-0 1 3" in fresh(browser, "/group", name=shared.group)

@@ -1,4 +1,4 @@
-"""Topics and groups in the console: searched, paged, hostile names, lag in records and in time."""
+"""Topics and groups in the console: search, pages, hostile names, lag in records and in time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_view_names_its_topic_and_condition(topics: None, secured: Secured, br
 
 
 def test_topics_are_searched_sorted_and_paged_by_the_server(topics: None, browser: Browser) -> None:
-    first = browser.get("/topics", q="many-")  # other modules have topics of their own here
+    first = browser.get("/topics", q="many-")  # other modules create topics on this broker too
     assert "1–50 of 60" in first.words and "many-049" in first.words and "many-050" not in first.words
     assert "many-050" in browser.get("/topics", q="many-", page=2).words
     assert "many-059" in browser.get("/topics", q="many-", page="9" * 30).words, "beyond the last page is the last page"
@@ -71,13 +71,15 @@ def test_topics_are_searched_sorted_and_paged_by_the_server(topics: None, browse
 
 
 @pytest.mark.parametrize("query", [{"page": "x"}, {"page": "-1"}, {"page": ""}, {"sort": "'", "order": "<"}])
-def test_a_query_that_was_typed_wrongly_shows_the_list(topics: None, browser: Browser, query: dict[str, str]) -> None:
+def test_an_invalid_query_shows_the_whole_list(topics: None, browser: Browser, query: dict[str, str]) -> None:
     response = browser.get("/topics", **query)
     assert response.status == 200 and "many-000" in response.words
     assert browser.get("/topics", q="x" * 1001).status == 400
 
 
-def test_a_topic_shows_partitions_readers_and_what_is_its_own(secured: Secured, topics: None, browser: Browser) -> None:
+def test_a_topic_shows_partitions_readers_and_its_own_settings(
+    secured: Secured, topics: None, browser: Browser
+) -> None:
     commit(secured, "billing", 4, 10)
     words = browser.get("/topic", name="orders").words
     assert "3 partitions" in words and "30 records" in words

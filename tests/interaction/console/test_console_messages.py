@@ -1,5 +1,5 @@
-"""The records of a topic in the console: where they begin, what is kept of them, hostile bytes, and
-searches that are stopped.
+"""Records of a topic in the console: start positions, display limits, hostile bytes, and cancelled
+searches.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def records(secured: Secured) -> Iterator[None]:
 
 
 def searched(browser: Browser, topic: str, **query: object) -> tuple[str, dict]:
-    """The rows, and what the search said in the end."""
+    """The rows, and the final event of the search."""
     response = browser.get("/messages/stream", topic=topic, **query)
     assert response.status == 200 and response.headers["content-type"].startswith("text/event-stream")
     rows, said = "", {}
@@ -71,7 +71,7 @@ def offsets(rows: str) -> list[str]:
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ({"count": 3}, ["2:99", "1:99", "0:99"]),  # the newest by time, the newest first
+        ({"count": 3}, ["2:99", "1:99", "0:99"]),  # the newest by time, newest first
         ({"from": "beginning", "partition": 1, "count": 2}, ["1:0", "1:1"]),
         ({"from": "offset", "at": 97, "partition": 2}, ["2:97", "2:98", "2:99"]),
         ({"from": "offset", "at": 10**15, "partition": 2}, []),
@@ -79,14 +79,14 @@ def offsets(rows: str) -> list[str]:
         ({"from": "time", "at": "2026-01-01T00:00", "partition": 0}, []),
     ],
 )
-def test_where_it_begins(records: None, browser: Browser, query: dict, expected: list[str]) -> None:
+def test_start_positions(records: None, browser: Browser, query: dict, expected: list[str]) -> None:
     rows, said = searched(browser, "shop", **query)
     assert sorted(offsets(rows)) == sorted(expected) and said["said"]["ended"] in ("end", "count")
     if query == {"count": 3}:
         assert offsets(rows) == expected
 
 
-def test_a_search_says_how_far_it_got(records: None, browser: Browser) -> None:
+def test_a_search_reports_its_progress(records: None, browser: Browser) -> None:
     rows, said = searched(browser, "shop", **{"from": "beginning", "path": "$.customer.country = de", "count": 500})
     assert len(offsets(rows)) == 100
     about = said["said"]
@@ -95,7 +95,7 @@ def test_a_search_says_how_far_it_got(records: None, browser: Browser) -> None:
     assert len(offsets(rows)) == 11 and said["said"]["matches"] == 11  # 17, 170 to 179
 
 
-def test_the_page_leads_to_the_search_that_its_url_says(records: None, browser: Browser) -> None:
+def test_the_page_starts_the_search_of_its_url(records: None, browser: Browser) -> None:
     query = {"from": "beginning", "path": '$.customer.country = "de"', "key": "cust", "count": "5"}
     page = browser.get("/messages", topic="shop", **query)
     assert page.status == 200 and "mqd consume shop -b" in page.words
@@ -114,7 +114,7 @@ def test_hostile_bytes_are_text(records: None, browser: Browser) -> None:
     assert "mqd consume hostile -b" in pages[0].words and "kcat -b" in pages[0].words
 
 
-def test_downloads_are_bytes_and_no_page(records: None, browser: Browser) -> None:
+def test_downloads_are_raw_bytes(records: None, browser: Browser) -> None:
     large = browser.get("/message/raw", topic="hostile", partition=0, offset=2)
     assert large.body == MIB and large.headers["content-type"] == "application/octet-stream"
     assert large.headers["content-disposition"] == 'attachment; filename="hostile-0-2-value"'
@@ -179,7 +179,7 @@ def test_a_search_whose_reader_has_gone_ends() -> None:
     assert freed.is_set()
 
 
-def test_searches_at_once_are_bounded() -> None:
+def test_concurrent_searches_are_bounded() -> None:
     places = streaming.Places()
     assert [places.take("ada") for _ in range(7)] == [True] * 6 + [False]
     assert [places.take("bob") for _ in range(6)] == [True] * 6 and not places.take("eve")

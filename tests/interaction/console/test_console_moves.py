@@ -1,5 +1,5 @@
-"""Moves of replicas in the console, on a cluster: a broker is drained, its moves are watched and stopped,
-and the cluster is balanced.
+"""Replica reassignments in the console, on a cluster: a broker is drained, its moves are watched
+and cancelled, and the cluster is balanced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first pages of `mqd console`, and whose rights they act by, against a real broker."""
+"""The first pages of `mqd console`, and the rights with which they act, against a real broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def log_in(browser: Browser, user: str, password: str) -> Answer:
     return browser.post("/login", form)
 
 
-def test_the_overview_says_in_a_sentence_that_all_is_well(browser: Browser) -> None:
+def test_the_overview_states_that_all_is_well(browser: Browser) -> None:
     response = browser.get("/")
     assert response.status == 200
     assert "Healthy: 1 broker online" in response.words and "0 without a leader" in response.words
@@ -37,7 +37,7 @@ def test_rates_come_from_the_metrics_page(secured: Secured) -> None:
     words = browser.get("/").words
     assert "0 /s Records in, peak 0/s" in words and "free on the fullest disk" in words
     with urllib.request.urlopen(url) as page:
-        assert "mqd_produce_seconds_bucket" in page.read().decode()  # a name that metrics.py rests on
+        assert "mqd_produce_seconds_bucket" in page.read().decode()  # a name that metrics.py depends on
 
 
 def test_metrics_that_cannot_be_read_are_reported(secured: Secured) -> None:
@@ -46,7 +46,7 @@ def test_metrics_that_cannot_be_read_are_reported(secured: Secured) -> None:
     assert "Not shown: metrics of http://127.0.0.1:1/metrics" in browser.get("/").words
 
 
-def test_a_broker_that_is_away_is_reported_on_every_page() -> None:
+def test_an_unavailable_broker_is_reported_on_every_page() -> None:
     browser = Browser(options("127.0.0.1:1"))
     for path in ("/", "/cluster"):
         response = browser.get(path)
@@ -66,7 +66,7 @@ def test_a_user_acts_by_its_own_rights(login_browser: Browser) -> None:
 
     other = Browser(options("127.0.0.1:1"), login_browser.app)
     assert log_in(other, "bob", PASSWORDS["bob"]).status == 303
-    words = other.get("/").words  # nothing of what alice's look has found
+    words = other.get("/").words  # nothing from alice's cached pages
     assert "as far as you may see" in words and "Not shown: controllers: " in words
 
     left = login_browser.post("/logout", {"token": login_browser.get("/").fields["token"]})

@@ -1,5 +1,5 @@
-"""The console's own TLS: off loopback, with a certificate of `mqd cert`, a login, and cookies that browsers
-send by TLS alone.
+"""The console's own TLS: on a public address, with a certificate of `mqd cert`, a login, and
+cookies that browsers send only over TLS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SASL = ClientSecurity({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms":
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> secure.Files:
-    """What `mqd up --secure` makes."""
+    """The files that `mqd up --secure` creates."""
     return secure.prepare(tmp_path_factory.mktemp("tls"), 1, ["localhost"])
 
 

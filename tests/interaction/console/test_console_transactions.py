@@ -60,7 +60,7 @@ def test_an_open_transaction_is_shown_and_aborted(
     assert "there is no transactional id" in browser.get("/transaction", id="no-such").words
 
 
-def test_a_transaction_that_was_not_the_one_shown_is_not_aborted(kafka: KafkaConnection, browser: Browser) -> None:
+def test_a_transaction_newer_than_the_previewed_one_is_not_aborted(kafka: KafkaConnection, browser: Browser) -> None:
     topic = topic_of(kafka, 1)
     producer = begun(kafka, topic, 0)
     response = shown(browser, "/transaction/abort", id=producer.name)
@@ -69,7 +69,7 @@ def test_a_transaction_that_was_not_the_one_shown_is_not_aborted(kafka: KafkaCon
     assert refused.status == 400 and "has no transaction open" in refused.words
 
 
-def test_a_hanging_transaction_is_found_and_ended(kafka: KafkaConnection, browser: Browser) -> None:
+def test_a_hanging_transaction_is_found_and_aborted(kafka: KafkaConnection, browser: Browser) -> None:
     topic = topic_of(kafka, 2)
     hang(kafka, topic, 1, 4_000_000_011)
     assert "No transaction hangs" in browser.get("/transactions", show="hanging").words
@@ -81,7 +81,7 @@ def test_a_hanging_transaction_is_found_and_ended(kafka: KafkaConnection, browse
     assert topic not in browser.get("/transactions", show="hanging", idle=0).words
 
 
-def test_a_share_group_is_shown_and_sought(secured: Secured, browser: Browser) -> None:
+def test_a_share_group_is_shown_and_its_offsets_are_moved(secured: Secured, browser: Browser) -> None:
     shared = Shared(secured.broker.bootstrap, 1)
     shared.produce("a", "b", "c")
     with shared.consumer("explicit") as consumer:

@@ -1,4 +1,4 @@
-"""Three short stories in a real browser, with one window for all of them; the long ones are slow."""
+"""Three short scenarios in a real browser, with one window for all of them; the long ones are slow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_topic_is_created_by_hand(url: str, window: Any) -> None:
 
 
 def test_hostile_records_are_only_shown(secured: Secured, url: str, window: Any) -> None:
-    """They arrive one by one, put into the page by its script."""
+    """They arrive one by one; the page's script inserts them."""
     browser = Browser(options(secured.broker.bootstrap))
     browser.get("/")
     change(browser, "/topic/create", name="window", partitions="1")

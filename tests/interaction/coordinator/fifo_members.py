@@ -3,7 +3,8 @@
     python -m tests.interaction.coordinator.fifo_members BOOTSTRAP GROUP TOPIC [librdkafka | auto | tcp]
 
 A value is KEY:NUMBER, where the numbers of a key count from 0. A line: what happened, when (monotonic, in
-ns, the same clock for all processes of a host), the value, and more.
+A value is KEY:NUMBER, where the numbers of a key count from 0. A line has the event, its time
+(monotonic, in ns, the same clock for all processes of a host), the value, and details.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SECONDS = 60.0
 class Line(NamedTuple):
     when_ns: int
     member: str
-    what: str  # delivered, sent: its acknowledgement, answered
+    what: str  # delivered, sent (its acknowledgement), or answered
     key: str
     number: int
     rest: str
@@ -41,7 +42,7 @@ def lines(outputs: Iterable[Path]) -> Iterator[Line]:
 
 
 def accepted(outputs: Iterable[Path]) -> set[tuple[str, int]]:
-    """Whose acceptance was confirmed."""
+    """Values whose acceptance was confirmed."""
     return {(one.key, one.number) for one in lines(outputs) if one.what == "answered" and one.rest == "ok"}
 
 

@@ -1,5 +1,6 @@
-"""Committed offsets at a running broker: they survive the acceptor, their owners and the whole
-broker; damage costs only the damaged records; clients do not write into internal topics.
+"""Committed offsets on a running broker: they survive the death of the acceptor, of their
+partitions' owners and of the whole broker; damage loses only the damaged records; clients cannot
+write to internal topics.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ PARTITIONS = 20
 
 
 class Groups:
-    """A client that commits and fetches, retries on retriable errors, and connects again where
-    it must.
+    """A client that commits and fetches offsets, retries on retriable errors, and reconnects when
+    necessary.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -166,7 +167,7 @@ def test_committed_offsets_survive_every_process(start_broker, io_backend) -> No
     assert client.committed(*expected) == expected
 
 
-def test_damage_costs_the_records_that_it_hit(start_broker) -> None:
+def test_damage_loses_only_the_damaged_records(start_broker) -> None:
     broker = start_broker(config={"offsets.topic.num.partitions": "1"})
     client = Groups(broker)
     client.create("t")
@@ -189,7 +190,7 @@ def test_damage_costs_the_records_that_it_hit(start_broker) -> None:
     assert client.committed("group-4") == {"group-4": {("t", 0): 44}}
 
 
-def test_clients_read_the_internal_topic_and_do_not_write_it(shared_broker) -> None:
+def test_clients_may_read_but_not_write_the_internal_topic(shared_broker) -> None:
     client = Groups(shared_broker)
     client.create("internal-read")
     client.commit("reader-of-it", "internal-read", {3: 77})
@@ -260,7 +261,7 @@ def test_a_consumer_without_a_group_protocol_keeps_its_offsets(shared_broker) ->
 
 
 @pytest.mark.slow
-def test_a_million_committed_offsets_are_there_after_a_restart(start_broker) -> None:
+def test_a_million_committed_offsets_survive_a_restart(start_broker) -> None:
     broker = start_broker()
     client = Groups(broker)
     client.create("t", 1000)

@@ -1,5 +1,5 @@
-"""Transactions of several producers at once on one connection, as a JavaScript client has them: who
-is alone with its transactional id is never fenced; others are.
+"""Transactions of several producers at once on one connection, as in a JavaScript client: a
+producer that uses its transactional id alone is never fenced; others are.
 
 docs/decisions/coordinators/2026-11-26-one-invalid-producer-epoch.md
 """
@@ -35,7 +35,7 @@ def _add(producer: RawProducer, topic: str, partition: int) -> AddPartitionsToTx
 
 
 def _life(producer: RawProducer, topic: str, chance: random.Random, errors: list[int]) -> Step:
-    """One transaction after the other; every request waits for the response to the one before."""
+    """One transaction after the other; every request waits for the previous response."""
     for _ in range(TRANSACTIONS):
         partition = chance.randrange(2)
         if producer.version == 0:  # KafkaJS: AddPartitionsToTxn 1, Produce 7, EndTxn 1
@@ -59,7 +59,7 @@ def _life(producer: RawProducer, topic: str, chance: random.Random, errors: list
 
 @pytest.mark.parametrize("version", [0, 2])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_one_alone_with_its_id_is_never_fenced(shared_broker: Broker, seed: int, version: int) -> None:
+def test_a_producer_alone_with_its_id_is_never_fenced(shared_broker: Broker, seed: int, version: int) -> None:
     chance, topic, errors = random.Random(seed), fresh("concurrent"), []
     with connect(shared_broker) as kafka:
         create_topic(kafka, topic, 2)
@@ -84,15 +84,15 @@ def test_one_alone_with_its_id_is_never_fenced(shared_broker: Broker, seed: int,
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_two_that_begin_with_one_id_at_once_are_reported(shared_broker: Broker, version: int) -> None:
-    """KafkaJS asks for a producer id in every transaction() that begins before the first was
-    answered: the second identity fences the first one's transaction.
+def test_two_concurrent_transactions_of_one_id_are_fenced(shared_broker: Broker, version: int) -> None:
+    """KafkaJS requests a producer id in every transaction() that begins before the first response
+    has arrived: the second producer id fences the first one's transaction.
     """
     topic = fresh("fenced")
     with connect(shared_broker) as kafka:
         create_topic(kafka, topic, 1)
         first = RawProducer(kafka, version=version)
-        assert first.init().error_code == 0  # the coordinator is there
+        assert first.init().error_code == 0  # returns once the coordinator is available
         requested = InitProducerIdRequest(transactional_id=first.name, transaction_timeout_ms=60_000)
         for _ in range(2):
             kafka.send(INIT_PRODUCER_ID, 1, requested)

@@ -115,8 +115,8 @@ def shares(*consumers: Consumer) -> list[int]:
 
 
 def commit(consumer: Consumer, **what: object) -> None:
-    """A member's epoch rises before the member learns of it, by the response to its heartbeat: what
-    it commits in between has a stale one and is to be tried again (KIP-848).
+    """A member's epoch rises before the heartbeat response reports it to the member: a commit in
+    between has a stale epoch and must be retried (KIP-848).
     """
     deadline = time.monotonic() + SECONDS
     while True:
@@ -207,8 +207,8 @@ def _describe(admin: AdminClient, group: str):
     return admin.describe_consumer_groups([group])[group].result(60)
 
 
-def is_loaded(admin: AdminClient, group: str) -> bool:
-    """Its coordinator is there again: the client does not ask twice by itself."""
+def is_coordinator_available(admin: AdminClient, group: str) -> bool:
+    """Its coordinator is available again: the client does not retry by itself."""
     try:
         _describe(admin, group)
     except KafkaException as error:
@@ -230,14 +230,14 @@ def test_expressions_and_new_topics(admin: AdminClient, consumers: Callable[...,
     wait(lambda: held(member) == {(f"{prefix}-1", index) for index in range(4)}, member)
 
 
-def test_an_expression_brings_internal_topics_too(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
+def test_an_expression_matches_internal_topics_too(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
     """As with Apache Kafka 4.2 (tests/compat/test_kafka_answers.py)."""
     topic = create(admin, name("t"), 1)
     member = consumers(name("g"), "^.*")
     wait(lambda: {(topic, 0), ("__consumer_offsets", 0)} <= held(member), member)
 
 
-def test_migration_there_and_back(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
+def test_migration_to_the_consumer_protocol_and_back(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
     topic, group = create(admin, name("t"), 4), name("g")
     old = consumers(group, topic, protocol="classic", partition_assignment_strategy="cooperative-sticky")
     wait(lambda: shares(old) == [4], old)
@@ -273,7 +273,7 @@ def test_the_group_outlives_the_acceptor(
     broker.wait_until_ready()
     deadline = time.monotonic() + 3
     wait(lambda: time.monotonic() > deadline and (held(one), held(two)) == before, one, two)
-    wait(lambda: is_loaded(admin, group), one, two)
+    wait(lambda: is_coordinator_available(admin, group), one, two)
     assert len(_describe(admin, group).members) == 2
 
 

@@ -39,7 +39,7 @@ class Dead(Shared):
         configure_group(self.bootstrap, self.group, name, value)
 
     def answer(self, kinds: dict[str, AcknowledgeType], count: int) -> None:
-        """Acknowledges this many deliveries; unnamed ones are accepted."""
+        """Acknowledges this many deliveries; records without a type are accepted."""
         with self.consumer("explicit") as consumer:
             while count > 0:
                 for value, message in polled(consumer):
@@ -48,7 +48,7 @@ class Dead(Shared):
                 committed(consumer)
 
     def read(self, count: int) -> list[Message]:
-        """The letters that are committed: this many, and none after them."""
+        """The committed letters: this many, and none after them."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -83,7 +83,7 @@ def dead(shared_broker: Broker) -> Iterator[Dead]:
     yield Dead(shared_broker.bootstrap)
 
 
-def test_rejected_and_exhausted_records_have_one_letter_each(dead: Dead) -> None:
+def test_each_rejected_or_exhausted_record_has_one_letter(dead: Dead) -> None:
     dead.create_letters()
     dead.name_letters()
     dead.produce("good", "rejected", "exhausted")
@@ -156,7 +156,7 @@ def test_a_rejected_dead_letter_has_no_letter_in_its_own_topic(dead: Dead) -> No
 
 
 def unfinished(dead: Dead) -> list[int]:
-    """By partition; empty: no host says."""
+    """Unfinished letters by partition; empty: no host reports the metric."""
     host, _, port = dead.bootstrap.rpartition(":")
     return lag([(host, int(port))], dead.group)
 

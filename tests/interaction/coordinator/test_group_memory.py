@@ -1,4 +1,4 @@
-"""One client against the memory of the coordinator, and against the time of others' requests."""
+"""One client that tries to exhaust the coordinator's memory, or the time for others' requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def metric(port: int, name: str) -> float:
 
 
 class Member:
-    """The only member of a group, there before the flood."""
+    """The only member of a group, which joined before the flood."""
 
     def __init__(self, watch: Watch) -> None:
         self.kafka = watch.connect()
@@ -63,8 +63,8 @@ class Member:
         )
         assert self.kafka.call(SYNC_GROUP, 3, request).error_code == 0
 
-    def goes_on(self) -> None:
-        """Heartbeats, and a rebalance of its own."""
+    def check_still_served(self) -> None:
+        """Heartbeats, and rebalances of its own."""
         request = HeartbeatRequest(group_id="before", generation_id=self.generation, member_id=self.member_id)
         assert self.kafka.call(HEARTBEAT, 3, request).error_code == 0
         joined = self.kafka.call(JOIN_GROUP, 3, join_request("before", 1000, self.member_id))
@@ -80,7 +80,7 @@ def watch(start_broker) -> Watch:
 
 
 def commit_to_many(kafka: KafkaConnection, count: int) -> list[int]:
-    """One offset for each of so many groups; the error codes."""
+    """Commits one offset for each of `count` groups; returns the error codes."""
     outcomes: list[int] = []
     for base in range(0, count, 500):
         for number in range(base, base + 500):
@@ -104,10 +104,10 @@ def test_members_with_much_metadata_stay_within_the_budget(watch: Watch) -> None
     port = watch.broker.status()["metrics_port"]
     assert metric(port, "mqd_group_memory_bytes") <= metric(port, "mqd_group_memory_max_bytes") == LIMIT
     assert metric(port, "mqd_group_memory_refusals_total") == errors.count(REFUSED)
-    member.goes_on()
+    member.check_still_served()
     bystander.look()
 
-    # no 1 MB fits any more; small groups still find room, until there is none
+    # no further 1 MB fits; small groups still do, until the budget is used up
     with watch.connect() as kafka:
         outcomes = commit_to_many(kafka, 2_000)
         assert set(outcomes) == {0, REFUSED} and outcomes[-1] == REFUSED
@@ -115,7 +115,7 @@ def test_members_with_much_metadata_stay_within_the_budget(watch: Watch) -> None
     assert metric(port, "mqd_group_memory_bytes") <= LIMIT
     grown = rss_bytes(acceptor) - before
     assert grown <= LIMIT + 32 * MB, f"the acceptor grew by {grown >> 20} MB"
-    member.goes_on()
+    member.check_still_served()
     bystander.look()
 
     for kafka in connections:
@@ -135,7 +135,7 @@ def test_many_group_ids_stay_within_the_budget(watch: Watch) -> None:
     assert set(outcomes) == {0, REFUSED} and 10_000 <= outcomes.count(0) <= LIMIT // 3_000
     grown = rss_bytes(acceptor) - before
     assert grown <= LIMIT, f"the acceptor grew by {grown >> 20} MB"
-    member.goes_on()
+    member.check_still_served()
     bystander.look()
     bystander.end()
     member.kafka.close()
@@ -145,7 +145,7 @@ COMMITTED = 200  # offsets in one request: half a millisecond of work
 
 
 class Pipeline(threading.Thread):
-    """Commits over and over, with much work in flight, until it is stopped."""
+    """Commits over and over, with many requests in flight, until it is stopped."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(daemon=True)
@@ -166,7 +166,7 @@ class Pipeline(threading.Thread):
 
 
 def _medians_ms(watch: Watch, seconds: float) -> tuple[float, float]:
-    """Connecting with a first request to the acceptor, and one record."""
+    """The median times to connect with a first request to the acceptor, and to produce one record."""
     connects, produces = [], []
     with watch.connect() as kafka:
         end = time.monotonic() + seconds
@@ -183,8 +183,8 @@ def _medians_ms(watch: Watch, seconds: float) -> tuple[float, float]:
 
 @pytest.mark.slow
 def test_a_client_that_pipelines_commits_does_not_stop_the_others(watch: Watch) -> None:
-    """The ratio within one run: others are slower beside it, not stopped (2.7 s to connect, 600 ms
-    to produce before connections took turns).
+    """The ratio within one run: other clients are slower beside it, but not blocked (2.7 s to
+    connect, 600 ms to produce before connections took turns).
     """
     bystander = Bystander(watch)
     connect_ms, produce_ms = _medians_ms(watch, 2.0)
@@ -192,7 +192,7 @@ def test_a_client_that_pipelines_commits_does_not_stop_the_others(watch: Watch) 
     pipeline.start()
     beside_connect_ms, beside_produce_ms = _medians_ms(watch, 4.0)
     deadline = time.monotonic() + 60
-    while pipeline.count <= 100 and time.monotonic() < deadline:  # a busy machine answers few of them
+    while pipeline.count <= 100 and time.monotonic() < deadline:  # a busy machine handles few of them
         time.sleep(0.05)
     assert pipeline.count > 100 and pipeline.is_alive()
     pipeline.ending.set()

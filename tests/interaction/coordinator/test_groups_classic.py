@@ -1,5 +1,5 @@
-"""Classic groups against a running broker: raw frames of every version, librdkafka and
-kafka-python, a coordinator that is killed.
+"""Classic groups on a running broker: raw frames of every version, librdkafka and kafka-python, a
+coordinator that is killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def kafka(shared_broker: Broker) -> Iterator[KafkaConnection]:
 
 
 def ready(kafka: KafkaConnection) -> None:
-    """The coordinator's topic is there and loaded."""
+    """The coordinator's topic exists and is loaded."""
     eventually(
         lambda: (
             kafka.call(FIND, 4, FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])).coordinators[0].error_code
@@ -116,7 +116,7 @@ def beat(
 
 
 @pytest.mark.parametrize("version", range(10))
-def test_a_members_life_in_every_version(kafka: KafkaConnection, group: str, version: int) -> None:
+def test_join_sync_heartbeat_and_leave_in_every_version(kafka: KafkaConnection, group: str, version: int) -> None:
     joined = join(kafka, group, version)
     assert (joined.error_code, joined.protocol_name, joined.leader) == (0, "range", joined.member_id)
     assert [one.metadata for one in joined.members] == [b"\0\0\0\0\0\0"]
@@ -158,7 +158,7 @@ def test_refusals_in_every_version(kafka: KafkaConnection, group: str, version: 
         )
 
 
-def test_described_and_listed(kafka: KafkaConnection, group: str) -> None:
+def test_groups_are_described_and_listed(kafka: KafkaConnection, group: str) -> None:
     joined = join(kafka, group)
     sync(kafka, group, joined)
     for version in range(7):
@@ -190,8 +190,8 @@ def test_described_and_listed(kafka: KafkaConnection, group: str) -> None:
 
 
 def test_two_members_over_two_connections(shared_broker: Broker, kafka: KafkaConnection, group: str) -> None:
-    """The first one's connection continues while its second JoinGroup waits for the other member to
-    come.
+    """The first member's connection stays usable while its second JoinGroup waits for the other
+    member to join.
     """
     first = join(kafka, group)
     sync(kafka, group, first)
@@ -224,7 +224,7 @@ def test_static_members(kafka: KafkaConnection, group: str) -> None:
     assert removed.members[0].error_code == 0 and beat(kafka, group, new, instance="one") == E.UNKNOWN_MEMBER_ID
 
 
-def test_a_killed_coordinator_knows_its_groups_again(start_broker: Callable[..., Broker], group: str) -> None:
+def test_a_killed_coordinator_recovers_its_groups(start_broker: Callable[..., Broker], group: str) -> None:
     broker = start_broker()
     with KafkaConnection("127.0.0.1", broker.port, timeout_s=WAIT_S) as kafka:
         ready(kafka)
@@ -232,7 +232,7 @@ def test_a_killed_coordinator_knows_its_groups_again(start_broker: Callable[...,
         sync(kafka, group, joined)
     os.kill(broker.pid("mqd-acceptor"), signal.SIGKILL)
 
-    def is_known_again() -> bool:
+    def is_recovered() -> bool:
         try:
             with KafkaConnection("127.0.0.1", broker.port, timeout_s=WAIT_S) as kafka:
                 return (
@@ -243,7 +243,7 @@ def test_a_killed_coordinator_knows_its_groups_again(start_broker: Callable[...,
         except (ConnectionEnded, OSError):
             return False
 
-    eventually(is_known_again)
+    eventually(is_recovered)
 
 
 # -- clients ---------------------------------------------------------------------------------------
@@ -262,9 +262,7 @@ def topic(shared_broker: Broker) -> str:
 
 
 @pytest.mark.parametrize("assignor", ["range", "roundrobin", "cooperative-sticky"])
-def test_librdkafka_shares_out_reads_and_gives_back(
-    shared_broker: Broker, topic: str, group: str, assignor: str
-) -> None:
+def test_librdkafka_joins_reads_and_leaves(shared_broker: Broker, topic: str, group: str, assignor: str) -> None:
     def consumer() -> Consumer:
         settings = {
             "bootstrap.servers": shared_broker.bootstrap,
@@ -292,15 +290,15 @@ def test_librdkafka_shares_out_reads_and_gives_back(
             if message is not None and message.error() is None:
                 read.add(message.value())
 
-    def shared_out() -> bool:
+    def is_balanced() -> bool:
         poll()
         return len(read) == 60 and sorted(len(one.assignment()) for one in consumers) == [6 // len(consumers)] * len(
             consumers
         )
 
-    eventually(shared_out)
+    eventually(is_balanced)
     consumers.pop().close()
-    eventually(shared_out)
+    eventually(is_balanced)
     for one in consumers:
         one.close()
 

@@ -49,13 +49,14 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
     WRITE_TXN_MARKERS,
     LIST_TRANSACTIONS,
 ) = (8, 9, 10, 11, 14, 16, 27, 66)
-WAITS = {JOIN_GROUP: 0.05, SYNC_GROUP: 0.05}  # these wait for others: the client then hangs up
+# these wait for other members: the client closes the connection after this time
+WAITS = {JOIN_GROUP: 0.05, SYNC_GROUP: 0.05}
 ROUND = 250
 CLIENTS = 5
 
 
 class Bystander:
-    """Writes records, commits offsets and fetches them: everything always matches the responses."""
+    """Writes records, commits offsets and fetches them, and checks every response."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch, self.count = watch, 0
@@ -104,7 +105,7 @@ class Bystander:
         assert self.pids() == self.processes, f"a process died\n{self.watch.broker.logs()}"
 
 
-def closings(watch: Watch) -> str:
+def close_reasons(watch: Watch) -> str:
     """Why connections were closed."""
     lines = [
         line
@@ -114,8 +115,8 @@ def closings(watch: Watch) -> str:
     return "\n".join(line for line in lines if "closing the connection" in line or "connection is closed" in line)
 
 
-def troubles(watch: Watch) -> list[str]:
-    """Lines of the logs that no request may cause."""
+def unexpected_errors(watch: Watch) -> list[str]:
+    """Log lines that no request may cause."""
     never = (
         "a handler failed",
         "core failed",
@@ -192,8 +193,8 @@ class Swarm:
         self.clients[index] = None
 
     def _read(self, name: str, request: object, response: object) -> None:
-        """Every error code in the response is one of Kafka's, and none is UNKNOWN_SERVER_ERROR; what
-        it says goes back into the pools.
+        """Every error code in the response is one of Kafka's, and none is UNKNOWN_SERVER_ERROR;
+        values in the response go back into the pools.
         """
         todo = [response]
         while todo:
@@ -230,12 +231,12 @@ def _swarm(watch: Watch, seed: int, count: int) -> Swarm:
             if number % ROUND == 0:
                 swarm.topics()
                 bystander.look()
-                assert not troubles(watch), (seed, number, troubles(watch))
+                assert not unexpected_errors(watch), (seed, number, unexpected_errors(watch))
             swarm.send()
     bystander.look()
     bystander.end()
-    assert not troubles(watch), (seed, troubles(watch))
-    assert not swarm.closed, f"seed {seed}: connections were closed upon {swarm.closed}\n{closings(watch)}"
+    assert not unexpected_errors(watch), (seed, unexpected_errors(watch))
+    assert not swarm.closed, f"seed {seed}: connections were closed upon {swarm.closed}\n{close_reasons(watch)}"
     return swarm
 
 
@@ -269,7 +270,7 @@ def bystander(watch: Watch):
     yield one
     one.look()
     one.end()
-    assert not troubles(watch), troubles(watch)
+    assert not unexpected_errors(watch), unexpected_errors(watch)
 
 
 def commit(
@@ -286,8 +287,8 @@ def commit(
 
 
 def test_a_commit_that_cannot_be_written(watch, bystander):
-    """Times beyond int64; and a small request whose records would be larger than a batch, for the
-    group's id is in each of them.
+    """Timestamps beyond int64; and a small request whose records would exceed the size of a batch,
+    since each contains the group's id.
     """
     one = OffsetCommitRequest.Partition(partition_index=0, committed_offset=7)
     with watch.connect() as kafka:
@@ -298,9 +299,9 @@ def test_a_commit_that_cannot_be_written(watch, bystander):
 
 
 @pytest.mark.parametrize("topic", ["__transaction_state", "__consumer_offsets"])
-def test_internal_topics_are_in_no_clients_transaction(watch, bystander, topic):
-    """Its marker would stand among the records of the very coordinator that ends the transaction,
-    and throw it out of step again and again.
+def test_clients_cannot_add_internal_topics_to_transactions(watch, bystander, topic):
+    """Its marker would be written among the records of the coordinator that ends the transaction,
+    and corrupt its state each time.
     """
     with watch.connect() as kafka:
         producer = RawProducer(kafka, version=0)
@@ -310,8 +311,8 @@ def test_internal_topics_are_in_no_clients_transaction(watch, bystander, topic):
         assert producer.add("bystander", 0) == 0 and producer.end(True) == 0
 
 
-def test_forged_markers(watch, bystander):
-    """No producer is locked out of a partition by a marker, and none stands in the transaction
+def test_forged_markers_are_refused(watch, bystander):
+    """A marker locks no producer out of a partition, and none is written to the transaction
     coordinator's own log.
     """
 

@@ -1,5 +1,5 @@
-"""Joint transactions against a real broker: the winners' records are seen, all others never; a
-repeated batch is recognized; whatever is killed between two steps, and how often.
+"""Joint transactions against a real broker: only the winners' records become visible; a repeated
+batch is recognized; both hold when processes are killed between any two steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write(child: RawProducer, topic: str, partition: int, *values: bytes) -> Non
     assert child.produce(topic, partition, *values) == 0
 
 
-def test_the_winners_count_and_no_other(kafka: KafkaConnection) -> None:
+def test_only_the_winners_records_are_visible(kafka: KafkaConnection) -> None:
     topic, driver = topic_of(kafka, 2), Driver(kafka)
     first, second, loser, idle = (driver.child(0) for _ in range(4))
     assert len({first.producer_id, second.producer_id, loser.producer_id, idle.producer_id}) == 4
@@ -74,7 +74,7 @@ def test_producer_ids_continue_with_the_next_epoch(kafka: KafkaConnection) -> No
     assert read_committed(kafka, topic, 0) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_a_replayed_batch_is_known_from_any_sender(kafka: KafkaConnection) -> None:
+def test_a_replayed_batch_is_recognized_from_any_sender(kafka: KafkaConnection) -> None:
     topic, driver = topic_of(kafka), Driver(kafka)
     child = driver.child(7)
     write(child, topic, 0, b"once")
@@ -96,7 +96,7 @@ def test_an_empty_batch_is_committed_too(kafka: KafkaConnection) -> None:
     assert driver.enlist(1).producer_id == -1
 
 
-def test_an_aborted_batch_comes_again_in_another_run_alone(kafka: KafkaConnection) -> None:
+def test_an_aborted_batch_is_repeated_only_by_another_run(kafka: KafkaConnection) -> None:
     topic, driver = topic_of(kafka), Driver(kafka)
     child = driver.child(0)
     write(child, topic, 0, b"first try")
@@ -150,7 +150,7 @@ def test_a_driver_that_stops_enlisting_is_aborted(kafka: KafkaConnection) -> Non
     assert driver.end(0, child)[0] == INVALID_TXN_STATE
 
 
-def test_ordinary_producers_and_joint_ones_keep_apart(kafka: KafkaConnection) -> None:
+def test_ordinary_and_joint_producers_do_not_interfere(kafka: KafkaConnection) -> None:
     driver = Driver(kafka)
     driver.child(0)
     plain = InitProducerIdRequest(transactional_id=driver.name, transaction_timeout_ms=10_000)
@@ -174,7 +174,7 @@ def mqd(
     return CommandLine(shared_broker, monkeypatch, capfdbinary)
 
 
-def test_an_administrator_sees_it_and_aborts_it(mqd: CommandLine, kafka: KafkaConnection) -> None:
+def test_an_administrator_lists_and_aborts_it(mqd: CommandLine, kafka: KafkaConnection) -> None:
     topic, driver = topic_of(kafka), Driver(kafka)
     children = [driver.child(0) for _ in range(2)]
     for child in children:
@@ -213,8 +213,8 @@ STEPS = 6  # enlist, write, write elsewhere, a loser, commit, the batch again
 
 
 class Run:
-    """A batch of two children and a loser, over connections that may break: every request is sent
-    until it is answered permanently.
+    """A batch of two children and a loser, over connections that may break: every request is
+    retried until it gets a final response.
     """
 
     def __init__(self, broker: Broker, topic: str, name: str, batch: int) -> None:
@@ -222,7 +222,7 @@ class Run:
         self.kafka: KafkaConnection | None = None
         self.children: list[RawProducer] = []
 
-    def until_answered(self, request):
+    def until_final(self, request):
         def attempt():
             try:
                 if self.kafka is None:
@@ -244,7 +244,7 @@ class Run:
             response = Driver(kafka, self.name).enlist_once(self.batch)
             return None if response.error_code in AGAIN else response
 
-        response = self.until_answered(request)
+        response = self.until_final(request)
         assert response.error_code == 0 and response.producer_id >= 0, response
         child = RawProducer(None, self.name)
         child.adopt(response)
@@ -257,14 +257,14 @@ class Run:
             error = one_outcome(kafka.call(PRODUCE, 12, request)).error_code
             return None if error in PRODUCE_AGAIN else ("answered", error)
 
-        assert self.until_answered(send_request) == ("answered", 0)
+        assert self.until_final(send_request) == ("answered", 0)
 
     def end(self, *winners: RawProducer) -> tuple[int, int]:
         def request(kafka: KafkaConnection):
             response = Driver(kafka, self.name).end_once(self.batch, *winners)
             return None if response.error_code in AGAIN else (response.error_code, response.joint.committed_batch_id)
 
-        return self.until_answered(request)
+        return self.until_final(request)
 
     def step(self, number: int) -> None:
         value = f"{self.batch}".encode()
@@ -285,7 +285,7 @@ def kill(broker: Broker, role: str) -> None:
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     if role == "acceptor":
-        return  # the next request has to wait for the new one, or meets it half made
+        return  # the next request waits for the new process, or meets one that is half started
     eventually(
         lambda: len(broker.pids(role)) == len(before) and not set(before) & set(broker.pids(role)), f"another {role}"
     )
@@ -314,14 +314,14 @@ def test_killed_between_every_two_steps(tmp_path, role: str) -> None:
         batches = [f"{number}".encode() for number in range(batch + 1)]
         reader = Run(broker, topic, name, 0)
         for partition in range(2):
-            assert reader.until_answered(lambda kafka, index=partition: read_committed(kafka, topic, index)) == batches
+            assert reader.until_final(lambda kafka, index=partition: read_committed(kafka, topic, index)) == batches
         reader.close()
 
 
 @pytest.mark.slow
 def test_killed_while_the_commit_is_under_way(tmp_path) -> None:
-    """The acceptor dies while it handles the request, whichever it is: the retry finds the
-    same outcome, and both partitions have it.
+    """The acceptor dies while it handles the request, at any point: the retry finds the same
+    outcome in both partitions.
     """
     with Broker(tmp_path / "data", workers=2) as broker:
         name = joint_id()
@@ -340,7 +340,7 @@ def test_killed_while_the_commit_is_under_way(tmp_path) -> None:
         reader = Run(broker, topic, name, 0)
         for partition in range(2):
             found = eventually(
-                lambda index=partition: reader.until_answered(lambda kafka: read_committed(kafka, topic, index)),
+                lambda index=partition: reader.until_final(lambda kafka: read_committed(kafka, topic, index)),
                 "what was committed",
             )
             assert found == [f"{number}".encode() for number in range(4)]

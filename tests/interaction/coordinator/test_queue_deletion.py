@@ -38,14 +38,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 class Queue(Shared):
-    """A topic of one partition whose records go when the group, and any other, is done with them."""
+    """A topic of one partition whose records are deleted when all its groups have finished them."""
 
     def __init__(self, bootstrap: str, config: dict[str, str] | None = None) -> None:
         super().__init__(bootstrap, 1, {"queue.delete.on.ack": "true", **(config or {})})
         self.connect()
 
     def connect(self) -> None:
-        """Again after a restart: an admin client keeps the leader epochs that it has learned."""
+        """Reconnects after a restart: an admin client keeps the leader epochs that it has seen."""
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap})
 
     def set(self, name: str, value: str) -> None:
@@ -60,8 +60,9 @@ class Queue(Shared):
         return other
 
     def begin(self) -> None:
-        """A member takes and releases records: from then on the group holds them. A group that no member
-        has joined holds nothing, so that another's acknowledgements would delete them before it begins.
+        """A member acquires and releases records: from then on the group holds them. A group that
+        no member has joined holds nothing, so another group's acknowledgements would delete the
+        records before it begins.
         """
         with self.consumer("explicit") as consumer:
             for _, message in polled(consumer):
@@ -81,7 +82,7 @@ def queue(broker: Broker) -> Queue:
     return Queue(broker.bootstrap)
 
 
-def test_records_go_when_they_are_accepted_or_rejected(queue: Queue) -> None:
+def test_records_are_deleted_when_accepted_or_rejected(queue: Queue) -> None:
     queue.produce("accepted", "rejected", "released", "held")
     with queue.consumer("explicit") as consumer:
         first = {
@@ -111,7 +112,7 @@ def test_the_slowest_group_holds_records_until_it_is_deleted(queue: Queue, broke
         queue.wait_for_log_start(2)
         queue.produce("2", "3")
         take(consumer, 2)
-        # a marker of another queue shows that passes have gone by
+        # a record of another queue as a marker shows that deletion passes have run
         marker = Queue(broker.bootstrap)
         marker.produce("marker")
         with marker.consumer("explicit") as marked:
@@ -137,8 +138,8 @@ MEMORY = {"flush.on.ack": "false", "queue.memory.bytes": str(64 << 20), "segment
 
 
 def written(broker: Broker) -> int:
-    """Bytes that the workers have written and that have reached the disk, or still will: what was deleted
-    before is taken back.
+    """Bytes of segments that the workers have written to disk or still will; files deleted earlier
+    are subtracted.
     """
     total = 0
     for pid in broker.pids("worker"):
@@ -147,8 +148,10 @@ def written(broker: Broker) -> int:
     return total
 
 
-def test_what_is_done_in_time_is_never_written_to_the_disk(broker: Broker) -> None:
-    """12 MB wait at once, which without queue.memory.bytes are flushed at 8 MB. The last segment stays."""
+def test_records_finished_in_time_are_never_written_to_disk(broker: Broker) -> None:
+    """12 MB are unacknowledged at once; without queue.memory.bytes they would be flushed at 8 MB.
+    The last segment stays.
+    """
     count, size = 120, 100_000
     queue = Queue(broker.bootstrap, MEMORY)
     before = written(broker)
@@ -167,9 +170,9 @@ def test_what_is_done_in_time_is_never_written_to_the_disk(broker: Broker) -> No
 
 
 @pytest.mark.slow
-def test_after_a_power_cut_groups_are_set_back(tmp_path: Path) -> None:
-    """Of what was not flushed nothing is left, not even the names of files. What groups have finished is
-    known, so new jobs at the same offsets would count as done.
+def test_after_a_power_cut_groups_are_reset(tmp_path: Path) -> None:
+    """Nothing of what was not flushed is left, not even file names. Without the reset, new jobs at
+    the same offsets would count as finished.
     """
     with Broker(tmp_path, workers=1, config={"queue.delete.on.ack.interval.ms": str(INTERVAL_MS)}) as broker:
         queue = Queue(broker.bootstrap, {**MEMORY, "segment.bytes": str(1 << 20)})

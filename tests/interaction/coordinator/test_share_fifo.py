@@ -1,5 +1,5 @@
-"""share.fifo on a running broker: the records of a key one after the other, with librdkafka's
-ShareConsumer.
+"""share.fifo on a running broker: the records of a key are delivered one after the other, with
+librdkafka's ShareConsumer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIG = {
     "group.share.session.timeout.ms": "5000",
     "group.share.min.heartbeat.interval.ms": "500",
     "group.share.heartbeat.interval.ms": "500",
-    "group.share.delivery.count.limit": "10",  # kills are no reason to give a record up
+    "group.share.delivery.count.limit": "10",  # kills must not exhaust a record's deliveries
 }
 KILLED = ("mqd-worker-0", "member", "mqd-worker-1", "member", "mqd-acceptor", "member", "mqd-worker-0", "broker")
 
@@ -54,7 +54,7 @@ def numbers(found: list[tuple[str, Message]]) -> list[int]:
 
 
 def drain(shared: Shared, count: int, key_count: int) -> None:
-    """Two members accept `count` records; one in five is released the first time. F1."""
+    """Two members accept `count` records; one in five is released the first time. Checks F1."""
     done: dict[int, list[int]] = {key: [] for key in range(key_count)}
     deadline = time.monotonic() + SECONDS
     with contextlib.ExitStack() as stack:
@@ -85,7 +85,7 @@ def drain(shared: Shared, count: int, key_count: int) -> None:
 
 @pytest.mark.parametrize(("codec", "value_bytes"), [("none", 0), ("zstd", 400)])
 def test_records_of_a_key_come_one_after_the_other(shared: Shared, codec: str, value_bytes: int) -> None:
-    """With 400 bytes each, a batch is larger than what the reactor decompresses itself."""
+    """With 400 bytes per record, a batch is larger than the reactor decompresses itself."""
     configure_group(shared.bootstrap, shared.group, "share.fifo", "key")
     send(shared, 60, codec, value_bytes)
     drain(shared, 60, KEYS)

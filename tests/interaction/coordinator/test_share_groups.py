@@ -29,7 +29,7 @@ class Shared:
         begin_at_first_record(bootstrap, self.group)
 
     def produce(self, *values: str) -> None:
-        """In turn to each partition."""
+        """Round-robin over the partitions."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
         for index, value in enumerate(values):
             producer.produce(self.topic, value, partition=index % self.partitions)
@@ -49,7 +49,7 @@ def shared(shared_broker: Broker) -> Iterator[Shared]:
 
 
 def polled(consumer: ShareConsumer) -> list[tuple[str, Message]]:
-    """The next records that come."""
+    """The next records."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         messages = [(message, message.error()) for message in consumer.poll(0.5)]
@@ -65,8 +65,8 @@ def committed(consumer: ShareConsumer) -> None:
 
 
 def take(consumer: ShareConsumer, count: int, *kinds: dict[str, AcknowledgeType]) -> list[tuple[str, int]]:
-    """(value, delivery count) of this many deliveries. The n-th of a record is answered as the n-th of
-    `kinds` says; unnamed records are accepted.
+    """(value, delivery count) of this many deliveries. The n-th delivery of a record is
+    acknowledged with the n-th of `kinds`; other records are accepted.
     """
     found: list[tuple[str, int]] = []
     while len(found) < count:
@@ -93,7 +93,7 @@ def test_explicit_acknowledgements(shared: Shared) -> None:
         shared.produce("next-0", "next-1")
         assert take(consumer, 2) == [("next-0", 1), ("next-1", 1)]
     shared.produce("last-0", "last-1")
-    with shared.consumer("explicit") as consumer:  # of the same group
+    with shared.consumer("explicit") as consumer:  # a member of the same group
         assert take(consumer, 2) == [("last-0", 1), ("last-1", 1)]
 
 
@@ -107,10 +107,10 @@ def test_a_released_record_waits_for_its_backoff(shared: Shared) -> None:
             consumer.acknowledge(message, AcknowledgeType.RELEASE)
             committed(consumer)
             ((_, message),) = polled(consumer)
-            assert time.monotonic() - released > backoff_s - 0.001  # the broker counts whole milliseconds
+            assert time.monotonic() - released > backoff_s - 0.001  # the broker counts in whole milliseconds
             assert message.delivery_count() == delivery
         released = time.monotonic()
-    with shared.consumer("explicit") as consumer:  # the group had no member meanwhile
+    with shared.consumer("explicit") as consumer:  # the group had no members meanwhile
         assert take(consumer, 1) == [("released", 4)]
         assert time.monotonic() - released > 1.2 - 0.001
 

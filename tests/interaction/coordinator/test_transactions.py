@@ -1,5 +1,5 @@
-"""Transactions against a real broker: what is committed is seen, what is aborted is not, and what
-is late, repeated or forged changes nothing.
+"""Transactions against a real broker: committed records are visible, aborted ones are not, and
+late, repeated or forged requests change nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def begin(producer: RawProducer, topic: str, partition: int, *values: bytes) -> 
 
 @pytest.mark.both_backends
 @VERSIONS
-def test_committed_is_seen_at_once_and_aborted_never(shared_broker: Broker, version: int) -> None:
+def test_committed_records_are_visible_at_once_and_aborted_ones_never(shared_broker: Broker, version: int) -> None:
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka, 3)
         producer = RawProducer(kafka, version=version)
@@ -82,7 +82,7 @@ def test_one_produce_begins_in_many_partitions(shared_broker: Broker) -> None:
 # -- late and repeated requests (KIP-890) ----------------------------------------------------------
 
 
-def test_a_repeated_end_is_answered_the_same(shared_broker: Broker) -> None:
+def test_a_repeated_end_gets_the_same_response(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka)
         producer = RawProducer(kafka)
@@ -149,7 +149,7 @@ def test_a_produce_to_a_partition_that_was_not_added_is_refused(
         assert fetch_committed(kafka, topic, 1).high_watermark == 0
 
 
-def test_an_abort_of_nothing_makes_what_is_under_way_void(shared_broker: Broker) -> None:
+def test_an_abort_without_records_fences_requests_in_flight(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka)
         producer = RawProducer(kafka)
@@ -161,9 +161,10 @@ def test_an_abort_of_nothing_makes_what_is_under_way_void(shared_broker: Broker)
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["aborted", "committed"])
-def test_sequences_of_a_transaction_that_has_ended_are_no_repetition(shared_broker: Broker, committed: bool) -> None:
-    """librdkafka gives up records when it aborts, also those that it had sent, and the next ones
-    get their sequences: taken for a repetition they would be acknowledged and lost.
+def test_sequences_of_an_ended_transaction_are_not_repetitions(shared_broker: Broker, committed: bool) -> None:
+    """When librdkafka aborts, it gives up records that it may already have sent, and the next
+    records get their sequence numbers: if the broker took them for repetitions, they would be
+    acknowledged and lost.
     """
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka)
@@ -275,7 +276,7 @@ def test_forged_producers_are_refused(shared_broker: Broker) -> None:
         assert read_committed(kafka, topic, 0) == [b"a"]
 
 
-def test_the_longest_time_out_is_the_brokers(shared_broker: Broker) -> None:
+def test_the_broker_limits_the_transaction_timeout(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
         assert RawProducer(kafka, timeout_ms=900_001).init().error_code == INVALID_TRANSACTION_TIMEOUT
         assert RawProducer(kafka, timeout_ms=0).init().error_code == INVALID_TRANSACTION_TIMEOUT
@@ -358,13 +359,13 @@ def test_an_administrator_aborts_everywhere_or_nowhere(shared_broker: Broker) ->
         assert fetch_committed(kafka, other, 0).last_stable_offset == 2
 
 
-def test_a_marker_that_comes_twice_does_not_end_the_next_transaction(shared_broker: Broker) -> None:
+def test_a_repeated_marker_does_not_end_the_next_transaction(shared_broker: Broker) -> None:
     """KIP-890, KIP-1228: the marker of version 2 has the epoch of the next transaction. The
-    partition itself tells it from a first one.
+    partition itself distinguishes a repeated one from a first one.
     """
 
     def again(version: int) -> int:
-        request = marker(producer, topic)  # the epoch that the end gave is the marker's
+        request = marker(producer, topic)  # the end returned the epoch that the marker has
         request.markers[0].transaction_version = version
         return kafka.call(WRITE_TXN_MARKERS, 2, request).markers[0].topics[0].partitions[0].error_code
 
@@ -411,7 +412,7 @@ def consume(broker: Broker, topic: str, count: int, isolation: str = "read_commi
             message = consumer.poll(PATIENCE_S)
             assert message is not None, f"{len(found)} of {count} records came"
             if message.error():
-                break  # the end
+                break  # the end of the partition
             found.append(message.value())
     finally:
         consumer.close()
@@ -451,7 +452,7 @@ def test_the_library_is_fenced_by_its_successor(shared_broker: Broker) -> None:
 
 
 def test_consume_transform_produce(shared_broker: Broker) -> None:
-    """Offsets move with the output, or not at all."""
+    """Offsets are committed with the output, or not at all."""
     with connect(shared_broker) as kafka:
         source, target = topic_of(kafka), topic_of(kafka)
     plain = Producer({"bootstrap.servers": shared_broker.bootstrap})
@@ -491,7 +492,7 @@ def test_consume_transform_produce(shared_broker: Broker) -> None:
     assert consume(shared_broker, target, 10) == [f"copy of {number}".encode() for number in range(10)]
 
 
-def test_offsets_of_no_transaction_are_refused(shared_broker: Broker) -> None:
+def test_offsets_without_a_transaction_are_refused(shared_broker: Broker) -> None:
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka)
         producer = RawProducer(kafka)
@@ -522,7 +523,7 @@ def test_offsets_of_no_transaction_are_refused(shared_broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("role", ["acceptor", "worker"])
-def test_a_transaction_survives_deaths(start_broker, role: str) -> None:
+def test_a_transaction_survives_process_deaths(start_broker, role: str) -> None:
     broker = start_broker(workers=2)
     with connect(broker) as kafka:
         topic = topic_of(kafka, 2)
@@ -544,7 +545,7 @@ def test_a_transaction_survives_deaths(start_broker, role: str) -> None:
         return error == 0
 
     eventually(is_committed, "the transaction is committed")
-    with connect(broker) as kafka:  # the response says that it is decided; its markers are written behind it
+    with connect(broker) as kafka:  # the response says that it is decided; the markers are written afterwards
         eventually(
             lambda: read_committed(kafka, topic, 0) == [b"a"] and read_committed(kafka, topic, 1) == [b"b"],
             "both markers",

@@ -1,7 +1,7 @@
 """Transactional producers of a compacted topic, some of whose transactions are aborted, while the
-cleaner runs and workers are killed: what readers of committed records end with is the last
-committed value of each key, at every moment, also one that reads the files itself and rests while
-they are compacted; none ever sees a record of a transaction that was aborted.
+cleaner runs and workers are killed: at every moment readers of committed records end with the last
+committed value of each key, including a reader of the files that pauses while they are compacted;
+none ever reads a record of an aborted transaction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
 from tests.polling import PATIENCE_S
 
 PARTITIONS, KEYS, SEGMENT_BYTES = 2, 25, 4096
-# slow enough to be met under way
+# slow enough to be interrupted while it runs
 CONFIG = {"log.cleaner.backoff.ms": "20", "log.cleaner.io.max.bytes.per.second": "1000000"}
 COMPACT = {
     "cleanup.policy": "compact",
@@ -45,8 +45,8 @@ COMPACT = {
 
 
 class Life:
-    """`last`: by partition, the last committed value of each key, by the order of the log. A value
-    begins with the number of its transaction.
+    """`last`: by partition, the last committed value of each key, in log order. A value begins with
+    the number of its transaction.
     """
 
     def __init__(self, broker: Broker, seed: int) -> None:
@@ -61,7 +61,7 @@ class Life:
         self.last: list[dict[bytes, bytes]] = [{} for _ in range(PARTITIONS)]
 
     def transaction(self, client: RawProducer) -> tuple[int, list[dict[bytes, bytes]]]:
-        """Begun, not ended."""
+        """Writes a transaction and leaves it open."""
         self.number += 1
         written: list[dict[bytes, bytes]] = [{} for _ in range(PARTITIONS)]
         for partition in self.random.sample(range(PARTITIONS), self.random.randint(1, PARTITIONS)):
@@ -80,17 +80,17 @@ class Life:
     def end(self, client: RawProducer, number: int, written: list[dict[bytes, bytes]]) -> None:
         committed = self.random.random() < 0.6
         if not committed:
-            self.aborted.add(number)  # before a reader can learn of it
+            self.aborted.add(number)  # before a reader can see it
         eventually(lambda: client.end(committed) == 0, "the end of a transaction")
         for last, own in zip(self.last, written, strict=True):
             if committed:
-                # written one after the other, ended in any order
+                # written one after the other, ended in random order
                 last |= {
                     key: value for key, value in own.items() if int(last.get(key, b"0:").partition(b":")[0]) < number
                 }
 
     def run(self, count: int) -> None:
-        """`count` times up to three transactions at once, ended in any order."""
+        """Runs up to three concurrent transactions `count` times, ended in random order."""
         with connect(self.broker) as kafka:
             for client in self.clients:
                 client.kafka = kafka
@@ -102,7 +102,7 @@ class Life:
                     self.end(client, number, written)
 
     def ready(self) -> bool:
-        """Partitions and coordinators serve again."""
+        """Waits until partitions and coordinators serve again."""
         try:
             with connect(self.broker) as kafka:
                 for client in self.clients:
@@ -115,14 +115,14 @@ class Life:
             return False
 
     def check(self) -> None:
-        """With no transaction open."""
+        """Only when no transaction is open."""
         with connect(self.broker) as kafka:
             for partition in range(PARTITIONS):
                 eventually(lambda partition=partition: stable(kafka, self.topic, partition), "the last markers")
                 assert committed_map(kafka, self.topic, partition) == self.last[partition]
 
-    def check_resting_reader(self, partition: int) -> None:
-        """A local client reads a part, rests while the log grows and is compacted, and reads on."""
+    def check_paused_reader(self, partition: int) -> None:
+        """A local client reads a part, pauses while the log grows and is compacted, and continues."""
         with mqd.Consumer(
             {
                 "bootstrap.servers": self.broker.bootstrap,
@@ -156,7 +156,7 @@ def next_record(consumer: mqd.Consumer) -> Any:
 
 
 def stable(kafka: KafkaConnection, topic: str, partition: int) -> bool:
-    """Nothing is held back."""
+    """Whether the last stable offset has reached the end."""
     found = fetch_committed(kafka, topic, partition)
     return found.last_stable_offset == found.high_watermark and not any(
         one.current_txn_start_offset >= 0 for one in producers(kafka, topic, partition)
@@ -168,8 +168,8 @@ def committed_map(kafka: KafkaConnection, topic: str, partition: int) -> dict[by
 
 
 class Reader(threading.Thread):
-    """Reads what is committed from the beginning, again and again: nothing of an aborted
-    transaction, and offsets that rise.
+    """Reads the committed records from the beginning, repeatedly: none of an aborted transaction,
+    and rising offsets.
     """
 
     def __init__(self, life: Life, partition: int) -> None:
@@ -195,7 +195,7 @@ class Reader(threading.Thread):
                             self.problems.append(f"offsets do not rise: {offsets}")
                         self.seen |= {int(record.value.partition(b":")[0]) for record in records}
                         self.rounds += 1
-            # a worker that is not there yet; what is wrong permanently shows in `rounds`
+            # a worker that is not up yet; a permanent failure shows in `rounds`
             except (OSError, ConnectionEnded, AssertionError) as error:
                 self.last_error = error
                 self.ending.wait(0.05)
@@ -210,7 +210,7 @@ def sealed_bytes(broker: Broker, topic: str, partition: int) -> int:
 @pytest.mark.parametrize(
     ("seed", "turns"), [(7, 2), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(8, 14))]
 )
-def test_committed_values_stay_and_aborted_ones_are_never_seen(start_broker, seed: int, turns: int) -> None:
+def test_committed_values_stay_and_aborted_ones_are_never_read(start_broker, seed: int, turns: int) -> None:
     broker = start_broker(workers=2, config=CONFIG)
     life = Life(broker, seed)
     threads = [Reader(life, partition) for partition in range(PARTITIONS)]
@@ -220,7 +220,7 @@ def test_committed_values_stay_and_aborted_ones_are_never_seen(start_broker, see
         for turn in range(turns):
             life.run(20)
             life.check()
-            life.check_resting_reader(turn % PARTITIONS)
+            life.check_paused_reader(turn % PARTITIONS)
             if turn % 2:
                 kill_and_wait(broker, f"mqd-worker-{turn // 2 % 2}")
                 eventually(life.ready, "the broker serves again")

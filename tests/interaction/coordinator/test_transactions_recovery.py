@@ -1,6 +1,6 @@
-"""Transactions of several producers over many small segments, by chance, through every way of
-stopping a broker: what readers of committed records see stays exactly what was committed, and the
-last stable offset is where the oldest open transaction began.
+"""Random transactions of several producers over many small segments, through every way of stopping
+a broker: readers of committed records see exactly the committed ones, and the last stable offset is
+the start of the oldest open transaction.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WAYS = ["worker", "restart", "everything", "snapshots"]
 
 
 def stop_and_start(broker: Broker, way: str, topic: str) -> None:
-    """`snapshots`: everything is killed, and producers are known only by the log;
-    recovery makes it again.
+    """`snapshots` is false: everything is killed and the producer snapshots are deleted; recovery
+    rebuilds them from the log.
     """
     if way == "worker":
         killed = broker.pids("worker")
@@ -58,7 +58,7 @@ def stop_and_start(broker: Broker, way: str, topic: str) -> None:
 
 class History:
     """`open`: values and first offsets by partition of each producer's transaction; `committed`: in
-    the order of the log.
+    log order.
     """
 
     def __init__(self, topic: str, seed: int) -> None:
@@ -101,7 +101,7 @@ class History:
 
 
 def settled(kafka, history: History, clients: list[RawProducer]) -> None:
-    """What a broker that has come back says: markers that it had decided on are written first."""
+    """State after a restart: markers that were already decided are written first."""
     for partition in range(PARTITIONS):
         expected = {clients[who].producer_id for who in history.open_producers(partition)}
 
@@ -168,7 +168,7 @@ def test_transactions_are_the_same_after(start_broker, way: str) -> None:
 
 
 def clients_known(kafka, clients: list[RawProducer]) -> bool:
-    """The coordinators have loaded."""
+    """Returns once the coordinators have loaded."""
     known = True
     for client in clients:
         client.kafka = kafka

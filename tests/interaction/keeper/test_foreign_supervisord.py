@@ -1,5 +1,5 @@
-"""A supervisord that runs other programs too: `mqd up --print-supervisord include` makes what it
-includes, the broker never ends it, and supervisorctl works.
+"""A supervisord that also runs other programs: it includes the output of `mqd up
+--print-supervisord include`, the broker never stops it, and supervisorctl works.
 """
 
 import json
@@ -70,7 +70,7 @@ def value_of(port: int, name: str) -> str:
 
 
 class Supervisord:
-    """A real one, with one program of the user's and the broker's."""
+    """A real supervisord, with one program of the user's and the broker's."""
 
     def __init__(self, here: Path, *options: str):
         self.here, self.data_dir, self.port = here, here / "data", free_port()
@@ -136,7 +136,7 @@ def supervisord(tmp_path, request):
 
 
 @pytest.mark.slow
-def test_the_broker_comes_and_goes_and_the_other_program_stays(supervisord):
+def test_starting_and_stopping_the_broker_leaves_the_other_program_running(supervisord):
     pids = supervisord.serves()
     assert set(pids) == {"mqd-keeper", "mqd-controller", "mqd-acceptor", "mqd-worker-0", "mqd-worker-1"}
     assert value_of(supervisord.port, "auto.create.topics.enable") == "false"
@@ -185,7 +185,7 @@ def test_a_secured_broker_gets_its_first_user(supervisord):
 
 
 @pytest.mark.slow
-def test_its_end_ends_the_broker(supervisord):
+def test_stopping_supervisord_stops_the_broker(supervisord):
     pids = supervisord.serves()
     unrelated = int(supervisord.unrelated())
     supervisord.process.kill()

@@ -1,6 +1,4 @@
-"""A process of the broker whose event loop hangs: another one takes its place, and the broker
-serves as before.
-"""
+"""A process of the broker whose event loop hangs is replaced, and the broker serves as before."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ WALL = 0x40000000  # __WALL
 
 
 class HeldThread:
-    """A process's main thread, stopped while it waits for events (it holds no lock then), and that
-    thread alone. Raises OSError where tracing is not permitted.
+    """A process's main thread, stopped while it waits for events (so that it holds no lock),
+    without its other threads. Raises OSError where tracing is not permitted.
     """
 
     def __init__(self, pid: int) -> None:
@@ -33,12 +31,12 @@ class HeldThread:
             if "poll" in Path(f"/proc/{pid}/task/{pid}/wchan").read_text() or self._waits():
                 return
             self._trace(PTRACE_DETACH)
-            time.sleep(0.05)  # it was at work: looked at again when it may wait
+            time.sleep(0.05)  # it was working: try again later, when it may wait
         raise AssertionError(f"process {pid} never waits for events")
 
     def _waits(self) -> bool:
-        """Stopped in a system call that is to be begun again: epoll_wait, or whatever the event
-        loop waits in.
+        """Whether it stopped in a restartable system call: epoll_wait, or the call in which its
+        event loop waits.
         """
         number = Path(f"/proc/{self.pid}/task/{self.pid}/syscall").read_text().split()[0]
         # epoll_pwait (arm64), epoll_wait and epoll_pwait (x86-64), epoll_pwait2
@@ -51,7 +49,7 @@ class HeldThread:
 
 
 @pytest.mark.slow
-def test_another_one_takes_the_place_of_a_process_whose_event_loop_hangs(start_broker) -> None:
+def test_a_process_whose_event_loop_hangs_is_replaced(start_broker) -> None:
     broker = start_broker()
     with KafkaConnection(port=broker.port, timeout_s=PATIENCE_S) as kafka:
         create_topic(kafka, "before")

@@ -1,4 +1,4 @@
-"""A broker to which nothing is connected sleeps."""
+"""A broker without connections sleeps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pathlib import Path
 from tests.interaction.traffic import PATIENCE_S
 
 WINDOW_S = 5.0
-# a process and all its threads, in one window: the watchdog, and what else is due every 10 s or more
-# rarely. Anything that wakes once a second exceeds it
+# the limit for a process with all its threads in one window: the watchdog, and timers of 10 s or
+# longer. Anything that wakes once a second exceeds it
 WAKES_MAX = 4
 
 
 def wakes(pids: Sequence[int]) -> dict[tuple[int, str, str], int]:
-    """How often each thread has gone to sleep by itself. Load on the machine does not change that."""
+    """How often each thread has gone to sleep voluntarily. Load on the machine does not change
+    that.
+    """
     found = {}
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -28,7 +30,7 @@ def wakes(pids: Sequence[int]) -> dict[tuple[int, str, str], int]:
 
 
 def busiest(pids: Sequence[int]) -> tuple[int, dict[tuple[int, str, str], int]]:
-    """Wake-ups of the process with the most in one window, and which threads they were."""
+    """The most wake-ups of a process in one window, and of which threads."""
     before = wakes(pids)
     time.sleep(WINDOW_S)
     more = {thread: count - before.get(thread, 0) for thread, count in wakes(pids).items()}
@@ -39,7 +41,7 @@ def busiest(pids: Sequence[int]) -> tuple[int, dict[tuple[int, str, str], int]]:
 def test_the_workers_of_an_idle_broker_sleep(start_broker) -> None:
     broker = start_broker()
     deadline = time.monotonic() + PATIENCE_S
-    count, threads = busiest(broker.pids("worker"))  # it is still settling
+    count, threads = busiest(broker.pids("worker"))  # it may still be starting up
     while count > WAKES_MAX:
         assert time.monotonic() < deadline, threads
         count, threads = busiest(broker.pids("worker"))

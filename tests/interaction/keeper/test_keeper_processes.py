@@ -1,5 +1,5 @@
-"""The keeper with processes that only live and die: which are admitted, what they get, how
-fast a death is known, how it all ends.
+"""The keeper with processes that only live and die: which are admitted, what they receive, how fast
+a death is noticed, how everything shuts down.
 """
 
 import json
@@ -26,8 +26,8 @@ from tests.ports import free_port
 
 WORKERS = 2
 
-# A process of the broker that attaches, says what it sees as JSON lines, and ends when its parents
-# do. "r" on its stdin: Ready. "x": exit 0.
+# A process of the broker that attaches, reports events as JSON lines, and ends with its parents.
+# "r" on its stdin: Ready. "x": exit 0.
 CHILD = """
 import json, os, select, sys, time
 from mqd.shm.attach import KeeperClient, KeeperError
@@ -81,7 +81,7 @@ class Child:
         self._rest = b""
 
     def receive(self, timeout_s: float = PATIENCE_S) -> dict:
-        """The next thing it says."""
+        """The next event that it reports."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._rest:
             assert select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0], (
@@ -97,7 +97,7 @@ class Child:
         self.process.stdin.write(order)
 
     def kill(self) -> float:
-        """Returns when it was killed."""
+        """Returns when the process is dead."""
         at = time.monotonic()
         self.process.kill()
         return at
@@ -111,7 +111,7 @@ class Child:
 
 
 class Host:
-    """A keeper of its own on a data directory of its own."""
+    """A keeper with its own data directory."""
 
     def __init__(self, data_dir: Path, **environment: str):
         self.places = paths.layout(data_dir)
@@ -181,7 +181,7 @@ def host(tmp_path):
     made.end()
 
 
-def test_everybody_gets_what_is_theirs(host):
+def test_each_process_receives_its_own_descriptors(host):
     workers, (acceptor, controller) = (children := host.every_process())[:WORKERS], children[WORKERS:]
     assert [child.seen["attached"] for child in children] == [0, 1, 2, 3]
     assert {child.seen["broker"] for child in children} == {workers[0].seen["broker"]}
@@ -193,7 +193,7 @@ def test_everybody_gets_what_is_theirs(host):
     assert controller.seen["config"]["worker.count"] == str(WORKERS)
 
 
-def test_status_tells_processes_and_ports(host):
+def test_status_lists_processes_and_ports(host):
     children = host.every_process()
     with host.tool() as tool:
         status = tool.status()
@@ -207,12 +207,12 @@ def test_status_tells_processes_and_ports(host):
 
 
 @pytest.mark.parametrize("victim", ["worker", "acceptor", "controller"])
-def test_a_death_is_known_within_50_ms(host, victim):
+def test_a_death_is_noticed_within_50_ms(host, victim):
     children = host.every_process()
     dying = next(child for child in children if child.role == victim)
     others = [child for child in children if child is not dying]
     delays = []
-    for _ in range(3):  # the machine may be busy; the keeper may not be the reason three times
+    for _ in range(3):  # the machine may be busy, but the keeper must not be slow three times
         killed = dying.kill()
         notices = [child.receive() for child in others]
         for notice in notices:
@@ -248,15 +248,15 @@ def test_a_successor_gets_the_same_descriptors_and_another_generation(host):
 
 
 def test_a_socket_handed_over_survives_both_processes(host):
-    """A socket on its way from the acceptor to a worker, while first the one, then the other dies,
-    is there for the worker's successor.
+    """A socket in transfer from the acceptor to a worker survives the death of either, and arrives
+    at the worker's successor.
     """
     children = host.every_process()
     children[0].kill()
     children[2].kill()
     host.wait(lambda status: sum(one.state == "dead" for one in status.processes) == 2)
     ours, theirs = socket.socketpair()
-    # in a process of its own: the keeper kills one that lets go of it and does not end
+    # in its own process: the keeper kills a process that closes its connection and does not end
     program = (
         "import os, socket, sys\n"
         "from mqd.shm.attach import KeeperClient\n"
@@ -269,15 +269,13 @@ def test_a_socket_handed_over_survives_both_processes(host):
     subprocess.run(command, pass_fds=[theirs.fileno()], check=True, timeout=PATIENCE_S)
     theirs.close()
     ours.settimeout(PATIENCE_S)
-    worker = KeeperClient_in_child(host, "worker", 0)
+    worker = SocketTakingWorker(host, "worker", 0)
     assert worker == b"here"
     ours.close()
 
 
-def KeeperClient_in_child(host: Host, role: str, index: int) -> bytes:
-    """Attaches as a worker in a process of its own, takes one socket from the hand-off and writes
-    into it.
-    """
+def SocketTakingWorker(host: Host, role: str, index: int) -> bytes:
+    """Attaches as a worker in its own process, takes one socket from the hand-off and writes to it."""
     program = (
         "import os, socket, sys\n"
         "from mqd.shm.attach import KeeperClient\n"
@@ -300,7 +298,7 @@ def test_a_second_process_of_a_role_is_refused(host):
     assert f"another mqd-worker-0 runs as pid {children[0].process.pid}" in refused
 
 
-def test_a_worker_that_should_not_be_is_refused(host):
+def test_a_worker_with_an_invalid_index_is_refused(host):
     host.tool().close()
     assert f"it has {WORKERS} workers" in host.child("worker", 64).receive()["refused"]
     assert "no gardener 0" in host.child("gardener").receive()["refused"]
@@ -317,7 +315,7 @@ def _refusal(host: Host, hello: Hello) -> str:
     return response.reason
 
 
-def test_another_build_is_refused_with_the_way_out(host):
+def test_another_build_is_refused_with_a_remedy(host):
     assert "mqd down, mqd up" in _refusal(host, Hello("worker", 0, os.getpid(), native.abi_hash() ^ 1))
 
 
@@ -325,7 +323,7 @@ def test_a_process_cannot_call_under_another_pid(host):
     assert "is not the pid of the sender" in _refusal(host, Hello("worker", 0, 1, native.abi_hash()))
 
 
-def test_nonsense_ends_only_the_connection_of_its_sender(host):
+def test_an_invalid_message_closes_only_its_senders_connection(host):
     children = host.every_process()
     connections = []
     for packet in (b"\0", b"\xc1" * 100, b"x" * 100_000, os.urandom(64)):
@@ -347,7 +345,7 @@ def test_idle_tools_are_bounded(host):
     with host.tool() as tool:
         assert not tool.status().ready
     connections[0].settimeout(PATIENCE_S)
-    assert connections[0].recv(1) == b""  # the oldest had to go
+    assert connections[0].recv(1) == b""  # the oldest was closed
     for connection in connections:
         connection.close()
 
@@ -361,15 +359,15 @@ def test_the_log_level_is_changed_while_it_runs(host):
         assert tool.status().log_level == "debug"
 
 
-def test_a_process_that_leaves_without_ending_is_killed(host):
-    """It may still use what its successor is about to get."""
+def test_a_process_that_disconnects_without_ending_is_killed(host):
+    """It may still use the descriptors and memory that its successor is about to get."""
     children = host.every_process()
     children[1].report(b"c")
     assert children[1].process.wait(PATIENCE_S) == -signal.SIGKILL
     assert "Death" in children[0].receive()
 
 
-def test_a_crash_loop_is_held_back(host):
+def test_restarts_in_a_crash_loop_are_delayed(host):
     host.tool().close()
     starts = []
     for _ in range(6):
@@ -380,7 +378,7 @@ def test_a_crash_loop_is_held_back(host):
     assert starts[-1] - starts[-2] >= 0.2 > 0
 
 
-def test_sigterm_to_the_keeper_ends_everybody(host):
+def test_sigterm_to_the_keeper_ends_all_processes(host):
     children = host.every_process()
     host.keeper.terminate()
     assert all("received a request to stop" in child.receive()["Shutdown"]["reason"] for child in children)
@@ -391,20 +389,20 @@ def test_sigterm_to_the_keeper_ends_everybody(host):
     assert not locks.is_locked(host.places.lock)
 
 
-def test_the_keepers_death_ends_everybody_and_leaves_the_directory_locked_until_then(host):
+def test_the_directory_stays_locked_until_a_dead_keepers_processes_have_ended(host):
     children = host.every_process()
     pause(children[1].process.pid)
     host.keeper.kill()
     for child in (children[0], children[2], children[3]):
         assert child.receive()["parent"] == "the keeper ended"
         assert child.process.wait(PATIENCE_S) == 0
-    assert locks.is_locked(host.places.lock)  # a worker is still there: no new broker may begin
+    assert locks.is_locked(host.places.lock)  # a worker is still running: no new broker may start
     children[1].process.send_signal(signal.SIGCONT)
     assert children[1].process.wait(PATIENCE_S) == 0
     assert not locks.is_locked(host.places.lock)
 
 
-def test_supervisords_death_ends_everybody(tmp_path):
+def test_supervisords_death_ends_all_processes(tmp_path):
     supervisor = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     host = Host(tmp_path / "data", MQD_RUN_SUPERVISOR_PID=str(supervisor.pid))
     try:
@@ -490,7 +488,7 @@ def test_an_unknown_property_stops_the_start(tmp_path):
         host.end()
 
 
-def test_two_brokers_live_side_by_side(host, tmp_path):
+def test_two_brokers_run_side_by_side(host, tmp_path):
     host.every_process()
     other = Host(tmp_path / "other")
     try:

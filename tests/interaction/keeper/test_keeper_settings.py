@@ -1,5 +1,5 @@
-"""The keeper's settings, the owner of its directory, and the corner cases of its loop that a healthy
-process does not reach.
+"""The keeper's settings, the owner of its directory, and corner cases of its loop that healthy
+processes do not reach.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ def test_log_dirs_become_absolute_and_differ(places, tmp_path, monkeypatch):
         resolved(places, log_dirs=",".join(f"d{number}" for number in range(33)))
 
 
-def test_variables_of_the_machinery_are_no_properties():
+def test_internal_variables_are_not_properties():
     environment = {
         "MQD_WORKERS": "2",
         "MQD_FILE_JOURNAL": "/j",
@@ -112,7 +112,7 @@ def test_port_replaces_the_first_listeners(listeners, expected):
     assert _listeners_with_port(load_broker(None, {}, overrides), 7000) == expected
 
 
-def test_the_file_is_read_once_for_it_may_be_a_pipe(tmp_path):
+def test_the_file_is_read_once_because_it_may_be_a_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("num.partitions=7\nlisteners=PLAINTEXT://127.0.0.1:1\n",))
@@ -122,7 +122,7 @@ def test_the_file_is_read_once_for_it_may_be_a_pipe(tmp_path):
     assert loaded.config["num.partitions"] == "7" and loaded.config["listeners"] == "PLAINTEXT://127.0.0.1:7000"
 
 
-def test_an_identity_is_made_once(places):
+def test_an_identity_is_created_once(places):
     first = identity.settle(places, 5)
     assert len(first.cluster_id) == 22 and first.node_id == 5
     assert identity.settle(places, 5) == first
@@ -139,14 +139,14 @@ def test_an_identity_is_made_once(places):
         "\0\xff",
     ],
 )
-def test_an_identity_that_makes_no_sense_is_refused_and_kept(places, text):
+def test_an_invalid_identity_is_refused_and_left_unchanged(places, text):
     places.meta_properties.write_bytes(text.encode("latin-1"))
     with pytest.raises(identity.IdentityError, match="meta.properties"):
         identity.settle(places, 1)
     assert places.meta_properties.read_bytes() == text.encode("latin-1")
 
 
-def test_generations_grow_even_when_the_clock_goes_back(places, monkeypatch):
+def test_generations_increase_even_when_the_clock_goes_back(places, monkeypatch):
     seen = [identity.next_generation(places)]
     monkeypatch.setattr(identity, "now_ms", lambda: 5)
     seen += [identity.next_generation(places), identity.next_generation(places)]
@@ -155,7 +155,7 @@ def test_generations_grow_even_when_the_clock_goes_back(places, monkeypatch):
     assert identity.next_generation(places) == 5
 
 
-def test_a_full_disk_does_not_keep_a_broker_from_starting(places, monkeypatch):
+def test_a_broker_starts_on_a_full_disk(places, monkeypatch):
     def full(path, data):
         raise OSError(28, "No space left on device")
 
@@ -163,7 +163,7 @@ def test_a_full_disk_does_not_keep_a_broker_from_starting(places, monkeypatch):
     assert identity.next_generation(places) > 0
 
 
-def test_boot_id_has_16_bytes_and_stays():
+def test_boot_id_has_16_bytes_and_does_not_change():
     assert len(identity.boot_id()) == 16 and identity.boot_id() == identity.boot_id()
 
 
@@ -174,7 +174,7 @@ def test_listening_fails_with_a_reason():
         sockets.listen("no-such-host.invalid", 0)
 
 
-def test_a_free_port_can_be_asked_for_on_every_kind_of_address():
+def test_a_free_port_can_be_requested_on_every_kind_of_address():
     for host in ("127.0.0.1", "localhost", ""):
         listener = sockets.listen(host, 0)
         assert listener.getsockname()[1] > 0 and not listener.getblocking()
@@ -194,7 +194,7 @@ def keeper(places):
 
 
 def _live(keeper, index=0):
-    """A process of the keeper that lives but does not read."""
+    """A live process of the keeper that does not read its messages."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -241,7 +241,7 @@ def test_a_process_that_never_reads_is_killed_without_delaying_others(keeper):
     _end(process, child, theirs)
 
 
-def test_a_process_that_keeps_dying_is_held_back_longer_and_longer(keeper):
+def test_the_restart_delay_grows_for_a_process_that_keeps_dying(keeper):
     process = keeper.processes[0]
     waits = []
     for _ in range(8):
@@ -279,7 +279,7 @@ def test_an_event_of_a_connection_that_was_closed_in_the_same_turn_is_not_delive
 
 
 class _Loop:
-    """A client over a socket pair, without a keeper; the parents are a child of ours."""
+    """A client over a socket pair, without a keeper; its parent is a child of the test."""
 
     def __init__(self):
         self.keeper_end, self.own_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -308,7 +308,7 @@ class _Loop:
         running = asyncio.get_running_loop()
         self.client.watch(running, note("death"), note("shutdown"), note("parent"))
         await asyncio.wait_for(enough.wait(), 20)
-        for _ in range(10):  # any other ready process would be one too many
+        for _ in range(10):  # let other callbacks run: a second notice would be wrong
             await asyncio.sleep(0)
         return self.seen
 
@@ -349,8 +349,8 @@ def test_a_shutdown_is_not_followed_by_a_parents_death(attached):
 
 
 def test_a_welcome_fits_into_one_packet_with_the_largest_broker(places):
-    """66 endpoints, 64 hand-offs and 32 directories: the kernel passes at most 253 descriptors, the
-    message at most MESSAGE_BYTES_MAX.
+    """66 endpoints, 64 hand-offs and 32 directories: the kernel passes at most 253 descriptors, and
+    a message has at most MESSAGE_BYTES_MAX.
     """
     from mqd.shm.attach import DESCRIPTOR_COUNT_MAX, MESSAGE_BYTES_MAX
 
@@ -365,7 +365,7 @@ def test_a_welcome_fits_into_one_packet_with_the_largest_broker(places):
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_end_is_killed_in_the_end(tmp_path):
+def test_a_process_that_does_not_end_is_finally_killed(tmp_path):
     from mqd.shm.tools import KeeperTool
     from tests.ports import free_port
 

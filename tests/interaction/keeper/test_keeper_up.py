@@ -1,6 +1,4 @@
-"""`mqd up`, `mqd down`, `mqd status`, `mqd log-level`: one host's broker from its first line to its
-last process.
-"""
+"""`mqd up`, `mqd down`, `mqd status`, `mqd log-level`: one host's broker from start to shutdown."""
 
 import json
 import os
@@ -32,7 +30,7 @@ def mqd(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
 
 
 class Up:
-    """`mqd up` as a child; stdout and stderr are kept."""
+    """`mqd up` as a child process; stdout and stderr are kept."""
 
     def __init__(
         self,
@@ -42,7 +40,7 @@ class Up:
         executed: bool = False,
         **environment: str,
     ) -> None:
-        """`executed`: as a user does, also in the quick tier, as a `command` is."""
+        """`executed`: executes `mqd up`, also in the quick tier, as a `command` always does."""
         self.data_dir = data_dir
         self.places = paths.layout(data_dir)
         self.port = free_port()
@@ -139,7 +137,7 @@ def test_one_line_when_it_serves_and_a_clean_end(start, number):
     _nothing_left(up)
 
 
-def test_nohup_means_it(start, tmp_path):
+def test_nohup_is_respected(start, tmp_path):
     data_dir, port = tmp_path / "data", free_port()
     up = start(
         command=[
@@ -157,7 +155,7 @@ def test_nohup_means_it(start, tmp_path):
     )
     up.ready()
     up.process.send_signal(signal.SIGHUP)
-    # something that shows that supervisord is at work, after the signal
+    # wait for evidence that supervisord is running after the signal
     os.kill(up.pids()["mqd-worker-0"], signal.SIGTERM)
     up.wait(lambda status: status.ready and any(one.restart_count == 1 for one in status.processes))
     up.process.terminate()
@@ -185,7 +183,7 @@ def test_status_as_json_and_as_text(start):
     assert text.startswith(f"ready on 127.0.0.1:{up.port}") and "mqd-worker-1" in text
 
 
-def test_status_and_down_where_nothing_runs(tmp_path):
+def test_status_and_down_without_a_broker(tmp_path):
     done = mqd("status", "--data-dir", tmp_path, "--format", "json")
     assert done.returncode == 3 and json.loads(done.stdout)["ready"] is False
     done = mqd("down", "--data-dir", tmp_path)
@@ -275,10 +273,10 @@ def test_the_keepers_death_ends_the_broker_with_a_reason(start):
     assert "keeper ended (killed by a signal)" in up.errors.read_text()
     _wait_ended(pids.values())
     again = start()
-    again.ready()  # what the dead broker left does not hinder it
+    again.ready()  # leftovers of the dead broker do not prevent it
 
 
-def test_a_dead_worker_is_back_at_once(start):
+def test_a_dead_worker_is_restarted_at_once(start):
     up = start()
     up.ready()
     before = up.pids()
@@ -301,7 +299,7 @@ def test_sigterm_to_the_acceptor_restarts_it(start):
     )
 
 
-def test_supervisords_death_ends_everybody_and_the_next_start_works(start):
+def test_supervisords_death_ends_all_processes_and_the_next_start_works(start):
     up = start()
     up.ready()
     pids = up.pids()
@@ -343,7 +341,7 @@ def test_directories_with_unusual_names(start, name):
     assert mqd("down", "--data-dir", up.data_dir).returncode == 0
 
 
-def test_a_name_that_supervisord_cannot_take_is_refused(tmp_path):
+def test_a_directory_name_that_supervisord_cannot_parse_is_refused(tmp_path):
     done = mqd("up", "--data-dir", tmp_path / "100%")
     assert done.returncode == 1 and "percent sign" in done.stderr
 
@@ -367,7 +365,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def test_io_uring_that_is_forced_and_forbidden_is_reported_at_once(tmp_path):
-    """By a seccomp profile, as containers have: the first worker's word is enough."""
+    """By a seccomp profile, as containers have: the first worker's report suffices."""
     data_dir = tmp_path / "data"
     done = subprocess.run(
         [sys.executable, "-c", FORBID_IO_URING, "-m", "mqd.cli.main", "up", "--data-dir", data_dir]
@@ -380,12 +378,12 @@ def test_io_uring_that_is_forced_and_forbidden_is_reported_at_once(tmp_path):
     assert done.returncode == 1 and "mqd-worker-0 does not start (exit status 2): " in done.stderr, done.stderr
     assert "set io.backend=auto" in done.stderr
     log = (data_dir / "logs" / "mqd-worker-0.log").read_text()
-    assert log.count("set io.backend=auto") <= 2, log  # the line, and its traceback: one life
+    assert log.count("set io.backend=auto") <= 2, log  # the line and its traceback: one start only
 
 
-@pytest.mark.slow  # test_foreign_supervisord.py has one in every run
+@pytest.mark.slow  # test_foreign_supervisord.py has one in the quick tier
 @pytest.mark.parametrize("end", ["supervisord", "keeper"])
-def test_a_supervisord_of_the_users_own(start, tmp_path, end):
+def test_a_supervisord_run_by_the_user(start, tmp_path, end):
     data_dir, port = tmp_path / "own", free_port()
     places = paths.layout(data_dir)
     paths.create(places)
@@ -413,7 +411,7 @@ def test_a_supervisord_of_the_users_own(start, tmp_path, end):
     _wait_ended(pids.values())
 
 
-def test_a_process_that_does_not_start_ends_the_broker_with_its_last_words(tmp_path):
+def test_a_process_that_fails_to_start_ends_the_broker_and_its_last_log_lines_are_shown(tmp_path):
     places = paths.layout(tmp_path / "data")
     paths.create(places)
     (tmp_path / "supervisord.conf").write_text(

@@ -1,5 +1,5 @@
-"""What systemd's RemoveIPC= does when the broker's user logs out: names in /dev/shm and System V
-semaphores are gone while the broker runs.
+"""The effects of systemd's RemoveIPC= when the broker's user logs out: names in /dev/shm and System
+V semaphores disappear while the broker runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.kafka_connection import KafkaConnection
 from tests.local_connection import LocalConnection
 
 
-def test_processes_that_die_return_and_serve(start_broker):
+def test_processes_that_die_are_restarted_and_serve(start_broker):
     broker = start_broker(workers=2)
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         create_topic(kafka, "lost-memory", 2)

@@ -1,5 +1,5 @@
-"""Compacted topics on a real broker: the last value of each key stays, whatever is read, killed,
-deleted or damaged meanwhile.
+"""Compacted topics on a real broker: the last value of each key stays, despite concurrent reads,
+kills, deletions or damage.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ KEYS = 40
 
 
 class Writer:
-    """Writes random keys and remembers what the last value of each is. A batch whose response was
-    lost is written again: the same records, so the same last values.
+    """Writes random keys and remembers the last value of each. A batch whose response was lost is
+    written again: the same records, so the same last values.
     """
 
     def __init__(self, port: int, topic: str, seed: int, partition: int = 0, codecs: tuple[str, ...] = CODECS):
@@ -75,7 +75,7 @@ class Writer:
 
 
 class Reader(threading.Thread):
-    """Reads from the beginning, again and again; offsets must rise, and what was read must lead to
+    """Reads from the beginning, repeatedly; offsets must rise, and the records read must lead to
     the last values.
     """
 
@@ -99,7 +99,7 @@ class Reader(threading.Thread):
 def view(
     kafka: KafkaConnection, topic: str, partition: int = 0, problems: list[str] | None = None, bytes_max: int = 3000
 ) -> dict[bytes, bytes]:
-    """The last value of each key for a consumer that reads the log from the beginning to its end."""
+    """The last value of each key, as a consumer reads it from the beginning to the end of the log."""
     found: dict[bytes, bytes] = {}
     problems = problems if problems is not None else []
     end, offset, last, empty = log_end(kafka, topic, partition), 0, -1, 0
@@ -127,7 +127,7 @@ def view(
 
 
 def _records(data: bytes) -> Iterator[tuple[int, Record | None]]:
-    """(offset behind the batch, record), batches without records included."""
+    """(offset after the batch, record), including batches without records."""
     from mqd.protocol.records import iterate_batches
 
     for header, batch in iterate_batches(data, allow_partial=True):
@@ -215,7 +215,7 @@ def test_kills_in_the_middle_lose_nothing(start_broker) -> None:
     chance = random.Random(2)
     for _ in range(6):
         writer.write(80)
-        time.sleep(chance.uniform(0, 0.15))  # any moment of a compaction
+        time.sleep(chance.uniform(0, 0.15))  # at an arbitrary moment of a compaction
         kill_and_wait(broker, "mqd-worker-0")
         with KafkaConnection(port=broker.port) as kafka:
             eventually(lambda: fetch(kafka, "t", 0, 0).error_code in (0, 1), "the worker's return")
@@ -226,7 +226,7 @@ def test_kills_in_the_middle_lose_nothing(start_broker) -> None:
         assert view(kafka, "t") == writer.expected
 
 
-def test_a_topic_deleted_under_way_and_one_of_its_name(start_broker) -> None:
+def test_a_topic_deleted_during_compaction_and_created_again(start_broker) -> None:
     broker = start_broker(workers=1, config={**CONFIG, "log.cleaner.io.max.bytes.per.second": "65536"})
     with KafkaConnection(port=broker.port) as kafka:
         for turn in range(3):
@@ -240,7 +240,7 @@ def test_a_topic_deleted_under_way_and_one_of_its_name(start_broker) -> None:
     assert "Traceback" not in worker_logs(broker)
 
 
-def test_records_deleted_and_old_segments_retained_beside_compaction(start_broker) -> None:
+def test_compaction_beside_deletion_and_retention(start_broker) -> None:
     broker = start_broker(workers=1, config=CONFIG)
     with KafkaConnection(port=broker.port) as kafka:
         create_topic(
@@ -249,9 +249,9 @@ def test_records_deleted_and_old_segments_retained_beside_compaction(start_broke
         writer = Writer(broker.port, "t", 3)
         start = 0
 
-        def go_on() -> bool:
-            """A run that a deletion has passed is begun again: there must be something to compact
-            until three have come to their end.
+        def keep_writing() -> bool:
+            """A compaction that a deletion has overtaken is repeated: writes until three have
+            completed.
             """
             nonlocal start
             writer.write(30)
@@ -259,8 +259,8 @@ def test_records_deleted_and_old_segments_retained_beside_compaction(start_broke
             return runs(broker, "t") >= 3
 
         for _ in range(20):
-            go_on()
-        eventually(go_on, lambda: broker.logs())
+            keep_writing()
+        eventually(keep_writing, lambda: broker.logs())
         found = {
             record.offset: record
             for offset in (start,)
@@ -271,7 +271,7 @@ def test_records_deleted_and_old_segments_retained_beside_compaction(start_broke
     assert "Traceback" not in worker_logs(broker) and "compaction failed" not in worker_logs(broker)
 
 
-def test_a_damaged_log_is_left_as_it_is_and_named(start_broker) -> None:
+def test_a_damaged_log_is_reported_and_left_unchanged(start_broker) -> None:
     broker = start_broker(workers=1, config={**CONFIG, "log.cleaner.backoff.ms": "300"})
     with KafkaConnection(port=broker.port) as kafka:
         create_topic(kafka, "bad", 1, **{**COMPACT, "cleanup.policy": "delete"})
@@ -281,7 +281,7 @@ def test_a_damaged_log_is_left_as_it_is_and_named(start_broker) -> None:
         segment = sorted((broker.data_dir / "log" / "bad-0").glob("*.log"))[1]
         data = bytearray(segment.read_bytes())
         data[700] ^= 1
-        with open(segment, "r+b") as file:  # the same file: it is open somewhere
+        with open(segment, "r+b") as file:  # the same file: it is open in the broker
             file.write(data)
         alter(kafka, "bad", "cleanup.policy", "compact")
         good.write(200)

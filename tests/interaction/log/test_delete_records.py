@@ -1,4 +1,4 @@
-"""DeleteRecords at a running broker, as Kafka's leader answers it."""
+"""DeleteRecords on a running broker, with the responses of Kafka's leader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PRODUCE, CREATE_TOPICS, DELETE_RECORDS = 0, 19, 21
 COUNT = 20
 
 
-def test_a_timeout_of_zero_is_no_reason_to_time_out(shared_broker: Broker) -> None:
+def test_a_timeout_of_zero_does_not_time_out(shared_broker: Broker) -> None:
     """The leader deletes at once; the timeout is for replicas on other hosts."""
     name = f"deleted-{uuid.uuid4()}"
     batch = encode_batch([Record(b"%d" % number) for number in range(COUNT)])

@@ -1,4 +1,4 @@
-"""Nothing that a broker keeps on its disk can be read, or locked, by other users."""
+"""Other users can neither read nor lock a broker's files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def write(broker: Broker) -> None:
 
 
 def open_to_others(directory: Path) -> list[str]:
-    """Files and directories that others may read, write or pass through; sockets are guarded by
+    """Files and directories that other users may read, write or traverse; sockets are protected by
     local.socket.permissions.
     """
     found = []
     for path in (directory, *directory.rglob("*")):
-        if path.name == "up.stderr":  # tests/broker.py made it
+        if path.name == "up.stderr":  # tests/broker.py created it
             continue
         try:
             about = path.lstat()
@@ -44,7 +44,7 @@ def open_to_others(directory: Path) -> list[str]:
     return found
 
 
-def test_files_are_for_the_brokers_user_alone(start_broker, tmp_path: Path, usual_umask: None) -> None:
+def test_only_the_brokers_user_may_access_files(start_broker, tmp_path: Path, usual_umask: None) -> None:
     elsewhere = tmp_path / "disk"
     elsewhere.mkdir(mode=0o755)
     (elsewhere / ".lock").touch(mode=0o644)
@@ -59,7 +59,7 @@ def test_files_are_for_the_brokers_user_alone(start_broker, tmp_path: Path, usua
     assert open_to_others(broker.data_dir) == [] and open_to_others(elsewhere) == []
 
 
-def test_others_may_pass_through_to_a_socket_that_is_theirs_too(start_broker, usual_umask: None) -> None:
+def test_others_may_traverse_directories_to_a_shared_socket(start_broker, usual_umask: None) -> None:
     broker = start_broker(config={"local.socket.permissions": "0666"})
     write(broker)
     assert (

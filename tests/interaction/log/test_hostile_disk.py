@@ -1,5 +1,5 @@
-"""Bits that flip on the disk: found, named by topic, partition and position; nothing else is
-affected, before and after a restart.
+"""Bits that flip on the disk: detected and reported with topic, partition and position; nothing
+else is affected, before and after a restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.preloaded import PRELOADED
 from tests.tiers import quick
 
 COUNT = 40
-DAMAGED = 20  # the number, and offset, of the batch that is flipped
+DAMAGED = 20  # the number (and offset) of the damaged batch
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def broker(start_broker) -> Broker:
 
 
 def _fill(watch: Watch) -> Path:
-    """Two partitions of COUNT batches of one record; the segment of the first."""
+    """Writes two partitions of COUNT batches of one record each; returns the segment of the first."""
     with watch.connect() as kafka:
         create_topic(kafka, "t", 2)
         for number in range(COUNT):
@@ -36,19 +36,19 @@ def _fill(watch: Watch) -> Path:
 
 
 def _flip(segment: Path, batch_number: int, within: int) -> int:
-    """Flips one bit of byte `within` of the batch; its position in the file."""
+    """Flips one bit at byte `within` of the batch; returns its position in the file."""
     data = segment.read_bytes()
     position = 0
     for _ in range(batch_number):
         position += 12 + int.from_bytes(data[position + 8 : position + 12], "big")
-    with segment.open("r+b") as file:  # in place, as a disk does it
+    with segment.open("r+b") as file:  # in place, as a disk would
         file.seek(position + within)
         file.write(bytes([data[position + within] ^ 0x10]))
     return position
 
 
 def _forget_checkpoints(broker: Broker) -> None:
-    """As if the broker had been killed before its first checkpoint, which comes at any time within
+    """As if the broker had been killed before its first checkpoint, which is written within
     CHECKPOINT_S of a start.
     """
     for path in (broker.data_dir / "log").glob(f"{RECOVERY_POINT}.*"):
@@ -60,7 +60,7 @@ def _size_of(segment: Path, position: int) -> int:
 
 
 def _verify(broker: Broker) -> tuple[int, dict[str, str]]:
-    """Exit code, and problems by partition."""
+    """Exit code, and the problems by partition."""
     done = PRELOADED.run("log", "verify", str(broker.data_dir / "log"), "--format", "json")
     reports = json.loads(done.stdout)
     wrong = {
@@ -71,7 +71,7 @@ def _verify(broker: Broker) -> tuple[int, dict[str, str]]:
     return done.returncode, wrong
 
 
-def _others_are_fine(watch: Watch) -> None:
+def _check_other_partitions(watch: Watch) -> None:
     with watch.connect() as kafka:
         end = log_end(kafka, "t", 1)
         stored = list(read_batches(kafka, "t", 1))
@@ -80,7 +80,7 @@ def _others_are_fine(watch: Watch) -> None:
         must_produce(kafka, "t", 0, b"goes on here too")
 
 
-def test_a_flipped_bit_in_a_record_is_the_clients_to_see_and_verifys_to_name(broker):
+def test_a_flipped_bit_in_a_record_is_detected_by_clients_and_verify(broker):
     watch = Watch(broker)
     segment = _fill(watch)
     assert _verify(broker)[0] == 0
@@ -95,7 +95,7 @@ def test_a_flipped_bit_in_a_record_is_the_clients_to_see_and_verifys_to_name(bro
             assert [number for number, data in enumerate(stored) if not check_crc(data)] == [DAMAGED]
         code, wrong = _verify(broker)
         assert code == 1 and list(wrong) == ["t-0"] and f"position {position}" in wrong["t-0"], wrong
-        _others_are_fine(watch)
+        _check_other_partitions(watch)
 
 
 def _read_before_the_damage(watch: Watch) -> None:
@@ -111,19 +111,19 @@ def _read_before_the_damage(watch: Watch) -> None:
                 offsets.append(header.base_offset)
             assert len(offsets) > before
         assert offsets == list(range(DAMAGED))
-        for number in range(DAMAGED, COUNT):  # a response, be it an error
+        for number in range(DAMAGED, COUNT):  # each read must get a response, even if it is an error
             fetch(kafka, "t", 0, number, bytes_max=8000)
 
 
 @pytest.mark.parametrize("within", quick([8, 10, 3], [10]), ids=["length-large", "length", "base-offset"])
-def test_a_flipped_bit_in_a_header_stops_readers_there_alone(broker, within):
-    """A false length or offset: records before it are still read, and no reader hangs,
-    crashes or reads something else as a batch.
+def test_a_flipped_bit_in_a_header_stops_readers_only_there(broker, within):
+    """A false length or offset: records before it can still be read, and no reader hangs, crashes
+    or takes other bytes for a batch.
     """
     watch = Watch(broker)
     segment = _fill(watch)
     position = _flip(segment, DAMAGED, within)
-    # an offset too high is seen at the next one, which is below it
+    # an offset that is too high is detected at the next one, which is lower
     found_at = position if within != 3 else position + _size_of(segment, position)
     for restart in (False, True):
         if restart:
@@ -134,14 +134,14 @@ def test_a_flipped_bit_in_a_header_stops_readers_there_alone(broker, within):
         _read_before_the_damage(watch)
         code, wrong = _verify(broker)
         assert code == 1 and list(wrong) == ["t-0"] and f"position {found_at}" in wrong["t-0"], wrong
-        _others_are_fine(watch)
+        _check_other_partitions(watch)
         assert watch.worker_pids() == pids
 
 
 @pytest.mark.parametrize("within", quick([8, 10, 200], [10, 200]), ids=["length-large", "length", "record"])
-def test_damage_that_recovery_meets_is_cut_off_and_named(start_broker, within):
-    """After a crash everything above the checkpoint is scanned: the log ends where it is invalid
-    any more, and a line says so.
+def test_damage_found_by_recovery_is_truncated_and_reported(start_broker, within):
+    """After a crash everything above the checkpoint is scanned: the log is truncated at the first
+    invalid batch, and a log line reports it.
     """
     broker = start_broker()
     watch = Watch(broker)
@@ -154,5 +154,5 @@ def test_damage_that_recovery_meets_is_cut_off_and_named(start_broker, within):
     with watch.connect() as kafka:
         assert log_end(kafka, "t", 0) == DAMAGED and log_end(kafka, "t", 1) == COUNT
         assert len(list(read_batches(kafka, "t", 0))) == DAMAGED
-    _others_are_fine(watch)
+    _check_other_partitions(watch)
     assert _verify(broker) == (0, {})

@@ -1,4 +1,4 @@
-"""Files of a partition are deleted or damaged while the broker is down: read_committed shows no
+"""Files of a partition are deleted or damaged while the broker is down: read_committed returns no
 aborted record, no offset is assigned twice, and lost data is reported.
 """
 
@@ -42,7 +42,7 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [Path.unlink, flip, lambda path: os.truncate(path, 0)], ids=["deleted", "flipped", "emptied"]
 )
-def test_no_aborted_record_is_shown_without_its_index(
+def test_no_aborted_record_is_returned_when_the_index_is_lost(
     start_broker, clean: bool, damage: Callable[[Path], None]
 ) -> None:
     broker: Broker = start_broker(workers=1, config=SEGMENTS)
@@ -74,7 +74,7 @@ def test_no_aborted_record_is_shown_without_its_index(
 
 @pytest.mark.parametrize("clean", quick([True, False], [False]))
 @pytest.mark.parametrize("lost", ["middle", "end"])
-def test_a_deleted_segment_is_reported_and_no_offset_is_given_twice(start_broker, clean: bool, lost: str) -> None:
+def test_a_deleted_segment_is_reported_and_no_offset_is_assigned_twice(start_broker, clean: bool, lost: str) -> None:
     broker: Broker = start_broker(workers=1, config=SEGMENTS)
     with KafkaConnection(port=broker.port) as kafka:
         create_topic(kafka, "t", 1)
@@ -82,7 +82,7 @@ def test_a_deleted_segment_is_reported_and_no_offset_is_given_twice(start_broker
             must_produce(kafka, "t", 0, b"v" * 900)
         end = log_end(kafka, "t", 0)
     if not clean:
-        broker.stop()  # only the checkpoint on disk counts
+        broker.stop()  # only the checkpoint on disk is used
         broker.start()
     stop(broker, clean)
     segments = sorted((broker.data_dir / "log" / "t-0").glob("*.log"))
@@ -98,7 +98,7 @@ def test_a_deleted_segment_is_reported_and_no_offset_is_given_twice(start_broker
 
 
 @pytest.mark.parametrize("clean", quick([True, False], [False]))
-def test_a_lost_partition_metadata_is_an_error_with_the_way_out(start_broker, clean: bool) -> None:
+def test_lost_partition_metadata_is_reported_with_a_remedy(start_broker, clean: bool) -> None:
     broker: Broker = start_broker(workers=1, config=SEGMENTS)
     with KafkaConnection(port=broker.port) as kafka:
         create_topic(kafka, "t", 1)

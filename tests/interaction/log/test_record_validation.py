@@ -24,7 +24,7 @@ GOOD = [Record(b"first", key=b"k"), Record(b"second"), Record(None, headers=[("n
 
 
 def with_records(records: bytes, count: int = 3, compression: str = "none") -> bytes:
-    """A batch whose header and checksum are right, around any bytes."""
+    """A batch with a correct header and checksum, around arbitrary bytes."""
     header = bytearray(encode_batch([Record(b"x")] * count, compression=compression)[:HEADER_BYTES])
     struct.pack_into(">i", header, 8, HEADER_BYTES + len(records) - 12)
     batch = header + records
@@ -94,7 +94,7 @@ def test_malformed_records_are_refused_and_consumers_continue(shared_broker: Bro
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])  # on the reactor, and on a thread
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_batches_too(shared_broker: Broker, topic: str, codec: str, large: bool) -> None:
+def test_malformed_compressed_batches_are_refused(shared_broker: Broker, topic: str, codec: str, large: bool) -> None:
     noise = random.Random(7).randbytes(20_000) if large else b"third"
     good = [*GOOD, Record(noise)]
     assert produce(shared_broker, topic, encode_batch(good, compression=codec)).error_code == 0
@@ -111,12 +111,12 @@ def test_compressed_batches_too(shared_broker: Broker, topic: str, codec: str, l
     assert read(shared_broker, topic, len(good) + 1) == [b"first", b"second", None, noise, b"last"]
 
 
-def test_a_topic_may_do_without_for_compressed_ones(shared_broker: Broker) -> None:
+def test_validation_can_be_disabled_for_compressed_batches(shared_broker: Broker) -> None:
     topic = create(shared_broker, {"record.validation": "uncompressed"})
     assert produce(shared_broker, topic, with_records(b"\xff" * 64, compression="zstd")).error_code == 0
     assert produce(shared_broker, topic, with_records(b"\xff" * 64)).error_code == ErrorCode.INVALID_RECORD
 
 
-def test_a_topic_may_do_without(shared_broker: Broker) -> None:
+def test_validation_can_be_disabled(shared_broker: Broker) -> None:
     topic = create(shared_broker, {"record.validation": "none"})
     assert produce(shared_broker, topic, with_records(b"\xff" * 64)).error_code == 0

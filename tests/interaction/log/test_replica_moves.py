@@ -1,5 +1,5 @@
 """AlterReplicaLogDirs on a real broker with two log directories: partitions move while they are
-written and read, whatever dies meanwhile; one copy counts, none is lost.
+written and read and while processes die; exactly one copy is current, and none is lost.
 """
 
 import random
@@ -55,7 +55,7 @@ def move(broker: Broker, topic: str, partition: int, disk: Path | str, version: 
 
 
 def where(broker: Broker, topic: str, partition: int) -> dict[str, bool]:
-    """Directory -> is it the future replica there?"""
+    """Directory -> whether the replica there is the future one."""
     with topics.connect(broker) as connection:
         results = connection.call(35, 4, DescribeLogDirsRequest(topics=None)).results
     return {
@@ -69,7 +69,7 @@ def where(broker: Broker, topic: str, partition: int) -> dict[str, bool]:
 
 
 def copies(disks: list[Path], topic: str) -> list[str]:
-    """Everything on the disks that has to do with the topic's partitions."""
+    """All files and directories of the topic's partitions on both disks."""
     return sorted(
         f"{disk.name}/{path.name}" for disk in disks for path in disk.iterdir() if path.name.startswith(topic)
     )
@@ -97,7 +97,7 @@ def read_all(broker: Broker, topic: str, partition: int, end: int) -> list[bytes
 
 
 def unreadable(broker: Broker, topic: str, partition: int, what: str) -> str:
-    """What there is to know of a partition that ought to be read."""
+    """Diagnostics of a partition that should be readable."""
     disks = [Path(disk) for disk in broker.config["log.dirs"].split(",")]
     files = {
         f"{disk.name}/{path.name}": sorted(f"{file.name} {file.stat().st_size}" for file in path.iterdir())
@@ -108,8 +108,8 @@ def unreadable(broker: Broker, topic: str, partition: int, what: str) -> str:
 
 
 class Writer:
-    """Writes numbered records, one after the other, until stopped; what is answered with an
-    error or not at all is written again under the next number.
+    """Writes numbered records, one after the other, until stopped; a record that gets an error or
+    no response is written again under the next number.
     """
 
     def __init__(self, broker: Broker, topic: str, partition: int) -> None:
@@ -168,7 +168,7 @@ def test_a_partition_moves_while_it_is_written_and_read(two_disks) -> None:
             (here,) = where(broker, topic, 0)
             there = next(disk for disk in disks if str(disk) != here)
             written = len(writer.acknowledged)
-            # LEADER_NOT_AVAILABLE while the last switch still opens the log
+            # LEADER_NOT_AVAILABLE while the last switch is still opening the log
             eventually(lambda there=there: move(broker, topic, 0, there) == 0)
             eventually(lambda there=there: where(broker, topic, 0) == {str(there): False})
             eventually(lambda written=written: len(writer.acknowledged) > written + 20)
@@ -181,7 +181,7 @@ def test_a_partition_moves_while_it_is_written_and_read(two_disks) -> None:
     assert where(broker, topic, 0) == {str(there): False} and len(copies(disks, topic)) == 2
 
 
-def test_impossible_moves_are_refused_and_moving_back_ends_a_move(two_disks) -> None:
+def test_impossible_moves_are_refused_and_moving_back_cancels_a_move(two_disks) -> None:
     broker, disks = two_disks
     topic = topics.create_topic(broker, "refused", 1)
     for version in (1, 2):
@@ -198,9 +198,9 @@ def test_impossible_moves_are_refused_and_moving_back_ends_a_move(two_disks) -> 
     (here,) = where(broker, topic, 0)
     there = next(disk for disk in disks if str(disk) != here)
     assert move(broker, topic, 0, here) == 0 and list(where(broker, topic, 0)) == [here]
-    for _ in range(3):  # whichever comes first, it ends at home
+    for _ in range(3):  # in any order, the partition ends in its first directory
         eventually(lambda: move(broker, topic, 0, there) == 0)
-        eventually(lambda: move(broker, topic, 0, here) == 0)  # closed for the moment of the switch
+        eventually(lambda: move(broker, topic, 0, here) == 0)  # closed during the switch
         eventually(lambda: where(broker, topic, 0) == {here: False} and len(copies(disks, topic)) == 1)
         topics_served(broker, topic)
 
@@ -225,7 +225,7 @@ def test_a_deleted_topic_leaves_nothing_of_its_moves(two_disks) -> None:
 
 
 @pytest.mark.parametrize("victim", quick(["worker", "mqd-controller", "all"], ["all"]))
-def test_whatever_dies_one_copy_counts_and_none_is_lost(two_disks, victim: str) -> None:
+def test_kills_leave_one_current_copy_and_lose_none(two_disks, victim: str) -> None:
     broker, disks = two_disks
     chance = random.Random(victim)
     topic = topics.create_topic(broker, "killed", 1)
@@ -237,7 +237,7 @@ def test_whatever_dies_one_copy_counts_and_none_is_lost(two_disks, victim: str) 
             (here,) = [disk for disk, future in where(broker, topic, 0).items() if not future]
             there = next(disk for disk in disks if str(disk) != here)
             eventually(lambda there=there: move(broker, topic, 0, there) == 0)
-            time.sleep(chance.uniform(0, 0.3))  # anywhere in the move
+            time.sleep(chance.uniform(0, 0.3))  # at any point of the move
             if victim == "all":
                 broker.kill_all()
                 broker.start()
@@ -251,7 +251,7 @@ def test_whatever_dies_one_copy_counts_and_none_is_lost(two_disks, victim: str) 
     writer.check()
 
 
-def test_a_full_or_broken_target_leaves_the_partition_where_it_is(two_disks) -> None:
+def test_a_full_or_broken_target_leaves_the_partition_in_place(two_disks) -> None:
     broker, disks = two_disks
     topic = topics.create_topic(broker, "stays", 1)
     topics_served(broker, topic)
@@ -268,7 +268,7 @@ def test_a_full_or_broken_target_leaves_the_partition_where_it_is(two_disks) -> 
 
 
 def move_elsewhere(broker: Broker, disks: list[Path], topic: str) -> Path:
-    """Where it lies afterwards."""
+    """The directory in which it is afterwards."""
     (here,) = where(broker, topic, 0)
     there = next(disk for disk in disks if str(disk) != here)
     eventually(lambda: move(broker, topic, 0, there) == 0)
@@ -305,7 +305,7 @@ def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, 
                 response = topics.produce(connection, topic, topics.batch_of(*values))
                 assert response.error_code in {0, *RETRIABLE}, response.error_code
                 written += 10 if response.error_code == 0 else 0
-                time.sleep(0.002)  # as fast as it can it outruns a copy of so small segments
+                time.sleep(0.002)  # unlimited, it would outrun a copy of such small segments
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -321,12 +321,13 @@ def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, 
     with topics.connect(broker) as connection:
         for number, key in enumerate(keys):
             last = topics.batch_of(Record(key=key, value=b"last %d" % number, timestamp_ms=1_700_000_000_000))
-            # the last move may be changing over
+            # the last move may still be switching
             eventually(lambda last=last: topics.produce(connection, topic, last).error_code not in RETRIABLE)
         offset, end = 0, topics.list_offset(connection, topic, topics.LATEST).offset
         while offset < end:
             got = topics.fetch(connection, topic, offset)
-            # compaction continues, and replaces segments faster than a slow machine looks at them
+            # compaction continues, and may replace segments faster than a slow machine can list
+            # them
             assert got.error_code in {0, *RETRIABLE}, got.error_code
             if got.error_code:
                 continue
@@ -338,9 +339,9 @@ def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, 
     eventually(lambda: copies(disks, topic) == [f"{there.name}/{topic}-0"])
 
 
-def test_deleted_records_do_not_come_back_when_a_move_is_cut_short(two_disks) -> None:
-    """The source's checkpoint knew where the log starts. What dies after the metadata named the
-    target and before the target's checkpoint is written must not make it forgotten.
+def test_deleted_records_do_not_reappear_after_an_interrupted_move(two_disks) -> None:
+    """The source's checkpoint has the log start offset. A kill after the metadata names the target
+    and before the target's checkpoint is written must not lose it.
     """
     broker, disks = two_disks
     topic = topics.create_topic(broker, "started", 1)
@@ -362,7 +363,7 @@ def test_deleted_records_do_not_come_back_when_a_move_is_cut_short(two_disks) ->
     for checkpoint in there.glob("log-start-offset-checkpoint.*"):
         checkpoint.unlink()
     marker.write_text("from elsewhere\nlog_start_offset 4\n")
-    for _ in range(2):  # the second start has its own checkpoint alone
+    for _ in range(2):  # the second start has only its own checkpoint
         broker.start()
         with topics.connect(broker) as connection:
             assert topics.list_offset(connection, topic, topics.EARLIEST).offset == 4

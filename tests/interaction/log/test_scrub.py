@@ -1,5 +1,5 @@
-"""A bit flips in a stored segment: the broker says so by itself, names the place, and serves
-everything else.
+"""A bit flips in a stored segment: the broker detects and reports it without being asked, and
+serves everything else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def flip_a_bit(path: Path, position: int) -> None:
         file.write(bytes([byte ^ 16]))
 
 
-def test_a_flipped_bit_is_named_and_nothing_else_suffers(start_broker) -> None:
+def test_a_flipped_bit_is_reported_and_nothing_else_is_affected(start_broker) -> None:
     broker: Broker = start_broker(
         workers=2, config={"log.scrub.interval.ms": "1000", "log.segment.bytes": str(SEGMENT_BYTES)}
     )
@@ -78,7 +78,7 @@ def test_a_flipped_bit_is_named_and_nothing_else_suffers(start_broker) -> None:
         must_produce(kafka, "t", 1, VALUE)
         assert fetch(kafka, "t", 1, after.base_offset).error_code == 0
 
-        # what an operator may do: put the bit back, or give the records up
+        # the operator's options: restore the bit, or give up the records
         flip_a_bit(segment, bad.position + 100)
         eventually(lambda: corrupt_segments(broker)["t", "1"] == 0, "the segment is sound again")
         flip_a_bit(segment, bad.position + 100)

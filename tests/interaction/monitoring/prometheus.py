@@ -1,4 +1,4 @@
-"""Prometheus and promtool, from the machine or from Debian's package, unpacked without root."""
+"""Prometheus and promtool, installed, or unpacked from Debian's package without root."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def find(name: str) -> str:
 
 
 class Prometheus:
-    """A real one: it scrapes and evaluates every second."""
+    """A real Prometheus, which scrapes and evaluates every second."""
 
     def __init__(self, directory: Path, targets: list[str], rules: str) -> None:
         text = scrape(tuple(targets), None, None).replace("scrape_interval: 15s", "scrape_interval: 1s")
@@ -52,7 +52,7 @@ class Prometheus:
             return json.load(response)["data"]
 
     def alerts(self) -> list[dict[str, str]]:
-        """The labels of those that fire."""
+        """The labels of the firing alerts."""
         try:
             found = self.get("alerts")
         except OSError:

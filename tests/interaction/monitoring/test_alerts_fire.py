@@ -1,7 +1,7 @@
-"""A real Prometheus scrapes three real brokers while faults are made: alerts fire, and end.
+"""A real Prometheus scrapes three real brokers while faults are injected: alerts fire and resolve.
 
-Faults that a process without root can make to a cluster of its own are made here. The other alerts
-(disks, certificates, corrupt segments, slow hardware) are held by promtool in test_rules.py.
+These are the faults that a process without root can cause in its own cluster. The other alerts
+(disks, certificates, corrupt segments, slow hardware) are tested with promtool in test_rules.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.interaction.traffic import eventually
 
 pytestmark = pytest.mark.slow
 
-SHORT = "10s"  # in place of every range, and an alert's `for` is none: the test ends within minutes
+SHORT = "10s"  # replaces every range, and alerts have no `for`: the test ends within minutes
 PATIENCE_S = 90
 HOUR_MS = 3_600_000
 
@@ -74,7 +74,7 @@ def wait_for_end(prometheus: Prometheus) -> None:
     eventually(lambda: not prometheus.firing(), "every alert to end", PATIENCE_S)
 
 
-def test_a_broker_goes_and_returns(cluster: Cluster, prometheus: Prometheus) -> None:
+def test_a_broker_stops_and_returns(cluster: Cluster, prometheus: Prometheus) -> None:
     create(cluster, "three", [1, 2, 3], min_insync_replicas="3")
     create(cluster, "one", [3])
     cluster.brokers[3].kill_all()
@@ -108,11 +108,11 @@ def test_a_worker_that_keeps_dying(cluster: Cluster, prometheus: Prometheus) -> 
         pid = next((one["pid"] for one in broker.status()["processes"] if one["name"] == "mqd-worker-0"), 0)
         if pid:
             os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)  # until the next look
+        time.sleep(0.1)  # until the next poll
     wait_for_end(prometheus)
 
 
-def test_a_consumer_that_stands_still(cluster: Cluster, prometheus: Prometheus) -> None:
+def test_a_consumer_that_makes_no_progress(cluster: Cluster, prometheus: Prometheus) -> None:
     create(cluster, "old", [1, 2, 3])
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for number in range(5):

@@ -1,7 +1,7 @@
 """Five brokers and clusters with a problem each: within five minutes an alert fires, `mqd doctor`
 names the cause and the cure, and the overview of `mqd console` shows it.
 
-The rules are those that users have, with their durations, and all problems are made at once: the
+The rules are the shipped ones, with their real durations, and all problems are caused at once: the
 whole takes as long as the slowest alert.
 """
 
@@ -40,8 +40,8 @@ POLL_MS = {"max.poll.interval.ms": 1_800_000, "session.timeout.ms": 45_000}
 
 
 class Problem(NamedTuple):
-    """`labels`: some of the alert's. `cause`, `cure`: parts of what the doctor says. `seen`: of what
-    the overview says.
+    """`labels`: some of the alert's. `cause`, `cure`: parts of the doctor's output. `seen`: a part
+    of the overview.
     """
 
     alert: str
@@ -51,8 +51,8 @@ class Problem(NamedTuple):
     seen: str
 
 
-class Sick:
-    """Three places: a cluster of three hosts, where one will be away and one has a wrong clock; a
+class BrokenSystems:
+    """Three systems: a cluster of three hosts, of which one goes down and one has a wrong clock; a
     broker whose groups have problems; a broker whose disk hangs.
     """
 
@@ -83,7 +83,7 @@ class Sick:
         self._stack.enter_context(self.cluster)
         for broker in (self.groups, self.disk):
             broker.start()
-            self._stack.callback(broker.kill_all)  # the disk would not let it stop
+            self._stack.callback(broker.kill_all)  # the disk would block a clean stop
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap})
         admin.create_topics([NewTopic("orders", num_partitions=1, replica_assignment=[[1, 2, 3]])])["orders"].result(60)
         admin = AdminClient({"bootstrap.servers": self.groups.bootstrap})
@@ -109,7 +109,7 @@ class Sick:
         consumer.subscribe([topic])
         return consumer
 
-    def fall_sick(self) -> None:
+    def cause_problems(self) -> None:
         self._hold_rebalances_up()
         self._poison()
         self._set_clock(AHEAD_S)
@@ -127,7 +127,7 @@ class Sick:
             slow = self.consumer(f"held-{protocol}", f"slow-{protocol}", "events", protocol)
             eventually(lambda one=slow: one.poll(0.1) is None and one.assignment(), "an assignment")
             new = self.consumer(f"held-{protocol}", f"new-{protocol}", "events", protocol)
-            threading.Thread(target=self._poll, args=(new,), daemon=True).start()  # slow- does not
+            threading.Thread(target=self._poll, args=(new,), daemon=True).start()  # slow- does not poll
 
     def _poll(self, consumer: Consumer) -> None:
         while not self._stop.wait(1):
@@ -145,7 +145,7 @@ class Sick:
         consumer.commit(offsets=[TopicPartition("jobs", 0, 1)], asynchronous=False)
 
         def work() -> None:
-            """Partition 0 does not advance: its second record cannot be processed."""
+            """Partition 0 makes no progress: its second record cannot be processed."""
             for offset in range(1, 1000):
                 moved = [TopicPartition("jobs", partition, offset) for partition in (1, 2)]
                 with contextlib.suppress(RuntimeError):
@@ -158,10 +158,11 @@ class Sick:
     def stop(self) -> None:
         self._stop.set()
 
-    # -- what an operator looks at ---------------------------------------------------------------------
+    # -- the operator's view
+    # --------------------------------------------------------------------------
 
     def doctor(self) -> list[dict[str, Any]]:
-        """Of each host that is up, as its operator types it."""
+        """The output of `mqd doctor` for each host that is up."""
         found = []
         for broker in self.brokers:
             if broker.process is None:
@@ -180,7 +181,7 @@ class Sick:
         return found
 
     def overviews(self) -> list[Browser]:
-        """A console for each of the three."""
+        """A console for each of the three systems."""
         places = (
             (self.cluster.bootstrap, [one for one in self.cluster if one.process is not None]),
             (self.groups.bootstrap, [self.groups]),
@@ -194,16 +195,16 @@ class Sick:
 
 
 @pytest.fixture(scope="module")
-def sick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sick, Prometheus, float]]:
+def broken_systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokenSystems, Prometheus, float]]:
     with contextlib.ExitStack() as stack:
-        made = Sick(tmp_path_factory.mktemp("sick"), stack)
+        made = BrokenSystems(tmp_path_factory.mktemp("sick"), stack)
         stack.callback(made.stop)
         made.start()
         targets = [one.status()["metrics_url"].split("/")[2] for one in made.brokers]
         prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), targets, rules("docs/monitoring.md"))
         stack.callback(prometheus.stop)
         eventually(lambda: prometheus.healthy_targets() == len(targets), "scraped brokers")
-        made.fall_sick()
+        made.cause_problems()
         yield made, prometheus, time.monotonic() + WITHIN_S
 
 
@@ -238,8 +239,10 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_cause_and_cure_are_named_within_five_minutes(sick: tuple[Sick, Prometheus, float], name: str) -> None:
-    made, prometheus, deadline = sick
+def test_cause_and_cure_are_named_within_five_minutes(
+    broken_systems: tuple[BrokenSystems, Prometheus, float], name: str
+) -> None:
+    made, prometheus, deadline = broken_systems
     problem = PROBLEMS[name]
 
     def fires() -> bool:
@@ -257,7 +260,7 @@ def test_cause_and_cure_are_named_within_five_minutes(sick: tuple[Sick, Promethe
     for browser in made.overviews():
         sampler = browser.app._app.state.console.metrics
         sampler.sample()
-        time.sleep(3)  # partition 1 and 2 are committed every two
+        time.sleep(3)  # partitions 1 and 2 are committed every two
         sampler.sample()
         pages.append(browser.get("/").words)
     assert any(problem.seen in page for page in pages), pages

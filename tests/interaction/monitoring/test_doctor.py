@@ -1,5 +1,5 @@
-"""`mqd doctor` beside a broker whose disk hangs, and a group with a record that it cannot process:
-cause and cure are named.
+"""`mqd doctor` with a broker whose disk hangs, and with a group that cannot process a record: it
+names cause and cure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def findings(broker: Broker, harm: Harm, word: str) -> list[Finding]:
     return [one for one in found if one.harm == harm and word in one.what]
 
 
-def test_a_record_that_a_member_does_not_get_past(broker: Broker) -> None:
+def test_a_record_that_blocks_a_member(broker: Broker) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for _ in range(3):
         producer.produce("jobs", b"poison", timestamp=1)
@@ -57,7 +57,7 @@ def test_a_disk_that_does_not_answer(broker: Broker) -> None:
 
     def written_and_found() -> list[Finding]:
         producer.produce("hung", b"value")
-        producer.flush(0.5)  # it hangs: so long between two examinations
+        producer.flush(0.5)  # it hangs: this is the interval between two examinations
         return findings(broker, Harm.OUTAGE, "the disk does not answer")
 
     try:

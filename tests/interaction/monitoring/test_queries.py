@@ -1,5 +1,5 @@
-"""The metrics of a live broker: promtool's opinion of them, and every query of alerts and
-dashboards held against them.
+"""The metrics of a live broker: checked by promtool, and against every query of the alerts and
+dashboards.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ TOPIC, GROUP, MOVED = "orders", "billing", "moved"
 _OF_PROMETHEUS = {"up", "instance", "job", "source"}
 _SELECTOR = re.compile(r"([a-z_][a-z0-9_]*)\{([^}]*)\}")
 _GROUPING = re.compile(r"\b(?:by|without|on) \(([^)]*)\)")
-# families that this broker has no samples of: it has no certificate, no compacted topic,
-# no dead letters
+# families without samples on this broker: it has no certificate, no compacted topic, no dead
+# letters
 _WITHOUT_SAMPLES = {
     "mqd_certificate_expiry_timestamp_seconds": {"listener"},
     "mqd_compaction_uncleanable": {"topic", "partition"},
@@ -76,7 +76,7 @@ def get(broker: Broker, path: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def labels(broker: Broker) -> dict[str, set[str]]:
-    """The labels of each sample of a scrape, by its name."""
+    """The labels of each sample of a scrape, by metric name."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(get(broker, "/metrics")[1]):
         names = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}.get(family.type, ("",))
@@ -91,7 +91,7 @@ def labels(broker: Broker) -> dict[str, set[str]]:
 
 
 def faults(query: str, labels: dict[str, set[str]]) -> list[str]:
-    """What a query names that a scrape does not have."""
+    """Metrics and labels of a query that the scrape does not have."""
     found = [f"there is no {name}" for name in _NAME.findall(query) if name not in labels]
     named = [name for name in _NAME.findall(query) if name in labels]
     known = set().union(*(labels[name] for name in named)) | _OF_PROMETHEUS
@@ -119,20 +119,20 @@ def test_promtool_finds_no_fault_with_the_page(broker: Broker) -> None:
     assert fault.startswith("kafka_consumergroup_lag_sum ") and '"_sum" suffix' in fault and not done.stdout
 
 
-def test_every_query_names_what_there_is(labels: dict[str, set[str]]) -> None:
+def test_every_query_names_existing_metrics_and_labels(labels: dict[str, set[str]]) -> None:
     queries = [(one.name, one.expression) for one in alerts.ALERTS] + dashboards.queries()
     assert {name: found for name, query in queries if (found := faults(query, labels))} == {}
     assert len(queries) > 60
 
 
-def test_a_query_that_names_what_there_is_not_is_found(labels: dict[str, set[str]]) -> None:
+def test_a_query_with_an_unknown_metric_is_found(labels: dict[str, set[str]]) -> None:
     assert faults("rate(mqd_sync_failure_total[5m])", labels) == ["there is no mqd_sync_failure_total"]
     assert faults('mqd_connections{topic="a"}', labels) == ["mqd_connections has no label topic"]
     assert faults("sum by (partition) (mqd_connections)", labels) == ["no metric has a label partition"]
 
 
-def test_templates_name_labels_that_alerts_keep(labels: dict[str, set[str]]) -> None:
-    """`{{ $labels.x }}` of a label that the expression drops is shown as nothing."""
+def test_templates_use_labels_that_the_expression_keeps(labels: dict[str, set[str]]) -> None:
+    """`{{ $labels.x }}` is empty if the expression drops the label."""
     for one in alerts.ALERTS:
         kept = set().union(*(labels[name] for name in _NAME.findall(one.expression) if name in labels))
         kept |= {"instance"}
@@ -158,7 +158,7 @@ def test_health_through_a_worker_s_death(broker: Broker) -> None:
 
 
 def test_traffic_of_topics(broker: Broker) -> None:
-    """Of a client by TCP: all that it reads is sent."""
+    """A client over TCP: all that it reads is counted as sent."""
 
     def counts() -> dict[str, float]:
         lines = get(broker, "/metrics")[1].splitlines()
@@ -185,8 +185,8 @@ def test_traffic_of_topics(broker: Broker) -> None:
     assert after["mqd_topic_bytes_out_total"] >= before["mqd_topic_bytes_in_total"] == after["mqd_topic_bytes_in_total"]
 
 
-def test_a_slow_request_is_logged_with_where_its_time_went(broker: Broker) -> None:
-    """The acceptor is stopped while it is asked."""
+def test_a_slow_request_is_logged_with_the_time_of_each_stage(broker: Broker) -> None:
+    """The acceptor is stopped during a request."""
     acceptor = broker.pid("mqd-acceptor")
     with KafkaConnection(port=broker.port) as kafka:
         kafka.call(DESCRIBE_CLUSTER, 1)  # the acceptor has handed the connection to a worker
@@ -206,8 +206,8 @@ def test_a_slow_request_is_logged_with_where_its_time_went(broker: Broker) -> No
     assert int(found["acceptor_ms"]) >= 200 and int(found["ms"]) >= int(found["acceptor_ms"]) and found["client"]
 
 
-def test_the_doctor_finds_nothing_and_then_what_was_done(broker: Broker) -> None:
-    """Without what this machine is set to: that is not the broker's."""
+def test_the_doctor_finds_nothing_until_a_problem_is_caused(broker: Broker) -> None:
+    """Without findings about this machine's settings, which are not the broker's."""
 
     def examined() -> list[Finding]:
         found = examine(Settings(broker.bootstrap), broker.data_dir)

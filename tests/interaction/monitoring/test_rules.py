@@ -1,4 +1,4 @@
-"""Every alert by promtool: values that make it fire, and values just below."""
+"""Every alert with promtool: values that make it fire, and values just below."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mqd.monitoring.alerts import ALERTS, rules
 from tests.interaction.monitoring.prometheus import find
 
 PAGE = Path(__file__).parents[3] / "docs" / "monitoring.md"
-AFTER_MINUTES = 70  # longer than any alert has to last, and than any range but the disk's
+AFTER_MINUTES = 70  # longer than the `for` of any alert, and than any range but the disk's
 
 
 class Case(NamedTuple):
-    """Series by their values, one a minute, in promtool's notation."""
+    """Series by name with their values, one a minute, in promtool's notation."""
 
     fires: dict[str, str]
     quiet: dict[str, str]
@@ -29,7 +29,7 @@ def both(series: str, fires: str, quiet: str) -> Case:
 
 
 def latency(metric: str, slow: str, fast: str) -> Case:
-    """A hundred a minute, all in the bucket `slow` or `fast`."""
+    """A hundred requests a minute, all in the bucket `slow` or `fast`."""
 
     def buckets(at: str) -> dict[str, str]:
         bounds = sorted({slow, fast, "+Inf"}, key=float)
@@ -102,7 +102,7 @@ CASES = {
             f'kafka_consumergroup_current_offset{{topic="t",partition="1",{_GROUP}}}': "7+2x160",
             f'kafka_consumergroup_current_offset{{topic="t",partition="2",{_GROUP}}}': "7+2x160",
         },
-        {  # all stand still; a consumer that commits every 10 minutes
+        {  # all stop consuming; a consumer that commits every 10 minutes
             f'kafka_consumergroup_lag{{topic="t",partition="0",{_GROUP}}}': "5x80",
             f'kafka_consumergroup_lag{{topic="t",partition="1",{_GROUP}}}': "5x80",
             f'kafka_consumergroup_current_offset{{topic="t",partition="0",{_GROUP}}}': "7x80",
@@ -167,7 +167,7 @@ def test_each_alert_fires_and_is_quiet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [[], ["--target", "a:9644", "--target", "b:9644", "--ca", "ca", "--token-file", "t"]]
 )
-def test_the_files_are_prometheus_own(tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_have_prometheus_format(tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
     from mqd.cli.main import cli

@@ -1,18 +1,18 @@
-"""Runs a chapter of docs/ about a cluster as it is written: every ```sh block, line by line, by
-bash; the output must contain what the page shows (the ```text block after it).
+"""Runs a chapter of docs/ about a cluster literally: bash runs every ```sh block, line by line; the
+output must contain the ```text block after it.
 
     python -m tests.interaction.pages.operations_run DIRECTORY PAGE CHAPTER
 
-in a network of its own, where the pages' addresses and ports are free. DIRECTORY is the home of the
-user who types.
+in a network namespace, where the pages' addresses and ports are free. DIRECTORY is the user's home
+directory.
 
-A line that begins with one of READY stays in the foreground of a terminal of its own: it is
-started, and waited for until it says that it is ready. `mqd up` with the address 10.0.0.2 is typed
-on another host, which is another home; TOKEN in it is the one that an invitation printed. Numbers,
-ids and spaces need not match; a line of the page that is only `...` stands for any lines. From the
-creation of the topic `flights` on, an idempotent producer writes to it; where the page makes
-settings for librdkafka, it continues with them, as a client that moves. In the end every record
-must be there, once and in order.
+A line that begins with one of READY stays in the foreground of its own terminal: it is started, and
+the run waits until it prints that it is ready. `mqd up` with the address 10.0.0.2 is typed on
+another host, which has another home directory; TOKEN in it stands for the token that an invitation
+printed. Numbers, ids and spaces need not match; a page line `...` stands for any lines. After the
+topic `flights` is created, an idempotent producer writes to it; where the page creates settings for
+librdkafka, it switches to them, as a migrated client would. In the end every record must be
+present, once and in order.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ PATIENCE_S = 180.0
 class Block(NamedTuple):
     section: str
     commands: tuple[str, ...]
-    shown: tuple[str, ...]  # lines; empty = the page shows nothing
+    shown: tuple[str, ...]  # lines; empty = the page shows no output
 
 
 def blocks(page: str, chapter_name: str) -> Iterator[Block]:
-    """Of a chapter: the ```sh blocks, each with the ```text that follows it."""
+    """The ```sh blocks of a chapter, each with the ```text that follows it."""
     chapter = page[page.index(f"\n## {chapter_name}\n") :]
     chapter = chapter[: chapter.index("\n## ", 5)]
     for section in chapter.split("\n### "):
@@ -68,7 +68,7 @@ def normal(line: str) -> str:
 
 
 def holds(shown: tuple[str, ...], printed: str) -> str:
-    """The first line of the page that was not printed, after the ones before it; "" = all were."""
+    """The first line of the page that is missing from the output, in order; "" = none."""
     lines = [normal(line) for line in printed.split("\n")]
     at = 0
     for line in shown:
@@ -88,7 +88,7 @@ def _properties(file: Path) -> dict[str, str]:
 
 
 class Terminals:
-    """Where commands are typed: one after the other, or each in a terminal of its own."""
+    """The terminals in which commands are typed: one after the other, or each in its own."""
 
     def __init__(self, home: Path) -> None:
         self._environment = {**os.environ, "HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
@@ -98,7 +98,7 @@ class Terminals:
         for folder in (home / "bin", self._second):
             folder.mkdir(parents=True)
         self._script("mqd", f'exec {sys.executable} -m mqd.cli.main "$@"')
-        # as the Makefile has it, without making an environment first
+        # as in the Makefile, but without creating an environment first
         self._script("make", f'test "$1" = cluster && exec {sys.executable} -m mqd.cli.main cluster local')
         self._script("scp", f'exec cp -p "$2" "{self._second}/${{3#{SECOND_HOST}:}}"')
 

@@ -1,5 +1,5 @@
-"""docs/delivery.md: its examples are taken from the page, run, killed in the middle, run again, and
-counted; what the page does not promise is shown.
+"""docs/delivery.md: its examples are extracted from the page, run, killed, run again, and their
+results counted; the page's exclusions are demonstrated.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Example:
         return found
 
     def kill(self) -> list[str]:
-        """The rest of its output."""
+        """Returns the rest of its output."""
         assert self.process.stdout is not None
         self.process.kill()
         rest = self.process.stdout.read().split("\n")
@@ -90,8 +90,9 @@ def run(broker: Broker, tmp_path: Path) -> Iterator[Callable[[str], Example]]:
 
 
 def end_membership(broker: Broker, group: str) -> None:
-    """A killed member is missed only after its session time-out; an administrator need not wait for
-    that. What it has sent before its end and the broker has not read yet is refused from then on.
+    """A killed member is only missed after its session timeout; removing it as an administrator is
+    faster. Requests that it sent before its end and that the broker has not read yet are refused
+    from then on.
     """
     from mqd.protocol.messages import DescribeGroupsRequest, LeaveGroupRequest
 
@@ -108,7 +109,7 @@ def end_membership(broker: Broker, group: str) -> None:
 
 
 def committed(broker: Broker, group: str) -> int:
-    """How many of the records the group is past."""
+    """How many of the records the group has committed."""
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
     found = consumer.committed([TopicPartition("payments", index) for index in range(4)], timeout=60)
     consumer.close()
@@ -145,7 +146,7 @@ def test_at_least_once(broker: Broker, run: Callable[[str], Example]) -> None:
 def test_exactly_once(broker: Broker, run: Callable[[str], Example]) -> None:
     with connect(broker) as kafka:
         create_topic(kafka, "receipts", 3)
-    for count in (130, 70, 250):  # killed in the middle of a transaction, as far as there is one
+    for count in (130, 70, 250):  # killed within a transaction, if there is one
         example = run("exactly_once.py")
         example.lines(count)
         example.kill()
@@ -175,12 +176,12 @@ def test_exactly_once(broker: Broker, run: Callable[[str], Example]) -> None:
     assert Counter(found) == Counter(f"receipt for {payment}" for payment in EVERY)
 
 
-# -- what is not promised --------------------------------------------------------------------------
+# -- exclusions ----------------------------------------------------------------------------------
 
 
 def test_readers_stop_before_the_oldest_open_transaction(broker: Broker) -> None:
-    """Two transactions and a plain record, mixed in a partition: they appear in the order of
-    offsets, when the first has ended.
+    """Two transactions and a plain record, interleaved in a partition: they become visible in
+    offset order when the first has ended.
     """
     with connect(broker) as kafka:
         topic = topic_of(kafka)
@@ -198,7 +199,7 @@ def test_readers_stop_before_the_oldest_open_transaction(broker: Broker) -> None
 
 
 def test_writers_do_not_conflict(broker: Broker) -> None:
-    """Both have read the same, and both commit."""
+    """Both have read the same value, and both commit."""
     with connect(broker) as kafka:
         topic = topic_of(kafka)
         one, other = RawProducer(kafka), RawProducer(kafka)

@@ -1,7 +1,7 @@
-"""docs/operations.md: the pages of a cluster - three brokers, a fourth, draining, a rolling restart,
-a lost host - and docs/security.md: hosts join by invitation, certificates and the key change, a
-running cluster gets TLS, users and rights - and the README's first steps. They are run as they are
-written, the clusters under load (operations_run.py).
+"""docs/operations.md (a cluster of three brokers, a fourth, draining, a rolling restart, a lost
+host), docs/security.md (joining by invitation, rotating certificates and the key, adding TLS, users
+and rights to a running cluster), and the README's first steps. They are run literally, the clusters
+under load (operations_run.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PAGES = (
 
 
 def own_network() -> list[str]:
-    """What a command is preceded by to run in a network of its own. Skips the test where that is
-    not permitted.
+    """The command prefix that runs a command in its own network namespace. Skips the test where
+    that is not permitted.
     """
     for words in (["unshare", "--net"], ["unshare", "--user", "--map-root-user", "--net"]):
         try:
@@ -54,8 +54,8 @@ def own_network() -> list[str]:
     ],
 )
 def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path, page: str, chapter: str, checked: bool) -> None:
-    """At a home whose name is as short as people's are: beside a longer one the sockets and locks
-    would be elsewhere than the page says.
+    """With a home directory of usual length: with a longer path, sockets and locks would be
+    elsewhere than on the page.
     """
     message = tmp_path / "said"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQD_")}
@@ -76,7 +76,7 @@ def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path, page: st
     assert ("\nchecked " in said) == checked and "No such file" not in said
 
 
-def test_every_page_has_commands_and_shows_what_they_print() -> None:
+def test_every_page_has_commands_and_shows_their_output() -> None:
     found = list(blocks((DOCS / "operations.md").read_text(), "A cluster"))
     assert {block.section for block in found} >= set(PAGES)
     for name in PAGES:
@@ -90,7 +90,7 @@ def test_every_page_has_commands_and_shows_what_they_print() -> None:
     ]
 
 
-def test_make_cluster_is_what_the_pages_run() -> None:
+def test_make_cluster_runs_the_command_of_the_pages() -> None:
     assert "cluster: venv\n\t$(BIN)/python -m mqd.cli.main cluster local\n" in (ROOT / "Makefile").read_text()
     assert set(READY) == {"make cluster", "mqd cluster local", "mqd up", "mqd cluster invite"}
 

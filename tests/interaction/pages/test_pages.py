@@ -1,4 +1,4 @@
-"""The pages that say what a broker speaks and measures, held against a running one."""
+"""The protocol and metrics pages, compared with a running broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kafka_connection import KafkaConnection
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 API_VERSIONS = 18
 
-# reported when worker.loop.causes is set
+# only present when worker.loop.causes is set
 WITH_LOOP_CAUSES = {
     f"mqd_loop_{cause}_seconds" for cause in ("write", "allocation", "flush", "lock", "fault", "scheduling")
 }

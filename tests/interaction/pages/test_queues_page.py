@@ -1,5 +1,5 @@
-"""docs/queues.md: its programs and commands are taken from the page and run in its order, and print
-what they promise; the job runner of examples/jobs survives kills of its workers.
+"""docs/queues.md: its programs and commands are extracted from the page, run in its order, and
+print the output shown; the job runner of examples/jobs survives kills of its workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.preloaded import PRELOADED
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "queues.md").read_text()
 PROGRAMS = {match[1]: match[2] for match in re.finditer(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL)}
-LOCK_S = 5  # shorter, a slow machine would be late with a renewal
+LOCK_S = 5  # with a shorter one a slow machine would be late with a renewal
 
 
 def commands(section: str) -> list[str]:
@@ -35,7 +35,9 @@ def commands(section: str) -> list[str]:
 
 
 def type_in(broker: Broker, *lines: str) -> str:
-    """Their output. The test's locks are shorter than the page's."""
+    """Runs commands as typed and returns their output. The test's locks are shorter than the
+    page's.
+    """
     printed = ""
     for line in lines:
         words = shlex.split(line.replace("duration.ms=15000", f"duration.ms={1000 * LOCK_S}"))
@@ -61,7 +63,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def run(broker: Broker) -> Callable[[str], str]:
-    """run(program) -> its output. The queue is empty before each program, as on the page."""
+    """run(program) -> its output. The queue is emptied before each program, as on the page."""
 
     def execute(name: str) -> str:
         program = (
@@ -111,7 +113,7 @@ def test_a_slow_job_keeps_its_lock(broker: Broker, run: Callable[[str], str]) ->
     assert run("slow_job.py") == "done, its lock was held\n"
 
 
-def test_retries_wait(broker: Broker, run: Callable[[str], str]) -> None:
+def test_retries_are_delayed(broker: Broker, run: Callable[[str], str]) -> None:
     purge(broker)
     type_in(broker, *commands("Retry with a backoff"))
     came = re.fullmatch(r"again after (\d+) s and (\d+) s\n", run("retry.py"))
@@ -131,7 +133,7 @@ def test_urgent_jobs_come_first(broker: Broker, run: Callable[[str], str]) -> No
     assert run("priorities.py") == "18 of the first 20 jobs are urgent\n"
 
 
-def test_failed_jobs_go_to_a_topic_of_their_own(broker: Broker, run: Callable[[str], str]) -> None:
+def test_failed_jobs_go_to_a_dead_letter_topic(broker: Broker, run: Callable[[str], str]) -> None:
     purge(broker)
     *settings, dry_run, redrive = commands("Failed jobs")
     type_in(broker, *settings, *commands("Delete what is done"))
@@ -152,7 +154,7 @@ def test_another_group_and_rights(broker: Broker) -> None:
 
 
 def ported(broker: Broker, name: str) -> str:
-    """What the program prints, after the set-up in its docstring."""
+    """The program's output, after the set-up in its docstring."""
     program = ROOT / "examples" / "ported" / name
     docstring = ast.get_docstring(ast.parse(program.read_text())) or ""
     type_in(broker, *re.findall(r"^ +(mqd .*)$", docstring, re.MULTILINE))

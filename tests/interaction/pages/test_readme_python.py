@@ -1,4 +1,4 @@
-"""README's Python program runs as it stands, except for the port, and prints the promised output."""
+"""README's Python program runs literally, except for the port, and prints the output shown."""
 
 from __future__ import annotations
 

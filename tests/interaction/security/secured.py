@@ -36,7 +36,7 @@ class Secured:
     def __init__(
         self, start_broker: Callable[..., Broker], protocol: str = "SASL_PLAINTEXT", ca: str = "", **config: str
     ) -> None:
-        """`ca`: the file of the authority that clients trust, where the protocol has TLS."""
+        """`ca`: the CA file that clients trust, where the protocol has TLS."""
         self.port, self.protocol, self.ca = free_port(), protocol, ca
         self.broker = start_broker(
             config={
@@ -56,7 +56,7 @@ class Secured:
         set_password(self.broker, user, password)
 
     def connect(self, **options) -> KafkaConnection:
-        """To the listener with SASL; nothing is proven yet."""
+        """To the listener with SASL, without authenticating."""
         return KafkaConnection("127.0.0.1", self.port, **options)
 
     def client(self, user: str = "alice", mechanism: str = "SCRAM-SHA-256", password: str | None = None) -> dict:
@@ -73,7 +73,7 @@ class Secured:
 
 
 class SecureBroker(Broker):
-    """Started by `mqd up --secure`."""
+    """A broker started by `mqd up --secure`."""
 
     def command(self) -> list[str]:
         return [*super().command(), "--secure"]
@@ -82,7 +82,7 @@ class SecureBroker(Broker):
 def mqd(
     broker: Broker, *words: str, stdin: str | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A command of the admin that `mqd up --secure` made."""
+    """Runs a command as the admin that `mqd up --secure` created."""
     return PRELOADED.run(  # without a terminal: passwords are read from stdin
         "-b",
         f"localhost:{broker.port}",
@@ -94,6 +94,6 @@ def mqd(
 
 
 def done(found: subprocess.CompletedProcess[str]) -> str:
-    """Its output; it must have ended well."""
+    """Returns its output; fails unless the exit code is 0."""
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout

@@ -1,4 +1,4 @@
-"""`mqd acl` and `mqd user` on a broker with an authorizer, and what the rules do to a client."""
+"""`mqd acl` and `mqd user` on a broker with an authorizer, and the effect of the rules on a client."""
 
 from __future__ import annotations
 

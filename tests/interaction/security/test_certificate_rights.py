@@ -1,4 +1,4 @@
-"""Rights of clients that prove who they are by a certificate: on the data path and at the acceptor."""
+"""Rights of clients that authenticate with a certificate: on the data path and at the acceptor."""
 
 from __future__ import annotations
 

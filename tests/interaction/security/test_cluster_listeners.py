@@ -1,5 +1,5 @@
-"""A cluster whose hosts have two listeners: a client is given the addresses of its own one, so it
-never meets a host that speaks another protocol there.
+"""A cluster whose hosts have two listeners: a client gets the addresses of the listener that it
+uses, and so never reaches a host on one with another protocol.
 """
 
 from __future__ import annotations

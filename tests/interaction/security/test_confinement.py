@@ -1,4 +1,4 @@
-"""What the processes of a running broker have given up, and that they say so."""
+"""The privileges that the processes of a running broker drop, and their log lines about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _words(pid: int, name: str) -> str:
     return next(line.split()[1] for line in lines if line.startswith(f"{name}:"))
 
 
-def test_each_process_says_what_it_gave_up_and_has(shared_broker: Broker) -> None:
+def test_each_process_logs_the_privileges_that_it_dropped(shared_broker: Broker) -> None:
     processes = [one for one in shared_broker.status()["processes"] if one["role"] != "supervisord"]
     assert {one["role"] for one in processes} == {"keeper", "acceptor", "controller", "worker"}
     for one in processes:
@@ -30,7 +30,7 @@ def test_each_process_says_what_it_gave_up_and_has(shared_broker: Broker) -> Non
     assert f'process confined  in_force="{processes[-1]["confinement"]}"' in log
 
 
-def test_a_broker_without_it(start_broker) -> None:
+def test_a_broker_without_confinement(start_broker) -> None:
     broker = start_broker(config={"process.sandbox": "off", "core.files.allow": "true"}, workers=1)
     for one in broker.status()["processes"]:
         if one["role"] not in ("supervisord", "keeper"):

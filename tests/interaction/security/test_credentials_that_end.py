@@ -1,5 +1,5 @@
-"""Deleted users, changed passwords and ended tokens: what becomes of connections that are open. As in
-Kafka they are served until they must authenticate again, and no longer.
+"""Deleted users, changed passwords and expired tokens: open connections are, as in Kafka, served
+until they must re-authenticate, and no longer.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def delete(secured: Secured, user: str) -> None:
 
 
 def prove(secured: Secured, kafka: KafkaConnection, user: str, password: str, is_token: bool = False) -> int:
-    """Authenticates by SCRAM, on a connection that may be open; the session's length in ms. Raises
-    client.NotAuthenticated.
+    """Authenticates by SCRAM, possibly on an open connection; returns the session lifetime in ms.
+    Raises client.NotAuthenticated.
     """
     lifetimes: list[int] = []
 
@@ -86,7 +86,7 @@ def test_an_open_connection_is_served_until_it_must_authenticate_again(secured: 
             prove(secured, other, "dan", "first")
         assert not is_served(other), "what no longer proves itself is not served until its time"
         sent = time.monotonic()
-        while is_served(kafka):  # of what is sent before the end some may be served after it
+        while is_served(kafka):  # some of the requests sent before the end may be served after it
             assert sent < over + CLOCKS_S, "a request was served after the bound"
             sent = time.monotonic()
         assert time.monotonic() > began + BOUND_S - CLOCKS_S, "it ended before the bound"
@@ -120,8 +120,8 @@ def test_a_token_lives_no_longer_than_the_listener_allows(secured: Secured) -> N
                 assert 0 < prove(secured, kafka, token.token_id, password, True) <= most_ms
 
 
-def test_rights_that_go_end_it_at_once(secured: Secured) -> None:
-    """The way out where that is too late: docs/security.md."""
+def test_removing_rights_takes_effect_at_once(secured: Secured) -> None:
+    """The remedy where waiting is not an option: docs/security.md."""
     secured.set_password("finn", "first")
     allowed = m.CreateAclsRequest.AclCreation(2, "*", 3, "User:finn", "*", 8, 3)  # DESCRIBE every topic
     denied = m.CreateAclsRequest.AclCreation(2, "*", 3, "User:finn", "*", 2, 2)  # ALL

@@ -1,5 +1,5 @@
-"""Dead letters and their redrive on a broker with an authorizer: a worker needs no right on the topic
-for dead letters, and a redrive needs the rights that docs/operations.md names, each of them.
+"""Dead letters and their redrive on a broker with an authorizer: a worker needs no right on the
+dead-letter topic, and a redrive needs every one of the rights that docs/operations.md names.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 
 class Alice:
-    """Her commands, and those of the administrator about her."""
+    """Her commands, and the administrator's commands about her."""
 
     def __init__(self, secured: Secured, directory: Path) -> None:
         self._admin = secured.broker.bootstrap

@@ -1,5 +1,5 @@
-"""What a cluster shows of a user that it has not: the same salt at each host, after a restart with
-another key, and nothing of the secret that it comes from.
+"""The salt that a cluster returns for an unknown user: the same at each host and after a restart
+with another key, and without revealing the secret from which it is derived.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def salts(member: Member) -> list[str]:
     return found
 
 
-def test_salts_are_the_clusters(tmp_path: Path) -> None:
+def test_salts_are_the_same_on_all_hosts(tmp_path: Path) -> None:
     key = tmp_path / "cluster.key"
     cluster_key.make(key)
     with Cluster(tmp_path, 2, config={"cluster.key.file": str(key)}) as cluster:

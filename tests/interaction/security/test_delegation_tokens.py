@@ -1,4 +1,4 @@
-"""Clients that authenticate with a delegation token, compared with its owner's password."""
+"""Clients that authenticate with a delegation token, compared with the password of its owner."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def spark_options(secured: Secured, user: str = "alice") -> dict[str, str]:
     }
 
 
-def test_a_query_reads_by_a_token_and_has_no_password(secured: Secured, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_query_reads_with_a_token_and_without_a_password(secured: Secured, caplog: pytest.LogCaptureFixture) -> None:
     """The driver's part and an executor's, without Spark's JVM."""
     values = [b"one", b"two"]
     producer = confluent_kafka.Producer(secured.client("alice"))

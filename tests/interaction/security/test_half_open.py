@@ -1,5 +1,5 @@
-"""Ten thousand clients that begin a TLS handshake and do not go on: they are cut off in time, and what
-others do meanwhile is not slower for it.
+"""Ten thousand clients begin a TLS handshake and do not finish it: they are disconnected in time,
+and other clients are not slowed down meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.kafka_connection import KafkaConnection
 from tests.ports import free_port
 
 COUNT = 10_000
-HANDSHAKE_S = 10.0  # what a handshake may take
+HANDSHAKE_S = 10.0  # the time limit of a handshake
 API_VERSIONS, METADATA = 18, 3
 ROUND_TRIPS = 200
 
@@ -33,7 +33,7 @@ def secured(tmp_path: Path) -> Iterator[tuple[Broker, int, ssl.SSLContext]]:
     config = {
         "listeners": f"PLAINTEXT://127.0.0.1:0,SSL://127.0.0.1:{port}",
         "ssl.keystore.location": str(authority.issue("broker").write(tmp_path / "keystore.pem")),
-        "max.connections": str(3 * COUNT),  # each worker has half, and some of the other's
+        "max.connections": str(3 * COUNT),  # each worker has half, with room for some of the other's
     }
     context = ssl.create_default_context(cafile=str(authority.write(tmp_path / "ca.pem")))
     with Broker(tmp_path / "data", config=config) as broker:

@@ -1,5 +1,5 @@
-"""What the hosts of a cluster send each other, as an eavesdropper on every path between them sees
-it, while certificates change.
+"""The traffic between the hosts of a cluster, as an eavesdropper on every path sees it, while
+certificates are rotated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOADED = "host certificate reloaded"
 
 
 class WatchedCluster(Cluster):
-    """Hosts know each other by the addresses of recorders."""
+    """A cluster whose hosts reach each other only through recorders."""
 
     def __init__(self, directory: Path, tls: str) -> None:
         super().__init__(directory, 3)
@@ -109,7 +109,7 @@ def wait(condition: Callable[[], bool], cluster: Cluster, what: str) -> None:
 
 
 def transact(cluster: Cluster) -> None:
-    """Over all hosts: the coordinator's host tells the leaders' hosts how it ended."""
+    """Over all hosts: the coordinator's host sends the outcome to the leaders' hosts."""
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": MARKER.decode()})
     producer.init_transactions(PATIENCE_S)
     producer.begin_transaction()
@@ -119,7 +119,9 @@ def transact(cluster: Cluster) -> None:
 
 
 def relay(cluster: Cluster, records: int = 30) -> None:
-    """By shared memory of each host: its worker sends on what other hosts lead."""
+    """Over shared memory of each host: its worker relays requests for partitions that other hosts
+    lead.
+    """
     failed: list[object] = []
     for member in cluster:
         path = str(member.data_dir / "run" / "client.sock")
@@ -139,13 +141,13 @@ def in_sync(cluster: Cluster) -> list[int]:
 
 
 def wait_loaded(cluster: WatchedCluster, words: str, times: int = 1) -> None:
-    """By controller, acceptor and worker of each host."""
+    """Waits until controller, acceptor and worker of each host have loaded the new files."""
     for member in cluster:
         wait(lambda member=member: member.logs(2000).count(words) >= 3 * times, cluster, f"not logged: {words}")
 
 
 def wait_taken(load: Load, cluster: WatchedCluster) -> None:
-    """Records, over new connections between all hosts."""
+    """Writes records over new connections between all hosts."""
     before = load.count
     for wire in cluster.wires:
         wire.end_connections()
@@ -153,7 +155,7 @@ def wait_taken(load: Load, cluster: WatchedCluster) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_in_clear_while_certificates_and_the_key_rotate(cluster: WatchedCluster) -> None:
+def test_nothing_is_sent_in_plaintext_while_certificates_and_the_key_rotate(cluster: WatchedCluster) -> None:
     transact(cluster)
     with Load(cluster) as load:
         for node_id in cluster.brokers:
@@ -177,13 +179,13 @@ def test_nothing_is_in_clear_while_certificates_and_the_key_rotate(cluster: Watc
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["off"], indirect=True)
 def test_without_tls_the_eavesdropper_sees_it(cluster: WatchedCluster) -> None:
-    """Otherwise the test above would prove nothing."""
+    """Proves that the test above can fail."""
     transact(cluster)
     assert cluster.seen().count(MARKER) >= 6, "each record goes to two followers"
 
 
 @pytest.mark.slow
-def test_a_certificate_that_has_ended_is_refused_until_it_is_renewed(cluster: WatchedCluster) -> None:
+def test_an_expired_certificate_is_refused_until_it_is_renewed(cluster: WatchedCluster) -> None:
     with Load(cluster) as load:
         cluster.certify(3, pki.issue_host(authority(), 3, LONG_AGO))
         wait(lambda: cluster.brokers[3].logs(2000).count(LOADED) >= 3, cluster, "the certificate is not loaded")
@@ -203,8 +205,8 @@ def test_a_certificate_that_has_ended_is_refused_until_it_is_renewed(cluster: Wa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["off"], indirect=True)
-def test_a_cluster_in_clear_is_encrypted_host_by_host(cluster: WatchedCluster) -> None:
-    """As one that an earlier release has secured: allowed everywhere, then required."""
+def test_a_plaintext_cluster_is_encrypted_host_by_host(cluster: WatchedCluster) -> None:
+    """Like one that an earlier release has secured: TLS is first allowed everywhere, then required."""
     with Load(cluster) as load:
         for tls in ("allowed", "required"):
             for node_id, member in cluster.brokers.items():

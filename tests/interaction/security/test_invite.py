@@ -76,4 +76,4 @@ def test_a_host_joins_by_a_token(hosts: tuple[Broker, Joining]) -> None:
         )
         said = found.stdout + found.stderr
     second.stop()
-    second.start()  # by the same command: the token was used, and is not needed any more
+    second.start()  # with the same command: the token has been used, and is no longer needed

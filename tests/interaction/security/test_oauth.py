@@ -1,4 +1,4 @@
-"""OAUTHBEARER: tokens of an issuer whose keys lie in a file, and connections that end with them."""
+"""OAUTHBEARER: tokens of an issuer whose keys are in a file, and connections that end with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ISSUER = "https://issuer.example"
 
 
 class Issuing:
-    """A broker that takes tokens, and their issuer."""
+    """A broker that accepts tokens, and their issuer."""
 
     def __init__(self, start_broker: Callable[..., Broker], folder: Path) -> None:
         self.key = rsa.generate_private_key(65537, 2048)
@@ -70,8 +70,8 @@ def issuing(start_broker: Callable[..., Broker], tmp_path: Path) -> Issuing:
     return Issuing(start_broker, tmp_path)
 
 
-def test_clients_and_tokens_that_are_renewed(issuing: Issuing) -> None:
-    """librdkafka proves itself again before its token ends, while it produces (KIP-368)."""
+def test_clients_renew_their_tokens(issuing: Issuing) -> None:
+    """librdkafka re-authenticates before its token expires, while it produces (KIP-368)."""
     failures: list[object] = []
     producer = confluent_kafka.Producer(
         {**issuing.settings(seconds=4), "on_delivery": lambda error, _: failures.append(error) if error else None}
@@ -124,7 +124,7 @@ def test_a_connection_ends_with_its_token(issuing: Issuing) -> None:
 
 
 @pytest.mark.parametrize("claim", [{"audience": "another"}, {"user": "x" * 256}])
-def test_a_refused_token_is_answered_as_rfc_7628_says(issuing: Issuing, claim: dict[str, str]) -> None:
+def test_a_refused_token_gets_the_error_of_rfc_7628(issuing: Issuing, claim: dict[str, str]) -> None:
     with KafkaConnection(port=issuing.port) as kafka:
         found = present(kafka, issuing.token(**claim))
         assert found.error_code == 0 and json.loads(found.auth_bytes) == {"status": "invalid_token"}

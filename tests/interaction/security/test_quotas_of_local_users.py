@@ -1,5 +1,5 @@
-"""Quotas of users where clients are not connections of TCP: a process of another user attaches to the
-broker by shared memory, and to a host that has to relay its batches.
+"""Quotas of users whose clients do not use TCP: a process of another user attaches to the broker
+through shared memory, and to a host that has to relay its batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RIGHTS = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two hosts. Not in pytest's directory, which other users cannot pass."""
+    """Two hosts. Not in pytest's directory, which other users cannot traverse."""
     if reason := why_not():
         pytest.skip(reason)
     directory = Path(tempfile.mkdtemp(prefix="mqd-quotas-"))

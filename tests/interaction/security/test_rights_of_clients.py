@@ -1,5 +1,5 @@
-"""Rights on the data path, by an unmodified client: who may write and read, and that a right that is
-taken away is gone when that has been answered.
+"""Rights on the data path, with an unmodified client: who may write and read, and that a right no
+longer holds once its removal has been acknowledged.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def topic_of(secured: Secured, name: str) -> str:
 
 
 def written(secured: Secured, user: str, topic: str, value: bytes = b"value") -> int | None:
-    """The error of one record; None: it is written."""
+    """The error code of writing one record; None: it is written."""
     errors: list[KafkaError | None] = []
     settings = {**secured.client(user), "message.timeout.ms": PATIENCE_S * 1000}
     producer = confluent_kafka.Producer(settings)
@@ -113,7 +113,7 @@ def reader(secured: Secured, user: str, topic: str) -> confluent_kafka.Consumer:
     return consumer
 
 
-def test_each_client_does_what_it_may(secured: Secured) -> None:
+def test_each_client_is_limited_to_its_rights(secured: Secured) -> None:
     topic = topic_of(secured, "orders")
     grant(secured, rule("bob", AclOperation.WRITE, topic), rule("alice", AclOperation.READ, topic))
     assert written(secured, "bob", topic) is None
@@ -130,12 +130,12 @@ def test_each_client_does_what_it_may(secured: Secured) -> None:
         events = [json.loads(line) for line in whole.splitlines()]
         return {(one["principal"], one["operation"], one["resource"]) for one in events if one["event"] == "denied"}
 
-    # workers hand their denials to the acceptor, which writes them, after they have answered
+    # workers hand their denials to the acceptor, which logs them after the response
     expected = {("User:alice", "WRITE", topic), ("User:bob", "READ", topic)}
     eventually(lambda: expected <= denied(), lambda: f"not all in {denied()}")
 
 
-def test_a_right_is_gone_when_its_removal_is_answered(secured: Secured) -> None:
+def test_a_removed_right_no_longer_holds_after_the_response(secured: Secured) -> None:
     topic = topic_of(secured, "revoked")
     reads = rule("alice", AclOperation.READ, topic)
     grant(secured, reads, rule("bob", AclOperation.WRITE, topic))
@@ -159,8 +159,8 @@ def test_a_right_is_gone_when_its_removal_is_answered(secured: Secured) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_rules_of_one_user(secured: Secured) -> None:
-    """Literals and prefixes, allowed and denied: a change among them is in force when it is answered,
-    and so is the removal of all.
+    """Literals and prefixes, allowed and denied: a change among them takes effect before it is
+    acknowledged, and so does the removal of all.
     """
     topic, size = topic_of(secured, "many"), 10_000
     kinds = [(3, 3), (4, 3), (3, 2), (4, 2)]  # (pattern type, permission)
@@ -209,7 +209,9 @@ def test_a_share_group_needs_rights_on_group_and_topic(secured: Secured) -> None
         )
 
         def fetched() -> list[int]:
-            """The error of the whole, then of each partition; each is the first fetch of a session."""
+            """The top-level error, then that of each partition; each is the first fetch of a
+            session.
+            """
             response = kafka.call(78, 1, request)
             return [response.error_code, *[one.error_code for part in response.responses for one in part.partitions]]
 
@@ -236,7 +238,9 @@ def proven(secured: Secured, kafka: KafkaConnection, user: str) -> KafkaConnecti
 
 
 def test_names_with_wildcards_and_unicode_are_literal(secured: Secured) -> None:
-    """No name but "*" stands for others, and none is normalised: neither of topics, groups nor users."""
+    """Only the name "*" stands for others, and names are not normalised: neither of topics, groups
+    nor users.
+    """
     topic, composed, decomposed = topic_of(secured, "odd.good"), "gr\u00fcn", "gru\u0308n"
     looks_like_it = ("odd.*", "odd.goo?", "odd.g[o]od", "odd.g\u043eod", "odd.\uff47ood", "odd.good\u200b", "ODD.GOOD")
     alike = "\u0430lice"  # Cyrillic
@@ -282,9 +286,9 @@ def set_topic(settings: dict, topic: str, name: str, value: str) -> None:
 
 
 def test_dead_letters_need_the_consent_of_their_topic(secured: Secured) -> None:
-    """KIP-1191: a user that configures a group can name only a topic whose configuration takes
-    letters, and that is set by who may alter the topic. A topic that the user may not see looks
-    like a missing one.
+    """KIP-1191: a user that configures a group can only name a topic whose configuration accepts
+    dead letters, which is set by a user who may alter the topic. A topic that the user may not
+    describe looks like a missing one.
     """
     hidden, letters = (topic_of(secured, name) for name in ("dlq.hidden", "dlq.seen"))
     group, alice = "workers", secured.client("alice")

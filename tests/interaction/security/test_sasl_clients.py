@@ -1,4 +1,4 @@
-"""Other people's clients prove who they are, and are refused when they cannot. Every client by every
+"""Third-party clients authenticate, and are refused with wrong credentials. Every client with every
 mechanism, under kills: tests/compat/security/test_mechanisms.py.
 """
 
@@ -111,7 +111,7 @@ def test_aiokafka(secured: Secured) -> None:
 
 
 def refusal(settings: dict) -> confluent_kafka.KafkaError:
-    """What librdkafka says of a connection that is refused."""
+    """librdkafka's error for a refused connection."""
     errors: list[confluent_kafka.KafkaError] = []
     admin = confluent_kafka.admin.AdminClient({**settings, "error_cb": errors.append})
     deadline = time.monotonic() + PATIENCE_S
@@ -124,7 +124,7 @@ def refusal(settings: dict) -> confluent_kafka.KafkaError:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_wrong_password_and_an_unknown_user_hear_the_same(secured: Secured, mechanism: str) -> None:
+def test_a_wrong_password_and_an_unknown_user_get_the_same_error(secured: Secured, mechanism: str) -> None:
     wrong = refusal(secured.client("alice", mechanism, "wrong")).str()
     unknown = refusal({**secured.client("alice", mechanism), "sasl.username": "nobody"}).str()
     text = f"invalid credentials with SASL mechanism {mechanism}"
@@ -162,7 +162,7 @@ def test_the_command_line(secured: Secured, tmp_path) -> None:
     assert refused.returncode != 0 and "invalid credentials" in refused.stderr and "user alice" in refused.stderr
 
 
-def test_a_password_that_changes(secured: Secured) -> None:
+def test_a_changed_password(secured: Secured) -> None:
     """An open connection continues; the next one needs the new password."""
     secured.set_password("carol", "first")
     producer = confluent_kafka.Producer(secured.client("carol", password="first"))

@@ -1,4 +1,4 @@
-"""What a connection of a SASL listener may send, in which order, and what becomes of the others."""
+"""The requests that a connection of a SASL listener may send, in which order; others close it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plain(user: str = "alice", password: str | None = None) -> bytes:
     return f"\0{user}\0{PASSWORDS[user] if password is None else password}".encode()
 
 
-def test_nothing_but_authentication_comes_first(secured: Secured) -> None:
+def test_requests_before_authentication_are_refused(secured: Secured) -> None:
     with secured.connect() as kafka:
         assert kafka.call(API_VERSIONS, 3).error_code == 0
         with pytest.raises(ConnectionEnded):
@@ -101,7 +101,7 @@ def test_a_token_without_a_handshake(secured: Secured) -> None:
             kafka.call(METADATA, 12, MetadataRequest())
 
 
-def test_a_plain_listener_has_nothing_to_prove(secured: Secured) -> None:
+def test_a_plain_listener_has_no_sasl(secured: Secured) -> None:
     with KafkaConnection(port=secured.broker.port) as kafka:
         found = kafka.call(HANDSHAKE, 1, SaslHandshakeRequest(mechanism="PLAIN"))
         assert found.error_code == ErrorCode.ILLEGAL_SASL_STATE
@@ -123,7 +123,7 @@ def frame(body: bytes) -> bytes:
 
 
 def bare(kafka: KafkaConnection) -> bytes:
-    """A bare token of the old form."""
+    """A token of the old form, without a Kafka header."""
     head = kafka.socket.recv(4, socket.MSG_WAITALL)
     if len(head) < 4:
         raise ConnectionEnded("closed")
@@ -164,7 +164,7 @@ def test_a_giant_token_and_a_truncated_one(secured: Secured) -> None:
         assert found.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
-def test_a_replayed_proof(secured: Secured) -> None:
+def test_a_replayed_proof_is_refused(secured: Secured) -> None:
     tokens: list[bytes] = []
     with secured.connect() as kafka:
         kafka.call(HANDSHAKE, 1, SaslHandshakeRequest(mechanism="SCRAM-SHA-256"))
@@ -181,7 +181,7 @@ def test_a_replayed_proof(secured: Secured) -> None:
         assert found.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
-def test_a_client_proves_itself_again_as_the_same_user_only(secured: Secured) -> None:
+def test_a_client_re_authenticates_only_as_the_same_user(secured: Secured) -> None:
     with secured.connect() as kafka:
         authenticate(kafka)
         authenticate(kafka)
@@ -192,7 +192,7 @@ def test_a_client_proves_itself_again_as_the_same_user_only(secured: Secured) ->
             kafka.call(METADATA, 12, MetadataRequest())
 
 
-def test_a_session_ends(start_broker: Callable[..., Broker]) -> None:
+def test_a_session_expires(start_broker: Callable[..., Broker]) -> None:
     """KIP-368: the connection of a client that ignores the session lifetime is closed."""
     port = Secured(start_broker, **{"connections.max.reauth.ms": "3000"})
     with port.connect() as kafka:
@@ -215,7 +215,7 @@ def test_a_session_ends(start_broker: Callable[..., Broker]) -> None:
 
 @pytest.mark.parametrize("when", ["before", "between", "after"])
 def test_the_acceptor_dies(secured: Secured, when: str) -> None:
-    """An exchange that it held is lost, a proven connection is not."""
+    """An exchange in progress is lost, an authenticated connection is not."""
     with secured.connect(timeout_s=20) as kafka:
         if when == "before":
             _kill_acceptor(secured)
@@ -245,7 +245,7 @@ def test_a_silent_connection_is_closed(secured: Secured) -> None:
         assert 5 < time.monotonic() - began < 25
 
 
-def test_nonsense_does_not_disturb_others(secured: Secured) -> None:
+def test_invalid_requests_do_not_disturb_others(secured: Secured) -> None:
     with secured.connect() as bystander:
         authenticate(bystander)
         for size in (1, 8, 100, 5000):

@@ -30,7 +30,7 @@ USER_PASSWORD, WRONG_PASSWORD = "alice-was-here-2026", "not-the-password-of-alic
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """With passwords by each way that there is: a referenced file, a referenced variable, a
+    """With passwords given in every possible way: a referenced file, a referenced variable, a
     variable of its own.
     """
     place = tmp_path_factory.mktemp("secrets")
@@ -77,7 +77,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def test_no_secret_is_to_be_found(broker: Broker) -> None:
+def test_no_secret_can_be_found(broker: Broker) -> None:
     places = secure.files(broker.data_dir)
     done(mqd(broker, "user", "create", "alice", "--password-stdin", stdin=f"{USER_PASSWORD}\n"))
     done(mqd(broker, "topic", "create", "orders"))
@@ -102,7 +102,7 @@ def test_no_secret_is_to_be_found(broker: Broker) -> None:
     assert broker.process is not None
     for pid in descendants(broker.process.pid):
         said[f"arguments of {pid}"] = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if pid != broker.process.pid:  # which is as it was started
+        if pid != broker.process.pid:  # its environment is the one it was started with
             said[f"environment of {pid}"] = Path(f"/proc/{pid}/environ").read_bytes()
     assert len([name for name in said if name.startswith("environment")]) == 5
     for file in broker.data_dir.rglob("*"):
@@ -117,16 +117,18 @@ def test_no_secret_is_to_be_found(broker: Broker) -> None:
     assert not paths.layout(broker.data_dir).resolved_config.exists()
 
 
-def test_the_search_finds_what_is_there(broker: Broker) -> None:
-    """The environment that the broker was started with has one, and only its user may read it."""
+def test_the_search_finds_a_secret_that_is_visible(broker: Broker) -> None:
+    """The environment with which the broker was started contains one, and only its user may read
+    it.
+    """
     assert broker.process is not None
     environment = Path(f"/proc/{broker.process.pid}/environ")
     assert STORE_PASSWORD.encode() in environment.read_bytes()
     if not LOOKED_INTO:
-        assert environment.stat().st_uid == 0  # not dumpable: root's, for all other users
+        assert environment.stat().st_uid == 0  # not dumpable: owned by root, from the point of view of other users
 
 
-def test_the_metrics_are_for_those_with_the_token(broker: Broker) -> None:
+def test_metrics_require_the_token(broker: Broker) -> None:
     url = broker.status()["metrics_url"]
     assert url.startswith("https://localhost:")
     trusting = ssl.create_default_context(cafile=str(broker.data_dir.parent / "ca.pem"))
@@ -138,7 +140,7 @@ def test_the_metrics_are_for_those_with_the_token(broker: Broker) -> None:
         assert b"mqd_worker_running" in response.read()
 
 
-def test_a_token_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+def test_an_unusable_token_stops_the_start(tmp_path: Path) -> None:
     words = ["up", "--data-dir", str(tmp_path / "data"), "--port", "0", "--set", f"metrics.token.file={tmp_path}/none"]
     found = subprocess.run(
         [sys.executable, "-m", "mqd.cli.main", *words], capture_output=True, text=True, timeout=60, env={**os.environ}

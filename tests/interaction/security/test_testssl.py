@@ -1,5 +1,5 @@
-"""testssl.sh against a listener as `mqd up --secure` makes it: it finds nothing that it calls a
-weakness, and its handshakes disturb no client.
+"""testssl.sh against a listener as `mqd up --secure` creates it: it reports no weakness, and its
+handshakes disturb no client.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# what a cluster's own authority has: no public root trusts it, and it publishes no revocations
+# expected of a private CA: no public root trusts it, and it publishes no revocations
 OF_OUR_OWN_AUTHORITY = {"cert_chain_of_trust", "cert_revocation"}
 WEAK = ("LOW", "MEDIUM", "HIGH", "CRITICAL", "FATAL")
 KINDS = ("--protocols", "--std", "--pfs", "--server-preference", "--server-defaults", "--vulnerable")
-# a scan that was cut short lacks some of these
+# an interrupted scan lacks some of these
 FOUND = {
     **dict.fromkeys(("SSLv2", "SSLv3", "TLS1", "TLS1_1"), "not offered"),
     **dict.fromkeys(("TLS1_2", "TLS1_3"), "offered"),
@@ -35,7 +35,7 @@ FOUND = {
 
 
 def installed_or_unpacked(folder: Path) -> tuple[str, dict[str, str]]:
-    """The script, and its environment. Skips the test where it cannot be had."""
+    """The script, and its environment. Skips the test where it is not available."""
     environment = {**os.environ, "TERM": "dumb"}
     if installed := shutil.which("testssl") or shutil.which("testssl.sh"):
         return installed, environment
@@ -47,7 +47,7 @@ def installed_or_unpacked(folder: Path) -> tuple[str, dict[str, str]]:
     for needed in ("hexdump", "openssl", "ps"):
         if shutil.which(needed) is None:
             pytest.skip(f"testssl.sh needs {needed}")
-    # it wants a resolver, even for an address that needs none
+    # it insists on a resolver, even for an address that needs none
     resolver = folder / "bin" / "host"
     resolver.parent.mkdir()
     resolver.write_text("#!/bin/sh\nexit 1\n")

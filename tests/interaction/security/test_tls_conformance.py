@@ -1,7 +1,8 @@
-"""What a TLS server must answer to clients that break the protocol, as tlsfuzzer and testssl ask it:
-old versions and ciphers, records that are empty, split, interleaved, too long or of no type, messages
-out of order, wrong proofs, renegotiation, heartbeat, compression, downgrades, early data, damaged
-tickets. The client is tlslite-ng, or bytes. Alerts' names are those of RFC 8446.
+"""Required responses of a TLS server to clients that break the protocol, after the tests of
+tlsfuzzer and testssl: old versions and ciphers, records that are empty, split, interleaved, too
+long or of an unknown type, messages out of order, wrong proofs, renegotiation, heartbeat,
+compression, downgrades, early data, damaged tickets. The client is tlslite-ng, or raw bytes. Alerts
+have the names of RFC 8446.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ALERTS = {
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Of a listener with TLS; at the end the broker is whole."""
+    """Of a listener with TLS; after all tests the broker must still be intact."""
     folder, tls_port = tmp_path_factory.mktemp("tls"), free_port()
     config = {
         "listeners": f"PLAINTEXT://127.0.0.1:0,SSL://127.0.0.1:{tls_port}",
@@ -63,7 +64,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def served_afterwards(port: int) -> Iterator[None]:
-    """Whatever one client did, the next one is served."""
+    """After each test another client is served."""
     yield
     with secured(port) as connection:
         assert is_served(connection)
@@ -140,7 +141,7 @@ def record(kind: int, body: bytes, version: tuple[int, int] = (3, 3)) -> bytes:
 def client_hello(
     ciphers: tuple[int, ...] = (0xC02B, 0x1301), compression: tuple[int, ...] = (0,), extensions: bytes | None = None
 ) -> bytes:
-    """A handshake message of a client that speaks TLS 1.2, unless its extensions say more."""
+    """A ClientHello of TLS 1.2, unless its extensions say more."""
     if extensions is None:
         extensions = ec_extensions()
     body = struct.pack(">BB", 3, 3) + bytes(range(32)) + b"\0"
@@ -160,7 +161,7 @@ def ec_extensions() -> bytes:
 
 
 def answer_to(port: int, *sent: bytes) -> tuple[str, bytes]:
-    """The first record that comes: (an alert's name, "handshake", "closed" ...; its body)."""
+    """The first record in the response: (an alert's name, "handshake", "closed" ...; its body)."""
     with connected(port) as connection:
         with contextlib.suppress(ConnectionError):
             for part in sent:
@@ -185,7 +186,7 @@ def test_old_versions_are_refused(port: int, version: tuple[int, int]) -> None:
     assert handshake_refused(port, version) in ("protocol_version", "handshake_failure")
 
 
-def test_the_versions_that_there_are(port: int) -> None:
+def test_supported_versions(port: int) -> None:
     for version in (TLS_1_2, TLS_1_3):
         with secured(port, version) as connection:
             assert connection.version == version and is_served(connection)
@@ -234,7 +235,7 @@ def test_groups_that_cost_a_server_more_than_a_client_are_refused(port: int, gro
 # -- downgrades ------------------------------------------------------------------------------------
 
 
-def test_a_server_that_could_do_more_says_so(port: int) -> None:
+def test_a_downgrade_is_marked_in_server_hello(port: int) -> None:
     """The sentinel in ServerHello's random (RFC 8446 4.1.3)."""
     kind, body = answer_to(port, record(HANDSHAKE, client_hello((0xC02B,))))
     assert kind == "handshake" and body[0] == 2
@@ -256,7 +257,7 @@ def test_compression_is_never_chosen(port: int) -> None:
     assert answer_to(port, record(HANDSHAKE, client_hello((0xC02B,), (1,))))[0] in ("illegal_parameter", "decode_error")
 
 
-def test_heartbeat_is_not_offered_and_has_no_answer(port: int) -> None:
+def test_heartbeat_is_not_offered_and_gets_no_response(port: int) -> None:
     hello = client_hello((0xC02B,), extensions=ec_extensions() + extension(ExtensionType.heartbeat, b"\x01"))
     kind, body = answer_to(port, record(HANDSHAKE, hello))
     (message_bytes,) = struct.unpack(">I", b"\0" + body[1:4])
@@ -270,7 +271,7 @@ def test_heartbeat_is_not_offered_and_has_no_answer(port: int) -> None:
         assert alert_of(lambda: connection.recv(100)) in ("unexpected_message", "closed")
 
 
-def test_an_extension_that_comes_twice(port: int) -> None:
+def test_a_duplicate_extension_is_refused(port: int) -> None:
     hello = client_hello((0xC02B,), extensions=ec_extensions() + extension(10, struct.pack(">HH", 2, 0x0017)))
     assert answer_to(port, record(HANDSHAKE, hello))[0] in ("illegal_parameter", "decode_error")
 
@@ -281,11 +282,11 @@ def test_unknown_extensions_are_ignored(port: int, kind: int) -> None:
     assert answer_to(port, record(HANDSHAKE, hello))[0] == "handshake"
 
 
-def test_lengths_that_lie(port: int) -> None:
+def test_wrong_lengths_are_refused(port: int) -> None:
     hello = client_hello((0xC02B,))
     for changed in (
-        hello[:1] + (len(hello) - 5).to_bytes(3, "big") + hello[4:-1],  # shorter than what is in it
-        hello[:38] + b"\xff" + hello[39:],  # the session's length
+        hello[:1] + (len(hello) - 5).to_bytes(3, "big") + hello[4:-1],  # shorter than its content
+        hello[:38] + b"\xff" + hello[39:],  # the length of the session id
         client_hello((0xC02B,), extensions=extension(10, b"\xff\xff\0\x17")),
         client_hello((0xC02B,), extensions=struct.pack(">HH", 0, 0xFFFF)),
         client_hello((0xC02B,), ()),
@@ -324,7 +325,7 @@ def test_records_without_content(port: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 19, 25, 99, 255])
-def test_records_of_no_type(port: int, kind: int) -> None:
+def test_records_of_unknown_types(port: int, kind: int) -> None:
     assert answer_to(port, record(kind, b"x" * 20))[0] not in ("handshake", "data")
     with secured(port, TLS_1_2) as connection:
         send(connection, kind, b"x" * 20)
@@ -340,20 +341,20 @@ def test_records_that_are_too_long(port: int) -> None:
 
 
 @pytest.mark.parametrize("version", [TLS_1_2, TLS_1_3])
-def test_a_record_that_was_changed_on_its_way(port: int, version: tuple[int, int]) -> None:
+def test_a_modified_record_is_refused(port: int, version: tuple[int, int]) -> None:
     with secured(port, version) as connection:
         connection.sock.sendall(record(APPLICATION_DATA, bytes(60)))
         assert alert_of(lambda: connection.recv(10)) == "bad_record_mac"
 
 
-def test_messages_of_another_kind_between_the_parts_of_one(port: int) -> None:
+def test_interleaved_messages_are_refused(port: int) -> None:
     hello = client_hello((0xC02B,))
     for kind, body in ((APPLICATION_DATA, b"GET /"), (CHANGE_CIPHER_SPEC, b"\x01"), (ALERT, b"\x01")):
         sent = record(HANDSHAKE, hello[:30]) + record(kind, body) + record(HANDSHAKE, hello[30:])
         assert answer_to(port, sent)[0] not in ("data", "handshake"), kind
 
 
-def test_cipher_specs_that_change_too_early(port: int) -> None:
+def test_early_change_cipher_spec_is_refused(port: int) -> None:
     """CVE-2014-0224: the keys would be empty ones."""
     with connected(port) as connection:
         connection.sendall(record(HANDSHAKE, client_hello((0xC02B,))))
@@ -370,7 +371,7 @@ def test_cipher_specs_that_change_too_early(port: int) -> None:
 
 
 @pytest.mark.parametrize("version", [TLS_1_2, TLS_1_3])
-def test_a_wrong_finished(port: int, version: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_finished_is_refused(port: int, version: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     create = messages.Finished.create
 
     def wrong(self, verify_data):
@@ -393,7 +394,7 @@ def test_renegotiation_is_refused(port: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"\x18\0\0\x01\x02", b"\x18\0\0\0", b"\x18\0\0\x02\0\0", b"\x18\0\0\x01\xff"])
-def test_key_updates_that_are_none(port: int, body: bytes) -> None:
+def test_invalid_key_updates_are_refused(port: int, body: bytes) -> None:
     with secured(port, TLS_1_3) as connection:
         send(connection, HANDSHAKE, body)
         assert alert_of(lambda: connection.recv(10)) in ("illegal_parameter", "decode_error", "unexpected_message")
@@ -408,7 +409,7 @@ def test_key_updates_between_requests(port: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 2, 4, 11, 20, 99])
-def test_messages_that_no_client_sends(port: int, kind: int) -> None:
+def test_messages_that_only_servers_send_are_refused(port: int, kind: int) -> None:
     message = bytes([kind]) + b"\0\0\x04abcd"
     assert answer_to(port, record(HANDSHAKE, message))[0] in ("unexpected_message", "decode_error", "closed")
     with secured(port, TLS_1_3) as connection:
@@ -442,7 +443,7 @@ def test_a_damaged_ticket_is_a_new_session(port: int) -> None:
 
 
 def test_early_data_is_not_taken(port: int) -> None:
-    """A client that sends it all the same is not served it."""
+    """Early data that is sent regardless is not processed."""
     versions = extension(43, b"\x02\x03\x04")
     early = extension(ExtensionType.early_data, b"")
     hello = client_hello((0x1301,), extensions=ec_extensions() + versions + early)

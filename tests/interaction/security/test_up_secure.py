@@ -1,4 +1,4 @@
-"""`mqd up --secure`: the commands of docs/security.md, typed as they stand there."""
+"""`mqd up --secure`: the commands of docs/security.md, run literally."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def librdkafka(text: str) -> dict[str, str]:
 
 
 def typed() -> list[list[str]]:
-    """The commands of "In five minutes" in docs/security.md, but for the start and the export."""
+    """The commands of "In five minutes" in docs/security.md, without the start and the export."""
     page = (ROOT / "docs" / "security.md").read_text()
     block = re.search(r"^export MQD_CLIENT_CONFIG=.*?\n(.*?)^```", page, re.M | re.S)
     assert block is not None
     return [shlex.split(line) for line in block[1].splitlines()]
 
 
-def test_the_page_from_nothing_to_a_user_with_rights(broker: Broker, tmp_path: Path) -> None:
+def test_the_commands_of_the_page(broker: Broker, tmp_path: Path) -> None:
     password = ""
     for command in typed():
         assert command[0] == "mqd"
@@ -79,14 +79,14 @@ def test_a_restart_keeps_certificates_and_users(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--port", "0"), ("--set", "listeners=PLAINTEXT://127.0.0.1:0")])
-def test_without_the_flag_it_does_not_open(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_without_the_flag_no_listener_is_opened(tmp_path: Path, words: tuple[str, ...]) -> None:
     secure.prepare(tmp_path, 1, ["localhost"])
     command = [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(tmp_path), *words]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert found.returncode == 1 and "start it with --secure" in found.stderr
 
 
-def test_the_broker_proves_who_it_is(broker: Broker) -> None:
+def test_the_broker_authenticates_itself(broker: Broker) -> None:
     places = secure.files(broker.data_dir)
     trusting = ssl.create_default_context(cafile=str(places.ca))
     for host in ("localhost", "127.0.0.1"):

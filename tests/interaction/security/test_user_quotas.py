@@ -1,5 +1,5 @@
-"""Quotas of users and of their clients, of addresses, and limits of connections: one broker, two
-users and a listener without authentication.
+"""Quotas of users, their clients and addresses, and connection limits: one broker, two users and a
+listener without authentication.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.interaction.traffic import eventually
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 PRODUCE, CONNECTION = "producer_byte_rate", "connection_creation_rate"
-RATE = 50_000  # and a burst of one second
-SLOW_RATE = RATE // 5  # the debt is not paid before the next look, however slow the machine
+RATE = 50_000  # with a burst of one second
+SLOW_RATE = RATE // 5  # the debt is not paid before the next check, however slow the machine
 TOPIC = "quotas"
 
 
@@ -80,8 +80,8 @@ def throttled_ms(kafka: KafkaConnection, size: int = 3 * RATE) -> int:
     return response.throttle_time_ms
 
 
-def waits(kafka: KafkaConnection) -> bool:
-    """Whether its next request is left unread. It is still to be received."""
+def is_throttled(kafka: KafkaConnection) -> bool:
+    """Whether its next request is left unread. The response still has to be received."""
     kafka.send(0, 9, request(10))
     return not select.select([kafka.socket], [], [], 0.2)[0]
 
@@ -96,7 +96,7 @@ def test_a_user_shares_its_quota_among_its_clients_and_with_no_other_user(secure
         limit(admin, PRODUCE, SLOW_RATE, user="alice")
         assert 13_000 < throttled_ms(one) <= 14_100
         assert throttled_ms(bob) == throttled_ms(admin) == 0
-        assert waits(two)
+        assert is_throttled(two)
         limit(admin, PRODUCE, None, user="alice")
         assert two.receive().body.throttle_time_ms == throttled_ms(one) == 0
 
@@ -121,13 +121,13 @@ def test_the_default_user_quota_holds_for_each_user_and_for_anonymous(secured: S
     with plain(secured) as admin, proven(secured, "alice", "a") as alice, proven(secured, "bob", "b") as bob:
         limit(admin, PRODUCE, SLOW_RATE, user=None)
         assert throttled_ms(alice) > 1000
-        assert throttled_ms(bob, SLOW_RATE // 2) == 0  # a bucket of its own
+        assert throttled_ms(bob, SLOW_RATE // 2) == 0  # it has its own bucket
         limit(admin, PRODUCE, 100 * RATE, user="ANONYMOUS")
         assert throttled_ms(admin) == 0
         limit(admin, PRODUCE, None, user="ANONYMOUS")
         assert throttled_ms(admin) > 1000
         with plain(secured, "another") as another:
-            assert waits(another)
+            assert is_throttled(another)
             limit(bob, PRODUCE, None, user=None)
             another.receive()
 
@@ -145,7 +145,8 @@ def test_an_address_connects_no_faster_than_its_quota(secured: Secured) -> None:
             except ConnectionEnded:
                 ended += 1
             kafka.close()
-        # a second's burst is two, and the first; a slow machine opens them in a time that allows more
+        # two in a second's burst, and the first; a slow machine takes so long to open them that
+        # more are allowed
         assert 7 - 3 - 2 * (time.monotonic() - began) <= ended <= 5
         limit(admin, CONNECTION, None, ip="127.0.0.1")
         limit(admin, CONNECTION, None, ip=None)
@@ -163,7 +164,7 @@ def configure(kafka: KafkaConnection, name: str, value: str | None) -> None:
     assert response.error_code == 0, response.error_message
 
 
-def test_an_address_has_so_many_connections(secured: Secured) -> None:
+def test_connections_of_an_address_are_limited(secured: Secured) -> None:
     with plain(secured) as admin:
         configure(admin, "max.connections.per.ip.overrides", "127.0.0.1:4")
         asked = DescribeConfigsRequest.Resource(4, "1", ["max.connections.per.ip", "max.connections.per.ip.overrides"])
@@ -172,7 +173,7 @@ def test_an_address_has_so_many_connections(secured: Secured) -> None:
             "max.connections.per.ip": "2147483647",
             "max.connections.per.ip.overrides": "127.0.0.1:4",
         }
-        # those of the tests before may not have ended everywhere yet
+        # those of earlier tests may not have ended everywhere yet
         held = [admin]
         for _ in range(3):
             held.append(eventually(lambda: connected(secured), "it is served"))
@@ -186,7 +187,7 @@ def test_an_address_has_so_many_connections(secured: Secured) -> None:
 
 @pytest.mark.parametrize("name", ["max.connections", "listener.name.plaintext.max.connections"])
 def test_connections_are_limited_and_allowed_again_without_a_restart(secured: Secured, name: str) -> None:
-    """The connections that are open when the limit comes count."""
+    """Connections that are open when the limit is set count."""
     with plain(secured) as admin, contextlib.ExitStack() as ends:
         held = [ends.enter_context(plain(secured, str(number))) for number in range(6)]
         for kafka in held:
@@ -203,7 +204,7 @@ def test_connections_are_limited_and_allowed_again_without_a_restart(secured: Se
 
 
 def connected(secured: Secured) -> KafkaConnection | None:
-    """A connection, if it is served."""
+    """A connection, or None if it was refused."""
     kafka = plain(secured, "c")
     with contextlib.suppress(ConnectionEnded):
         if kafka.call(18, 3).error_code == 0:
@@ -219,7 +220,7 @@ def is_served(secured: Secured) -> bool:
     return kafka is not None
 
 
-def test_a_listener_accepts_no_faster_than_its_rate_of_now(secured: Secured) -> None:
+def test_a_listeners_rate_can_be_changed(secured: Secured) -> None:
     name = "listener.name.plaintext.max.connection.creation.rate"
     with plain(secured) as admin:
         configure(admin, name, "2")

@@ -1,4 +1,6 @@
-"""Rights on views: READ on the view alone shows what it selects; creating one takes READ on its base."""
+"""Rights on views: READ on the view suffices to read its records; creating one requires READ on its
+base.
+"""
 
 from __future__ import annotations
 

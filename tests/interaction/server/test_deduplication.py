@@ -35,7 +35,7 @@ def topic(broker: Broker) -> str:
 
 
 def produce(broker: Broker, topic: str, *ids: str, **config: str | bool) -> list[int]:
-    """Offsets that the producer gets for records sent as one batch."""
+    """Sends records as one batch; returns the offsets reported to the producer."""
     reports: list[Message] = []
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 100, **config})
     for number in ids:
@@ -63,7 +63,7 @@ def left_out(broker: Broker) -> float:
 
 
 def values(broker: Broker, topic: str) -> list[tuple[int, str]]:
-    """(offset, value) of what read_committed shows up to the end of the log."""
+    """(offset, value) of all records that read_committed returns up to the end of the log."""
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": topic, "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, 0, 0)])
     found = []
@@ -103,7 +103,7 @@ def test_ids_of_an_aborted_transaction_are_free(broker: Broker, topic: str) -> N
     producer.init_transactions(PATIENCE_S)
     for commit in (False, True):
         producer.begin_transaction()
-        for _ in range(2):  # its own id is known within the transaction
+        for _ in range(2):  # its own id is a duplicate within the transaction
             producer.produce(topic, f"committed {commit}", headers={"dedup-id": "1"}, partition=0)
             producer.flush(PATIENCE_S)
         producer.commit_transaction(PATIENCE_S) if commit else producer.abort_transaction(PATIENCE_S)

@@ -1,5 +1,5 @@
-"""Settings of the engine that only show in a running broker: each is looked for where it must have
-arrived.
+"""Settings of the engine whose effect is only visible in a running broker: each is checked at the
+place where it takes effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _cpus_of_threads(pid: int) -> set[str]:
     return found
 
 
-def test_settings_of_the_engine_arrive(start_broker) -> None:
+def test_settings_of_the_engine_take_effect(start_broker) -> None:
     cpu = min(os.sched_getaffinity(0))
     broker = start_broker(
         workers=1,
@@ -68,7 +68,7 @@ def test_settings_of_the_engine_arrive(start_broker) -> None:
     (segment,) = (broker.data_dir / "log" / "t-0").glob("*.log")
 
     def reserved_bytes() -> int:
-        """After one more record: an idle partition releases its preallocated space."""
+        """Measured after one more record: an idle partition releases its preallocated space."""
         producer.produce("t", b"x")
         assert producer.flush(60) == 0
         found = segment.stat().st_blocks * 512

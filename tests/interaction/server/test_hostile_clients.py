@@ -1,5 +1,5 @@
-"""Clients that behave badly for a long time: they stop reading, send a byte now and then, do
-nothing at all by the thousand. They cost little and harm no other client.
+"""Clients that misbehave for a long time: they stop reading, send a byte now and then, or stay idle
+by the thousand. They cost little and do not harm other clients.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ MIB = 1 << 20
 
 @pytest.fixture
 def watch(start_broker, io_backend) -> Watch:
-    """A broker of its own, for memory is measured."""
+    """A broker for this module only, since memory is measured."""
     return Watch(start_broker(config={"io.backend": io_backend, "log.flush.on.ack": "false"}))
 
 
 def _others_are_served(connections: list[KafkaConnection], topic: str, seconds: float, values: int = 20) -> None:
-    """Each partition takes records through each worker, none later than `seconds`."""
+    """Each partition can be written through each worker, in at most `seconds`."""
     for kafka in connections:
         for partition in (0, 1):
             for _ in range(values):
@@ -54,7 +54,7 @@ def _others_are_served(connections: list[KafkaConnection], topic: str, seconds: 
                 assert time.monotonic() - began < seconds
 
 
-def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
+def test_requests_of_a_client_that_stops_reading_are_not_read(watch):
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], "read", 2)
         create_topic(connections[0], "others", 2)
@@ -66,7 +66,7 @@ def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
         before = watch.worker_rss_bytes()
         deaf = [watch.connect(timeout_s=30) for _ in range(6)]
         sent = [0] * len(deaf)
-        for index, kafka in enumerate(deaf):  # as many as the sockets take
+        for index, kafka in enumerate(deaf):  # as many as the socket buffers take
             kafka.socket.setblocking(False)
             large = with_length(
                 encode_request(fetch_request("read", {index % 2: 0}, bytes_max=4 * MIB), FETCH_VERSION, 1, "deaf")
@@ -87,7 +87,7 @@ def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
         _others_are_served(connections, "others", 6.0)
         grown = watch.worker_rss_bytes() - before
         assert grown < len(deaf) * 4 * MIB, f"{len(deaf)} deaf clients cost {grown / MIB:.0f} MiB"
-        for index in (0, 1, 2):  # a client that reads again is served, in order
+        for index in (0, 1, 2):  # a client that resumes reading is served, in order
             deaf[index].socket.settimeout(30)
             responses = min(sent[index], 60)
             for _ in range(responses):
@@ -98,9 +98,9 @@ def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
         watch.wait_quiet(connections=32)
 
 
-def test_frames_that_trickle_do_not_take_the_arena(watch):
-    """Together they announce many times what the arena has, each sends a byte now and then and is
-    never idle. Everybody else still produces, large batches too.
+def test_trickling_frames_do_not_exhaust_the_arena(watch):
+    """Together they announce many times the arena's size; each sends a byte now and then and is
+    never idle. All others can still produce, even large batches.
     """
     arena_extents = int(min(watch.counters()["arena_extents_max"].values()) or 192)
     with watch.connection_to_each_worker() as connections:
@@ -116,7 +116,7 @@ def test_frames_that_trickle_do_not_take_the_arena(watch):
         stop = threading.Event()
 
         def trickle() -> None:
-            """Every connection some fifty times a second: by its last byte none of them is ever
+            """Writes to every connection some fifty times a second, so that none of them counts as
             idle.
             """
             while not stop.is_set():
@@ -125,7 +125,7 @@ def test_frames_that_trickle_do_not_take_the_arena(watch):
                         kafka.socket.send(frame[at[index] : at[index] + 1])
                         at[index] += 1
                     except OSError:
-                        pass  # shown the door: that is a bound too
+                        pass  # disconnected: that is a bound too
                 stop.wait(0.01)
 
         sender = threading.Thread(target=trickle)
@@ -158,8 +158,8 @@ def test_frames_that_trickle_do_not_take_the_arena(watch):
 
 
 @pytest.mark.slow
-def test_small_frames_that_trickle(watch):
-    """A byte at a time from three hundred: each costs its own few bytes."""
+def test_trickling_small_frames_cost_little(watch):
+    """Three hundred clients send one byte at a time: each costs only the few bytes it has sent."""
     frame = with_length(encode_request(produce_request("others", {0: batch(bytes(500))}), PRODUCE_VERSION, 1, "slow"))
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], "others", 2)
@@ -212,7 +212,7 @@ def test_thousands_of_idle_connections(watch):
                 one.sendall(with_length(encode_request(MetadataRequest(topics=[]), 9, 3, "late")))
                 assert one.recv(4)
             cpu, began = sum(map(cpu_seconds, pids)), time.monotonic()
-            time.sleep(2.0)  # measures what idling costs
+            time.sleep(2.0)  # the interval over which the cost of idling is measured
             busy = (sum(map(cpu_seconds, pids)) - cpu) / (time.monotonic() - began)
             assert busy < 0.05, f"the workers use {100 * busy:.1f} % of a CPU for idle connections"
     finally:
@@ -230,7 +230,7 @@ def test_idle_connections_are_closed_in_the_end(start_broker, io_backend):
         began = time.monotonic()
         while time.monotonic() - began < 1.6:
             must_produce(busy, "t", 0, b"x") if time.monotonic() - began > 1.3 else busy.call(API_VERSIONS, 0)
-            time.sleep(0.05)  # a busy client's own pace
+            time.sleep(0.05)  # the pace of a busy client
         assert idle.is_closed_by_peer()
         assert one_outcome(polling.receive().body).records  # waiting for records is not idling
 
@@ -243,7 +243,7 @@ def test_connections_above_the_limit_are_closed_at_once_and_reported(start_broke
         try:
             kafka.call(API_VERSIONS, 0)
             served += 1
-        except (OSError, ConnectionEnded):  # closed, at whatever moment
+        except (OSError, ConnectionEnded):  # closed, at any moment
             pass
     assert 20 <= served <= 40
     watch.wait_logged("connection refused", "max.connections")
@@ -260,7 +260,7 @@ def test_connections_above_the_limit_are_closed_at_once_and_reported(start_broke
     eventually(again, "a place becomes free")
 
 
-def test_acks_0_that_fails_ends_the_connection_and_nothing_else(watch):
+def test_a_failed_produce_with_acks_0_only_closes_the_connection(watch):
     with watch.connect() as kafka, watch.connect() as other:
         create_topic(other, "t")
         send_produce(kafka, "t", 0, batch(b"good"), acks=0)
@@ -271,8 +271,8 @@ def test_acks_0_that_fails_ends_the_connection_and_nothing_else(watch):
 
 @pytest.mark.parametrize("how", quick(["metadata", "sessions", "produce"], ["produce"]))
 def test_memory_for_requests_behind_a_long_poll_is_bounded(start_broker, how):
-    """Replies leave in order, so everything behind a parked fetch is kept. The memory for it has a
-    bound, whatever is asked.
+    """Responses are sent in order, so all those behind a parked fetch are kept. Their memory is
+    bounded, whatever is requested.
     """
     watch = Watch(start_broker())
     with watch.connection_to_each_worker() as connections:

@@ -1,5 +1,5 @@
-"""Frames that lie: each ends its own connection at most, with a line that says which and why;
-no other client notices.
+"""Invalid frames: each closes at most its own connection, with a log line that names the client and
+the reason; other clients are not affected.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def watch(shared_broker) -> Watch:
 
 
 class Bystanders:
-    """A connection on each worker and what they have written so far. `look` proves that they are
-    still served and that their records are theirs.
+    """A connection to each worker and the records written so far. `look` checks that they are still
+    served and that their records are intact.
     """
 
     def __init__(self, watch: Watch, connections: list[KafkaConnection], topic: str) -> None:
@@ -74,8 +74,8 @@ class Bystanders:
 
 
 class Standing:
-    """The bystanders of all tests here, made when they are first needed: who has been served since
-    many tests ago notices what many tests have done. New ones after a failure.
+    """The bystanders shared by all tests of this module, created on demand: long-lived connections
+    show the effects of many tests. Replaced after a failure.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -131,7 +131,7 @@ def bystanders(standing: Standing):
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), "TLS on a plain-text listener"),
     ],
 )
-def test_a_length_that_cannot_be_ends_the_connection(watch, bystanders, data, cause):
+def test_an_impossible_length_closes_the_connection(watch, bystanders, data, cause):
     before = watch.total("protocol_errors")
     with watch.connect() as kafka:
         kafka.send_raw(data)
@@ -141,7 +141,7 @@ def test_a_length_that_cannot_be_ends_the_connection(watch, bystanders, data, ca
     assert "WARNING" in line
 
 
-def test_whole_requests_before_a_lie_are_answered(watch, bystanders):
+def test_complete_requests_before_an_invalid_frame_get_responses(watch, bystanders):
     with watch.connect() as kafka:
         frame = with_length(
             encode_request(
@@ -160,7 +160,7 @@ def test_whole_requests_before_a_lie_are_answered(watch, bystanders):
 
 
 @pytest.mark.both_backends
-def test_a_frame_in_single_bytes_is_answered(watch, bystanders):
+def test_a_frame_sent_byte_by_byte_gets_a_response(watch, bystanders):
     with watch.connect() as kafka:
         for byte in with_length(
             encode_request(
@@ -203,7 +203,7 @@ def test_an_unknown_api_ends_the_connection(watch, bystanders):
         with watch.connect() as kafka:
             kafka.send_raw(_frame(api_key, 0, bytes(20)))
             assert kafka.is_closed_by_peer(), api_key
-    # the first: later ones may meet the log's rate limit
+    # the first: later ones may be rate-limited in the log
     line = watch.wait_logged("api key -1 is not supported", "connection=")
     assert "WARNING" in line and "client=x" in line
     bystanders.look()
@@ -220,14 +220,14 @@ def test_an_unknown_version_ends_the_connection(watch, bystanders):
 
 
 @pytest.mark.parametrize("version", [-1, 5, 99, 32767])
-def test_an_unknown_version_of_api_versions_learns_what_there_is(watch, version):
+def test_an_unknown_version_of_api_versions_gets_the_supported_ones(watch, version):
     with watch.connect() as kafka:
-        tags = b"\0" if version >= 3 else b""  # of the header; the body's layout is not known
+        tags = b"\0" if version >= 3 else b""  # of the header; the body's layout is unknown
         kafka.send_raw(_frame(API_VERSIONS, version, tags + b"\x04new\x041.0\0"))
         correlation_id, body = decode_response(kafka.receive_frame(), API_VERSIONS, 0)
         assert (correlation_id, body.error_code) == (77, 35)
         assert {API_VERSIONS} <= {api.api_key for api in body.api_keys}
-        assert kafka.call(API_VERSIONS, 3).error_code == 0  # and the connection lives
+        assert kafka.call(API_VERSIONS, 3).error_code == 0  # and the connection stays open
 
 
 # -- batches that are wrong ------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def _broken(data: bytes, at: int = -1) -> bytes:
     return bytes(changed)
 
 
-def test_a_bad_checksum_is_corrupt_message_for_its_partition_alone(watch):
+def test_a_bad_checksum_is_corrupt_message_for_its_partition_only(watch):
     with watch.connection_to_each_worker() as connections:
         name = f"crc-{watch.broker.config['io.backend']}"
         create_topic(connections[0], name, 4)
@@ -262,12 +262,12 @@ def test_a_bad_checksum_is_corrupt_message_for_its_partition_alone(watch):
                 0,
                 round_number + 1,
             ]
-        for partition in (1, 2):  # named also by a worker that does not own it
+        for partition in (1, 2):  # also reported by a worker that does not own it
             watch.wait_logged("batch refused", "connection=", f"partition={name}-{partition}", logs="mqd-worker-0.log")
             watch.wait_logged("batch refused", "connection=", f"partition={name}-{partition}", logs="mqd-worker-1.log")
 
 
-def test_a_batch_too_large_is_message_too_large_for_its_partition_alone(watch):
+def test_a_batch_too_large_is_message_too_large_for_its_partition_only(watch):
     with watch.connection_to_each_worker() as connections:
         name = f"large-{watch.broker.config['io.backend']}"
         create_topic(connections[0], name, 2, max_message_bytes="2000")
@@ -317,7 +317,7 @@ def test_unknown_topics_and_partitions_are_reported_as_such(watch):
 @pytest.mark.parametrize(
     "records", [None, b"", bytes(10), bytes(61), bytes(100)], ids=["null", "none", "10", "61", "100"]
 )
-def test_records_that_are_none_are_refused(watch, records):
+def test_bytes_that_are_not_records_are_refused(watch, records):
     with watch.connect() as kafka:
         name = f"empty-{watch.broker.config['io.backend']}-{0 if records is None else len(records) + 1}"
         create_topic(kafka, name)
@@ -398,8 +398,8 @@ def valid_frames(topic: str, topic_id: bytes) -> list[tuple[int, int, bytes]]:
 
 
 def mutate(frame: bytes, chance: random.Random) -> bytes:
-    """One to three changes behind api key and version; the length word is made for the result, so
-    what lies is inside.
+    """Makes one to three changes after api key and version; the length word matches the result, so
+    the invalid part is inside.
     """
     data = bytearray(frame)
     for _ in range(chance.choice((1, 1, 2, 3))):
@@ -422,8 +422,8 @@ def mutate(frame: bytes, chance: random.Random) -> bytes:
 
 
 class Swarm:
-    """Sends each frame on a connection of its own, WINDOW at a time, and says how each ended:
-    closed, answered, or (an acks=0, a long wait) silent.
+    """Sends each frame on its own connection, WINDOW at a time, and records the outcome: closed,
+    answered, or (an acks=0, a long wait) silent.
     """
 
     def __init__(self, port: int) -> None:
@@ -431,7 +431,7 @@ class Swarm:
         self.ends = {"closed": 0, "answered": 0, "silent": 0}
 
     def send(self, frames: list[bytes], seconds: float = 0.25) -> list[bytes | None]:
-        """A connection without a response by then is silent."""
+        """A connection without a response by the deadline is silent."""
         sockets = []
         for frame in frames:
             one = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
@@ -459,7 +459,7 @@ class Swarm:
 
 def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) -> Swarm:
     chance = random.Random(seed)
-    # far from those of other seeds: a changed name in a Metadata request creates a topic
+    # far from the ids of other seeds: a changed name in a Metadata request creates a topic
     topic = f"mutants-{chance.randbytes(8).hex()}"
     seeds = valid_frames(topic, create_topic(bystanders.connections[0], topic, 2))
     swarm = Swarm(watch.broker.port)
@@ -472,7 +472,7 @@ def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) 
                 size, _ = struct.unpack(">ii", response[:8])
                 assert 4 <= size <= 1 << 20, f"an answer of {size} bytes; seed {seed}"
         bystanders.look()
-    for partition in (0, 1):  # whatever of it was taken is whole
+    for partition in (0, 1):  # whatever was written of it is complete
         assert all(check_crc(data) for data in read_batches(bystanders.connections[0], topic, partition))
     return swarm
 
@@ -496,7 +496,7 @@ def test_random_bodies_of_every_api_harm_no_other_client(watch, bystanders, api_
     spec = SUPPORTED[api_key]
     swarm = Swarm(watch.broker.port)
     versions = range(spec.min_version, spec.max_version + 1)
-    # Metadata, OffsetFetch: null, the default, is not in every version
+    # Metadata, OffsetFetch: the default, null, is not valid in every version
     lists = {"topics": []} if api_key in (METADATA, 9) else {}
     request = message_class(api_key, "Request")(**lists)
     whole = {version: encode_request(request, version, 3, "random") for version in versions}
@@ -509,10 +509,10 @@ def test_random_bodies_of_every_api_harm_no_other_client(watch, bystanders, api_
     bystanders.look()
 
 
-def test_a_closed_connection_says_so_even_with_answers_under_way(watch, bystanders):
-    """A lie behind a long poll ends the connection at once, not when the poll ends."""
+def test_a_connection_is_closed_even_with_responses_pending(watch, bystanders):
+    """An invalid frame behind a long poll closes the connection at once, not when the poll ends."""
     with watch.connect() as kafka:
         kafka.send(FETCH, 12, fetch_request(bystanders.topic, {0: bystanders.written}, max_wait_ms=120_000))
         kafka.send_raw(struct.pack(">i", -1))
-        with pytest.raises(ConnectionEnded):  # TimeoutError: it waited for the poll
+        with pytest.raises(ConnectionEnded):  # a TimeoutError would mean that it waited for the poll
             kafka.receive()

@@ -1,4 +1,4 @@
-"""Any local user can connect to the metrics port: that must never cost the broker its clients."""
+"""Any local user can connect to the metrics port: that must never affect the broker's clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.interaction.traffic import METADATA, create_topic, eventually, must_p
 from tests.kafka_connection import KafkaConnection
 
 CONNECTIONS = 2000
-DESCRIPTORS = 1024  # the acceptor's limit: what many systems give a process
+DESCRIPTORS = 1024  # the acceptor's limit: a common default
 GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
 
 

@@ -1,5 +1,6 @@
-"""Records of tens of megabytes: every client writes and reads them, whichever worker owns the partition; what
-is too large is refused on an open connection; clients that stall hold neither the memory nor others.
+"""Records of tens of megabytes: every client writes and reads them, whichever worker owns the
+partition; larger ones are refused without closing the connection; stalled clients block neither the
+memory nor other clients.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def by_shared_memory(bootstrap: str, topic: str, value: bytes, partition: int) -
 
 
 def read_by(consumer, topic: str, partition: int, count: int) -> list[bytes]:
-    """By librdkafka's calls, which ours are too."""
+    """With librdkafka's API, which mqd's client shares."""
     assign = mqd.TopicPartition if isinstance(consumer, mqd.Consumer) else TopicPartition
     consumer.assign([assign(topic, partition, 0)])
     values: list[bytes] = []
@@ -152,7 +153,7 @@ READERS = [read_with_librdkafka, read_with_kafka_python, read_with_aiokafka, rea
 def test_every_client_writes_and_reads_large_records(shared_broker, mebibytes: int) -> None:
     topic = create_topic(shared_broker, "large", 2, max_message_bytes=str(REQUEST_BYTES_MAX))
     written = [record(mebibytes) for _ in WRITERS]
-    for partition in (0, 1):  # of each worker
+    for partition in (0, 1):  # one of each worker
         for write, value in zip(WRITERS, written, strict=True):
             write(shared_broker.bootstrap, topic, value, partition)
     for read in READERS:
@@ -163,7 +164,7 @@ def test_every_client_writes_and_reads_large_records(shared_broker, mebibytes: i
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_an_executor_of_spark_reads_them(shared_broker, transport: str) -> None:
-    """By the reader of Spark's tasks, without Spark."""
+    """With the reader of Spark's tasks, without Spark."""
     topic = create_topic(shared_broker, "spark", 1, max_message_bytes=str(REQUEST_BYTES_MAX))
     values = [record(30), b"small", record(90)]
     for value in values:
@@ -220,7 +221,7 @@ def test_large_records_are_compacted(start_broker) -> None:
     one_write(packed, topic, last[b"lz4"], 0, key=b"lz4")
 
     def stored() -> int:
-        one_write(producer, topic, b"turn", 0, key=b"turn")  # segments roll when something is written
+        one_write(producer, topic, b"turn", 0, key=b"turn")  # segments only roll when something is written
         return bytes_of(directory.glob("*.log")) < 50 * MIB
 
     eventually(stored, lambda: f"only the last of each key is left\n{broker.logs()}", seconds=120)
@@ -250,7 +251,7 @@ def test_a_record_too_large_for_its_topic_is_refused_on_an_open_connection(share
             assert must_produce(kafka, topic, partition, b"small") == 0
 
 
-def test_no_topic_takes_more_than_a_request_carries(shared_broker) -> None:
+def test_max_message_bytes_is_limited_by_the_request_size(shared_broker) -> None:
     admin = AdminClient({"bootstrap.servers": shared_broker.bootstrap})
     config = {"max.message.bytes": str(REQUEST_BYTES_MAX + 1)}
     made = admin.create_topics([NewTopic("never", 1, 1, config=config)])["never"]
@@ -263,7 +264,7 @@ def test_no_topic_takes_more_than_a_request_carries(shared_broker) -> None:
         admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
 
 
-def test_a_local_client_learns_how_large_a_request_may_be(start_broker) -> None:
+def test_a_local_client_gets_the_maximum_request_size(start_broker) -> None:
     broker = start_broker(config={"socket.request.max.bytes": "2000000"})
     topic = create_topic(broker, "local", 1, max_message_bytes="2000000")
     settings = {
@@ -275,7 +276,7 @@ def test_a_local_client_learns_how_large_a_request_may_be(start_broker) -> None:
         "acks": "all",
     }
     producer, outcomes = mqd.Producer(settings), []
-    for value in (bytes(3_000_000), *[bytes(100_000)] * 40):  # in batches that a request carries
+    for value in (bytes(3_000_000), *[bytes(100_000)] * 40):  # in batches that fit into a request
         producer.produce(topic, value, partition=0, on_delivery=lambda error, _: outcomes.append(error))
     assert producer.flush(TIMEOUT_S) == 0
     refused = [error for error in outcomes if error is not None]
@@ -283,7 +284,7 @@ def test_a_local_client_learns_how_large_a_request_may_be(start_broker) -> None:
     assert "socket.request.max.bytes=2000000" in refused[0].str()
 
 
-def test_a_frame_of_more_than_the_most_is_logged_with_its_client(shared_broker) -> None:
+def test_a_frame_above_the_limit_is_logged_with_its_client(shared_broker) -> None:
     watch = Watch(shared_broker)
     with socket.create_connection(("127.0.0.1", shared_broker.port), TIMEOUT_S) as client:
         client.sendall(struct.pack(">i", REQUEST_BYTES_MAX + 1))
@@ -294,9 +295,7 @@ def test_a_frame_of_more_than_the_most_is_logged_with_its_client(shared_broker) 
 
 
 def pss_of_segments(pid: int) -> int:
-    """The part of the shared memory that its pages make up, in all processes together this process's
-    share.
-    """
+    """This process's proportional share of the resident pages of the shared memory."""
     total, counted = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if "-" in line.split(" ")[0]:
@@ -309,7 +308,7 @@ def pss_of_segments(pid: int) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_fifty_stalled_requests_hold_bounded_memory_and_delay_no_client(start_broker) -> None:
-    """Each declares 90 MiB and sends two of them: 4.4 GiB are promised."""
+    """Each declares 90 MiB and sends two of them: 4.4 GiB are announced."""
     broker = start_broker(config={"large.request.timeout.ms": "10000"})
     watch = Watch(broker)
     topic = create_topic(broker, "stalled", 2, max_message_bytes=str(REQUEST_BYTES_MAX))

@@ -1,5 +1,5 @@
-"""What is bounded when disks or clients are slow: waiting requests, remembered producers, fetch
-sessions; and that no other client waits with them.
+"""Bounds when disks or clients are slow: waiting requests, remembered producers, fetch sessions;
+and that no other client waits with them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _partition_of_directory(watch: Watch, topic: str, directory: Path) -> int:
 
 
 @pytest.mark.both_backends
-def test_a_stalled_disk_leaves_the_other_alone(start_broker, io_backend, tmp_path):
+def test_a_stalled_disk_does_not_delay_the_other(start_broker, io_backend, tmp_path):
     faults, sound, stalled = faults_file(tmp_path / "data"), tmp_path / "disk-sound", tmp_path / "disk-stalled"
     watch = Watch(
         start_broker(
@@ -106,7 +106,7 @@ def test_a_stalled_disk_leaves_the_other_alone(start_broker, io_backend, tmp_pat
 
 @pytest.fixture
 def slow_disk(start_broker, io_backend, tmp_path):
-    """(watch, slow(ms)): how long every flush of topic t takes from now on."""
+    """(watch, slow(ms)): sets how long every flush of topic t takes from now on."""
     faults = faults_file(tmp_path / "data")
     watch = Watch(start_broker(config={"io.backend": io_backend}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
 
@@ -116,14 +116,14 @@ def slow_disk(start_broker, io_backend, tmp_path):
     return watch, slow
 
 
-def test_acks_all_is_answered_in_time_when_the_disk_is_not(slow_disk):
+def test_acks_all_times_out_when_the_disk_is_slow(slow_disk):
     watch, slow = slow_disk
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], "t", 1)
         must_produce(connections[0], "t", 0, b"warm")
         producer_id, epoch = new_producer_id(connections[0])
         slow(3000)
-        for number, kafka in enumerate(connections):  # own and forwarded
+        for number, kafka in enumerate(connections):  # owned and forwarded ones
             data = batch(b"late", producer_id=producer_id, producer_epoch=epoch, base_sequence=number)
             began = time.monotonic()
             outcome = produce(kafka, "t", 0, data, timeout_ms=300)
@@ -131,14 +131,14 @@ def test_acks_all_is_answered_in_time_when_the_disk_is_not(slow_disk):
             assert 0.25 < time.monotonic() - began < 2.7
             assert outcome.error_message and "timeout.ms" in outcome.error_message
             slow(0)
-            again = produce(kafka, "t", 0, data)  # it was written all the same: the retry learns where
+            again = produce(kafka, "t", 0, data)  # it was written nevertheless: the retry gets its offset
             assert (again.error_code, again.base_offset) == (0, 1 + number)
             slow(3000)
         slow(0)
         assert log_end(connections[0], "t", 0) == 3
 
 
-def test_requests_that_wait_for_a_disk_are_bounded_and_all_answered(slow_disk):
+def test_requests_waiting_for_a_disk_are_bounded_and_all_get_responses(slow_disk):
     watch, slow = slow_disk
     with watch.connection_to_each_worker(timeout_s=30) as connections:
         create_topic(connections[0], "t", 1)
@@ -156,7 +156,7 @@ def test_requests_that_wait_for_a_disk_are_bounded_and_all_answered(slow_disk):
         for sender in senders:
             sender.start()
         eventually(lambda: watch.total("requests_produce") > 2 * 200, lambda: str(watch.total("requests_produce")))
-        time.sleep(0.3)  # that no more are taken takes time to see; still within the first flush
+        time.sleep(0.3)  # time to see that no more are read; still within the first flush
         read = watch.total("requests_produce")
         assert read <= 1 + 2 * 256, f"{read} requests were taken while 256 of a connection may wait"
         slow(0)
@@ -171,7 +171,7 @@ def test_requests_that_wait_for_a_disk_are_bounded_and_all_answered(slow_disk):
 
 
 @pytest.mark.slow
-def test_requests_that_wait_are_answered_when_their_topic_goes(slow_disk):
+def test_waiting_requests_get_responses_when_their_topic_is_deleted(slow_disk):
     watch, slow = slow_disk
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], "t", 1)
@@ -192,8 +192,8 @@ def test_requests_that_wait_are_answered_when_their_topic_goes(slow_disk):
 # -- producer ids and fetch sessions ---------------------------------------------------------------
 
 
-def test_producers_are_bounded_and_forgotten_in_the_end(start_broker):
-    # of one worker, which the connection keeps awake: one that is quiet looks every minute
+def test_remembered_producers_are_bounded_and_expire(start_broker):
+    # of one worker, which the connection keeps awake: a quiet one only checks every minute
     config = {"producer.id.count.max": "16", "producer.id.expiration.ms": "1500"}
     watch = Watch(start_broker(workers=1, config=config))
     with watch.connect() as kafka:
@@ -210,7 +210,7 @@ def test_producers_are_bounded_and_forgotten_in_the_end(start_broker):
             lambda: f"{watch.total('producers')} producers are remembered",
             5,
         )
-        again = batch(b"y", producer_id=1000, producer_epoch=0, base_sequence=1)  # forgotten, and served all the same
+        again = batch(b"y", producer_id=1000, producer_epoch=0, base_sequence=1)  # forgotten, and accepted nevertheless
         assert produce(kafka, "t", 0, again).error_code == 0
         eventually(
             lambda: watch.total("producers") == 0, lambda: f"{watch.total('producers')} producers are remembered", 10
@@ -236,8 +236,8 @@ def _session(
 
 
 def test_fetch_sessions_are_bounded(start_broker, io_backend):
-    """With all places taken by live sessions, a later client reads without a session; an ended
-    one makes room.
+    """When live sessions use all slots, a later client reads without a session; a closed one frees
+    its slot.
     """
     watch = Watch(
         start_broker(workers=1, config={"io.backend": io_backend, "max.incremental.fetch.session.cache.slots": "8"})
@@ -254,7 +254,7 @@ def test_fetch_sessions_are_bounded(start_broker, io_backend):
         assert _session(kafka, "t", 0, 0).session_id not in (0, *ids)
 
 
-def test_partitions_that_do_not_exist_do_not_pile_up_in_a_session(start_broker, io_backend):
+def test_unknown_partitions_do_not_accumulate_in_a_session(start_broker, io_backend):
     watch = Watch(start_broker(workers=1, config={"io.backend": io_backend}))
     with watch.connect() as kafka:
         create_topic(kafka, "t", 1)
@@ -272,9 +272,9 @@ def test_partitions_that_do_not_exist_do_not_pile_up_in_a_session(start_broker, 
             assert reported == [UNKNOWN_TOPIC], f"after {epoch} requests the answer names it {len(reported)} times"
 
 
-def test_a_session_survives_its_topics_second_life(watch, name):
-    """A client below Fetch 13 knows topics by name: created (again) while its session lives, the
-    topic is served to it.
+def test_a_session_continues_after_its_topic_is_recreated(watch, name):
+    """A client below Fetch 13 identifies topics by name: a topic that is created (again) during its
+    session is served to it.
     """
     with watch.connection_to_each_worker() as connections:
         for kafka in connections:

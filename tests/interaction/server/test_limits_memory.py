@@ -1,5 +1,5 @@
-"""Memory under everything at once: hostile frames, clients that do not read, that trickle, that
-come and go, beside honest ones. It finds its level and stays.
+"""Memory under everything at once: hostile frames, clients that do not read, trickle, or reconnect,
+beside well-behaved ones. It reaches a plateau and stays there.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SAMPLES, GROWTH_MAX = 12, 16 * MIB  # from the first third of the samples to the
 
 
 class Crowd:
-    """Threads that each do one kind of thing again and again, until stopped; what goes wrong
-    in an honest one is kept.
+    """Threads that each repeat one kind of action until stopped; errors of well-behaved ones are
+    kept.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -70,7 +70,7 @@ class Crowd:
         for thread in self.threads:
             thread.join()
 
-    # -- the honest --
+    # -- well-behaved clients --
 
     def honest_producer(self, chance: random.Random) -> None:
         with self.watch.connect() as kafka:
@@ -89,7 +89,7 @@ class Crowd:
                 )
                 assert response.error_code == 0
 
-    # -- the others --
+    # -- hostile clients --
 
     def mutants(self, chance: random.Random) -> None:
         seeds = valid_frames("crowd", self.topic_id)
@@ -128,7 +128,7 @@ class Crowd:
             kafka.close()
 
     def sessions(self, chance: random.Random) -> None:
-        """New ones all the time, of partitions that do not exist."""
+        """New sessions all the time, of partitions that do not exist."""
         with self.watch.connect() as kafka:
             for _ in range(20):
                 request = fetch_request(
@@ -150,8 +150,8 @@ class Crowd:
 
 
 def _settles(watch: Watch, seconds: float, patience: float) -> None:
-    """Within `patience` there is a time of `seconds` at whose end the workers have no more than at
-    its beginning. Until then arenas, pools and caches may fill; what leaks never gets there.
+    """Within `patience` there must be a period of `seconds` in which the workers' memory does not
+    grow. Until then arenas, pools and caches may fill; with a leak there is no such period.
     """
     crowd = Crowd(watch)
     pids = watch.worker_pids()
@@ -185,10 +185,10 @@ def _settles(watch: Watch, seconds: float, patience: float) -> None:
 
 
 @pytest.mark.slow
-def test_memory_finds_its_level_in_seconds(start_broker):
+def test_memory_reaches_a_plateau_in_seconds(start_broker):
     _settles(Watch(start_broker(config={"log.flush.on.ack": "false"})), 4.0, 60.0)
 
 
 @pytest.mark.slow
-def test_memory_finds_its_level_in_a_minute(start_broker, io_backend):
+def test_memory_reaches_a_plateau_in_a_minute(start_broker, io_backend):
     _settles(Watch(start_broker(config={"io.backend": io_backend, "log.flush.on.ack": "false"})), 60.0, 180.0)

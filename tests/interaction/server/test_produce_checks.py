@@ -1,5 +1,5 @@
-"""What is asked before a batch is written: records of compacted topics need keys, first batches of
-a transaction need their coordinator, batches in another codec than the topic's are compressed by
+"""Checks before a batch is written: records of compacted topics need keys, first batches of a
+transaction need their coordinator, batches in another codec than the topic's are recompressed by
 the acceptor. Only their own connection waits.
 """
 
@@ -61,7 +61,7 @@ def test_every_record_of_a_compacted_topic_has_a_key(
 ) -> None:
     topic = topic_name(request.node.name)
     create_topic(kafka, topic, 2, cleanup_policy="compact")
-    for partition in (0, 1):  # this worker's, and the other's
+    for partition in (0, 1):  # one of this worker and one of the other
         assert produce(kafka, topic, partition, keyed(b"a", b"b", b"", compression=compression)).error_code == 0
         for version in (7, 8, 9):
             outcome = produce(
@@ -88,7 +88,9 @@ def test_the_policy_of_a_topic_decides(kafka: KafkaConnection, request: pytest.F
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_records_that_are_none(kafka: KafkaConnection, request: pytest.FixtureRequest, compression: str) -> None:
+def test_bytes_that_are_not_records_are_refused(
+    kafka: KafkaConnection, request: pytest.FixtureRequest, compression: str
+) -> None:
     topic = topic_name(request.node.name)
     create_topic(kafka, topic, cleanup_policy="compact")
     whole = bytearray(keyed(b"a", b"b", compression=compression))
@@ -97,12 +99,12 @@ def test_records_that_are_none(kafka: KafkaConnection, request: pytest.FixtureRe
         damaged[position] ^= 0x40
         damaged[CRC_START - 4 : CRC_START] = struct.pack(">I", crc32c(damaged[CRC_START:]))
         outcome = produce(kafka, topic, 0, bytes(damaged), version=8)
-        assert outcome.error_code in (0, INVALID_RECORD), outcome  # a changed value is a record as good as another
+        assert outcome.error_code in (0, INVALID_RECORD), outcome  # a changed value is still a valid record
         assert outcome.error_code == 0 or outcome.error_message
     assert produce(kafka, topic, 0, bytes(whole)).error_code == 0
 
 
-def test_a_bomb_delays_no_other(kafka: KafkaConnection, request: pytest.FixtureRequest) -> None:
+def test_a_decompression_bomb_delays_no_other_client(kafka: KafkaConnection, request: pytest.FixtureRequest) -> None:
     topic = topic_name(request.node.name)
     create_topic(kafka, topic, cleanup_policy="compact")
     outcome = produce(kafka, topic, 0, keyed(b"key", compression="zstd", value=bytes(200 << 20)), version=8)
@@ -113,7 +115,7 @@ def test_a_bomb_delays_no_other(kafka: KafkaConnection, request: pytest.FixtureR
 def test_batches_of_one_producer_keep_their_order(
     kafka: KafkaConnection, request: pytest.FixtureRequest, compression: str
 ) -> None:
-    """Every second one needs a look by another process; none may overtake it."""
+    """Every second batch is checked by another process; none may overtake it."""
     topic = topic_name(request.node.name)
     create_topic(kafka, topic, cleanup_policy="compact")
     response = kafka.call(INIT_PRODUCER_ID, 4, InitProducerIdRequest(transaction_timeout_ms=60_000))
@@ -134,7 +136,7 @@ def test_batches_of_one_producer_keep_their_order(
     assert [(one.error_code, one.base_offset) for one in outcomes] == [(0, offset) for offset in range(count)]
 
 
-def test_without_acknowledgement_it_is_written_all_the_same(
+def test_batches_with_acks_0_are_checked_and_written(
     kafka: KafkaConnection, shared_broker: Broker, request: pytest.FixtureRequest
 ) -> None:
     topic = topic_name(request.node.name)
@@ -214,7 +216,7 @@ def test_a_transaction_begins_with_its_first_batch(kafka: KafkaConnection, reque
         assert errors(kafka.receive().body) == {0: 0, 1: 0}
 
 
-def test_older_producers_must_have_added_it(kafka: KafkaConnection, request: pytest.FixtureRequest) -> None:
+def test_older_producers_must_add_the_partition_first(kafka: KafkaConnection, request: pytest.FixtureRequest) -> None:
     topic = topic_name(request.node.name)
     create_topic(kafka, topic, 2)
     old = RawProducer(kafka, topic, version=0)
@@ -228,7 +230,7 @@ def test_older_producers_must_have_added_it(kafka: KafkaConnection, request: pyt
     assert errors(kafka.call(PRODUCE, 9, both)) == {0: 0, 1: 48}
 
 
-def test_forged_transactions(kafka: KafkaConnection, request: pytest.FixtureRequest) -> None:
+def test_forged_transactions_are_refused(kafka: KafkaConnection, request: pytest.FixtureRequest) -> None:
     topic = topic_name(request.node.name)
     create_topic(kafka, topic, 3)
     producer_id, epoch = begin(kafka, topic)
@@ -269,7 +271,9 @@ def latencies(kafka: KafkaConnection, topic: str, seconds: float) -> list[float]
 
 
 @pytest.mark.parametrize("kind", ["records", "transaction"])
-def test_no_other_waits_for_a_stopped_acceptor(start_broker: Callable[..., Broker], io_backend: str, kind: str) -> None:
+def test_no_other_connection_waits_for_a_stopped_acceptor(
+    start_broker: Callable[..., Broker], io_backend: str, kind: str
+) -> None:
     broker = start_broker(workers=1, config={"io.backend": io_backend, "log.flush.on.ack": "false"})
     with KafkaConnection("127.0.0.1", broker.port) as waiting, KafkaConnection("127.0.0.1", broker.port) as other:
         create_topic(other, "plain")
@@ -309,7 +313,7 @@ def test_no_other_waits_for_a_stopped_acceptor(start_broker: Callable[..., Broke
         assert statistics.median(during) < 3 * statistics.median(before) + 0.005
 
 
-def test_a_restarted_acceptor_gets_the_check_again(start_broker: Callable[..., Broker], io_backend: str) -> None:
+def test_checks_are_sent_again_to_a_restarted_acceptor(start_broker: Callable[..., Broker], io_backend: str) -> None:
     broker = start_broker(workers=2, config={"io.backend": io_backend})
     with contextlib.ExitStack() as connections:
         waiting = [
@@ -331,7 +335,7 @@ def test_a_restarted_acceptor_gets_the_check_again(start_broker: Callable[..., B
         assert sum(log_end(waiting[0], "asked", partition) for partition in (0, 1)) == 20
 
 
-def test_too_long(start_broker: Callable[..., Broker], io_backend: str) -> None:
+def test_checks_that_take_too_long_time_out(start_broker: Callable[..., Broker], io_backend: str) -> None:
     broker = start_broker(workers=1, config={"io.backend": io_backend})
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         create_topic(kafka, "asked", cleanup_policy="compact", compression_type="gzip")

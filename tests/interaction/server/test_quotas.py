@@ -1,9 +1,9 @@
-"""Quotas against a real broker: a producer and a consumer slowed to their rate by time, others
-unmoved; on all connections and workers together; kept by restarts.
+"""Quotas against a real broker: a producer and a consumer throttled by time to their rate, while
+others are not affected; over all connections and workers together; kept across restarts.
 
-The time that passes is compared with what the quota demands from below, and the waits that the
-broker reports from above, with the fifth that is promised: how long a slow machine takes beside
-them says nothing.
+The elapsed time must be at least what the quota demands, and the throttle times that the broker
+reports at most a fifth above, as documented: the elapsed time of a slow machine proves nothing
+more.
 """
 
 import json
@@ -76,7 +76,7 @@ def fetch(connection: KafkaConnection, topic: str, offset: int):
 
 
 class Bystander:
-    """Another client, all the while."""
+    """Another client that runs throughout the test."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
         self.throttled, self.count = 0, 0
@@ -98,7 +98,7 @@ class Bystander:
         self._thread.join()
 
 
-def demanded_s(size: int) -> float:
+def minimum_s(size: int) -> float:
     return size / RATE - BURST_S
 
 
@@ -112,10 +112,10 @@ def test_a_producer_is_slowed_to_its_rate_and_others_are_not(broker: Broker) -> 
             reported.append(produce(connection, topic, size).throttle_time_ms)
             sent += size
         taken = time.monotonic() - began
-    # the last request is answered before it is paid for; a slow machine takes longer than the
-    # throttle time
-    assert demanded_s(sent - size) <= taken
-    assert sum(reported) / 1000 <= 1.2 * demanded_s(sent + 20 * 100)
+    # the last request gets its response before its throttle time is over; a slow machine takes
+    # longer than the throttle time
+    assert minimum_s(sent - size) <= taken
+    assert sum(reported) / 1000 <= 1.2 * minimum_s(sent + 20 * 100)
     assert 0 < max(reported) < 1000
     assert bystander.throttled == 0 and bystander.count > sent / size, "the bystander waited"
     limit(broker, "slow", produce=None)
@@ -139,8 +139,8 @@ def test_large_requests_on_several_connections_share_one_rate(broker: Broker) ->
         thread.start()
     for thread in threads:
         thread.join()
-    # at most one request of each connection is under way when the others have paid
-    assert max(ends) - began >= demanded_s(size * (4 * each - 4))
+    # at most one request of each connection is in flight when the others have paid
+    assert max(ends) - began >= minimum_s(size * (4 * each - 4))
     limit(broker, "many", produce=None)
 
 
@@ -161,16 +161,16 @@ def test_a_consumer_is_slowed_to_its_rate(broker: Broker) -> None:
             reported.append(response.throttle_time_ms)
             offset += len(records) // size
         taken = time.monotonic() - began
-    assert demanded_s((count - RATE // size) * size) <= taken
-    assert 0 < sum(reported) / 1000 <= 1.2 * demanded_s(count * (size + 100))
+    assert minimum_s((count - RATE // size) * size) <= taken
+    assert 0 < sum(reported) / 1000 <= 1.2 * minimum_s(count * (size + 100))
     assert bystander.throttled == 0
     limit(broker, "reader", fetch=None)
 
 
-def test_time_is_limited_also_of_what_the_acceptor_answers(broker: Broker) -> None:
+def test_request_time_at_the_acceptor_is_limited_too(broker: Broker) -> None:
     requested = DescribeConfigsRequest(resources=[DescribeConfigsRequest.Resource(resource_type=4, resource_name="1")])
     with connect(broker, "asker") as connection, connect(broker, "other") as other:
-        connection.call(32, 4, requested)  # imports at the first request count for no client
+        connection.call(32, 4, requested)  # imports at the first request are not charged to a client
         limit(broker, "asker", request=2.0)  # of one thread
         reported, count = 0, 0
         while not reported:
@@ -195,7 +195,7 @@ def _metrics(broker: Broker) -> str:
         return response.read().decode()
 
 
-def test_without_acknowledgements_too(broker: Broker) -> None:
+def test_a_producer_with_acks_0_is_slowed_too(broker: Broker) -> None:
     topic = topics.create_topic(broker, "acks0", 1)
     limit(broker, "quiet", produce=RATE)
     size, count = 20_000, 30
@@ -207,8 +207,8 @@ def test_without_acknowledgements_too(broker: Broker) -> None:
         began = time.monotonic()
         for _ in range(count):
             connection.send(0, 9, request, expect_response=False)
-        connection.call(18, 3)  # read when everything before it has been
-        assert time.monotonic() - began >= demanded_s((count - 1) * size)
+        connection.call(18, 3)  # read after everything before it has been
+        assert time.monotonic() - began >= minimum_s((count - 1) * size)
     limit(broker, "quiet", produce=None)
 
 
@@ -222,7 +222,7 @@ def test_quotas_hold_when_a_process_dies(start_broker, io_backend: str, name: st
         with connect(broker, "slow") as connection:
             began = time.monotonic()
             reported = produce(connection, topic, 5 * RATE).throttle_time_ms
-            assert reported >= 1000 * (demanded_s(5 * RATE) - (time.monotonic() - began))
+            assert reported >= 1000 * (minimum_s(5 * RATE) - (time.monotonic() - began))
         limit(broker, "slow", produce=RATE + number + 1)  # a change cancels the debt
 
 

@@ -67,7 +67,7 @@ def _values(batch: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("expected", TYPES)
-def test_every_codec_becomes_the_topics(shared_broker: Broker, expected: str) -> None:
+def test_every_codec_is_converted_to_the_topics(shared_broker: Broker, expected: str) -> None:
     name = f"recompressed-{expected}"
     _topic(shared_broker, name, compression_type=expected)
     sent = [
@@ -82,7 +82,7 @@ def test_every_codec_becomes_the_topics(shared_broker: Broker, expected: str) ->
     assert stored[same][HEADER_BYTES:] == sent[same][HEADER_BYTES:], "stored as it was sent"
 
 
-def test_a_level_is_the_codecs(shared_broker: Broker) -> None:
+def test_a_compression_level_applies_to_its_codec(shared_broker: Broker) -> None:
     sizes = []
     for level in ("1", "9"):
         _topic(shared_broker, f"level-{level}", compression_type="gzip", compression_gzip_level=level)
@@ -105,13 +105,13 @@ def test_it_changes_at_run_time(shared_broker: Broker) -> None:
     assert [_codec(one) for one in _stored(shared_broker, "changing")] == ["uncompressed", "zstd", "uncompressed"]
 
 
-def test_what_becomes_too_large_is_refused(shared_broker: Broker) -> None:
+def test_a_batch_that_becomes_too_large_is_refused(shared_broker: Broker) -> None:
     _topic(shared_broker, "small", compression_type="uncompressed", max_message_bytes="2000")
     batches = [encode_batch([Record(b"z" * size)], compression="gzip") for size in (100_000, 1000)]
     assert _produce(shared_broker, "small", *batches) == [(LARGE, -1), (0, 0)]
 
 
-def test_more_than_one_piece_comes_back_whole(shared_broker: Broker) -> None:
+def test_a_batch_of_several_pieces_is_stored_complete(shared_broker: Broker) -> None:
     """The acceptor returns a batch in pieces of 1 MiB."""
     _topic(shared_broker, "pieces", compression_type="uncompressed", max_message_bytes="8000000")
     values = [bytes([number]) * 100_000 for number in range(35)]
@@ -160,7 +160,7 @@ def test_an_idempotent_producer_keeps_its_order(shared_broker: Broker) -> None:
     ("codec", "level"),
     [("gzip", -1), ("gzip", 1), ("gzip", 9), ("lz4", 1), ("lz4", 17), ("zstd", -131072), ("zstd", 22), ("snappy", 0)],
 )
-def test_every_level_that_may_be_set_is_one(codec: str, level: int) -> None:
+def test_every_accepted_level_works(codec: str, level: int) -> None:
     batch = encode_batch([Record(value, b"k", 1_700_000_000_000) for value in VALUES], compression="lz4")
     response = check_records(batch, True, Compression(CODECS.index(codec), level, 1 << 20))
     assert response.error == 0 and check_crc(response.payload)

@@ -33,14 +33,14 @@ def create(broker: Broker, name: str, replicas: int = 1, **config: str) -> None:
 
 
 def timer_pid(broker: Broker) -> int:
-    """0: it does not run."""
+    """The pid of the timer; 0: it does not run."""
     address = f"unix://{paths.layout(broker.data_dir).supervisor_socket}"
     server = xmlrpc.client.ServerProxy("http://127.0.0.1", SupervisorTransport(None, None, address))
     return int(server.supervisor.getProcessInfo("mqd-timer")["pid"])
 
 
 class Target:
-    """Its records, by a consumer with read_committed."""
+    """The records of the target topic, read by a consumer with read_committed."""
 
     def __init__(self, broker: Broker, topic: str, bootstrap: str = "") -> None:
         self._consumer = Consumer(
@@ -52,10 +52,10 @@ class Target:
             }
         )
         self._consumer.assign([TopicPartition(topic, 0, 0)])
-        self.records: list[tuple[str, float]] = []  # value, and when it was there
+        self.records: list[tuple[str, float]] = []  # value, and when it was read
 
     def take(self, count: int, timeout_s: float = 40.0) -> list[str]:
-        """At least as many in all."""
+        """Reads until there are at least this many in total."""
         end = time.monotonic() + timeout_s
         while len(self.records) < count and time.monotonic() < end:
             for message in self._consumer.consume(100, 0.1):
@@ -74,7 +74,9 @@ class Target:
 
 
 def test_schedules(start_broker: Callable[..., Broker]) -> None:
-    """Records come when they are due and once, whatever kills the timer; cancelled ones do not."""
+    """Records arrive when they are due, and once, even if the timer is killed; cancelled ones do
+    not.
+    """
     broker = start_broker()
     create(broker, "orders")
     assert timer_pid(broker) == 0, "a broker without schedules has no timer"
@@ -106,7 +108,7 @@ def test_schedules(start_broker: Callable[..., Broker]) -> None:
     producer.flush(60)
     send("cancellation", mqd_cancel=offsets["cancelled"])
     send("instead", mqd_replace=offsets["replaced"], mqd_delay_ms=2_800)
-    send("last", mqd_delay_ms=4_000)  # due after all others: what would come twice comes before it
+    send("last", mqd_delay_ms=4_000)  # due after all others: a duplicate would arrive before it
     producer.flush(60)
     for count in (10, 40):
         target.take(1 + count)
@@ -140,7 +142,7 @@ def _refused(broker: Broker) -> None:
             on_delivery=lambda error, message: failed.append((error.code() if error else 0, message.value())),
         )
     producer.flush(60)
-    # as KIP-467 wants it: the refused records by their index, and the other one with them
+    # as in KIP-467: the refused records by their index, and the other one with them
     other = KafkaError._INVALID_DIFFERENT_RECORD
     assert sorted(failed) == [(other, b"1"), *((KafkaError.INVALID_RECORD, v) for v in (b"31622400000000000", b"soon"))]
     for name, config, reason in (
@@ -159,7 +161,7 @@ def _refused(broker: Broker) -> None:
 @pytest.mark.slow
 def test_schedules_survive_their_hosts(tmp_path: Path) -> None:
     """Each record once and never early, while the hosts that lead the schedule are killed one after
-    the other, and come back.
+    the other, and restarted.
     """
     with Cluster(tmp_path) as cluster:
         first = cluster.brokers[1]
@@ -179,7 +181,7 @@ def test_schedules_survive_their_hosts(tmp_path: Path) -> None:
             target.take(count + 150, timeout_s=60.0)
             cluster.brokers[leader].start()
         target.take(len(dues), timeout_s=90.0)
-        # due after all others: what would come twice comes before it
+        # due after all others: a duplicate would arrive before it
         producer.produce("later", b"last", headers=[("mqd-delay-ms", "1")])
         assert producer.flush(30) == 0
         values = target.take(len(dues) + 1, timeout_s=60.0)

@@ -42,7 +42,7 @@ def view_of(admin: AdminClient, base: str, condition: str) -> str:
 
 
 def produce(broker: Broker, topic: str, tags: Sequence[str | None], **config: str | int) -> None:
-    """One record for each tag, in partition 0, whose value is its number."""
+    """Writes one record for each tag to partition 0; its value is its number."""
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 50, **config})
     for number, tag in enumerate(tags):
         producer.produce(topic, str(number), partition=0, headers={} if tag is None else {"tag": tag})
@@ -50,7 +50,7 @@ def produce(broker: Broker, topic: str, tags: Sequence[str | None], **config: st
 
 
 def read(broker: Broker, topic: str, offset: int = 0, **config: str | int) -> Read:
-    """What is there up to the end of partition 0."""
+    """All records up to the end of partition 0."""
     consumer = Consumer(
         {"bootstrap.servers": broker.bootstrap, "group.id": topic, "enable.partition.eof": True, **config}
     )
@@ -120,14 +120,14 @@ def test_readers_wait_for_records_that_are_selected(broker: Broker, admin: Admin
 
 
 @pytest.mark.slow
-def test_a_position_passes_what_is_not_selected(broker: Broker, admin: AdminClient) -> None:
+def test_a_position_skips_records_that_are_not_selected(broker: Broker, admin: AdminClient) -> None:
     base = create(admin, partitions=1)
     view = view_of(admin, base, "tag = 'a'")
     produce(broker, base, ["c"] * 1000, **{"batch.num.messages": 10})
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": view, "enable.partition.eof": True})
     consumer.assign([TopicPartition(view, 0, 0)])
     message = consumer.poll(PATIENCE_S)
-    assert message is not None and message.error() is not None and message.offset() == 1000  # the end
+    assert message is not None and message.error() is not None and message.offset() == 1000  # the end of the partition
     consumer.close()
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_written_to_a_view(broker: Broker, admin: AdminClient) -> Non
     assert "POLICY_VIOLATION" in refused(admin.create_partitions([NewPartitions(view, 4)])[view])
 
 
-def test_what_cannot_be_a_view_is_refused(broker: Broker, admin: AdminClient) -> None:
+def test_invalid_views_are_refused(broker: Broker, admin: AdminClient) -> None:
     base = create(admin, partitions=3)
     view = view_of(admin, base, "EXISTS tag")
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_a_view_is_refused(broker: Broker, admin: AdminClient) ->
 
 
 @pytest.mark.slow
-def test_a_topic_with_views_is_deleted_after_them(broker: Broker, admin: AdminClient) -> None:
+def test_a_topic_with_views_cannot_be_deleted_before_them(broker: Broker, admin: AdminClient) -> None:
     base = create(admin, partitions=1)
     view = view_of(admin, base, "EXISTS tag")
     produce(broker, base, ["a"])
