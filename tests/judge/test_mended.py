@@ -79,6 +79,35 @@ def test_a_group_whose_first_member_is_refused_is_there(shared_broker: Broker) -
     }
 
 
+def test_a_group_whose_first_commit_is_refused_is_there_for_writes_alone(shared_broker: Broker) -> None:
+    """Kafka has it in memory by then, and has written nothing that reads could see."""
+    side, world, group, topic = Side("mqd", shared_broker.port), World(""), "judge-commit", "judge-committed"
+
+    def commit(generation: int, member: str, metadata: str) -> int:
+        partition = m.OffsetCommitRequest.Partition(0, 5, -1, metadata)
+        topics = [m.OffsetCommitRequest.Topic(topic, partitions=[partition])]
+        made = side.call(Step(8, 9, m.OffsetCommitRequest(group, generation, member, topics=topics)), world).body
+        return made.topics[0].partitions[0].error_code
+
+    def described() -> str:
+        return side.call(Step(15, 4, m.DescribeGroupsRequest([group])), world).body.groups[0].group_state
+
+    def is_listed() -> bool:
+        return group in {one.group_id for one in side.call(Step(16, 4, m.ListGroupsRequest()), world).body.groups}
+
+    side.call(Step(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic(topic, 1, 1)])), world)
+    side.until(world, Step(10, 3, m.FindCoordinatorRequest(group, 0)), lambda body: body.error_code == 0)
+    side.until(world, Step(15, 4, m.DescribeGroupsRequest([group])), lambda body: body.groups[0].error_code == 0)
+    missing, unknown = ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_MEMBER_ID
+    assert commit(5, "someone", "m" * 4097) == missing
+    assert commit(-1, "", "m" * 4097) == ErrorCode.OFFSET_METADATA_TOO_LARGE
+    assert (commit(5, "someone", ""), described(), is_listed()) == (unknown, "Dead", False)
+    deleted = [side.call(Step(42, 2, m.DeleteGroupsRequest([group])), world).body.results[0].error_code for _ in "12"]
+    assert (deleted, commit(5, "someone", "")) == ([0, missing], missing)
+    assert (commit(-1, "", ""), described(), is_listed()) == (0, "Empty", True)
+    side.close()
+
+
 def test_more_partitions_than_a_request_may_ask_for_are_refused_first(shared_broker: Broker) -> None:
     names = ["judge-twice", "bad name!", "judge-twice"]
     topics = [m.CreateTopicsRequest.Topic(name, 10_001, 1) for name in names]

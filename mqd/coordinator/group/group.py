@@ -19,7 +19,8 @@ addition to those of the parts)
     GG4  a refused change of kind changes nothing
     GG5  a group whose last offset was deleted, alone or with its topic, or whose first member was
          refused, exists until the next check (EXPIRE_TIMER), as in Kafka: it can still be listed
-         and deleted
+         and deleted. So does one whose first commit had each of its offsets refused, but requests
+         that only read do not see it: Kafka has written nothing
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Group:
         self.offsets = Offsets(group_id, offsets)
         self._check_interval_ms = offsets.check_interval_ms
         self._expire_armed = False
-        self._lingers = False  # GG5; not in the log
+        self._lingers = self._is_unwritten = False  # GG5; not in the log
 
     # -- queries ----------------------------------------------------------------------------------
 
@@ -140,16 +141,14 @@ class Group:
     @property
     def is_empty(self) -> bool:
         """It holds nothing that the next request could not recreate."""
-        classic = self.classic
-        without_members = (
-            classic.state is EMPTY
-            and not classic.is_persisted
-            and not classic.members.pending
-            and self.consumer is None
-            and self.share is None
-            and self.streams is None
-        )
-        return without_members and self.offsets.is_empty and not self._lingers
+        return not self.is_shown and not self._is_unwritten
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether requests that only read see it."""
+        has_members = self.classic.state is not EMPTY or bool(self.classic.members.pending)
+        is_written = self.classic.is_persisted or not self.offsets.is_empty
+        return has_members or is_written or self._modern is not None or self._lingers
 
     @property
     def size_bytes(self) -> int:
@@ -167,7 +166,7 @@ class Group:
     def state_name(self) -> str:
         if self._modern is not None:
             return self._modern.state_name
-        return str(self.classic.state if self.exists else State.DEAD)
+        return str(self.classic.state if self.is_shown else State.DEAD)
 
     @property
     def member_count(self) -> int:
@@ -207,7 +206,7 @@ class Group:
 
     def described(self) -> DescribeGroupsResponse.Group | None:
         """The entry of DescribeGroups. None: no such classic group."""
-        if not self.exists or self._modern is not None:
+        if not self.is_shown or self._modern is not None:
             return None
         classic = self.classic
         stable = classic.state is STABLE
@@ -266,7 +265,7 @@ class Group:
         raise TypeError(f"{type(event).__name__} is not an event of a group")
 
     def _not_found(self, event: Any) -> Reply:
-        return not_found(event, self.group_id, self.exists)
+        return not_found(event, self.group_id, self.is_shown)
 
     def _on_join(self, event: JoinGroup, now_ms: int) -> list[Action]:
         if event.message.member_id and not self.exists:
@@ -274,7 +273,7 @@ class Group:
             refused = JoinGroupResponse(error_code=error, member_id=event.message.member_id, protocol_name=None)
             return [Reply(event.request, refused)]
         actions = self.classic.handle(event, now_ms)
-        self._lingers |= not self.exists
+        self._lingers |= not self.is_shown
         return actions + self._arm_expire(now_ms)
 
     # -- the consumer protocol ---------------------------------------------------------------------
@@ -436,7 +435,7 @@ class Group:
         if self.classic.is_persisted:
             records.append((classic_records.encode_key(self.group_id), None))
         self.classic = ClassicGroup(self.group_id, self.classic.settings)
-        self._lingers = False
+        self._lingers = self._is_unwritten = False
         return records
 
     def _maybe_remove(self) -> list[Action]:
@@ -451,7 +450,7 @@ class Group:
             return False  # as in Kafka: only an administrator deletes it
         if self._modern is not None:
             return self._modern.is_empty
-        return (self.classic.is_persisted or self._lingers) and self.classic.is_empty
+        return (self.classic.is_persisted or self._lingers or self._is_unwritten) and self.classic.is_empty
 
     def _arm_expire(self, now_ms: int) -> list[Action]:
         if self._expire_armed or not self._is_deserted() or not self.offsets.is_empty:
@@ -568,6 +567,7 @@ class Group:
         """A member's commit shows that it is alive. While its group completes a rebalance only
         commits within a transaction get here.
         """
+        self._is_unwritten |= not self.exists
         member = self.classic.members.by_id.get(event.member_id)
         if (
             member is not None
