@@ -71,6 +71,9 @@ NOTES = """
   principal and address by which its host authorizes it. `client_host_address` is its host's, for
   descriptions of groups. Its contents have that client's rights; with `is_host` it is a request of
   that host itself, for its dead letters, and has all rights.
+* **ReadShareGroupState** has a tagged field of mqd's own, number 9100: where the leader epochs of the
+  reader's log begin, and as the last one, 2147483647, where the log ends. In a newer leader epoch,
+  what was known of records that this log has lost is forgotten.
 * **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the share
   groups of each partition of the topics, and the partitions of `__share_group_state` whose states
   the host has (`queue.delete.on.ack`).

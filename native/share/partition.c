@@ -167,15 +167,23 @@ static bool write_is_due(struct mqd_share_partition *partition, int64_t now_ms)
     return now_ms - partition->dirty_ms >= MQD_SHARE_LAZY_MS;
 }
 
+/* What the log has tells the coordinator what of the state it has lost since the last leader epoch. */
+static void take_read(struct mqd_share_partition *partition)
+{
+    struct mqd_share_epoch epochs[MQD_SHARE_EPOCH_COUNT_MAX];
+    uint32_t count = partition->log_epochs ? partition->log_epochs(partition->context, partition, epochs) : 0;
+    partition->body.size_bytes = 0;
+    mqd_share_read_put(&partition->body, &partition->name, partition->leader_epoch, epochs, count);
+    partition->in_flight = MQD_SHARE_READ;
+}
+
 int mqd_share_partition_next_request(struct mqd_share_partition *partition, int64_t now_ms)
 {
     if (partition->in_flight || now_ms < partition->due_ms)
         return 0; /* P1 */
     bool verifies = partition->verifies && !partition->is_taken && !is_dirty(partition);
     if (partition->phase == MQD_SHARE_LOADING || verifies) {
-        partition->body.size_bytes = 0;
-        mqd_share_read_put(&partition->body, &partition->name, partition->leader_epoch);
-        partition->in_flight = MQD_SHARE_READ;
+        take_read(partition);
     } else if (partition->phase == MQD_SHARE_ACTIVE && (write_is_due(partition, now_ms) || partition->verifies)) {
         if (!partition->is_taken && !take_write(partition))
             return 0;

@@ -26,6 +26,7 @@
 
 #define MQD_SHARE_SETTINGS_BYTES 32 /* then a header's name, as long as byte 15 says */
 #define MQD_SHARE_FIFO_HEADER_BYTES_MAX 63
+#define MQD_SHARE_EPOCH_COUNT_MAX 64
 #define MQD_SHARE_LAZY_MS 100 /* changes that no response waits for are written after so long */
 
 enum mqd_share_phase { MQD_SHARE_LOADING, MQD_SHARE_UNPLACED, MQD_SHARE_ACTIVE, MQD_SHARE_FAILED };
@@ -74,6 +75,9 @@ struct mqd_share_partition {
     struct mqd_node waiting, covered; /* struct mqd_share_waiter: not in a WRITE yet; in the one taken */
     /* sends the response; takes the waiter, which is in no list any more */
     void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error);
+    /* Where the log's leader epochs begin, as a READ has them; at most MQD_SHARE_EPOCH_COUNT_MAX, the newest.
+     * Returns their number. NULL: the state is not compared with the log. */
+    uint32_t (*log_epochs)(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out);
     void *context;
 };
 

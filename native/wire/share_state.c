@@ -6,6 +6,7 @@
 
 #define PARTITION_BYTES_MIN (4 + 2 + 1 + 1)
 #define RUN_BYTES_MIN (8 + 8 + 1 + 2 + 1)
+#define EPOCH_BYTES (4 + 8 + 1)
 
 /* ---- requests ---- */
 
@@ -25,11 +26,34 @@ static void put_tail(struct mqd_buffer *buffer)
         mqd_put_no_tags(buffer, true);
 }
 
-void mqd_share_read_put(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch)
+static uint32_t varint_bytes(uint32_t value)
+{
+    uint32_t count = 1;
+    for (; value > 127; value >>= 7)
+        count++;
+    return count;
+}
+
+void mqd_share_read_put(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
+                        const struct mqd_share_epoch *epochs, uint32_t epoch_count)
 {
     put_head(buffer, name);
     mqd_put_i32(buffer, leader_epoch);
-    put_tail(buffer);
+    if (!epoch_count) {
+        put_tail(buffer);
+        return;
+    }
+    mqd_put_varint(buffer, 1);
+    mqd_put_varint(buffer, MQD_SHARE_EPOCHS_TAG);
+    mqd_put_varint(buffer, varint_bytes(epoch_count + 1) + epoch_count * EPOCH_BYTES);
+    mqd_put_count(buffer, true, (int32_t)epoch_count);
+    for (uint32_t i = 0; i < epoch_count; i++) {
+        mqd_put_i32(buffer, epochs[i].epoch);
+        mqd_put_i64(buffer, epochs[i].start);
+        mqd_put_no_tags(buffer, true);
+    }
+    for (int level = 0; level < 2; level++)
+        mqd_put_no_tags(buffer, true);
 }
 
 void mqd_share_write_begin(struct mqd_buffer *buffer, const struct mqd_share_name *name,

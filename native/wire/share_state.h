@@ -2,7 +2,8 @@
  * headers: ReadShareGroupState (84) version 0, WriteShareGroupState (85) version 1. Each names one
  * group, topic and partition.
  *
- *   READ    group_id | topics[ topic_id | partitions[ index | leader_epoch ] ]
+ *   READ    group_id | topics[ topic_id | partitions[ index | leader_epoch | tag 9100, of mqd's own:
+ *             epochs[ epoch | start ] ] ]
  *   WRITE   group_id | topics[ topic_id | partitions[ index | state_epoch | leader_epoch | start |
  *             complete_count | runs[ first | last | state | count ] ] ]
  *   response results[ topic_id | partitions[ index | error | message |
@@ -29,7 +30,17 @@ struct mqd_share_state_run {
     int16_t state, count;
 };
 
-void mqd_share_read_put(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch);
+/* Where a leader epoch begins in the log. In a READ they ascend, and the last one is the log's end. */
+struct mqd_share_epoch {
+    int32_t epoch;
+    int64_t start;
+};
+#define MQD_SHARE_EPOCH_LOG_END INT32_MAX
+#define MQD_SHARE_EPOCHS_TAG 9100
+
+/* Without epochs nothing of the state is compared with the log. */
+void mqd_share_read_put(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
+                        const struct mqd_share_epoch *epochs, uint32_t epoch_count);
 
 struct mqd_share_write {
     int32_t state_epoch, leader_epoch;

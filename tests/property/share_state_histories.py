@@ -5,7 +5,8 @@ restarted from its persisted state. One seed, one history.
 What is held against every step
     the core's own invariants
     V1  the state is that of a plain model: for each offset the highest (delivery count, state) that
-        was written since the initialization, and nothing below the start
+        was written since the initialization, and nothing below the start, nor, after a READ in a new
+        leader epoch, of what its log has lost
     V2  a writer with an older leader epoch or state epoch is refused, and changes nothing
     V3  acknowledged writes are there after a restart; the log holds the state, from the first
         record on and from the last snapshot on
@@ -20,7 +21,7 @@ import random
 from mqd.coordinator.actions import KeyValue, Persist, Reply, Timer, TimerFired
 from mqd.coordinator.share import core as share
 from mqd.coordinator.share import records
-from mqd.coordinator.share.runs import STATES, Run
+from mqd.coordinator.share.runs import ACKNOWLEDGED, ARCHIVED, STATES, Run
 from mqd.protocol.errors import ErrorCode
 
 NAME = records.core_name("g:1", bytes(range(16)), 3)
@@ -55,6 +56,15 @@ class Model:
             for offset in range(run.first, run.last + 1):
                 self.offsets[offset] = max((run.deliveries, run.state), self.offsets.get(offset, (-1, -1)))
         self.offsets = {offset: held for offset, held in self.offsets.items() if offset >= self.start}
+
+    def cut(self, end: int) -> None:
+        """The log has nothing of what was known at or above."""
+        if self.start <= end and all(offset < end for offset in self.offsets):
+            return
+        self.start = min(self.start, end)
+        self.offsets = {offset: held for offset, held in self.offsets.items() if offset < end}
+        if self.complete >= 0:
+            self.complete = sum(state in (ACKNOWLEDGED, ARCHIVED) for _, state in self.offsets.values())
 
     def durable(self) -> tuple[object, ...]:
         return (
@@ -167,9 +177,15 @@ class History:
     def read(self) -> None:
         epoch = self.model.leader_epoch + self.rng.choice((0, 0, 1, 3, -1))
         error = INVALID if not self.model.exists else FENCED_LEADER if epoch < self.model.leader_epoch else 0
+        log = ()
+        if self.rng.random() < 0.5:  # it may have lost the newest records
+            ends = sorted(max(self.model.start, 0) + self.rng.randrange(-6, 30) for _ in range(2))
+            log = ((max(epoch, 0), max(ends[0], 0)), (records.LOG_END, max(ends[1], 0)))
         if not error:
+            if log and epoch > self.model.leader_epoch:
+                self.model.cut(log[0][1] if self.model.complete >= 0 else log[1][1])
             self.model.leader_epoch = epoch
-        reply = self.send_request(share.Read, epoch)
+        reply = self.send_request(share.Read, epoch, log)
         demand(reply.error_code == error, f"V2: read at {epoch}: {reply.error_code}, not {error}")
         if not error:
             found = {

@@ -143,6 +143,17 @@ def snapshots_are_never_due(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
+def what_is_lost_is_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SharePartition, "_cut", lambda self, epochs: False)
+
+
+@planted
+def a_run_is_cut_one_offset_late(patch: pytest.MonkeyPatch) -> None:
+    original = Runs.truncate
+    patch.setattr(Runs, "truncate", lambda self, end: original(self, end + 1))
+
+
+@planted
 def a_deletion_writes_no_tombstone(patch: pytest.MonkeyPatch) -> None:
     original = SharePartition._on_forget
     patch.setattr(SharePartition, "_on_forget", lambda self, event, now_ms: original(self, event, now_ms)[1:])

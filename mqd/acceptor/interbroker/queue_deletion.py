@@ -22,7 +22,7 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.place import Place
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share.core import ReadSummary, SharePartition
-from mqd.coordinator.share.deletion import Starts, TopicPartition, deletable, lowest
+from mqd.coordinator.share.deletion import UNINITIALIZED, Starts, TopicPartition, deletable, lowest
 from mqd.coordinator.share.records import split_name
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.framing import KNOWN
@@ -143,4 +143,8 @@ class QueueDeletion:
         async with self._room:
             summary: Any = await self._share.request(name, ReadSummary, TIMEOUT_S)
         _, topic_id, partition = split_name(name)
-        return (topic_id, partition), summary.start_offset
+        image = self._broker.metadata.by_id(topic_id)
+        if image is None or partition >= len(image.partitions):
+            return (topic_id, partition), UNINITIALIZED
+        is_compared = summary.leader_epoch >= image.partitions[partition].leader_epoch  # Q5
+        return (topic_id, partition), summary.start_offset if is_compared else UNINITIALIZED

@@ -25,7 +25,7 @@ from mqd.coordinator.group.share.events import DeleteStates, InitializeStates, S
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share import core as share
-from mqd.coordinator.share.records import core_name, listed
+from mqd.coordinator.share.records import core_name, epoch_starts, listed
 from mqd.protocol import codec
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.errors import ErrorCode, error_message
@@ -47,7 +47,12 @@ class _Api(NamedTuple):
 
 _EVENTS: dict[int, _Api] = {
     INITIALIZE: _Api(0, lambda number, one: share.Initialize(number, one.state_epoch, one.start_offset)),
-    READ: _Api(0, lambda number, one: share.Read(number, one.leader_epoch)),
+    READ: _Api(
+        0,
+        lambda number, one: share.Read(
+            number, one.leader_epoch, epoch_starts([(epoch.leader_epoch, epoch.start_offset) for epoch in one.epochs])
+        ),
+    ),
     WRITE: _Api(
         1,
         lambda number, one: share.Write(

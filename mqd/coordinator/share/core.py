@@ -9,14 +9,18 @@ that what is before it can be pruned.
 Invariants (check())
     P1  nothing below the start offset is kept
     P2  neither the state epoch nor the leader epoch falls while the share-partition exists: a writer
-        with an older one is refused, and changes nothing. Only an initialization lowers the start
-        offset
+        with an older one is refused, and changes nothing. Only an initialization, and P6, lower the
+        start offset
     P3  a reply depends only on records persisted before it
     P4  the records from the last snapshot on give the state (`durable()`)
     P5  with updates since the last snapshot the timer of the next one is armed
+    P6  when a reader names a newer leader epoch, nothing is kept of offsets that were lost: those at
+        or above the end, in the reader's log, of the leader epoch in which the state was written.
+        The log gives them to other records
 Bounds: RUNS_MAX runs, above which a write that adds some is refused: the snapshot is one record.
 
-Source: Kafka's own behaviour, including the precedence of errors. Differences: a start offset that
+Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the state
+of lost records, and skips what gets their offsets (P6); a start offset that
 is lower than the current one is ignored (P2), and so are state batches below it; an initialization
 without a start offset in the current state epoch changes nothing: it is a repetition, and the state
 may have been used since.
@@ -74,8 +78,12 @@ class Initialize(msgspec.Struct, frozen=True, gc=False):
 
 
 class Read(msgspec.Struct, frozen=True, gc=False):
+    """`epochs`: (leader epoch, its first offset) of the reader's log, ascending; the last one is the
+    log's end. () if the reader has no log to compare the state with."""
+
     request: int
     leader_epoch: int
+    epochs: tuple[tuple[int, int], ...] = ()
 
 
 class Write(msgspec.Struct, frozen=True, gc=False):
@@ -180,8 +188,17 @@ class SharePartition:
             return [self._refused(event.request, _Read, ErrorCode.INVALID_REQUEST, READ_UNINITIALIZED)]
         if event.leader_epoch < self.leader_epoch:
             return [self._refused(event.request, _Read, ErrorCode.FENCED_LEADER_EPOCH)]
-        response = Reply(
-            event.request,
+        if event.leader_epoch == self.leader_epoch:
+            return [self._read_response(event.request)]
+        is_cut = self._cut(event.epochs)
+        self.leader_epoch = event.leader_epoch
+        # an update cannot lower the start offset
+        written = self._snapshot(now_ms) if is_cut else self._persisted((), self.start_offset, now_ms)
+        return [*written, self._read_response(event.request)]
+
+    def _read_response(self, request: int) -> Reply:
+        return Reply(
+            request,
             _Read(
                 partition=self.partition,
                 state_epoch=self.state_epoch,
@@ -189,10 +206,21 @@ class SharePartition:
                 state_batches=[_StateBatch(*run) for run in self.runs.runs],
             ),
         )
-        if event.leader_epoch == self.leader_epoch:
-            return [response]
-        self.leader_epoch = event.leader_epoch
-        return [*self._persisted((), self.start_offset, now_ms), response]
+
+    def _cut(self, epochs: tuple[tuple[int, int], ...]) -> bool:
+        """Forgets what the log has lost (P6). Whether there was something."""
+        if not epochs:
+            return False
+        is_written = self.complete_count != -1  # by an owner, in this leader epoch or an earlier one
+        log_end = epochs[-1][1]
+        end = next((start for epoch, start in epochs if epoch > self.leader_epoch), log_end) if is_written else log_end
+        if self.start_offset <= end and not self.runs.truncate(end):
+            return False
+        if self.start_offset > end:
+            self.start_offset, self.runs = end, Runs()
+        if is_written:
+            self.complete_count = self.runs.finished_count()
+        return True
 
     def _on_write(self, event: Write, now_ms: int) -> list[Action]:
         error = self._write_error(event)

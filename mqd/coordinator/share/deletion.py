@@ -12,6 +12,8 @@ Invariants
     Q2  nothing is deleted until each partition of `__share_group_state` has responded
     Q3  a start offset counts when it is persisted: a host reports only what it would load again
     Q4  nothing is deleted if no group has begun, or if one has no start offset yet
+    Q5  a start offset counts when it was read in the partition's leader epoch: only then it is not above
+        what the log has (P6 of core.py). Until then the group holds all records
 """
 
 from __future__ import annotations

@@ -12,12 +12,14 @@ share coordinator (KIP-932, KIP-1226).
 from __future__ import annotations
 
 import base64
+from itertools import pairwise
 
 from mqd.coordinator.actions import KeyValue
 from mqd.coordinator.schema import RecordType, key_type_of
 from mqd.coordinator.share.runs import Run
 
 SNAPSHOT, UPDATE = 0, 1
+LOG_END = (1 << 31) - 1  # in a list of leader epochs
 _KEY = "group_id: string 0+\ntopic_id: uuid 0+\npartition: int32 0+\n"
 _BATCHES = """
 state_batches: [StateBatch] 0+
@@ -132,3 +134,13 @@ def listed(batches: list) -> list[Run]:
     for run in runs:
         run.validate()
     return runs
+
+
+def epoch_starts(epochs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The leader epochs of a reader's log, and its end as the last one. Raises ValueError."""
+    for (epoch, start), (next_epoch, next_start) in pairwise(epochs):
+        if not (0 <= epoch < next_epoch and 0 <= start <= next_start):
+            raise ValueError(f"leader epoch {epoch} begins at {start}, {next_epoch} at {next_start}")
+    if epochs and (epochs[-1][0] != LOG_END or epochs[-1][1] < 0):
+        raise ValueError("leader epochs without the log's end")
+    return tuple(epochs)

@@ -90,6 +90,20 @@ class Runs:
             self.runs[0] = cut._replace(first=start_offset)
             self.firsts[0] = start_offset
 
+    def truncate(self, end: int) -> bool:
+        """Forgets what is at or above. Whether there was something."""
+        if not self.runs or self.runs[-1].last < end:
+            return False
+        index = bisect_left(self.firsts, end)
+        del self.runs[index:], self.firsts[index:]
+        if self.runs and self.runs[-1].last >= end:
+            self.runs[-1] = self.runs[-1]._replace(last=end - 1)
+        return True
+
+    def finished_count(self) -> int:
+        """Of offsets that are Acknowledged or Archived."""
+        return sum(run.last + 1 - run.first for run in self.runs if run.state in (ACKNOWLEDGED, ARCHIVED))
+
     def check(self) -> None:
         assert self.firsts == [run.first for run in self.runs], "M2"
         for run in self.runs:

@@ -273,6 +273,11 @@ class ReadShareGroupStateRequest(msgspec.Struct, gc=False):
     class Partition(msgspec.Struct, gc=False):
         partition: int = 0  # 0+
         leader_epoch: int = 0  # 0+
+        epochs: list[ReadShareGroupStateRequest.EpochStart] = []  # 0+, tag 9100
+
+    class EpochStart(msgspec.Struct, gc=False):
+        leader_epoch: int = 0  # 0+
+        start_offset: int = 0  # 0+
 
     group_id: str = ""  # 0+
     topics: list[ReadShareGroupStateRequest.Topic] = []  # 0+

@@ -154,6 +154,9 @@ topics: [Topic] 0+
     partitions: [Partition] 0+
         partition: int32 0+
         leader_epoch: int32 0+
+        epochs: [EpochStart] 0+ tag=9100
+            leader_epoch: int32 0+
+            start_offset: int64 0+
 response
 results: [Topic] 0+
     topic_id: uuid 0+

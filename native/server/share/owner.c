@@ -54,6 +54,23 @@ static void persisted(void *context, struct mqd_share_waiter *waiter, int16_t er
     free(waiter);
 }
 
+/* of struct mqd_share_partition */
+static uint32_t log_epochs(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out)
+{
+    const struct mqd_reactor *r = context;
+    const struct mqd_owned *led = r->owned[MQD_CONTAINER(partition, struct mqd_share_owned, partition)->slot];
+    struct mqd_positions positions;
+    uint32_t count = 0, used = 0;
+    if (!led) /* its leadership is looked at soon */
+        return 0;
+    const struct mqd_epoch *epochs = mqd_partition_epochs(led->partition, &count);
+    for (uint32_t i = count < MQD_SHARE_EPOCH_COUNT_MAX ? 0 : count - MQD_SHARE_EPOCH_COUNT_MAX + 1; i < count; i++)
+        out[used++] = (struct mqd_share_epoch){epochs[i].epoch, epochs[i].start_offset};
+    mqd_partition_positions(led->partition, &positions);
+    out[used++] = (struct mqd_share_epoch){MQD_SHARE_EPOCH_LOG_END, positions.log_end_offset};
+    return used;
+}
+
 static struct mqd_share_owned *make(struct mqd_reactor *r, const struct mqd_share_owner_request *request, uint32_t slot,
                                     const uint8_t *group)
 {
@@ -75,6 +92,7 @@ static struct mqd_share_owned *make(struct mqd_reactor *r, const struct mqd_shar
     memcpy(name.topic_id, request->topic_id, sizeof name.topic_id);
     mqd_share_partition_init(&owned->partition, &shares->pool, &name,
                              mqd_partition_leader_epoch(r->owned[slot]->partition), persisted, r);
+    owned->partition.log_epochs = log_epochs;
     mqd_list_init(&owned->touched);
     shares->owned[owned->index] = owned;
     shares->owned_count++;

@@ -211,6 +211,27 @@ TEST(it_is_read_before_anything_else_and_begins_where_the_owner_says)
     owner_end(o);
 }
 
+static uint32_t two_epochs(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out)
+{
+    out[0] = (struct mqd_share_epoch){3, 10};
+    out[1] = (struct mqd_share_epoch){MQD_SHARE_EPOCH_LOG_END, 0x1234};
+    return 2;
+}
+
+TEST(a_read_says_where_the_leader_epochs_of_the_log_begin)
+{
+    static const uint8_t tail[] = {
+        1,    0x8c, 0x47, 1 + 2 * 13, 2 + 1,                               /* tag 9100, its size, two of */
+        0,    0,    0,    3,          0,     0, 0, 0, 0, 0, 0,    10,   0, /* epoch, start, no tags */
+        0x7f, 0xff, 0xff, 0xff,       0,     0, 0, 0, 0, 0, 0x12, 0x34, 0, 0, 0};
+    struct owner *o = owner_of(0, 0);
+    o->partition.log_epochs = two_epochs;
+    CHECK_EQUAL(mqd_share_partition_next_request(&o->partition, o->now_ms), MQD_SHARE_READ);
+    const struct mqd_buffer *body = &o->partition.body;
+    CHECK_EQUAL(memcmp(body->bytes + body->size_bytes - sizeof tail, tail, sizeof tail), 0);
+    owner_end(o);
+}
+
 TEST(an_answer_waits_for_the_write_that_carries_it)
 {
     struct owner *o = owner_of(0, 0);
