@@ -1,22 +1,20 @@
 """Common code of the handlers for group requests: checks before a request goes to its group's core,
-and errors of a coordinator that cannot answer.
+and errors of a coordinator that does not respond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker import Broker
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupDescribeResponse, DescribeGroupsResponse
-from mqd.security.acl import Operation, ResourceType
 
 NAME_BYTES_MAX = 32767  # limit of a string in a record
-HIDDEN_TOPICS = "The group has described topic(s) that the client is not authorized to describe."
 
 
 def is_group_id(name: str) -> bool:
@@ -35,8 +33,12 @@ def coordinator(broker: Broker) -> Coordinator:
     return broker.coordinators.groups
 
 
-def has_share_groups(broker: Broker) -> bool:
+def has_consumer_groups(broker: Broker) -> bool:
     """Without coordinators every request is refused with that error."""
+    return broker.coordinators is None or broker.coordinators.cluster.is_enabled
+
+
+def has_share_groups(broker: Broker) -> bool:
     return broker.coordinators is None or broker.coordinators.cluster.has_share_groups
 
 
@@ -51,21 +53,6 @@ async def request_group(broker: Broker, group_id: str, make_event: Callable[[int
     if not is_group_id(group_id):
         raise CoordinatorError(ErrorCode.INVALID_GROUP_ID)
     return await coordinator(broker).request(group_id, make_event)
-
-
-def may_see_topics(context: Context, members: Iterable[Any]) -> bool:
-    """Members as they are described. A group that uses a topic which the client may not describe is
-    not described, as in Kafka.
-    """
-    names: set[str] = set()
-    for member in members:
-        names.update(member.subscribed_topic_names)
-        for assignment in (member.assignment, getattr(member, "target_assignment", None)):
-            if assignment is not None:
-                names.update(one.topic_name for one in assignment.topic_partitions)
-    return all(
-        context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named=False) for name in sorted(names)
-    )
 
 
 def rebalance_of(
