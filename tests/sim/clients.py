@@ -1,10 +1,10 @@
-"""Simulated clients of a cluster: producers that try again, consumers, askers of the latest offset.
-They know hosts and what hosts say of leaders, nothing else.
+"""Simulated clients of a cluster: producers that retry, consumers, clients that query the latest
+offset. They only know hosts and the leaders that hosts report.
 
 Invariants
-    C1/C2  an idempotent producer with acks=all and one request under way never learns that its
-           sequence is out of order
-    C4     a consumer's offsets rise by what it read
+C1/C2  an idempotent producer with acks=all and one request in flight never gets an out-of-order
+sequence error
+C4     a consumer's offsets increase by exactly what it read
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Client:
         raise NotImplementedError
 
     def leader(self, partition: Any) -> int:
-        """As some host says; never one of an older epoch than it has dealt with (KIP-320)."""
+        """The leader according to some host; never one of an older epoch than it has already used
+        (KIP-320).
+        """
         leader, epoch = self.world.leader_hint(partition)
         if epoch < self.epochs.get(partition, -1):
             return -1
@@ -69,7 +71,7 @@ class Client:
         return leader
 
     def send_request(self, node: int, method: str, partition: Any, *arguments: Any) -> None:
-        """To a host's worker; a request without a response is retried after TIMEOUT."""
+        """Sends to a host's worker; a request without a response is retried after TIMEOUT."""
         world = self.world
         self.again(TIMEOUT)
         worker = world.worker_of(node, partition) if node >= 0 else None
@@ -88,8 +90,8 @@ class Client:
 
 
 class Producer(Client):
-    """One batch of up to `batch_max` records at a time, in turn into its partitions; idempotent
-    unless acks=1 is asked for without it.
+    """Sends one batch of up to `batch_max` records at a time, round-robin over its partitions;
+    idempotent unless it uses acks=1.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class Producer(Client):
 class Consumer(Client):
     def __init__(self, world: ClusterView, partitions: list[Any], pause: int, nearest: bool = False) -> None:
         self.positions: dict[Any, int] = dict.fromkeys(partitions, 0)
-        self.nearest = nearest  # KIP-392: of any replica
+        self.nearest = nearest  # KIP-392: fetches from any replica
         self.at = 0
         super().__init__(world, partitions, pause)
 

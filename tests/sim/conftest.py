@@ -1,4 +1,4 @@
-"""No planted bug outlives its test."""
+"""Removes planted bugs after each test."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""Disks of simulated hosts: what was written, what of it is durable, what a power cut leaves.
+"""Disks of simulated hosts: written data, its durable part, and the effects of a power cut.
 
-PartitionLog is a model of a partition's files at the grain that replication sees: one entry is one
-record; records of one batch (`left` more follow in it) come, go and are read together. The bytes on
-the platter are the durable prefix, plus whatever a power cut happens to have kept of the rest; a
-truncation that was not flushed may come undone (the old tail is back). A flush that fails leaves
-pages that the kernel calls clean and no disk has: from `dropped` on, what is read may be gone at
-any start, whatever later flushes say. A flipped bit makes a batch unreadable: a reader that computes its
+PartitionLog models a partition's files at the granularity of replication: one entry is one record;
+records of one batch (`left` more follow in it) are appended, truncated and read together. The bytes
+on the platter are the durable prefix, plus a random part of the rest after a power cut; an
+unflushed truncation may be undone (the old tail is back). A failed flush leaves pages that the
+kernel considers clean and that are on no disk: from `dropped` on, data may be lost at any start,
+whatever later flushes report. A flipped bit makes a batch unreadable: a reader that verifies its
 checksum notices.
 
 Invariants
-    D1  durable <= log_end_offset; a flush makes durable what was there when it began, unless it was
-        truncated meanwhile; what really is on the platter is on_disk <= durable
+D1  durable <= log_end_offset; a flush makes durable what was there when it began, unless it was
+truncated meanwhile; the part really on the platter is on_disk <= durable
     D2  epochs lists (epoch, start offset), both rising strictly, and agrees with the entries
     D3  producers[id] lists the offsets of that producer's sequences 0, 1, 2, ...
-    D4  a log begins and ends with whole batches
+D4  a log begins and ends with whole batches
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     producer: int  # -1 = not idempotent
     sequence: int
     value: int  # unique over the run
-    left: int = 0  # records of its batch that come after it
+    left: int = 0  # records of its batch that follow it
 
 
 class PartitionLog:
@@ -53,15 +53,14 @@ class PartitionLog:
         self.durable = 0
         self.epochs: list[tuple[int, int]] = []
         self.producers: dict[int, list[int]] = {}
-        self.flushing = 0  # what the flush under way will have made durable
-        # (offset, old tail that was durable): may come back when power is lost before the next
-        # flush
+        self.flushing = 0  # what the current flush will have made durable
+        # (offset, old tail that was durable): may return when power is lost before the next flush
         self.undone: tuple[int, list[Entry]] | None = None
         self.verified = 0  # the checker's: entries below were compared with committed ones
         self.changes = 0  # truncations, for the checker
-        self.dropped = -1  # offset from which on a failed flush has left pages that no disk has; -1 = none
+        self.dropped = -1  # offset from which on a failed flush has left pages that are on no disk; -1 = none
         self.damaged: set[int] = set()  # base offsets of batches with a flipped bit
-        self.shortened = False  # a file beside the log: recovery has truncated entries that had counted
+        self.shortened = False  # a file beside the log: recovery has truncated entries that may have been acknowledged
 
     @property
     def end(self) -> int:
@@ -69,7 +68,7 @@ class PartitionLog:
 
     @property
     def on_disk(self) -> int:
-        """What is durable in truth."""
+        """The part that is really durable."""
         return self.durable if self.dropped < 0 else min(self.durable, self.dropped)
 
     def whole(self, offset: int) -> int:
@@ -81,8 +80,8 @@ class PartitionLog:
         return offset
 
     def read(self, start: int, end: int) -> list[Entry]:
-        """Whole batches from the one that holds `start` to the one that holds end - 1, as far as
-        their checksums are right.
+        """Whole batches from the one that contains `start` to the one that contains end - 1, as far
+        as their checksums are valid.
         """
         entries = self.entries
         start, end = self.whole(start), min(end, len(entries))
@@ -131,7 +130,7 @@ class PartitionLog:
                 offsets.pop()
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """(the highest epoch <= `epoch` that is here, the offset after its last entry); (-1, 0) if
+        """(the highest epoch <= `epoch` in this log, the offset after its last entry); (-1, 0) if
         there is none.
         """
         place = bisect_right(self.epochs, (epoch, 1 << 62))
@@ -144,26 +143,26 @@ class PartitionLog:
         return self.changes
 
     def flush_done(self, changes: int) -> None:
-        """changes: what flush_begin gave. A truncation since then is not yet safe."""
+        """changes: the result of flush_begin. A truncation since then is not durable yet."""
         self.durable = max(self.durable, min(self.flushing, len(self.entries)))
         if changes == self.changes:
             self.undone = None
 
     def flush_failed(self) -> None:
-        """The kernel has dropped what it could not write, and calls it clean."""
+        """The kernel has dropped the pages that it could not write, and considers them clean."""
         if self.durable < len(self.entries):
             self.dropped = self.durable if self.dropped < 0 else min(self.dropped, self.durable)
 
     def rewrite(self) -> None:
-        """Everything that can be read is written again and flushed."""
+        """Everything readable is written again and flushed."""
         self.durable, self.dropped, self.undone = len(self.entries), -1, None
 
     def flip(self, offset: int) -> None:
-        """A bit of the batch that holds this offset."""
+        """Flips a bit of the batch that contains this offset."""
         self.damaged.add(self.whole(offset))
 
     def repair(self) -> None:
-        """An operator has put the segment back from a copy."""
+        """An operator has restored the segment from a copy."""
         self.damaged.clear()
 
     def wipe(self) -> None:
@@ -178,14 +177,14 @@ class PartitionLog:
             self._rebuild(keep + tail[: random.randrange(len(tail) + 1)])
         elif on_disk < len(self.entries):
             self._rebuild(self.entries[: random.randrange(on_disk, len(self.entries) + 1)])
-        self.durable = len(self.entries)  # what recovery found, it flushed
+        self.durable = len(self.entries)  # recovery has flushed what it found
         self.undone, self.dropped = None, -1
 
     def reopen(self, random: Random, checks: bool) -> None:
-        """A host starts: pages of a failed flush may be gone; where every checksum behind the
-        recovery point is computed, the log ends before the first wrong one (with `checks` off, a
-        recovery that believes what it finds). That is like a torn write, and told from it by the
-        sound batches behind it: what is cut off there had perhaps counted.
+        """A host starts: pages of a failed flush may be lost; where every checksum after the
+        recovery point is verified, the log ends before the first wrong one (with `checks` off,
+        recovery trusts the file). That looks like a torn write, but valid batches follow it: the
+        truncated ones may have been acknowledged.
         """
         if self.dropped >= 0:
             self._rebuild(self.entries[: random.randrange(self.dropped, len(self.entries) + 1)])
@@ -198,7 +197,7 @@ class PartitionLog:
             return
         end = bad + 1 + self.entries[bad].left
         if end == len(self.entries):
-            # the last batch of all: nothing tells it from a torn write, so no disk does that here
+            # the very last batch: indistinguishable from a torn write, so no disk does that here
             self.damaged.discard(bad)
         elif checks:
             self._rebuild(self.entries[:bad])

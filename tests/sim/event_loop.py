@@ -1,11 +1,9 @@
-"""asyncio on simulated time: the broker's own coroutines run in a simulated process, and nothing of
-them knows.
+"""asyncio in simulated time: the broker's own coroutines run in a simulated process, unmodified.
 
 Invariants
-    E1  what is ready runs within the event that made it ready, in order; a loop has no time of its
-        own
-    E2  with the process everything ends that was under way in it, silently, as with kill -9
-    E3  an unexpected exception ends the run: it is no log line here
+E1  a callback runs within the event that made it ready, in order; a loop has no time of its own
+E2  everything in progress ends with the process, silently, as with kill -9
+E3  an unexpected exception ends the run instead of being logged
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from tests.sim.kernel import SECOND, Kernel, Process, Timer
 
 
 class Handle:
-    """What call_soon and call_later give."""
+    """The result of call_soon and call_later."""
 
     __slots__ = ("callback", "arguments", "context", "timer", "is_cancelled")
 
@@ -49,8 +47,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._is_due = False
 
     def enter(self, callback: Callable[..., object], *arguments: object) -> None:
-        """An event of the simulation that the process handles: `callback`, and all that becomes
-        ready by it.
+        """An event of the simulation that the process handles: `callback`, and all callbacks that
+        become ready by it.
         """
         self._ready.append(Handle(callback, arguments, None))
         self._run()
@@ -71,7 +69,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(before)
             self._is_running = False
 
-    # -- asyncio's interface, as far as the broker uses it -----------------------------------------
+    # -- asyncio's interface, the part that the broker uses ----------------------------------------
 
     def time(self) -> float:
         return self._kernel.now / SECOND
@@ -125,6 +123,6 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise error
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Called for what was under way when the process died, and for expected errors that no task
-        waits for any more.
+        """Called for tasks that were running when the process died, and for expected errors of
+        tasks that are not awaited.
         """

@@ -1,13 +1,13 @@
-"""What must hold of partitions whatever happens, checked while it happens. Names of invariants are
-those of docs/design/cluster.md, section 7.
+"""Invariants of partitions, checked while the cluster runs. Their names are those of
+docs/design/cluster.md, section 7.
 
-`committed` is a ghost: for each partition everything that was ever below any replica's high
-watermark, in order. What is in it stays: another entry at the same offset is P5, a leader without
-it is P3, and a consumer that saw something else is C3.
+`committed` is a ghost variable: for each partition everything that was ever below any replica's
+high watermark, in order. It never changes: another entry at the same offset violates P5, a leader
+without it P3, and a consumer that read something else C3.
 
-What an unclean election may lose is forgiven: when its leader begins, forget() cuts the ghost to its
-log. Until then nothing can be said of the partition, and what replicas of earlier leader epochs have
-is the log as it was.
+Losses by an unclean election are excused: when its leader begins, forget() truncates the ghost to
+its log. Until then nothing is checked for the partition, and replicas of earlier leader epochs keep
+the log as it was.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.sim.kernel import Violation
 
 
 class PartitionView(NamedTuple):
-    """One partition as the controller has committed it."""
+    """One partition as committed by the controller."""
 
     leader: int
     leader_epoch: int
@@ -40,7 +40,7 @@ class History:
         flush_on_ack: Callable[[Any], bool],
     ) -> None:
         """view: the partition as committed by the controller. running: the Place of a node whose
-        processes run under the broker epoch that the controller knows, else None. logs: of every
+        processes run under the broker epoch known to the controller, else None. logs: of every
         host, running or not.
         """
         self._view = view
@@ -54,9 +54,9 @@ class History:
         self.began: dict[tuple[Any, int], int] = {}
         self.epochs: dict[Any, tuple[int, int]] = {}
         self.dirty: dict[Any, None] = {}
-        self.unclean: dict[Any, int] = {}  # partition -> newest leader epoch that was chosen uncleanly
-        self.unsettled: set[Any] = set()  # such a leader is chosen and has not begun
-        self.before: dict[Any, list[list[Entry]]] = {}  # what was committed before each of them began
+        self.unclean: dict[Any, int] = {}  # partition -> newest leader epoch that was elected uncleanly
+        self.unsettled: set[Any] = set()  # an unclean leader is elected and has not begun
+        self.before: dict[Any, list[list[Entry]]] = {}  # the committed entries before each of them began
         self.counts = {
             "unclean": 0,
             "lost": 0,
@@ -67,8 +67,8 @@ class History:
             "refused": 0,
             "truncated": 0,
         }
-        self.aware = True  # false while a scenario breaks things by hand
-        # what was durable, and is gone with its disk or behind a flipped bit
+        self.aware = True  # false while a scenario damages data by hand
+        # was durable, and was lost with its disk or behind a flipped bit
         self.lost_logs: dict[Any, list[list[Entry]]] = {}
 
     # -- what happened -----------------------------------------------------------------------------
@@ -129,11 +129,11 @@ class History:
         self.dirty[partition] = None
 
     def leading(self, worker: Any, place: Any) -> None:
-        """P3: a new leader has everything that was committed when it was chosen."""
+        """P3: a new leader has everything that was committed when it was elected."""
         partition, log = place.partition, place.log
         view = self._view(partition)
         if view is None or view.leader_epoch != place.core.leader_epoch or view.leader != worker.host.node:
-            return  # of an epoch that is over: it can do nothing
+            return  # of an epoch that is over: it cannot do anything
         if partition in self.unsettled:
             self.unsettled.discard(partition)
             self.forget(partition, log)
@@ -158,7 +158,7 @@ class History:
             raise Violation("L4", f"{place.partition}: node {worker.host.node} took a record after its lease")
 
     def acknowledged(self, worker: Any, place: Any, offset: int, end: int) -> None:
-        """The records from `offset` to before `end`: P9, and what C1 will ask for."""
+        """The records from `offset` to before `end`: P9, and the input of C1."""
         partition, entries = place.partition, place.log.entries[offset:end]
         view = self._view(partition)
         self.counts["acked"] += len(entries)
@@ -179,13 +179,13 @@ class History:
             raise Violation("C1", f"{partition}: offset {offset} is acknowledged and was never committed")
 
     def lost(self, partition: Any, entries: list[Entry]) -> None:
-        """A log that was durable and is gone, or is cut off where a bit has flipped: it has
-        counted, perhaps, when it was reported, and the leader may acknowledge by it yet.
+        """A durable log that was lost, or was truncated at a flipped bit: its position may have
+        been reported, and the leader may still acknowledge records by it.
         """
         self.lost_logs.setdefault(partition, []).append(entries)
 
     def served(self, partition: Any, offset: int, entries: list[Entry]) -> None:
-        """C3: every reader reads what was committed."""
+        """C3: every reader reads the committed records."""
         self.counts["reads"] += len(entries)
         committed = self.committed.get(partition, [])
         known = (committed, *self.before.get(partition, ()))
@@ -211,7 +211,7 @@ class History:
         self.counts["unclean"] += 1
 
     def forget(self, partition: Any, log: PartitionLog) -> None:
-        """An unclean election made this log the truth."""
+        """An unclean election made this log authoritative."""
         committed = self.committed.setdefault(partition, [])
         self.before.setdefault(partition, []).append(list(committed))
         same = 0
@@ -297,7 +297,7 @@ class History:
     # -- at the end --------------------------------------------------------------------------------
 
     def check_end(self, partition: Any, place: Any) -> None:
-        """C1, when everything has healed: `place` is the leader's."""
+        """C1, after healing: `place` is the leader's."""
         log = place.log
         for offset, entry in self.acked.get(partition, {}).items():
             if offset >= log.end or log.entries[offset] != entry:

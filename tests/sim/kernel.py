@@ -1,17 +1,17 @@
-"""What every simulated cluster stands on: one seed, one queue of events in true time, processes
-that die and stall, clocks that drift, links that lose.
+"""The base of every simulated cluster: one seed, one queue of events in true time, processes that
+die and stall, clocks that drift, links that lose.
 
 Invariants
-    K1  everything random comes from Kernel.random, everything happens in the order (true time,
-        order of scheduling): the same seed is the same run
-    K2  what was meant for a process that has died is never done, nor by its successor; what was
-        meant for one that is stopped is done when it continues, in order
-    K3  a message is delivered to the process it was sent to (the connection ends with either end),
-        late, twice or never, as its link has it
+K1  everything random comes from Kernel.random, everything happens in the order (true time, order of
+scheduling): the same seed gives the same run
+K2  an event of a dead process is dropped, and not given to its successor; an event of a stopped
+process is handled when it continues, in order
+K3  a message is delivered to the process to which it was sent (the connection ends with either
+end), late, twice or never, depending on the link
 
 Times are microseconds of true time, integers; a host sees them through its Clock (nanoseconds, as
-CLOCK_BOOTTIME). Story: every event leaves one tuple of plain values, so that a run can be hashed and
-printed; nothing is formatted before it is printed.
+CLOCK_BOOTTIME). Story: every event adds one tuple of plain values, so that a run can be hashed and
+printed; tuples are only formatted when printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECOND = 1_000_000
 
 
 class Violation(AssertionError):
-    """An invariant does not hold. `name` is the invariant's, as in the design page ("P2")."""
+    """An invariant does not hold. `name`: the invariant's, as in the design page ("P2")."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(f"{name}: {what}")
@@ -35,7 +35,7 @@ class Violation(AssertionError):
 
 
 class Process:
-    """Something with a life of its own. A restarted process is another Process."""
+    """A restarted process is another Process."""
 
     __slots__ = ("name", "alive", "stopped", "backlog")
 
@@ -51,7 +51,7 @@ class Process:
 
 
 class Timer:
-    """Something that is to happen in a process, unless it is cancelled before; then it is no event."""
+    """An event scheduled in a process, which can be cancelled before it is due."""
 
     __slots__ = ("_owner", "_on")
 
@@ -86,13 +86,13 @@ class Kernel:
         self._order = self._backlog_order = 0
 
     def after(self, delay: int, process: Process | None, do: Callable[..., None], *arguments: Any) -> None:
-        """Does it `delay` from now, if `process` (None = the world) is then still alive."""
+        """Calls `do` after `delay`, if `process` (None = the world) is still alive then."""
         self._order += 1
         heappush(self._queue, (self.now + delay, self._order, process, do, arguments))
 
     def timer(self, delay: int, owner: Process, do: Callable[..., None], *arguments: Any) -> Timer:
-        """As after(), and it can be cancelled. Who cancels one whose owner was stopped when it was
-        due has to look for himself whether it is still wanted.
+        """Like after(), and it can be cancelled. If the owner was stopped when the timer was due,
+        the caller must check itself whether it is still wanted.
         """
         timer = Timer(owner)
         self._order += 1
@@ -103,8 +103,8 @@ class Kernel:
         self.history.append((self.now, *what))
 
     def run(self, steps: int = 1 << 60, until: int = 1 << 60) -> None:
-        """At most so many events, none after `until`; the clock stands at `until` if nothing more
-        is due.
+        """Runs at most this many events, none after `until`; the clock is at `until` if nothing
+        more is due.
         """
         queue, check = self._queue, self.after_each
         last = self.steps + steps
@@ -126,13 +126,13 @@ class Kernel:
     def go_on(self, process: Process) -> None:
         process.stopped = False
         backlog, process.backlog = process.backlog, []
-        self._backlog_order -= len(backlog)  # before what is due at this very moment
+        self._backlog_order -= len(backlog)  # before events due at this very moment
         for order, (do, arguments) in enumerate(backlog, self._backlog_order):
             heappush(self._queue, (self.now, order, process, do, arguments))
 
     def trace_hash(self) -> str:
-        """Of the whole story. Story tuples hold plain values in fixed order, so no hash seed can
-        change it.
+        """A hash of the whole story. Story tuples contain plain values in fixed order, so
+        PYTHONHASHSEED does not affect it.
         """
         digest = hashlib.blake2b(digest_size=16)
         for entry in self.history:
@@ -141,8 +141,8 @@ class Kernel:
 
 
 class Clock:
-    """CLOCK_BOOTTIME of one host: an offset of its own, faster or slower by `drift` (0.001 = 1 ms
-    each second). It never steps; the wall clock does.
+    """CLOCK_BOOTTIME of one host: its own offset, faster or slower by `drift` (0.001 = 1 ms each
+    second). It never steps; the wall clock does.
     """
 
     __slots__ = ("_kernel", "_base_true", "_base_local", "rate", "wall_offset_ms")
@@ -165,8 +165,8 @@ class Clock:
         return self.wall_offset_ms + self._kernel.now // 1_000
 
     def true_delay(self, local_ns: int) -> int:
-        """How many microseconds of true time, rounded up, until this clock has gone on by so many
-        nanoseconds (one that stands still: if it did not).
+        """Microseconds of true time, rounded up, until this clock has advanced by this many
+        nanoseconds (for a stopped clock: as if it ran).
         """
         return max(0, int(local_ns / (1_000 * (self.rate or 1))) + 1)
 
@@ -175,8 +175,8 @@ class Clock:
         self.rate = 1 + drift
 
     def stand_still(self, duration: int) -> None:
-        """A virtual machine that is paused with its clock: no process in it may run meanwhile. It does
-        not catch up.
+        """A virtual machine that is paused with its clock: no process in it may run meanwhile. It
+        does not catch up.
         """
         rate = self.rate
         if rate:
@@ -194,7 +194,7 @@ class Link:
         self.loss = 0.0
         self.double = 0.0  # share of messages that arrive twice
         self.delay_min, self.delay_max = 100, 1_500
-        self.late = 0.0  # share that is kept back for up to late_max: overtaken by everything
+        self.late = 0.0  # share that is delayed by up to late_max: overtaken by everything
         self.late_max = 5 * SECOND
 
 

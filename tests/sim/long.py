@@ -1,11 +1,10 @@
-"""Hours of simulated clusters, in pieces that add up over days:
+"""Hours of simulated clusters, in pieces that accumulate over days:
 
     python -m tests.sim.long --seconds 3600 --first 500000        for an hour, on all cores, the kinds of plans.py in turn; a line of tests/sim/history.jsonl for each piece
-    python -m tests.sim.long --add-up                             what all pieces come to:
-                                                                  schedules, events, faults,
-                                                                  CPU-hours, what was found
+python -m tests.sim.long --add-up                             the sum of all pieces: schedules,
+events, faults, CPU-hours, findings
 
-Exit code 1 when an invariant did not hold; the command that runs that seed again is printed.
+Exit code 1 when an invariant was violated; the command that repeats that seed is printed.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def _commit() -> str:
 
 
 def run(seconds: float, first: int, lanes: int, results: Path, now: Callable[[], float] = time.monotonic) -> bool:
-    """True: nothing was found. Pieces are whole: the last ends after `seconds`."""
+    """True: no violation. Pieces are never cut: the last ends after `seconds`."""
     ends, commit, clean = now() + seconds, _commit(), True
     with multiprocessing.get_context("fork").Pool(lanes) as pool:
         for piece in range(1 << 30):

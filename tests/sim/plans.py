@@ -1,5 +1,5 @@
-"""Runs of the cluster simulator with something special in them, by name: `--kind members` of
-replay.py, the fourth argument of schedules.py.
+"""Special runs of the cluster simulator, by name: `--kind members` of replay.py, the fourth
+argument of schedules.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def transactions(seed: int) -> Plan:
 
 
 def retire(seed: int) -> Plan:
-    """A topic of four partitions, or two, that gets fewer of them while keyed producers write to
+    """A topic of four partitions, or two, whose number is reduced while keyed producers write to
     it.
     """
     random = Random(f"retirement plan {seed}")
@@ -41,15 +41,15 @@ def retire(seed: int) -> Plan:
 
 
 def coordinators(seed: int) -> Plan:
-    """As transactions; what happens is that leaders move and die, coordinators among them."""
+    """As transactions; the only faults are that leaders move and die, including coordinators."""
     return msgspec.structs.replace(
         transactions(seed), faults=("leaders", "worker", "restart", "processes", "pause", "mend")
     )
 
 
 def last_markers(seed: int) -> Plan:
-    """As transactions, and next to nothing fails but one thing, often: a coordinator's acceptor
-    dies when it has sent markers, which are there long after what its successor sends.
+    """As transactions, with hardly any fault but a frequent one: a coordinator's acceptor dies
+    after sending markers, which arrive long after those of its successor.
     """
     return msgspec.structs.replace(transactions(seed), faults=("mend",), last_markers=0.1)
 
@@ -61,7 +61,7 @@ def rights(seed: int) -> Plan:
 
 
 def unclean(seed: int) -> Plan:
-    """Leaders out of the in-sync set where no replica in sync lives; hosts die often."""
+    """Leaders out of the in-sync set where no replica in sync is alive; hosts die often."""
     drawn = draw_plan(Random(f"unclean plan {seed}"))
     return msgspec.structs.replace(
         drawn,

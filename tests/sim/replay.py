@@ -1,6 +1,5 @@
-"""Runs one seed of the cluster simulator again and tells it:
-`python -m tests.sim.replay SEED [--off R5] [--kind members] [--chaos 3000] [--last 60]`. The same
-seed and commit are the same run.
+"""Repeats one seed of the cluster simulator and prints it: `python -m tests.sim.replay SEED [--off
+R5] [--kind members] [--chaos 3000] [--last 60]`. The same seed and commit give the same run.
 """
 
 from __future__ import annotations

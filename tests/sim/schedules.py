@@ -1,5 +1,5 @@
-"""Many seeds of the cluster simulator, on all cores: what the tests, the long tier and
-`python -m tests.sim.schedules FIRST COUNT [RULE,... [KIND]]` run (KIND: of plans.py).
+"""Many seeds of the cluster simulator, on all cores, for the tests, the long tier and `python -m
+tests.sim.schedules FIRST COUNT [RULE,... [KIND]]` (KIND: of plans.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHAOS = 3_000  # events of a schedule before healing begins
 
 class Outcome(NamedTuple):
     seed: int
-    name: str  # of the invariant that did not hold, or the exception's; "" = all is well
+    name: str  # of the violated invariant, or the exception; "" = success
     what: str
     events: int
     faults: int
@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
     stuck: int
     kinds: dict[str, int]
     kind: str = ""  # of plans.py
-    unclean: int = 0  # leaders chosen out of the in-sync set
+    unclean: int = 0  # leaders elected outside the in-sync set
     lost: int = 0  # acknowledged records that they lacked
 
 
@@ -87,7 +87,7 @@ def outcomes(
 
 
 def report(found: list[Outcome]) -> str:
-    """For whom a test fails: what, and the command that runs it again."""
+    """The message of a failing test: the violation, and the command that repeats it."""
     return "\n".join(
         f"{result.name}: {result.what}\n    python -m tests.sim.replay"
         f" {result.seed}{' --kind ' + result.kind if result.kind else ''}"

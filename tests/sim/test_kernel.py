@@ -1,11 +1,11 @@
-"""The simulator's own ground."""
+"""Tests of the simulator itself."""
 
 from tests.sim.kernel import Kernel, Process
 
 
-def test_a_process_that_continues_first_reads_what_came_while_it_was_stopped() -> None:
-    """Also before what comes at that very moment: a worker that continued got a change before the
-    image that had been sent first (seed 765695).
+def test_a_resumed_process_first_reads_messages_from_its_pause() -> None:
+    """Even before messages that arrive at that very moment: a worker that continued got a change
+    before the image that had been sent first (seed 765695).
     """
     kernel, process, received = Kernel(1), Process("worker"), []
     process.stopped = True

@@ -1,4 +1,4 @@
-"""Pieces of long runs: each leaves its line, lines add up, and findings are reported with the
+"""Pieces of long runs: each writes its line, lines are summed, and findings are reported with the
 command that repeats the run.
 """
 
@@ -25,7 +25,7 @@ def small(monkeypatch, tmp_path):
     return tmp_path / "history.jsonl"
 
 
-def test_a_piece_of_real_schedules_leaves_its_line(small):
+def test_a_piece_of_real_schedules_writes_its_line(small):
     clock = iter((0.0, 0.5, 1.0))
     assert long.run(1.0, 40, 1, small, lambda: next(clock))
     (line,) = map(json.loads, small.read_text().splitlines())
@@ -33,7 +33,7 @@ def test_a_piece_of_real_schedules_leaves_its_line(small):
     assert line["events"] > 3 * 1_500 and line["faults"] > 0 and line["acked"] > 0 and line["cpu_s"] > 0
 
 
-def test_what_is_found_is_reported(small, monkeypatch, capsys):
+def test_findings_are_reported(small, monkeypatch, capsys):
     monkeypatch.setattr(long, "_timed", _outcome)
     clock = iter((0.0, 0.5, 0.9, 1.3))
     assert not long.run(1.0, 4, 1, small, lambda: next(clock))
@@ -45,6 +45,6 @@ def test_what_is_found_is_reported(small, monkeypatch, capsys):
     assert "found: P3: 8 (members, at " in output
 
 
-def test_nothing_was_run(small, capsys):
+def test_a_summary_without_runs(small, capsys):
     long.main(["--add-up", "--results", str(small)])
     assert capsys.readouterr().out == "no runs\n"

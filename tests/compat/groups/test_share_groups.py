@@ -100,10 +100,10 @@ def test_our_share_consumer_at_apache_kafka(kafka_tools: KafkaTools) -> None:
     }
     with kafka_tools.broker(**settings) as bootstrap:
         for story, partitions in (
-            (ours.test_each_kind_of_acknowledgement, 2),
+            (ours.test_each_type_of_acknowledgement, 2),
             (ours.test_implicit_mode_accepts_with_the_next_poll_or_commit, 2),
-            (ours.test_consume_takes_no_more_than_it_says, 1),
-            (ours.test_a_renewed_lock_does_not_end_and_another_does, 1),
+            (ours.test_consume_returns_at_most_num_messages, 1),
+            (ours.test_a_renewed_lock_is_kept_and_another_expires, 1),
         ):
             jobs = ours.Jobs(SimpleNamespace(bootstrap=bootstrap), "tcp", partitions)
             story(jobs)

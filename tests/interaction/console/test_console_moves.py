@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from tests.cluster import Cluster
 from tests.interaction.cluster_clients import all_in_sync, create, partitions, run, until
 from tests.interaction.console.chromium import faults, opened
-from tests.interaction.console.test_console_browser import Console, looked_at, press, wait
+from tests.interaction.console.test_console_browser import Console, press, problems, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MOVED = "big"
@@ -71,7 +71,7 @@ def test_a_broker_is_drained_and_the_cluster_balanced(tmp_path: Path) -> None:
                 wait(window, "copied, ")
                 wait(window, " s\nleft, at this pace")
                 pages = {"moves": "/moves", "cluster": "/cluster", "cancel": f"/moves/cancel?topic={MOVED}"}
-                assert looked_at(window, console, pages, ("moves",)) == {}
+                assert problems(window, console, pages, ("moves",)) == {}
                 _throttle(cluster, None)
                 window.get(console.url + "/moves")
                 until("drained", lambda: _held_by(cluster, 3) == 0, cluster)

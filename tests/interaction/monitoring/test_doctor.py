@@ -47,7 +47,7 @@ def test_a_record_that_blocks_a_member(broker: Broker) -> None:
     assert "mqd group seek workers jobs:0 --shift-by 1 --execute" in found.cure
 
 
-def test_a_disk_that_does_not_answer(broker: Broker) -> None:
+def test_a_hung_disk(broker: Broker) -> None:
     assert findings(broker, Harm.OUTAGE, "disk") == []
     faults = broker.data_dir / "faults"
     rules = faults.with_suffix(".new")

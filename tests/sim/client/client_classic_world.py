@@ -1,13 +1,13 @@
-"""The client's classic membership core against the broker's own classic group core; as
-client_group_world.py, with what the classic protocol promises.
+"""The client's classic membership core against the broker's classic group core; like
+client_group_world.py, with the guarantees of the classic protocol.
 
-What is held against every step
+Checked at each step
     both cores' invariants (check())
-    W1  no two members of the generation in force work on one partition
-and when faults have stopped
-    W2  the group is Stable, every partition of every topic that somebody wants has one member that
-        works on it
-    W3  then nothing is sent but a heartbeat in each interval
+W1  no two members of the current generation work on one partition
+and after faults have stopped
+W2  the group is Stable, and every partition of every subscribed topic has exactly one member that
+works on it
+W3  then only one heartbeat per interval is sent
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COOPERATIVE, EAGER = ("cooperative-sticky",), ("range", "roundrobin")
 
 
 class ClassicConsumer(Consumer):
-    """Requests may be answered much later."""
+    """Responses may arrive much later."""
 
     def __init__(self, world: ClassicWorld, member_id: str, instance_id: str | None) -> None:
         super().__init__(world, member_id, instance_id)
@@ -61,8 +61,8 @@ class ClassicConsumer(Consumer):
 
 class ClassicWorld(World):
     consumer_type = ClassicConsumer
-    more_settling = 3  # members that died while they joined are waited for, one rebalance after the other
-    # a coordinator that comes back without the last generation knows an instance by its former
+    more_settling = 3  # members that died while joining are removed one after the other, in one rebalance each
+    # a coordinator that recovers without the last generation knows an instance by its previous
     # member id: FENCED_INSTANCE_ID, as in Kafka
     fatal_codes = frozenset({82})
 
@@ -126,7 +126,7 @@ class ClassicWorld(World):
         return found
 
     def _restart(self) -> None:
-        """The coordinator comes back with its written state."""
+        """The coordinator restarts with its written state."""
         for consumer in self.consumers:
             consumer.break_connection()
         self.requested.clear()

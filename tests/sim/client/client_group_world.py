@@ -1,15 +1,15 @@
-"""The client's group membership core (KIP-848) against the broker's own group core: requests and
-answers travel one connection in order, connections break before or after a request was received,
-members die, applications do not poll, subscriptions and topics change, the coordinator is loaded
-again. One seed, one history.
+"""The client's group membership core (KIP-848) against the broker's group core: requests and
+responses travel over one connection in order, connections break before or after a request was
+received, members die, applications do not poll, subscriptions and topics change, the coordinator is
+reloaded. One seed, one history.
 
-What is held against every step
+Checked at each step
     both cores' invariants (check())
-    W1  what a member works on is its in the coordinator's books: so no two members work on one
-        partition
-and when faults have stopped
+W1  a member works only on partitions that the coordinator has assigned to it: so no two members
+work on one partition
+and after faults have stopped
     W2  the group is Stable, and every member works on exactly its target
-    W3  then nothing is sent but a heartbeat in each interval
+W3  then only one heartbeat per interval is sent
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Violation(AssertionError):
 
 
 class Consumer:
-    """A core and what surrounds it: the connection, and an application that carries things out
-    after a while.
+    """A core and its environment: the connection, and an application that carries out actions after
+    a while.
     """
 
     def __init__(self, world: World, member_id: str, instance_id: str | None) -> None:
@@ -71,7 +71,7 @@ class Consumer:
         self.core = GroupCore(Settings("g", member_id, instance_id, max_poll_interval_ms=MAX_POLL_MS))
         self.requests: deque[tuple[int, Send]] = deque()
         self.answers: deque[tuple[int, int, object]] = deque()
-        self.names: list[tuple[int, TopicsKnown]] = []  # metadata comes when it comes
+        self.names: list[tuple[int, TopicsKnown]] = []  # metadata arrives at any time
         self.callback: tuple[int, object] | None = None
         self.works_on: set[tuple[bytes, int]] = set()
         self.busy_until_ms = 0
@@ -150,7 +150,7 @@ class Consumer:
             self.give(Done())
 
     def break_connection(self) -> None:
-        """Some of the requests on their way were received, none is answered."""
+        """Some of the requests in flight were received; none gets a response."""
         numbers = [send.number for _, send in self.requests] + [number for _, number, _ in self.answers]
         for _, send in list(self.requests)[: self.rng.randrange(len(self.requests) + 1)]:
             self.world.receive(self, send.message)
@@ -161,14 +161,14 @@ class Consumer:
 
 
 def places(partitions: tuple[Partition, ...]) -> set[tuple[bytes, int]]:
-    """With the id where there is one: a topic that was made again is another one."""
+    """With the topic id where there is one: a topic that was recreated is another one."""
     return {(one.topic_id or one.topic.encode(), one.index) for one in partitions}
 
 
 class World:
     consumer_type = Consumer
     more_settling = 0
-    fatal_codes: frozenset[int] = frozenset()  # after which a member gives up, and may
+    fatal_codes: frozenset[int] = frozenset()  # errors after which a member may give up
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -350,8 +350,8 @@ def run(seed: int, steps: int = 400) -> World:
 
 
 def acknowledges_before_it_lets_go(patch: pytest.MonkeyPatch) -> None:
-    """A planted bug: the member tells the coordinator that partitions are free while the
-    application still has them.
+    """A planted bug: the member reports partitions as released while the application still has
+    them.
     """
 
     def handle(self, event, now_ms, _before=GroupCore.handle):

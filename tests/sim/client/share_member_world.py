@@ -1,5 +1,6 @@
-"""A share group's member against brokers that judge it: two leaders, locks, sessions, and faults that
-a seed decides (responses lost, leaders that move, members that are fenced). Nothing but cores.
+"""A share group's member against brokers that check it: two leaders, locks, sessions, and faults
+drawn from a seed (lost responses, leaders that move, members that are fenced). Cores only, without
+I/O.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BATCH_RECORDS = 8
 
 
 class Lot:
-    """A partition's records, as the group has them: offset -> (state, holder, lock's end, count)."""
+    """The group's view of a partition's records: offset -> (state, holder, end of lock, count)."""
 
     def __init__(self, offsets: int, gaps: set[int]) -> None:
         self.gaps, self.end = gaps, offsets
@@ -55,7 +56,7 @@ class Lot:
         return found
 
     def batches(self, offsets: list[int]) -> bytes:
-        """Whole batches, as the log has them."""
+        """Whole batches, as in the log."""
         out = b""
         for base in sorted({offset - offset % BATCH_RECORDS for offset in offsets}):
             last = min(base + BATCH_RECORDS, self.end) - 1
@@ -81,7 +82,7 @@ class World:
         self.session_count = 0
         self.member_epoch = 0
         self.wire: dict[Target, collections.deque[Send]] = {}
-        self.unconfirmed: dict[tuple[Place, int], int] = {}  # acknowledgements without an outcome
+        self.unconfirmed: dict[tuple[Place, int], int] = {}  # acknowledgements without a result
         self.accepted: collections.Counter[tuple[int, int]] = collections.Counter()
         self.is_waiting = False
         self.lost = 0
@@ -89,7 +90,7 @@ class World:
     # -- time and the wire -------------------------------------------------------------------------
 
     def settle(self, ms: int) -> None:
-        """Lets so much time pass."""
+        """Advances the time."""
         until = self.now_ms + ms
         while self.now_ms < until:
             self.pump()
@@ -120,7 +121,7 @@ class World:
         self.take_outcomes()
 
     def fail(self, send: Send) -> None:
-        """The connection ends, before or after the broker has done it."""
+        """The connection ends, before or after the broker has handled the request."""
         self.lost += 1
         if self.random.random() < 0.5:
             self.respond(send)

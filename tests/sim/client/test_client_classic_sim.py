@@ -50,12 +50,12 @@ def keeps_what_it_has_when_it_joins(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClassicCore, "check", lambda self: None)
 
 
-def never_joins_again(patch: pytest.MonkeyPatch) -> None:
+def never_rejoins(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClassicCore, "_rejoin", lambda self: None)
 
 
 @pytest.mark.parametrize(
-    "plant", quick([keeps_what_it_has_when_it_joins, never_joins_again], [keeps_what_it_has_when_it_joins])
+    "plant", quick([keeps_what_it_has_when_it_joins, never_rejoins], [keeps_what_it_has_when_it_joins])
 )
 def test_planted_bugs_are_found(plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
@@ -99,11 +99,11 @@ def test_sticky_moves_little_and_cooperatively() -> None:
     members = {name: Subscription(everything, frozenset(round_one[name])) for name in "abc"}
     assert assign_cooperative(members, counts) == target
     both = {name: Subscription(everything, frozenset({("t", 0)})) for name in "ab"}
-    # both say they have it: both give it up
+    # both claim it, so both give it up
     assert not any(("t", 0) in places for places in assign_cooperative(both, {"t": 1}).values())
 
 
-def test_what_members_write() -> None:
+def test_member_metadata() -> None:
     one = Subscription(frozenset({"a", "b"}), frozenset({("a", 0), ("a", 3), ("b", 1)}))
     assert decode_subscription(encode_subscription(one)) == one
     assert decode_assignment(encode_assignment(one.owned)) == one.owned and decode_assignment(b"") == frozenset()

@@ -31,8 +31,8 @@ def test_many_histories(share: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_histories_meet() -> None:
-    """Fenced, forgotten and kept-out members, and applications that do not poll, are among it."""
+def test_histories_reach_rare_cases() -> None:
+    """Fenced, forgotten and refused members, and applications that do not poll, occur."""
     worlds = [run(seed) for seed in range(25)]
     assert {0, 25, 110, 111} <= set().union(*(world.received for world in worlds))
     assert any(group_core.MAX_POLL_EXCEEDED in one.problems for world in worlds for one in world.consumers)

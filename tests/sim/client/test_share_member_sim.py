@@ -1,4 +1,4 @@
-"""Histories of a share group's member against brokers that judge it; each planted bug is found."""
+"""Histories of a share group's member against brokers that check it; each planted bug is found."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The faults of a cluster, and when they occur: each run draws kinds of faults and their rates from
-its seed (swarm), then the world is put right.
+its seed (swarm testing), then everything is repaired.
 
-Bounds that keep a run meaningful: a majority of the voters keeps its disks; a wiped host comes back
-as another one; at most one host is wiped at a time until everything is replicated again.
+Bounds that keep a run meaningful: a majority of the voters keeps its disks; a wiped host returns as
+a new one; only one host is wiped at a time until everything is replicated again.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Faults:
         )
         self.gap = random.choice((100, 300, 800, 2_000)) * MILLISECOND
         if world.plan.drift_is_bounded:
-            self.weights.pop("freeze", None)  # a clock that stands still is beyond every bound
+            self.weights.pop("freeze", None)  # a clock that stands still exceeds every bound
         if world.plan.faults:
             self.weights = {kind: KINDS[kind] for kind in world.plan.faults}
         self.slow: dict[int, int] = {}  # node -> microseconds at most
         self.wiped = 0
-        self.voter_requests = -(1 << 60)  # when a change of the voters was asked for last: it may yet take effect
+        self.voter_requests = -(1 << 60)  # when a voter change was last requested: it may still take effect
         self.over = False
         self.counts: dict[str, int] = {}
 
@@ -91,7 +91,7 @@ class Faults:
         return random.randrange(200, 3_000) if slow is None or random.random() < 0.5 else random.randrange(3_000, slow)
 
     def end(self) -> None:
-        """Everything is put right."""
+        """Everything is repaired."""
         self.over = True
         self.slow = {}
         world = self.world
@@ -101,7 +101,7 @@ class Faults:
             for log in host.logs.values():
                 log.repair()
             if any(worker is not None and worker.failed for worker in host.workers):
-                host.stop("kill")  # as the log says: another disk, or the same once it is well
+                host.stop("kill")  # as the log advises: another disk, or the same once it is repaired
             self._start(host)
             for process in host.processes():
                 self.kernel.go_on(process)
@@ -196,7 +196,7 @@ class Faults:
         self._any(random).request_shutdown()
 
     def _wipe(self, random: Any) -> None:
-        """A host that votes is spared, unless it is one of at least three and all others are up."""
+        """A voter is only wiped if there are at least three and all others are up."""
         world = self.world
         host = self._any(random)
         active = world.active()
@@ -246,7 +246,7 @@ class Faults:
             self.kernel.after(random.randrange(20, 4_000) * MILLISECOND, None, setattr, host, "full", False)
 
     def _bad_disk(self, random: Any) -> None:
-        """Some flush of the next few fails; the host is started again a while later, by somebody
+        """One of the next few flushes fails; the host is restarted a while later, by an operator
         who has read its log. One host at a time.
         """
         host = self._any(random)
@@ -268,7 +268,7 @@ class Faults:
             self._later(self.kernel.random, host)
 
     def _bits(self, random: Any) -> None:
-        """A bit of one durable batch flips that two other hosts have whole."""
+        """Flips a bit of one durable batch that is intact on two other hosts."""
         world, partition = self.world, random.choice(self.world.partitions())
         log = random.choice(world.hosts).logs.get(partition)
         if log is None or log.on_disk < 2:
@@ -304,8 +304,8 @@ class Faults:
     # -- operators ---------------------------------------------------------------------------------
 
     def _leaders(self, random: Any) -> None:
-        """Bursts of moves within milliseconds: ElectLeaders after another preferred leader was set,
-        through a reassignment of the same replicas in another order.
+        """Bursts of moves within milliseconds: ElectLeaders after the preferred leader was changed
+        by a reassignment of the same replicas in another order.
         """
         world = self.world
         partition = random.choice(world.partitions())
@@ -315,7 +315,7 @@ class Faults:
                 partition = random.choice(world.partitions())
 
     def _move(self, partition: tuple[bytes, int], number: int) -> None:
-        """Straight at the active controller."""
+        """Sent directly to the active controller."""
         world, active = self.world, self.world.active()
         view = world.view(partition)
         if (

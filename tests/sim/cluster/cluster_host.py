@@ -1,10 +1,10 @@
-"""A simulated host: clock, disks, control segment, and the processes that come and continue it.
+"""A simulated host: clock, disks, control segment, and its processes.
 
 Invariants
-    H1  what outlives a process is here (disks, control segment, the keeper's knowledge); what
-        outlives the host is on its disks
-    H2  every process of the host can die alone: each worker, the acceptor, the controller; with the
-        keeper they all do; each is started again, whichever of the others is not there
+H1  state that outlives a process is here (disks, control segment, the keeper's knowledge); state
+that outlives the host is on its disks
+H2  each process of the host can die alone: each worker, the acceptor, the controller; if the keeper
+dies, all do; each is restarted independently of the others
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ClusterHost:
         self.acceptor: Acceptor | None = None
         self.controller: ControllerProcess | None = None
         self.leaving = False
-        self._ended_well = False  # each worker has left its marker
+        self._ended_well = False  # each worker has written its marker
         self.excused = False  # its keeper has proven that this host leads nothing
         self.full = False  # its disk
         self.failing = 0.0  # share of its flushes that fail
@@ -66,14 +66,14 @@ class ClusterHost:
         self.log_directory = f"dir-{number}"
         self.logs: dict[Partition, PartitionLog] = {}
         self.clean_epoch = -1
-        self._same_boot = False  # clean only because the kernel continues
+        self._same_boot = False  # clean only because the kernel kept running
         self.flush_failed = False  # a file in the log directory
         self.doubtful = False  # the session of its broker says so
 
     def _new_control(self) -> None:
-        self.keeper: object | None = None  # whose life all of this is
-        self._next: dict[int, int] = {}  # worker that does not live -> its generation when it will
-        self.orders: Notice | None = None  # what the keeper is to say when the controller has ended
+        self.keeper: object | None = None  # all of this lives as long as the keeper
+        self._next: dict[int, int] = {}  # dead worker -> the generation it will have
+        self.orders: Notice | None = None  # the notice that the keeper sends when the controller has ended
         self.controls: dict[Partition, Control] = {}
         self.slots: dict[int, tuple[bytes, int, int, int, int]] = {}
         self.broker_epoch = self.metadata_version = -1
@@ -115,7 +115,9 @@ class ClusterHost:
         )
 
     def generation_of(self, owner: int) -> int:
-        """Of the worker that lives there, or will: as in the control segment, a death ends one."""
+        """Of the worker that runs there, or will: as in the control segment, a death ends a
+        generation.
+        """
         if owner >= len(self.workers):
             return -1
         worker = self.workers[owner]
@@ -124,14 +126,14 @@ class ClusterHost:
         return worker.generation if worker is not None else self._next[owner]
 
     def take_generation(self, owner: int) -> int:
-        """A new worker's."""
+        """The generation of a new worker."""
         return self._next.pop(owner, 0) or self.new_generation()
 
     def new_generation(self) -> int:
         self._generation += 1
         return self._generation
 
-    # -- what its processes ask --------------------------------------------------------------------
+    # -- called by its processes -------------------------------------------------------------------
 
     def clock_ns(self) -> int:
         return self.clock.now()
@@ -216,11 +218,11 @@ class ClusterHost:
         self.acceptor = Acceptor(self)
         for index in range(len(self.workers)):
             self.workers[index] = ClusterWorker(self, index)
-        self.clean_epoch, self._same_boot = -1, False  # the marker is taken away once it was read
+        self.clean_epoch, self._same_boot = -1, False  # the marker is removed once it was read
         self.doubtful = False
 
     def accepts(self) -> None:
-        """Its controller takes connections from here on."""
+        """Whether its controller accepts connections yet."""
         waiting, self.waiting = self.waiting, []
         for process, subscriber in waiting:
             self.kernel.after(self.kernel.random.randrange(100, 20_000), process, subscriber.join, self, process)
@@ -228,12 +230,12 @@ class ClusterHost:
     def _start_controller(self) -> None:
         if self.controller is not None:
             return
-        self.leaving = False  # this process was not asked to end
+        self.leaving = False  # the new process has not been told to end
         self.controller = self.world.controller_class(self)
         self.controller.start()
 
     def stop(self, how: str) -> None:
-        """kill (page cache kept), power, wipe: all processes at once, the keeper among them."""
+        """kill (page cache kept), power, wipe: all processes at once, including the keeper."""
         random = self.kernel.random
         had = self.controller is not None
         self.keeper = None
@@ -277,7 +279,7 @@ class ClusterHost:
             self.acceptor = Acceptor(self)
 
     def kill_worker(self, index: int) -> None:
-        """supervisord starts another; the keeper tells the controller of the death."""
+        """supervisord restarts it; the keeper reports the death to the controller."""
         worker = self.workers[index]
         if worker is None:
             return
@@ -302,8 +304,8 @@ class ClusterHost:
             self.kernel.after(50, controller.process, controller.disconnect, subscriber.client)
 
     def kill_data_plane(self) -> None:
-        """Workers and acceptor; the keeper has the proof and tells the controller, and again when
-        they are back.
+        """Kills workers and acceptor; the keeper has the proof and sends it to the controller, and
+        again when they are back.
         """
         if self.acceptor is None or self.controller is None:
             return
@@ -327,20 +329,20 @@ class ClusterHost:
         )
 
     def start_data_plane(self) -> None:
-        """supervisord's work, whether there is a controller or not; one that has been started
-        meanwhile does not know that they were gone.
+        """supervisord's work, with or without a controller; a controller started meanwhile does not
+        know that they were gone.
         """
         self._start_acceptor()
         for index in range(len(self.workers)):
-            self._start_worker(index)  # one that is back already has no twin
+            self._start_worker(index)  # one that is back already is not started twice
         controller = self.controller
         if controller is not None:
             self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied(False))
         self.excused = False
 
     def kill_processes(self) -> None:
-        """All but the keeper, who takes the lease back and tells the others; each is started again,
-        in its own time.
+        """Kills all but the keeper, which revokes the lease and notifies the others; each is
+        restarted, in its own time.
         """
         if self.controller is None or self.acceptor is None or self.keeper is None:
             return
@@ -372,7 +374,7 @@ class ClusterHost:
             self.workers[index] = ClusterWorker(self, index)
 
     def _prove(self, all_ended: bool) -> None:
-        """As mqd/keeper/proof.py has it."""
+        """As in mqd/keeper/proof.py."""
         orders = self.orders
         if orders is None or (orders.broker_epoch != self.broker_epoch if all_ended else not orders.led):
             return
@@ -395,7 +397,7 @@ class ClusterHost:
             self.controller.on_broker(broker_core.ShutdownRequested())
 
     def shut_down(self, action: broker_core.ShutDown) -> None:
-        """Flush, write the marker, end; started again a while later."""
+        """Flush, write the marker, end; restarted a while later."""
         self.kernel.report("ends", self.node, action.broker_epoch)
         marker = action.broker_epoch
         self.kernel.after(0, None, self._end, self.controller, marker)

@@ -1,5 +1,5 @@
-"""What one run of a simulated cluster consists of: its plan, drawn from the seed, and an
-administrator that requests changes.
+"""The plan of one run of a simulated cluster, drawn from the seed, and an administrator that
+requests changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Admin(Client):
-    """Asks some host's acceptor for changes; its own are in `wanted`, first come first served."""
+    """Requests changes from some host's acceptor; its queue is `wanted`, in FIFO order."""
 
     def __init__(self, world: ClusterWorld, pause: int) -> None:
         self.requested: list[Any] = []
@@ -48,7 +48,7 @@ class Admin(Client):
 
     def on_answer(self, response: messages.Answer) -> None:
         self.answers.append(response)
-        # NOT_LEADER.., REQUEST_TIMED_OUT, NOT_CONTROLLER, KAFKA_STORAGE_ERROR: again
+        # NOT_LEADER.., REQUEST_TIMED_OUT, NOT_CONTROLLER, KAFKA_STORAGE_ERROR: retry
         if response.error in (6, 7, 41, 56):
             self.again(100 * MILLISECOND)
             return
@@ -72,17 +72,17 @@ class Plan(msgspec.Struct, frozen=True):
     fetch_max: int = 8
     wire: bool = False  # messages between hosts are encoded and decoded
     producers: int = 3
-    groups: int = 0  # that commit offsets
+    groups: int = 0  # groups that commit offsets
     pipelines: int = 0  # groups that commit offsets in bursts: pipelining.py
     members: int = 0  # groups with members: group_members.py
     unclean: bool = False  # unclean.leader.election.enable of the topics
-    retire: int = 0  # partitions of a topic that gets fewer: retirement.py
-    rights: bool = False  # rules and passwords come and go: rights.py
+    retire: int = 0  # partitions to remove from a topic: retirement.py
+    rights: bool = False  # rules and passwords are created and deleted: rights.py
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
     # share of requests with markers after which their acceptor dies; they arrive seconds later
     last_markers: float = 0.0
-    # a host that was killed and whose kernel continued knows that nothing written was lost, and
-    # says so
+    # a host that was killed while its kernel kept running knows that no write was lost, and reports
+    # it
     boot_id: bool = False
 
     @property

@@ -1,16 +1,15 @@
 """Whole clusters of the real cores: quorum, metadata, host and broker cores in each host's
-controller, the replication core in C in each worker, and around them time, networks, disks, clocks,
-processes and clients from one seed. Chaos, then healing. `python -m tests.sim.replay SEED` runs a
-seed again and tells it.
+controller, the replication core in C in each worker, in simulated time, networks, disks, clocks,
+processes and clients from one seed. Chaos, then healing. `python -m tests.sim.replay SEED` repeats
+a seed and prints it.
 
-Checked at each step, beside what each core asserts of itself (names as in the design page)
-    I1 one leader in an epoch; I2 the committed records are the same everywhere; I4 a vote never
-    regresses (quorum_disk); I5 nothing before it is committed; I6 epochs only rise L1 one valid
-    lease at a time; L2 a fenced host has no lease any more; L4 nothing is taken without a lease
-    P1..P10, C1..C4, R11, R12: history.py W2 a worker never leads in an epoch that its predecessor
-    led
-and at the end, when everything has been put right: every partition is led, complete and moving,
-everybody knows the same metadata, what was acknowledged is there (LIVE, C1)
+Checked at each step, besides the assertions of each core (names as in the design page) I1 one
+leader in an epoch; I2 the committed records are the same everywhere; I4 a vote never regresses
+(quorum_disk); I5 nothing is applied before it is committed; I6 epochs only rise L1 one valid lease
+at a time; L2 a fenced host has no lease; L4 nothing is accepted without a lease P1..P10, C1..C4,
+R11, R12: history.py W2 a worker never leads in an epoch that its predecessor led
+and at the end, after healing: every partition has a leader, is fully replicated and makes progress,
+all hosts have the same metadata, acknowledged records exist (LIVE, C1)
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class ClusterWorld:
             log_bytes_max=random.choice((3_000, 20_000, 1 << 20)),
             retained_bytes=random.choice((500, 5_000, 1 << 20)),
         )
-        if plan.rights and seed % 2 == 0:  # so few records would seldom come to a snapshot
+        if plan.rights and seed % 2 == 0:  # with so few records there would seldom be a snapshot
             self.quorum_settings = msgspec.structs.replace(
                 self.quorum_settings, log_bytes_max=1_500, retained_bytes=500
             )
@@ -123,7 +122,7 @@ class ClusterWorld:
     # -- making ------------------------------------------------------------------------------------
 
     def _ghost(self) -> None:
-        """The metadata up to the last batch that a host knows to be committed."""
+        """The metadata up to the last batch that any host knows to be committed."""
         self.state = MetadataState()
         self.state.cluster_id = "simulated"
         self.committed: dict[int, Batch] = {}  # by base offset
@@ -178,7 +177,7 @@ class ClusterWorld:
     def new_drift(self) -> float:
         return self.kernel.random.uniform(-self.plan.drift_max, self.plan.drift_max)
 
-    # -- what others ask ---------------------------------------------------------------------------
+    # -- called by others --------------------------------------------------------------------------
 
     def flush_delay(self, host: ClusterHost) -> int:
         return self.faults.flush_delay(host)
@@ -279,7 +278,7 @@ class ClusterWorld:
             raise Violation("L1", f"hosts {holders} hold the controller's lease")
 
     def on_committed(self, node: int, batch: Batch) -> None:
-        """A host got this as committed."""
+        """A host has received this batch as committed."""
         state = self.state
         if batch.base_offset < state.version:
             known = self.committed.get(batch.base_offset)
@@ -330,17 +329,17 @@ class ClusterWorld:
             history.dirty.update(dict.fromkeys(self.partitions()))
 
     def _chosen_uncleanly(self, key: Partition, was: PartitionState, now: PartitionState) -> None:
-        """UNCLEAN: only where it is configured, and only where no replica that has everything lives."""
+        """UNCLEAN: only where it is configured, and only if no replica that has everything is
+        alive.
+        """
         if now.leader in was.in_sync_replicas + was.eligible_leader_replicas:
-            return  # of one that was chosen so before, and has not yet said that it is in order
+            return  # an earlier unclean leader, which has not begun yet
         if not self.plan.unclean:
             raise Violation("UNCLEAN", f"{key}: {now.leader} leads, which was not in sync: {was}")
         self.history.chosen_uncleanly(key, now.leader_epoch)
 
     def _check_fencing(self, record: BrokerChanged) -> None:
-        """L2. A host that has ended, or whose data plane has died, has no lease that anybody could
-        use.
-        """
+        """L2. A host that has ended, or whose data plane has died, has no usable lease."""
         host = self.hosts[record.node_id]
         if (
             not self.plan.drift_is_bounded
@@ -364,7 +363,7 @@ class ClusterWorld:
     # -- the run -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Until there are topics."""
+        """Runs until there are topics."""
         kernel = self.kernel
         last = kernel.now + 30 * SECOND
         while (
@@ -424,7 +423,7 @@ class ClusterWorld:
         self.check_end()
 
     def wall_ms(self) -> int:
-        """The wall clock, which all hosts agree on."""
+        """The wall clock, the same on all hosts."""
         return 1_700_000_000_000 + self.kernel.now // MILLISECOND
 
     def heal(self) -> None:
@@ -437,15 +436,14 @@ class ClusterWorld:
             part.heal()
         for client in self.clients:
             client.stopping = True
-        # the balance of leaders continues, and moves of replicas that have begun since (seed
-        # 105148)
+        # leader balancing continues, and so do moves that have begun since (seed 105148)
         for _ in range(60):
             kernel.run(until=kernel.now + 1_500 * MILLISECOND)
             if all(map(self.settled, self.partitions())) and self.healed():
                 break
 
     def settled(self, partition: Partition) -> bool:
-        """Its leader has nothing left to do."""
+        """Its leader has no work left."""
         view = self.view(partition)
         place = self.running(view.leader, partition) if view.leader >= 0 else None
         return self.stuck(partition) or (
@@ -473,13 +471,13 @@ class ClusterWorld:
         return len(versions) == 1 and all(map(self.whole, self.partitions()))
 
     def stuck(self, partition: Partition) -> bool:
-        """No replica may lead: an operator has to choose."""
+        """No replica may lead: an operator must choose."""
         view = self.view(partition)
         return view.leader < 0 and not view.in_sync and not view.eligible or self.shortened(view, partition)
 
     def shortened(self, view: PartitionView, partition: Partition) -> bool:
-        """The only one that may lead does not, for its log was cut (the file `shortened`; seed
-        106608).
+        """The only replica that may lead does not, because its log was truncated (the file
+        `shortened`; seed 106608).
         """
         if len(view.in_sync) != 1 or view.leader not in (-1, *view.in_sync) or view.eligible:
             return False

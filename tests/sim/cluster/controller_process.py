@@ -1,11 +1,10 @@
 """The controller process of a simulated host: the real cores of quorum, metadata, host and broker,
-and between them what the shell does: carry out one core's actions as another's events.
-
+connected as in the shell: one core's actions become another's events.
 Invariants
-    S1  an action is carried out before the next event is handled; what a core says to itself goes
-        round through here
-    S2  everything that this process knows after its death is on the host's disk or in its control
-        segment
+S1  an action is carried out before the next event is handled; events that a core raises for itself
+are queued here
+S2  all that is known of this process after its death is on the host's disk or in its control
+segment
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class ControllerProcess:
         self.broker = BrokerCore(host.node, state, options)
         self.host_core = HostCore(host.node, -1, len(host.workers), SLOTS, {host.log_directory: 0})
         self.active_epoch = -1
-        self._logged = self.quorum.log.end_offset  # by a predecessor: as far as it may have told workers
+        self._logged = self.quorum.log.end_offset  # by a predecessor, which may have sent its workers this much
         self._started = False
         self._tick_at = NO_DEADLINE
         self._lease_ms = 0
@@ -99,10 +98,10 @@ class ControllerProcess:
         self._broker_tick()
 
     def _maybe_start_host(self) -> None:
-        """Only current state is sent to this host's processes: metadata that know this
-        life of the host, and nothing older than what its workers have in force. By older ones a
-        worker would set files aside whose topics it does not find there. What one worker alone has
-        in force is not in the control segment, but in the log (OLDER).
+        """Only current state is sent to this host's processes: metadata that include this life of
+        the host, and nothing older than what its workers have applied. With older metadata a worker
+        would set aside files of topics that are not in it. What only one worker has applied is not
+        in the control segment, but in the log (OLDER).
         """
         host, state = self.host, self.metadata.committed
         self._logged = 0 if "OLDER" in self.world.off else min(self._logged, self.quorum.log.end_offset)
@@ -269,7 +268,7 @@ class ControllerProcess:
         )
 
     def on_notice(self, notice: Notice) -> None:
-        """Of another host's keeper: what HostGossip makes of it."""
+        """From another host's keeper; HostGossip interprets it."""
         died, proof = self._proofs.on_notice(notice)
         if died is not None:
             self.on_quorum(died)
@@ -391,7 +390,7 @@ class ControllerProcess:
         return self._started
 
     def on_worker_death(self, index: int, generation: int) -> None:
-        if self._started:  # else the slots tell
+        if self._started:  # otherwise the slots show it
             self.on_host(host_events.WorkerDied(index, generation))
 
     def disconnect(self, client: int) -> None:

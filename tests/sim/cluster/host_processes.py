@@ -39,7 +39,7 @@ Partition = tuple[bytes, int]
 
 
 class Subscriber:
-    """A process that is connected with its host's controller, again when that one is another."""
+    """A process with a connection to its host's controller; it reconnects to a new controller."""
 
     role = ""
     index = 0
@@ -56,14 +56,14 @@ class Subscriber:
             host.waiting.append((process, self))
             return
         self.controller = controller
-        self.client = controller.connect(process, self.hears, self.role)
+        self.client = controller.connect(process, self.is_subscribed, self.role)
         self.send(host, Subscribe(self.role, self.index, self.generation))
 
     def send(self, host: ClusterHost, message: Any) -> None:
         if self.controller is not None:
             host.kernel.after(20, self.controller.process, self.controller.on_message, self.client, message)
 
-    def hears(self, controller: ControllerProcess, message: Any) -> None:
+    def is_subscribed(self, controller: ControllerProcess, message: Any) -> None:
         if controller is self.controller:
             self.on_message(message)
 
@@ -85,7 +85,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         self.known = Known()
         self._reported = False
         self._catching_up: dict[Partition, Shortened] = {}
-        self._refused: set[Partition] = set()  # is to lead them and does not
+        self._refused: set[Partition] = set()  # partitions that it should lead and does not
         self._version = -1
         self.join(host, self.process)
 
@@ -119,7 +119,7 @@ class ClusterWorker(BatchWorker, Subscriber):
                 self._applied(message.version)
 
     def on_failed(self) -> None:
-        """A file in the directory says so, and the controller gets a report."""
+        """A file in the directory records it, and the controller gets a report."""
         self.cluster_host.flush_failed = True
         self.send(self.cluster_host, Applied(self._version, self._failures()))
 
@@ -131,7 +131,7 @@ class ClusterWorker(BatchWorker, Subscriber):
     def _while_shortened(
         self, log: PartitionLog, partition: Partition, assignment: WorkerAssignment
     ) -> WorkerAssignment:
-        """As PartitionSet does it."""
+        """Like PartitionSet."""
         given, is_whole = self._catching_up.setdefault(partition, Shortened()).take(assignment)
         self._refused.discard(partition)
         if is_whole:
@@ -180,7 +180,7 @@ class ClusterWorker(BatchWorker, Subscriber):
 
     def _give(self, owned: Owned, assignment: WorkerAssignment) -> None:
         host = self.cluster_host
-        # R10: a core leads and follows only as the registration that its metadata show
+        # R10: a core leads and follows only under the registration in its metadata
         epoch = host.broker_epoch if host.ready or "R10" in self.off else -1
         if "R10" in self.off and epoch < 0:
             epoch = assignment.broker_epoch
@@ -231,14 +231,14 @@ class ClusterWorker(BatchWorker, Subscriber):
             self.assign(owned.key, given)
 
     def on_broker_changed(self) -> None:
-        """The control segment says something else of this host as a broker."""
+        """The control segment has a new state of this host as a broker."""
         for owned in list(self.catalog.owned.values()):
             assignment = self.catalog.assigned.get(owned.key) or self._alone(owned)
             self._give(owned, assignment)
 
 
 class Acceptor(Subscriber):
-    """Passes changes of clients on, and knows the leaders."""
+    """Forwards changes of clients, and knows the leaders."""
 
     role = "acceptor"
 

@@ -1,30 +1,30 @@
 """A topic of a simulated cluster gets fewer partitions
 (docs/decisions/cluster/2026-11-21-retired-partitions.md): the real cores of the metadata, the
-worker's real catalog and its real partition reporter, and around them what the owners of the
-partitions do with batches (native/server/redirect.h), producers of one key each, and retention.
+worker's real catalog and partition reporter, and models of the owners' treatment of batches
+(native/server/redirect.h), of producers of one key each, and of retention.
 
-Retention is a moment of each retired partition: what is in it then is too old. Producers send one
-batch at a time; half of them never take a smaller number of partitions for true, as librdkafka, and
-end when faults do. When the first record of a producer comes to the partition that takes those of
-p, its sequences begin again (the broker keeps the client's numbers, and p's verdict).
+Retention is a point in time for each retired partition: all its records are then too old. Producers
+send one batch at a time; half of them, like librdkafka, never accept a smaller number of
+partitions, and end when faults do. When the first record of a producer arrives at the partition
+that takes those of p, its sequence numbers restart (the broker keeps the client's numbers, and p's
+verdict).
 
 Checked at each step
-    V1  steps follow one another, all partitions that go take them together, each in a new leader
-        epoch; sealed is a partition that is led where the one is that takes its records
-    V2  nothing is committed in a retired partition that was appended in the leader epoch in which
-        it was sealed, or later
-    V3  the records of a key are committed in the order in which they were sent, in whatever
-        partition, each once
-    V4  no partition is hidden, or goes, that has records which retention has not reached; none goes
-        without a write for the grace period (its leader's word for that is believed
-        for UNUSED_MS: what comes in this time is redirected, and changes nothing; seed 701426)
-    V5  partitions that are gone stay so
-and when everything has been put right
-    LIVE  no partition is on its way out any more, no producer waits; no host has a file of what is
-          gone; what was acknowledged was committed (V3)
-Names of rules that can be off: `seal` (its owner does not look whether it is sealed), `emptied` (a
-partition is said to be empty that is not), `used` (it is not told that a hidden partition is
-written to).
+V1  steps follow one another, all retired partitions take them together, each in a new leader epoch;
+a partition is sealed while it is led where its successor is
+V2  nothing is committed in a retired partition that was appended in the leader epoch in which it
+was sealed, or later
+V3  the records of a key are committed in the order in which they were sent, in any partition, each
+once
+V4  no partition is hidden or deleted while it has records within retention; none is deleted without
+a grace period without writes (its leader's report is trusted for UNUSED_MS: writes within this time
+are redirected, and change nothing; seed 701426)
+V5  deleted partitions stay deleted
+and after everything has been repaired
+LIVE  no partition is still being retired, no producer waits; no host has files of deleted
+partitions; acknowledged records were committed (V3)
+Rules that can be off: `seal` (its owner does not check whether it is sealed), `emptied` (a
+partition is reported as empty that is not), `used` (writes to a hidden partition are not reported).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SHIFT = 40
 NOT_ENOUGH_REPLICAS = 19
 BARRIER_MS, GRACE_MS = 1_500, 3_000
 PAUSE_MIN = int(GRACE_MS * MILLISECOND * 0.85)  # clocks drift
-BELIEVED = (UNUSED_MS + 1_000) * MILLISECOND  # and the record that takes the partition away is committed
+BELIEVED = (UNUSED_MS + 1_000) * MILLISECOND  # and the record that deletes the partition is committed
 HIDDEN_MAX, SETTLE_MAX = 15 * SECOND, 60 * SECOND
 
 
@@ -80,7 +80,7 @@ class KeyedProducer(Client):
             self._look_at = self.kernel.now + random.randrange(500, 1_500) * MILLISECOND
             self.count = retirement.shown() if self.shrinks else max(self.count, retirement.shown())
         if self.sent is not None and self.sent[0] >= retirement.count():
-            self.sent = None  # the partition is gone: its batches are reported as timed out
+            self.sent = None  # the partition is deleted: its batches are reported as timed out
         if self.sent is None:
             if self.stopping:
                 return
@@ -138,9 +138,10 @@ class Retirement:
         self._read: dict[Partition, int] = {}
         self._sealed: dict[Partition, int] = {}  # -> leader epoch
         self._expired: dict[Partition, None] = {}
-        self._used: dict[Partition, int] = {}  # hidden, and written to at
-        self._hidden: dict[Partition, int] = {}  # since
-        self._pause: dict[Partition, int] = {}  # when a pause of all its producers ended that was as long as the grace
+        self._used: dict[Partition, int] = {}  # hidden, and last written to at
+        self._hidden: dict[Partition, int] = {}  # hidden since
+        # when a pause of all its producers ended that was as long as the grace period
+        self._pause: dict[Partition, int] = {}
         self._reporter: dict[ClusterWorker, _Reporter] = {}
         self._checked_left_behind: dict[ClusterWorker, None] = {}
         self._over = False
@@ -187,7 +188,7 @@ class Retirement:
         self.kernel.after(self.random.randrange(500, 4_000) * MILLISECOND, None, self._retire)
 
     def heal(self) -> None:
-        """Producers continue for a while: those that never take a smaller number for true keep the
+        """Producers continue for a while: those that never accept a smaller number keep the
         partitions that they write to.
         """
         self._over = True
@@ -207,7 +208,7 @@ class Retirement:
 
     def _unfinished(self) -> str:
         if any(self.world.stuck((self.topic_id, partition.index)) for partition in self.topic().partitions):
-            return ""  # an operator has to do something first
+            return ""  # an operator has to act first
         waiting = [producer.key for producer in self.producers if producer.sent is not None]
         if waiting or self.topic().partitions[-1].redirect >= 0:
             return f"producers of keys {waiting} wait; {self.topic().partitions[-1]}"
@@ -382,7 +383,7 @@ class Retirement:
         values: tuple[int, ...],
         caller: Caller,
     ) -> None:
-        """A client's batch comes to who owns the partition, perhaps."""
+        """A client's batch arrives at a worker that may own the partition."""
         topic = worker.catalog.topics.get(partition[0])
         image = topic.partitions[partition[1]] if topic is not None and partition[1] < len(topic.partitions) else None
         place = worker.places.get(partition)
@@ -440,8 +441,8 @@ class Retirement:
         values: tuple[int, ...],
         caller: Caller,
     ) -> None:
-        """Of the partition that takes the records; NOT_LEADER would be of another than the client
-        knows.
+        """Of the partition that takes the records; NOT_LEADER would be about another partition than
+        the client knows.
         """
         place, host = worker.places.get(target), worker.cluster_host
         error = (

@@ -1,13 +1,12 @@
-"""Access control lists, users' passwords, delegation tokens and quotas that come and go in a simulated
-cluster while its processes die.
+"""Access control lists, users' passwords, delegation tokens and quotas are created and deleted in a
+simulated cluster while its processes die.
 
-    A1  a change of rules that is answered with success is in force in every worker of the host that
-        answers
-    A2  in the end every worker and every acceptor has the rules and quotas that are committed, every
-        acceptor the passwords and tokens, and every controller all of them, whether it read the log
-        or a snapshot; what is committed comes from a model of its own (Model)
-    A3  a change of a token that is answered with success is known to the acceptor that asked
-    A4  in the end no token is left that expired before
+A1  a change of rules is in force in every worker of the host that acknowledges it
+A2  in the end every worker and every acceptor has the committed rules and quotas, every acceptor
+the passwords and tokens, and every controller all of them, whether it read the log or a snapshot;
+the committed state comes from an independent model (Model)
+A3  a token change is known to the acceptor that acknowledges it
+A4  in the end no expired token is left
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ class Rights:
         self.model = Model()
         self._token_random, self._quota_random = Random(f"tokens {world.seed}"), Random(f"quotas {world.seed}")
         self._token_count = 0
-        self._over_ms = 0  # the end of the changes
+        self._over_ms = 0  # when the changes end
 
     def begin(self) -> None:
         self.world.admin.requested.append(UpdateFeatures([FeatureUpdate(MQD_VERSION, LEVEL, 1)]))
@@ -187,7 +186,9 @@ class Rights:
         self.model.apply(record)
 
     def on_answer(self, acceptor: Acceptor, change: Any, response: Answer) -> None:
-        """A1, A3. A change that is not the administrator's present one was asked for again since."""
+        """A1, A3. A response to a change that is not the administrator's current one has been
+        superseded by a retry.
+        """
         if response.error or change is not self.world.admin.change:
             return
         self._check_token(acceptor, change, response)

@@ -1,5 +1,5 @@
-"""Disks that fail, in whole clusters: flushes that fail, full disks, bits that flip; and what a host may
-report after a restart within the same boot.
+"""Failing disks in whole clusters: flushes that fail, full disks, bits that flip; and the state
+that a host may report after a restart within the same boot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_schedules_of_failing_disks(first: int, failures_min: int) -> None:
     ("rule", "first", "seeds"),
     quick([("fsync", 20, 80), ("CRC", 180, 200), ("batch", 0, 10), ("shortened", 0, 60), ("BOOT", 0, 90)], ["batch"]),
 )
-def test_a_rule_that_is_off_is_seen(rule: str, first: int, seeds: int) -> None:
+def test_a_disabled_rule_is_detected(rule: str, first: int, seeds: int) -> None:
     found = outcomes(range(first, first + seeds), frozenset([rule]), enough=1, plan=DISKS)
     assert any(result.name for result in found), f"{rule} survives {seeds} schedules"
 
@@ -48,9 +48,9 @@ def run(world: ClusterWorld, seconds: float) -> None:
     world.kernel.run(until=world.kernel.now + int(seconds * SECOND))
 
 
-def last_one(seed: int, off: frozenset[str], topic: str) -> tuple[ClusterWorld, tuple[bytes, int], int, list[int]]:
-    """Only one of three replicas is left in sync; the others may lead again when they are back. Returns
-    (world, partition, the remaining node, the others).
+def last_in_sync(seed: int, off: frozenset[str], topic: str) -> tuple[ClusterWorld, tuple[bytes, int], int, list[int]]:
+    """Only one of three replicas is left in sync; the others may lead again when they are back.
+    Returns (world, partition, the remaining node, the others).
     """
     world = ClusterWorld(
         seed, off, Plan(hosts=4, voters=1, partitions=6, session_ms=1_000, boot_id=True, producers=4), quiet=True
@@ -70,7 +70,7 @@ def last_one(seed: int, off: frozenset[str], topic: str) -> tuple[ClusterWorld, 
     return world, partition, last, others
 
 
-def together_again(world: ClusterWorld, partition: tuple[bytes, int], others: list[int]) -> None:
+def all_in_sync_again(world: ClusterWorld, partition: tuple[bytes, int], others: list[int]) -> None:
     run(world, 4)
     for node in others:
         world.hosts[node].start()
@@ -80,21 +80,21 @@ def together_again(world: ClusterWorld, partition: tuple[bytes, int], others: li
 
 
 @pytest.mark.parametrize("off", quick([NOTHING, frozenset(["shortened"])], [NOTHING]), ids=["kept", "off"])
-def test_a_flipped_bit_in_what_the_last_replica_has_counted(off: frozenset[str]) -> None:
-    """Its host loses power; recovery cuts the log at the bit, as if that were a torn write, far
-    below the high watermark. As the only one left it could lead; but it must not, or acknowledged
-    records would be lost, also on the hosts that come back. (Found with seed 39.)
+def test_a_flipped_bit_in_acknowledged_records_of_the_last_replica(off: frozenset[str]) -> None:
+    """Its host loses power; recovery truncates the log at the bit, as if that were a torn write,
+    far below the high watermark. As the only replica left it could lead; but it must not, or
+    acknowledged records would be lost, also on the hosts that return. (Found with seed 39.)
     """
 
     def history() -> None:
         for seed in range(6):
-            world, partition, last, others = last_one(seed, off, "flushed")
+            world, partition, last, others = last_in_sync(seed, off, "flushed")
             host = world.hosts[last]
             host.logs[partition].flip(1)
             host.stop("power")
             run(world, 2)
             host.start()
-            together_again(world, partition, others)
+            all_in_sync_again(world, partition, others)
 
     if not off:
         return history()
@@ -110,7 +110,7 @@ def test_a_restart_in_the_same_boot_after_a_failed_flush(off: frozenset[str]) ->
 
     def history() -> None:
         for seed in range(6):
-            world, partition, last, others = last_one(seed, off, "cached")
+            world, partition, last, others = last_in_sync(seed, off, "cached")
             host = world.hosts[last]
             log = host.logs[partition]
             log.durable = log.whole(log.end // 2)
@@ -123,7 +123,7 @@ def test_a_restart_in_the_same_boot_after_a_failed_flush(off: frozenset[str]) ->
             host.stop("kill")
             run(world, 2)
             host.start()
-            together_again(world, partition, others)
+            all_in_sync_again(world, partition, others)
 
     if not off:
         return history()
@@ -154,7 +154,7 @@ def test_a_worker_that_is_restarted_after_a_failed_flush(off: frozenset[str]) ->
         history()
 
 
-def test_a_leader_whose_flush_fails_is_led_by_others_at_once() -> None:
+def test_a_leader_whose_flush_fails_is_replaced_at_once() -> None:
     """Its host and its lease are alive; no acknowledged record is lost, and writes continue before it
     is restarted.
     """
@@ -174,7 +174,7 @@ def test_a_leader_whose_flush_fails_is_led_by_others_at_once() -> None:
     world.check_end()
 
 
-def test_a_full_disk_refuses_records_and_is_whole_again_when_there_is_space() -> None:
+def test_a_full_disk_refuses_records_and_recovers_with_space() -> None:
     world = ClusterWorld(6, plan=Plan(hosts=3, partitions=1), quiet=True)
     world.begin()
     run(world, 1)

@@ -1,5 +1,5 @@
 """Topics of simulated clusters get fewer partitions (retirement.py): keys keep their order, nothing
-is gone too early, and in the end it is gone.
+is deleted too early, and in the end the partitions are deleted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def test_schedules_with_retirements(first: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_schedules_meet() -> None:
-    """Otherwise they prove nothing: partitions go through all steps, also in twos, and producers
-    are handed on while they do.
+def test_schedules_reach_rare_cases() -> None:
+    """Otherwise they prove nothing: partitions go through all steps, also in pairs, while producers
+    move on to others.
     """
     redirected, gone = 0, []
     for seed in range(4):
@@ -32,11 +32,11 @@ def test_what_schedules_meet() -> None:
     assert redirected > 50 and min(gone) >= 1 and max(gone) >= 2, (redirected, gone)
 
 
-# A rule that is off -> seeds within which it is seen.
+# Disabled rule -> seeds within which it is detected.
 @pytest.mark.parametrize(
     ("rule", "name", "seeds"), quick([("seal", "V2", 5), ("emptied", "V4", 5), ("used", "V4", 5)], ["seal"])
 )
-def test_a_rule_that_is_off_is_seen(rule: str, name: str, seeds: int) -> None:
+def test_a_disabled_rule_is_detected(rule: str, name: str, seeds: int) -> None:
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="retire")
     assert any(result.name == name for result in found), f"{rule} survives {seeds} schedules"
 

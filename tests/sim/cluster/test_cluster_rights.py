@@ -27,7 +27,7 @@ def test_schedules_with_rights(first: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_schedules_meet() -> None:
+def test_schedules_reach_rare_cases() -> None:
     """Otherwise they prove nothing."""
     counts: Counter[str] = Counter()
     for seed in (0, 1, 3):
@@ -54,14 +54,14 @@ def _seen(seeds: Iterable[int]) -> set[str]:
     return names
 
 
-def test_an_answer_before_the_workers_apply_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_before_the_workers_apply_the_change_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: committed records count as applied."""
     monkeypatch.setattr(Reports, "in_force_version", property(lambda self: self._committed))
     assert "A1" in _seen([7])
 
 
-def test_a_removal_that_is_not_reported_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the host's processes learn of new rules only."""
+def test_a_removal_that_is_not_reported_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the host's processes receive only added rules."""
     reported = HostCore._on_publish
 
     def publish(self: HostCore, event: Publish, now_ms: int) -> list:
@@ -72,7 +72,7 @@ def test_a_removal_that_is_not_reported_is_seen(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("what", quick(["acls", "scram_credentials", "delegation_tokens", "client_quotas"], ["acls"]))
-def test_a_snapshot_without_them_is_seen(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_snapshot_without_rules_is_detected(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Planted: a host that starts or catches up from a snapshot has none."""
     taken = MetadataState.snapshot
 
@@ -86,7 +86,7 @@ def test_a_snapshot_without_them_is_seen(monkeypatch: pytest.MonkeyPatch, what: 
 
 @pytest.mark.slow
 def test_quotas_that_are_not_published_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a process has those that were there when it subscribed."""
+    """Planted: a process only has those from the time of its subscription."""
     reported = HostCore._on_publish
 
     def publish(self: HostCore, event: Publish, now_ms: int) -> list:
@@ -96,7 +96,7 @@ def test_quotas_that_are_not_published_are_noticed(monkeypatch: pytest.MonkeyPat
     assert "A2" in _seen(range(4))
 
 
-def test_tokens_that_outlive_their_expiry_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_outlive_their_expiry_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the active controller removes none."""
     monkeypatch.setattr(tokens, "expired", lambda state, now_ms: [])
     assert "A4" in _seen([0])

@@ -1,5 +1,5 @@
-"""Whole clusters in the simulator: schedules of faults hold the invariants, every rule that is
-switched off is seen, the same seed is the same run.
+"""Whole clusters in the simulator: schedules of faults hold the invariants, every disabled rule is
+detected, and runs are deterministic.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def test_schedules_hold_the_invariants(part: int) -> None:
 
 @pytest.mark.parametrize("count", quick([12, 60], []))
 def test_acknowledged_records_are_lost_where_unclean_elections_are_enabled(count: int) -> None:
-    """The cluster heals all the same. Where they are not wanted none is made (UNCLEAN), and every
-    acknowledged record is there (C1): with the same faults.
+    """The cluster heals nevertheless. With the same faults, where they are disabled there are none
+    (UNCLEAN), and every acknowledged record exists (C1).
     """
     found = outcomes(range(count), kind="unclean")
     assert not report(found), "\n" + report(found)
@@ -50,15 +50,15 @@ def test_acknowledged_records_are_lost_where_unclean_elections_are_enabled(count
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_goes_wrong_by_itself(seed: int) -> None:
+def test_nothing_goes_wrong_without_faults(seed: int) -> None:
     world = ClusterWorld(seed, quiet=True)
     world.run(4_000)
     assert not world.stuck_count and world.history.counts["acked"] > 40
 
 
-def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
-    """A set or a dict of another order would show: in two processes with different PYTHONHASHSEED
-    the traces are equal.
+def test_runs_are_deterministic_with_any_hash_seed() -> None:
+    """A different order of a set or a dict would show: the traces of two processes with different
+    PYTHONHASHSEED are equal.
     """
     seeds = range(3, 3 + examples(1, 3))
     program = (
@@ -81,16 +81,16 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
     assert traces[0] == traces[1] and traces[0].count("\n") == len(seeds)
 
 
-# Rules that a cluster shows within SEEN_COUNT seeds when they are off. Those that it shows more
-# rarely are seen in the small world (test_partition_sim.py) and by traces (test_cluster_traces.py):
-# R1, R3, R6, R6b, KIP-903, whom a proof of death concerns, OLDER.
+# Rules whose absence is detected within SEEN_COUNT seeds. Rarer ones are detected in the small
+# world (test_partition_sim.py) and by traces (test_cluster_traces.py): R1, R3, R6, R6b, KIP-903,
+# the addressee of a proof of death, OLDER.
 MUTANTS = ("R2", "R4", "R5", "R7", "R8", "R9", "R10", "R11", "R12", "R13", "flush", "lease", "L2", "PAST")
 SEEN_COUNT = 150
 RARE = {"R3": 2_000, "R6": 2_000, "903": 2_000, "proof of any epoch": 2_000, "OLDER": 2_000}
 
 
 @pytest.mark.parametrize("rule", quick(MUTANTS, ["R13"]))
-def test_a_rule_that_is_off_is_seen(rule: str) -> None:
+def test_a_disabled_rule_is_detected(rule: str) -> None:
     found = outcomes(range(SEEN_COUNT), frozenset([rule]), enough=1)
     assert any(result.name for result in found), f"{rule} survives {SEEN_COUNT} schedules"
 
@@ -98,12 +98,12 @@ def test_a_rule_that_is_off_is_seen(rule: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("rule", RARE)
-def test_a_rule_that_is_off_is_seen_at_last(rule: str) -> None:
+def test_a_disabled_rule_is_detected_after_many_seeds(rule: str) -> None:
     found = outcomes(range(RARE[rule]), frozenset([rule]), enough=1)
     assert any(result.name for result in found), f"{rule} survives {RARE[rule]} schedules"
 
 
-def test_messages_between_hosts_are_as_good_encoded() -> None:
+def test_encoded_messages_between_hosts_hold_the_invariants() -> None:
     for seed in range(3):
         world = ClusterWorld(seed, plan=Plan(wire=True))
         world.run(2_000)
@@ -117,6 +117,6 @@ def test_many_more_schedules(block: int) -> None:
     assert not report(found), "\n" + report(found)
 
 
-def test_a_schedule_that_fails_says_how_to_run_it_again() -> None:
+def test_a_failing_schedule_prints_the_command_that_repeats_it() -> None:
     failed = next(result for result in (outcome(seed, frozenset(["flush"])) for seed in range(20)) if result.name)
     assert f"python -m tests.sim.replay {failed.seed}" in report([failed])

@@ -1,8 +1,8 @@
-"""Short histories that chance finds rarely or never, one for each rule that they show; and bugs
-that the simulator has found, each as the shortest history that shows it.
+"""Short histories that random schedules rarely or never reach, one for each rule; and bugs that the
+simulator has found, each as the shortest history that shows it.
 
-Followers are real replication cores, the controller's side is the real rules. `off` switches the
-rule off and the damage is there; with it there is none.
+Followers are real replication cores, the controller's side is the real rules. With the rule
+switched off by `off` the damage occurs; with the rule it does not.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def proposal(
 def judged(
     proposals: Proposals, state: MetadataState, node: int, broker_epoch: int, requested: peer.InSyncProposal
 ) -> int:
-    """Returns the error; accepted changes are applied."""
+    """Applies the controller's rules to a proposal; returns the error. Accepted changes are
+    applied.
+    """
     result, change = proposals.judge(View(state), node, broker_epoch, requested)
     if change is not None:
         state.apply(PartitionsChanged(TOPIC, (change[1],)))
@@ -118,15 +120,15 @@ def given(
     )
 
 
-# -- rules that chance rarely tests ----------------------------------------------------------------
+# -- rules that random schedules rarely test -------------------------------------------------------
 
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["R6b"])], ids=["kept", "off"])
 def test_r6b_a_late_copy_of_a_refused_proposal(off: frozenset[str]) -> None:
-    """The first copy of an expansion is late. Its repetition arrives while the follower is fenced
-    and is refused, so the leader does not wait for the follower any more and its high watermark
-    moves on. The follower comes back, without any change of the partition: only the sequence tells
-    that the late copy must not be taken.
+    """The first copy of an expansion is late. Its retry arrives while the follower is fenced and is
+    refused, so the leader no longer waits for the follower and its high watermark advances. The
+    follower returns, without any change of the partition: only the sequence number shows that the
+    late copy must be refused.
     """
     plant(off)
     proposals, state = Proposals(), cluster(in_sync=(0, 1))
@@ -135,7 +137,7 @@ def test_r6b_a_late_copy_of_a_refused_proposal(off: frozenset[str]) -> None:
     assert judged(proposals, state, 0, 10, late) == ErrorCode.INELIGIBLE_REPLICA
     leader = replica(0, log(1, 1, 1), off - {"R6b"}, 0, 1, members=(0, 1))
     leader.fetch(Fetch(1, 11, 1, 1, 3), 1)
-    assert leader.high_watermark == 3  # node 2 has nothing of it
+    assert leader.high_watermark == 3  # node 2 has none of it
     state.apply(BrokerChanged(2, 12, fenced=False))
     error = judged(proposals, state, 0, 10, late)
     assert (2 in in_sync(state)) == bool(off), "a replica without what is committed is in sync"
@@ -143,7 +145,7 @@ def test_r6b_a_late_copy_of_a_refused_proposal(off: frozenset[str]) -> None:
 
 
 def test_r6b_holds_for_a_leader_that_was_registered_before_its_predecessor() -> None:
-    """Broker epochs do not rise from leader to leader: what the new leader proposes is remembered
+    """Broker epochs do not rise from leader to leader: the new leader's proposals are remembered
     although its predecessor's broker epoch is higher.
     """
     proposals, state = Proposals(), cluster(in_sync=(0, 1), leader=1, epochs=(10, 50, 12))
@@ -160,9 +162,9 @@ def test_r6b_holds_for_a_leader_that_was_registered_before_its_predecessor() -> 
 
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["R6"])], ids=["kept", "off"])
-def test_r6_a_proposal_that_rests_on_an_older_state(off: frozenset[str]) -> None:
-    """The leader proposes to shrink to itself and node 1. Before it arrives node 1 was fenced, came
-    back and is not in sync; the leader's high watermark has moved without it.
+def test_r6_a_proposal_based_on_an_older_state(off: frozenset[str]) -> None:
+    """The leader proposes to shrink the set to itself and node 1. Before the proposal arrives node
+    1 was fenced, returned and is not in sync; the leader's high watermark has advanced without it.
     """
     plant(off)
     proposals, state = Proposals(), cluster(in_sync=(0, 2), partition_epoch=6)
@@ -173,7 +175,7 @@ def test_r6_a_proposal_that_rests_on_an_older_state(off: frozenset[str]) -> None
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["903"])], ids=["kept", "off"])
 def test_kip_903_a_follower_that_was_restarted_since_it_fetched(off: frozenset[str]) -> None:
     """It fetched everything as broker epoch 12, lost its unflushed part and is registered as 40:
-    the proposal is about a broker that is gone.
+    the proposal concerns a broker that no longer exists.
     """
     plant(off)
     proposals, state = Proposals(), cluster(in_sync=(0, 1))
@@ -184,9 +186,9 @@ def test_kip_903_a_follower_that_was_restarted_since_it_fetched(off: frozenset[s
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["R1"])], ids=["kept", "off"])
 def test_r1_a_late_fetch_of_an_earlier_leader_epoch(off: frozenset[str]) -> None:
-    """Node 1 asked from offset 5 in epoch 1, and that request is late. Meanwhile it followed
-    another leader and cut its log to 3. The late request makes the leader of epoch 3 believe that
-    it has 5.
+    """Node 1 fetched from offset 5 in epoch 1, and that request is late. Meanwhile it followed
+    another leader and truncated its log to 3. The late request makes the leader of epoch 3 believe
+    that it has 5.
     """
     late = replica(1, log(1, 1, 1, 1, 1), off, 0, 1).next_fetch()
     leader = replica(0, log(1, 1, 1, 1, 1), off, 0, 3, members=(0, 1))
@@ -198,7 +200,7 @@ def test_r1_a_late_fetch_of_an_earlier_leader_epoch(off: frozenset[str]) -> None
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["R3"])], ids=["kept", "off"])
 def test_r3_what_a_leader_knew_in_an_earlier_epoch(off: frozenset[str]) -> None:
     """Node 0 leads epoch 1 and learns that node 1 has 5. Node 2 leads epoch 2, whose log ends at 3,
-    and node 1 cuts there. Node 0 leads epoch 3.
+    and node 1 truncates there. Node 0 leads epoch 3.
     """
     leader = replica(0, log(1, 1, 1, 1, 1), off, 0, 1, members=(0, 1, 2))
     leader.fetch(Fetch(1, 11, 1, 1, 5), 1)
@@ -209,8 +211,8 @@ def test_r3_what_a_leader_knew_in_an_earlier_epoch(off: frozenset[str]) -> None:
 
 
 def test_r2_a_log_that_diverged_twice_is_cut_step_by_step() -> None:
-    """Both logs have epochs that the other does not: the follower cuts to what both have, never to
-    its high watermark.
+    """Both logs have epochs that the other does not: the follower truncates to their common prefix,
+    never to its high watermark.
     """
     leader = replica(0, log(1, 1, 3, 3, 5), NOTHING, 0, 6)
     entries = log(1, 1, 2, 2, 4)
@@ -229,9 +231,7 @@ def test_r2_a_log_that_diverged_twice_is_cut_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("written", [(), (6, 6)], ids=["empty", "written"])
-def test_r2_files_of_a_partition_that_is_gone_are_not_those_of_the_one_that_was_added_in_its_place(
-    written: tuple[int, ...],
-) -> None:
+def test_r2_files_of_a_deleted_partition_are_not_used_by_a_new_one_with_its_index(written: tuple[int, ...]) -> None:
     """Its host was down while the old one was retired, and the new one, of the same topic id and
     index, was assigned to it. It begins in a leader epoch above all of the old one's.
     """
@@ -259,10 +259,10 @@ def decide(active: ActiveController, tail: MetadataState, records: list) -> None
         tail.apply(record)
 
 
-def test_no_lease_while_the_fencing_is_on_its_way_to_the_disk() -> None:
-    """Seed 843: a slow disk. A broker is fenced, comes back, and both are in the log and not
-    committed. A lease granted on the committed state, in which it is not fenced, is there when the
-    fencing is.
+def test_no_lease_while_the_fencing_is_being_flushed() -> None:
+    """Seed 843: a slow disk. A broker is fenced and returns, and both changes are in the log but
+    not committed. A lease granted from the committed state, in which it is not fenced, would still
+    be valid when the fencing is committed.
     """
     committed, tail = cluster(in_sync=(0, 1, 2)), cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, tail, OPTIONS, 0, clustered=True)
@@ -280,9 +280,7 @@ def test_no_lease_while_the_fencing_is_on_its_way_to_the_disk() -> None:
 
 
 def test_a_proof_of_death_that_comes_after_the_host_is_back() -> None:
-    """Seed 568: the host's workers died and were started again; the proof was overtaken by the
-    heartbeat after it.
-    """
+    """Seed 568: the host's workers died and were restarted; a later heartbeat overtook the proof."""
     state = cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True)
     _, response = active.heartbeat(state, state, heartbeat(50), 50, True)
@@ -293,9 +291,9 @@ def test_a_proof_of_death_that_comes_after_the_host_is_back() -> None:
 
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["proof"])], ids=["kept", "off"])
-def test_a_proof_that_an_earlier_life_has_ended(off: frozenset[str]) -> None:
-    """The host was started again since: another incarnation, another broker epoch, and a clock that
-    may have begun again too.
+def test_a_proof_about_an_earlier_incarnation(off: frozenset[str]) -> None:
+    """The host has restarted since: another incarnation, another broker epoch, and a clock that may
+    have restarted too.
     """
     plant(off)
     state = cluster(in_sync=(0, 1, 2), epochs=(10, 40, 12))
@@ -307,9 +305,9 @@ def test_a_proof_that_an_earlier_life_has_ended(off: frozenset[str]) -> None:
 
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["proof of any epoch"])], ids=["kept", "off"])
-def test_a_proof_that_was_meant_for_another_controller(off: frozenset[str]) -> None:
-    """That one may have granted a lease since, on a heartbeat that this one has not seen; unless it
-    was among the dead, and no controller was active between the two.
+def test_a_proof_sent_to_another_controller(off: frozenset[str]) -> None:
+    """That one may have granted a lease since, for a heartbeat that this one has not seen; unless
+    it was among the dead, and no controller was active between the two.
     """
     plant(off)
     state = cluster(in_sync=(0, 1, 2))
@@ -330,8 +328,9 @@ def test_a_proof_that_the_controller_died_with_its_broker_which_is_back() -> Non
 
 
 def test_the_keeper_of_the_former_leader_notifies_the_elected_one() -> None:
-    """What it said before the election counts at its end; of a controller that ended alone nothing
-    is proven about the broker; its own keeper's word is none of a host's business.
+    """A proof received before the election takes effect when the election ends; a controller that
+    ended alone proves nothing about its broker; a proof from its own keeper does not concern a
+    host.
     """
     proofs = DeathProofs(0)
     died, proof = proofs.on_notice(Notice(1, -1, CONTROLLER, 70, True))
@@ -351,7 +350,7 @@ def test_the_keeper_of_the_former_leader_notifies_the_elected_one() -> None:
     assert len(proofs.on_active()) == NOTICES_MAX
 
 
-def test_a_controller_that_stood_still_fences_no_host_for_it() -> None:
+def test_a_controller_that_was_paused_fences_no_host() -> None:
     """Seed 25: the only voter's controller is paused for longer than a session; heartbeats wait
     unread when it continues.
     """
@@ -364,9 +363,9 @@ def test_a_controller_that_stood_still_fences_no_host_for_it() -> None:
     assert any(records), "silence is silence, from then on"
 
 
-def test_a_broker_that_does_not_want_to_end_any_more() -> None:
-    """Seed 36: its controller process was killed in the middle of a controlled shutdown, and the
-    next one was not asked.
+def test_a_restarted_broker_is_no_longer_shutting_down() -> None:
+    """Seed 36: its controller process was killed during a controlled shutdown, and the next one was
+    not told to shut down.
     """
     state = cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True)
@@ -381,7 +380,7 @@ def test_a_broker_that_does_not_want_to_end_any_more() -> None:
 
 
 def test_a_lease_granted_before_the_proof_of_death_does_not_count_after_it() -> None:
-    """The response to a heartbeat from before arrives after the workers died."""
+    """The response to an earlier heartbeat arrives after the workers died."""
     from mqd.cluster.broker import core as broker_core
 
     state = cluster(in_sync=(0, 1, 2))
@@ -405,8 +404,8 @@ def test_a_lease_granted_before_the_proof_of_death_does_not_count_after_it() -> 
 
 
 def test_a_lease_granted_to_a_predecessor_does_not_count() -> None:
-    """All processes of the host died and are back; the keeper has taken the lease back and said so.
-    The response to a heartbeat of before finds the new process.
+    """All processes of the host died and are back; the keeper has revoked the lease and announced
+    it. The response to an earlier heartbeat reaches the new process.
     """
     from mqd.cluster.broker import core as broker_core
 
@@ -426,8 +425,8 @@ def test_a_lease_granted_to_a_predecessor_does_not_count() -> None:
     assert leases(450) == [] and leases(510) == [510 + 750]
 
 
-def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
-    """Seed 1594: a worker dies, and two controller processes start one after the other over a state
+def test_a_slot_newer_than_the_state_is_not_overwritten() -> None:
+    """Seed 1594: a worker dies, and two controller processes start one after the other from a state
     that is older than the slot of what the worker led. The first one must not overwrite the slot,
     or the second one takes the new worker for the former leader.
     """
@@ -454,9 +453,9 @@ def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
 @pytest.mark.parametrize(
     "kill", quick(["worker", "controller", "acceptor", "both", "data_plane", "processes"], ["data_plane", "processes"])
 )
-def test_each_process_dies_alone_and_what_was_acknowledged_stays(kill: str) -> None:
-    """On every host in turn, again and again, under load: the checks of the world hold at every
-    step, and everything comes back by itself.
+def test_acknowledged_records_survive_the_death_of_each_process(kill: str) -> None:
+    """On every host in turn, repeatedly, under load: the checks of the world hold at every step,
+    and everything recovers automatically.
     """
     world = ClusterWorld(11, plan=Plan(hosts=3, workers=2), quiet=True)
     world.begin()
@@ -481,7 +480,7 @@ def test_each_process_dies_alone_and_what_was_acknowledged_stays(kill: str) -> N
 
 
 def test_a_data_plane_is_started_again_while_its_controller_is_away() -> None:
-    """It stayed away, and what its host led stood still to the end (seed 652480)."""
+    """It stayed down, and partitions led by its host made no progress until the end (seed 652480)."""
     world = ClusterWorld(11, plan=Plan(hosts=3, workers=2), quiet=True)
     world.begin()
     host = world.hosts[0]
@@ -496,8 +495,8 @@ def test_a_data_plane_is_started_again_while_its_controller_is_away() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_active_controllers_host_is_replaced_at_once_on_its_keepers_proof(seed: int) -> None:
-    """All processes of the active controller's host but the keeper: neither its promise nor its
-    session is waited for.
+    """All processes of the active controller's host die except the keeper: the others wait neither
+    for its lease nor for its session to expire.
     """
     world = ClusterWorld(seed, plan=Plan(hosts=4), quiet=True)
     world.begin()
@@ -512,10 +511,11 @@ def test_the_active_controllers_host_is_replaced_at_once_on_its_keepers_proof(se
     world.check_end()
 
 
-def test_metadata_of_the_past_take_files_away() -> None:
-    """Found by the simulator (seed 6 of the first day): a controller process that is restarted
-    knows less than its workers until the quorum has spoken. Told at once, they would set aside the
-    files of topics that are not there yet. The rule is the shell's; "PAST" switches it off.
+def test_outdated_metadata_would_set_files_aside() -> None:
+    """Found by the simulator (seed 6 of the first day): a restarted controller process knows less
+    than its workers until the quorum has a leader. If it sent its metadata at once, they would set
+    aside the files of topics that it does not know yet. The rule is in the shell; "PAST" switches
+    it off.
     """
     names = set()
     for seed in range(40):
@@ -529,8 +529,8 @@ def test_metadata_of_the_past_take_files_away() -> None:
 
 
 def restarts_of_controllers(seed: int, off: frozenset[str] = frozenset()) -> None:
-    """Each controller process ends in the middle of news, when some workers of its host have them
-    and others have not.
+    """Each controller process ends while it publishes, when some workers of its host have the
+    changes and others do not.
     """
     world = ClusterWorld(seed, off, plan=Plan(hosts=3, workers=2), quiet=True)
     world.begin()
@@ -546,14 +546,15 @@ def restarts_of_controllers(seed: int, off: frozenset[str] = frozenset()) -> Non
     world.check_end()
 
 
-def test_a_worker_gets_nothing_older_than_what_it_has() -> None:
-    """Found by the simulator: one worker has a version in force, the other has not, so the control
-    segment does not know of it; and the controller that starts does not know yet that it is
-    committed. That it is in its log is enough to wait. A worker that goes back deletes what came
-    since, and opens the old directory of what has moved. "OLDER" switches the rule off.
+def test_a_worker_never_gets_older_metadata() -> None:
+    """Found by the simulator: one worker has applied a version and the other has not, so it is not
+    in the control segment; and the controller that starts does not know yet that it is committed.
+    It is in its log, which is reason enough to wait. A worker that goes back to older metadata
+    deletes newer partitions, and opens the old directory of moved ones. "OLDER" switches the rule
+    off.
     """
     names = set()
-    for seed in range(5, 29):  # the first of them shows it
+    for seed in range(5, 29):  # the first of them reproduces it
         try:
             restarts_of_controllers(seed, frozenset(["OLDER"]))
         except AssertionError as error:
@@ -563,8 +564,8 @@ def test_a_worker_gets_nothing_older_than_what_it_has() -> None:
     restarts_of_controllers(seed)
 
 
-def test_a_power_cut_of_all_hosts_leaves_a_leader_where_everything_is_flushed() -> None:
-    """R9 must not forget what cannot have been forgotten."""
+def test_a_power_cut_of_all_hosts_keeps_leaders_of_flushed_partitions() -> None:
+    """R9 must not discard what cannot have been lost."""
     world = ClusterWorld(3, plan=Plan(hosts=3, workers=1, partitions=2), quiet=True)
     world.begin()
     world.kernel.run(until=world.kernel.now + 1_000_000)

@@ -1,17 +1,16 @@
 """Group coordinators of simulated hosts: the real shard and the real cores of groups on partitions
-of __consumer_offsets, and around them what mqd/coordinator/runtime.py does: load, write, unload.
+of __consumer_offsets, with a model of mqd/coordinator/runtime.py: load, write, unload.
 
-A coordinator lives in its host's acceptor. It is one as long as its host leads the partition;
-its next leader loads what the log says. Clients are groups of one: they commit rising
-offsets, each over one connection at a time, and ask what is committed. Groups with members are in
-group_members.py.
+A coordinator runs in its host's acceptor as long as its host leads the partition; the next leader's
+loads the log. Clients are groups of one: they commit rising offsets, each over one connection at a
+time, and fetch the committed offset. Groups with members are in group_members.py.
 
 Checked
-    C5  a coordinator reports of a group at least what was acknowledged or reported by it or by
-        any before it, at most what was tried
-    L5  no coordinator answers without its host's lease
-Names of rules that can be off: `R4c` (a coordinator is active before what it has loaded is below
-the high watermark), `held` (replies do not wait for the writes on which they rest), `L5`, `timers`
+C5  a coordinator reports at least the offset that it or any predecessor has acknowledged or
+reported for the group, and at most the highest attempted one
+L5  no coordinator responds without its host's lease
+Rules that can be off: `R4c` (a coordinator is active before the records it has loaded are below the
+high watermark), `held` (responses do not wait for the writes on which they depend), `L5`, `timers`
 (those of cores are not armed).
 """
 
@@ -61,14 +60,14 @@ class Place:
         self.loaded: Loaded | None = None
         self.not_before = 0
         self.alarm_ms: int | None = None
-        self.write = 0  # number of the write under way, of this shard or of one that was thrown away
-        self.writer = -1  # the worker's generation that has learned of it
-        # number -> who asked, in which leader epoch, with the lease
+        self.write = 0  # number of the current write, of this shard or of a discarded one
+        self.writer = -1  # the worker's generation that has received it
+        # number -> the requester, in which leader epoch, with the lease
         self.requests: dict[int, tuple[Any, int, bool]] = {}
 
 
 class Coordinator:
-    """Of one acceptor."""
+    """The coordinator in one acceptor."""
 
     def __init__(self, acceptor: Acceptor) -> None:
         self.host: ClusterHost = acceptor.host
@@ -83,7 +82,7 @@ class Coordinator:
             else lambda name: Group(name, ClassicSettings(), OffsetsSettings())
         )
         self._has_timers = members is not None and "timers" not in self.world.off
-        # as mqd/acceptor/coordinators.py: the wall's time when the process began, counted on
+        # as mqd/acceptor/coordinators.py: the wall clock at the start of the process, advanced by
         self._base_ms = self.host.clock.wall_ms() - self.host.clock.now_ms()
         self._places: dict[Partition, Place] = {}
         self._number = 0
@@ -98,7 +97,7 @@ class Coordinator:
     # -- which partitions --------------------------------------------------------------------------
 
     def _source(self, partition: Partition) -> Source | None:
-        """As the control segment and the metadata show it."""
+        """As in the control segment and the metadata."""
         worker = self.host.worker_of(self.host.node, partition)
         place = worker.places.get(partition) if worker is not None and not worker.failed else None
         if (
@@ -134,7 +133,7 @@ class Coordinator:
             and place.writer == source.owner_generation
             and "R6c" not in self.world.off
         ):
-            return  # it may be written yet
+            return  # it may not be written yet
         if source is None or self.kernel.now < place.not_before:
             place.loaded = None
             return
@@ -201,7 +200,7 @@ class Coordinator:
             )
 
     def _on_alarm(self, place: Place, shard: Shard | None, at_ms: int) -> None:
-        """As mqd/coordinator/runtime.py does it: whether this host has its lease is not asked."""
+        """As in mqd/coordinator/runtime.py: without checking whether this host has its lease."""
         if place.alarm_ms != at_ms or place.shard is None or (shard is not None and place.shard is not shard):
             return
         place.alarm_ms, shard, now_ms = None, place.shard, self._now_ms()
@@ -235,8 +234,8 @@ class Coordinator:
     def _reply(self, place: Place, number: int, response: Any) -> None:
         entry = place.requests.pop(number, None)
         if entry is not None:
-            # when it was asked: a response that waits for what it shows to be replicated is true of
-            # that moment, whichever leads by now
+            # the time of the request: a response that waits until its content is replicated is
+            # valid for that time, whichever host leads by now
             caller, epoch, could_lead = entry
             if isinstance(response, OffsetsFetched) and not could_lead:
                 raise Violation(
@@ -278,7 +277,7 @@ class Coordinator:
         self.kernel.after(WRITE_TIMEOUT, self.process, self._late, place, number)
 
     def _late(self, place: Place, number: int) -> None:
-        """The worker is gone, or does not answer: whether it was written is unknown."""
+        """The worker has died, or does not respond: whether it was written is unknown."""
         if place.write == number and place.shard is not None:
             self._unload(place)
 
@@ -289,7 +288,7 @@ class Coordinator:
         place.write = 0
         if place.shard is not shard:
             return
-        if error or offset != shard.end_offset:  # somebody else's records are there, or may be
+        if error or offset != shard.end_offset:  # another writer's records are there, or may be
             self._unload(place)
             return
         shard.written()
@@ -297,7 +296,7 @@ class Coordinator:
 
 
 class GroupClient(Client):
-    """A group's only consumer: commits rising offsets, and asks for them."""
+    """A group's only consumer: commits rising offsets, and fetches them."""
 
     def __init__(self, world: ClusterWorld, number: int, partition: Partition, pause: int) -> None:
         self.group = f"group-{number}"
@@ -311,7 +310,7 @@ class GroupClient(Client):
     def turn(self) -> None:
         world = self.world
         if self.stopping and not self.asks:
-            self.asks = True  # the last word
+            self.asks = True  # the last request
         elif world.kernel.random.random() < 0.3:
             self.asks = True
         if not self.asks:
@@ -355,7 +354,7 @@ class GroupClient(Client):
         else:
             offset = response.topics[0][1][0].offset
             self._check(offset, epoch)
-            self.acked.append((epoch, offset))  # once reported it stays
+            self.acked.append((epoch, offset))  # once reported it is kept
         self.asks = False
         self.done += 1
         self.again(self.pause)

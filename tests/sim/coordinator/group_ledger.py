@@ -1,14 +1,14 @@
-"""What the log of __consumer_offsets says of groups with members, record by record as it is
-committed: the ghost that coordinators, members and commits are held against.
+"""The state of groups with members according to the log of __consumer_offsets, record by record as
+it is committed: the reference that coordinators, members and commits are checked against.
 
-Whatever coordinator wrote a record, and whatever became of it: the order of the log is the truth. A
-commit names in its metadata who made it ("MEMBER GENERATION").
+Whichever coordinator wrote a record, and whatever happened to it: the log order is authoritative. A
+commit names its author in its metadata ("MEMBER GENERATION").
 
 Checked at each record, or at the end of its batch
-    C5  a committed offset never moves back; its committer is a member at that place of the
-        log, at that member epoch or in that generation (classic: or one that is not written yet)
-    C6  no two members of a group hold a partition, assigned or not yet release; a group's epoch,
-        generation and each member's epoch never fall
+C5  a committed offset never moves back; its committer is a member at that point of the log, at that
+member epoch or in that generation (classic: or one that is not written yet)
+C6  no two members of a group hold a partition, assigned or not yet released; a group's epoch,
+generation and each member's epoch never decrease
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Place = tuple[bytes, int]  # topic id (of classic groups: the topic's name), par
 
 
 class Ledger:
-    """Of one group."""
+    """The log of one group."""
 
     def __init__(self, name: str, kind: str) -> None:
         self.name, self.kind = name, kind
@@ -74,8 +74,8 @@ class Ledger:
         self.commits += 1
 
     def _check_committer(self, member_id: str, generation: int, what: str) -> None:
-        """A classic generation is written when its leader has given out the partitions, its members
-        commit before: what they keep.
+        """A classic generation is written when its leader has sent the assignment; its members
+        commit before that, for the partitions they keep.
         """
         if self.kind == "consumer":
             member = self.members.get(member_id)
@@ -127,17 +127,17 @@ class Ledger:
             self.members[member_id] = found
             self._highest[member_id] = max(found.epoch, self._highest.get(member_id, 0))
 
-    # -- what it adds up to ------------------------------------------------------------------------
+    # -- derived state -----------------------------------------------------------------------------
 
     def highest(self, member_id: str) -> int:
-        """Of its epochs, so far."""
+        """The highest of its epochs so far."""
         return self._highest.get(member_id, -1)
 
     def member_ids(self) -> set[str]:
         return {member.member_id for member in self.classic.members} if self.classic is not None else set(self.members)
 
     def holds(self, member_id: str) -> set[Place]:
-        """Assigned, and not release."""
+        """Partitions assigned to it or not yet released by it."""
         if self.classic is not None:
             return {
                 (topic.encode(), index)
@@ -165,7 +165,7 @@ def _places(partitions: dict[bytes, tuple[int, ...]]) -> set[Place]:
 
 
 class Ledgers:
-    """Of one partition of __consumer_offsets."""
+    """The ledgers of one partition of __consumer_offsets."""
 
     def __init__(self, kinds: dict[str, str]) -> None:
         """By group; of those of the consumer protocol "consumer"."""
@@ -174,7 +174,7 @@ class Ledgers:
         self._read = 0
 
     def advance(self, committed: list[Entry]) -> bool:
-        """Whether there was something new."""
+        """Whether there were new records."""
         if len(committed) < self._read:
             raise Violation("C5", "committed records of groups are gone")
         if len(committed) == self._read:

@@ -1,15 +1,15 @@
-"""One simulated member of a group: the client's real membership core, its connection with the
-coordinator over the simulated network, and an application that works on partitions and commits how
-far it has come, as mqd/client does (runner.py, committing.py, rebalancing.py).
+"""One simulated member of a group: the client's real membership core, its connection to the
+coordinator over the simulated network, and an application that works on partitions and commits its
+progress, like mqd/client (runner.py, committing.py, rebalancing.py).
 
 Invariants
-    N1  a connection delivers in order, once or not at all, and not at all once it is closed; what
-        was asked over it and not answered ends as Unanswered
-    N2  one commit is under way at a time; one that failed is retried, with what is worked on
-        then. Revoke ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after
-        Lost. Off (`again`): it is retried as it was, as mqd/client did once: under an epoch
-        that counts, for what is another's by then
-    N3  work on a partition begins at what is committed for it, asked for after it was assigned
+N1  a connection delivers in order, once or not at all, and not at all once it is closed; requests
+without a response then end as Unanswered
+N2  one commit is in flight at a time; a failed one is retried with the current positions. Revoke
+ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after Lost. Off (`again`): it
+is retried unchanged, as mqd/client once did: under a valid epoch, for partitions that belong to
+another member by then
+N3  work on a partition begins at its committed offset, fetched after the assignment
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _AWAY = frozenset(
 
 
 class Connection:
-    """With one acceptor: N1."""
+    """A connection to one acceptor: N1."""
 
     def __init__(self, acceptor: Any, node: int) -> None:
         self.acceptor, self.node = acceptor, node
@@ -72,7 +72,7 @@ class Connection:
 
 
 class Member(Consumer):
-    """`world`, for inherited methods, is its group."""
+    """Inherited methods use `world`, which is its group."""
 
     def __init__(self, group: MemberGroup, member_id: str) -> None:
         super().__init__(group, member_id, None)  # type: ignore[arg-type]
@@ -80,19 +80,19 @@ class Member(Consumer):
         self.kernel = group.kernel
         self.process = Process(f"member {member_id}")
         self.connection: Connection | None = None
-        # number -> when it is given up, what it is: a Send, a commit (offsets), a question (what is
-        # the least it is to say)
+        # number -> when it is given up, and its content: a Send, a commit (offsets), an offset
+        # fetch (the lowest valid result)
         self.under_way: dict[int, tuple[int, Any]] = {}
-        self.failed: list[tuple[int, int]] = []  # when, number of a Send that went nowhere
-        self.positions: dict[Place, int] = {}  # of what it works on and knows where
+        self.failed: list[tuple[int, int]] = []  # when, number of a Send that could not be delivered
+        self.positions: dict[Place, int] = {}  # of the partitions it works on, where known
         self._committed: dict[Place, int] = {}
-        self._committing: dict[Place, int] | None = None  # under way
-        self._again: dict[Place, int] | None = None  # a commit that failed, as it was
+        self._committing: dict[Place, int] | None = None  # in flight
+        self._again: dict[Place, int] | None = None  # a failed commit, unchanged
         self._again_ms = 0
-        self._asking: dict[Place, int] = {}  # for where to begin, in which request
+        self._asking: dict[Place, int] = {}  # start positions being fetched, in which request
         self._revoke_until_ms = -1
-        self._epoch = -1  # the highest leader epoch of the coordinator's partition that it has dealt with
-        self._number = 1 << 20  # of what is not the core's
+        self._epoch = -1  # the highest leader epoch of the coordinator's partition that it has used
+        self._number = 1 << 20  # of requests that are not the core's
         self._timer: Timer | None = None
 
     # -- time --------------------------------------------------------------------------------------
@@ -209,7 +209,9 @@ class Member(Consumer):
     # -- the application ---------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        """Works, and does what the core wants done in its time; commits, asks where to begin."""
+        """Works, and carries out the core's actions after a while; commits, fetches start
+        positions.
+        """
         now_ms = self.group.now_ms
         self.give(Polled())
         action = self.callback[1] if self.callback is not None else None
@@ -247,7 +249,7 @@ class Member(Consumer):
         raise NotImplementedError
 
     def _identity(self) -> tuple[str | None, int]:
-        """As a request names its sender."""
+        """The identity of the sender in requests."""
         return None, -1
 
     def _commit(self) -> None:
@@ -320,7 +322,7 @@ class Member(Consumer):
                 self.positions[place] = max(0, offset)
 
     def _nothing_came(self, what: Any) -> None:
-        """A commit or a query was refused, or its outcome is unknown."""
+        """A commit or an offset fetch was refused, or its outcome is unknown."""
         self._again_ms = self.group.now_ms + AGAIN_MS
         if isinstance(what, dict):
             self._again = what if "again" in self.group.cluster_world.off else None
@@ -329,7 +331,7 @@ class Member(Consumer):
             self._asking.clear()
 
     def wants(self, known: dict[str, int]) -> set[str]:
-        """Topics that there are."""
+        """Existing topics that it subscribes to."""
         expected = self.core.subscription
         if expected is None:
             return set()

@@ -1,20 +1,18 @@
 """Members of groups on a simulated cluster: the client's real membership cores (KIP-848, and the
 classic protocol with cooperative and eager assignors) against the real cores of groups in the
-coordinators of simulated hosts. What members do with partitions, and commit, is here too; what
-happens to members is drawn from a random stream of its own.
+coordinators of simulated hosts. The members' work on partitions and their commits are simulated
+here too; faults of members are drawn from a separate random stream.
 
-Checked at each step, beside what both kinds of cores assert of themselves
+Checked at each step, besides the assertions of both kinds of cores
     C5, C6  in the log of __consumer_offsets: group_ledger.py
-    C5      a committed offset in a response is at least that of any response sent before the
-            request
-    C6      a member by the log works only on what the log assigns to it
-            (KIP-848); no two members of the generation in force work on one partition (classic)
-    C6      no member gets an epoch or a generation that is not in the log
-and when everything has been put right
-    LIVE    every group is as its living members want it: every partition of theirs is worked on by
-            exactly one
-Names of rules that can be off: `commit` (the epoch of a commit is not checked), `unreleased`
-(partitions are given on before their owner has release them); those of coordinators.py; `again`
+C5      a committed offset in a response is at least that of any response sent before the request
+C6      a member in the log works only on partitions that the log assigns to it (KIP-848); no two
+members of the current generation work on one partition (classic)
+C6      no member gets an epoch or a generation that is not in the log
+and after everything has been repaired
+LIVE    every group matches its live members: exactly one member works on each of their partitions
+Rules that can be off: `commit` (the epoch of a commit is not checked), `unreleased` (partitions are
+reassigned before their owner has released them); those of coordinators.py; `again`
 (group_member.py).
 """
 
@@ -49,7 +47,7 @@ FAULTS = {"join": 30, "die": 6, "leave": 8, "stop": 10, "busy": 8, "connection":
 
 
 class _Careless(Owners):
-    """Knows of no owner."""
+    """Ignores that partitions have owners."""
 
     def get(self, topic_id: bytes, index: int) -> str | None:
         return None
@@ -61,7 +59,7 @@ class _Careless(Owners):
 
 
 class _Group(Group):
-    """With rules that can be off."""
+    """A group core with rules that can be off."""
 
     off: frozenset[str] = frozenset()
 
@@ -79,7 +77,7 @@ class _Group(Group):
 
 
 class MemberGroup:
-    """One group. What Member and the cores beneath it call their world."""
+    """One group: the `world` of Member and of the cores below it."""
 
     fatal_codes: frozenset[int] = frozenset()
 
@@ -100,7 +98,7 @@ class MemberGroup:
         return self.groups.ledgers[self.partition].group(self.name)
 
     def delay_ms(self) -> int:
-        return 0  # the network has its own
+        return 0  # the network adds its own delay
 
     def join(self) -> None:
         kind = ConsumerMember if self.kind == "consumer" else ClassicMember
@@ -112,7 +110,7 @@ class MemberGroup:
     # -- what is checked ---------------------------------------------------------------------------
 
     def report(self, member_id: str, epoch: int) -> None:
-        """A coordinator has answered a member as one of this epoch or generation."""
+        """A coordinator has sent a member a response with this epoch or generation."""
         ledger = self.ledger
         known = ledger.generation if self.kind != "consumer" else ledger.highest(member_id)
         if epoch > known:
@@ -164,10 +162,10 @@ class MemberGroup:
             self.join()
 
     def unsettled(self) -> str:
-        """A description of what is wrong; "" = nothing."""
+        """A description of the problem; "" = none."""
         world, ledger = self.cluster_world, self.ledger
         if world.stuck(self.partition):
-            return ""  # it has no coordinator until an operator does something
+            return ""  # it has no coordinator until an operator acts
         living = {member.core.member_id for member in self.members}
         if living != ledger.member_ids():
             return f"members are {sorted(ledger.member_ids())}, there live {sorted(living)}"
@@ -198,7 +196,7 @@ def _named(places: Any) -> list[str]:
 
 
 class MemberGroups:
-    """All of one run."""
+    """All groups of one run."""
 
     def __init__(self, world: ClusterWorld) -> None:
         self.world = world
@@ -209,7 +207,7 @@ class MemberGroups:
         self.groups: list[MemberGroup] = []
         self.ledgers: dict[Any, Ledgers] = {}
         self.received: set[int] = set()  # error codes that members got
-        self.refused: set[int] = set()  # and those who committed, or asked where to begin
+        self.refused: set[int] = set()  # and those of commits and offset fetches
         self.counts_of: dict[str, int] = {}
         self._clusters: list[FixedCluster] = []
         self._numbers = 0
@@ -227,7 +225,7 @@ class MemberGroups:
         return self._numbers
 
     def core_maker(self, host: ClusterHost) -> Callable[[str], Group]:
-        """For a new acceptor: with its knowledge of topics, which it gets at its start."""
+        """For a new acceptor: its topics are those it gets when it starts."""
         cluster = self._new_cluster()
         for topic, count in self.counts:
             cluster.set(topic, count)
@@ -262,12 +260,12 @@ class MemberGroups:
         self.world.kernel.after(self._gap, None, self._fault)
 
     def heal(self) -> None:
-        """Until every group is settled, or for so long that it never will be."""
+        """Runs until every group is settled, or until it is clear that one never will be."""
         self._has_faults = False
         for group in self.groups:
             group.settle()
         self._wait()
-        self.is_over = True  # members stay, and commit nothing more
+        self.is_over = True  # members stay, and commit no more
 
     def _wait(self) -> None:
         kernel = self.world.kernel
@@ -285,9 +283,7 @@ class MemberGroups:
                 group.check()
 
     def check_end(self) -> None:
-        """Coordinators have moved since, for the balance of leaders: members may be about to join
-        again.
-        """
+        """Coordinators may have moved since, for leader balance: members may be about to rejoin."""
         self._wait()
         for group in self.groups:
             if problem := group.unsettled():
@@ -350,7 +346,7 @@ class MemberGroups:
             member.wake()
 
     def _topic(self, random: Random, group: MemberGroup, _member: Member | None) -> None:
-        """One gets more partitions; every process learns of it in its own time."""
+        """Adds partitions to a topic; every process learns of it in its own time."""
         topic = random.choice(TOPICS)
         count = self.cluster.topic(topic).partition_count + 1
         if count > 6:

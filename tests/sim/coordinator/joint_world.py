@@ -1,23 +1,23 @@
 """A simulated world around the core of a joint transaction: drivers that carry out batches by
-tasks, die anywhere, continue as zombies beside their successors; task attempts that die, are
-repeated and raced; the coordinator's log and its crashes; partitions with Kafka's rules for
-producers; a network that loses, delays and repeats.
+tasks, die at any point, and continue as zombies beside their successors; task attempts that die,
+are repeated and run concurrently; the coordinator's log and its crashes; partitions with Kafka's
+rules for producers; a network that loses, delays and repeats.
 
-Nothing runs by itself: `step()` takes one thing that can happen, by chance. Same seed, same run.
+Nothing runs by itself: `step()` carries out one random possible event. Runs are deterministic.
 
-What is checked (beside the core's own check() after every event)
-    W1  of a batch that was committed every record is visible once, of any other none: whatever
-        died, whichever task wrote it twice
-    W2  a commit that was confirmed is in force; its driver may forget the batch
-    W3  when all is quiet no partition has an open transaction
-    W4  a request is answered at most once, and once when the coordinator has not crashed since
-    W5  a replay of the log, in any order, gives the state that persisted it
+Checked, besides the core's own check() after every event
+W1  every record of a committed batch is visible once, and none of any other batch, whatever died
+and whichever task wrote it twice
+W2  a confirmed commit is in force; its driver may forget the batch
+W3  when nothing is in flight no partition has an open transaction
+W4  a request gets at most one response, and exactly one if the coordinator has not crashed since
+W5  a replay of the log, in any order, gives the persisted state
     W6  markers are written for decisions that are in the log, and Complete follows the markers of
         all partitions
     W7  a producer id and epoch is given to one attempt
-    W8  a driver alone, without deaths and pauses, is never refused anything (`peaceful`)
-    W9  once a run's abort is answered none of its tasks that live on begins a transaction: nothing
-        would end it but its time-out
+W8  a driver alone, without deaths and pauses, is never refused (`peaceful`)
+W9  after the response to a run's abort none of its surviving tasks begins a transaction: only its
+timeout would end it
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Script = Generator[tuple[str, tuple], Any, None]
 
 
 class Actor:
-    """Sends one request at a time and waits for its response, which may never come."""
+    """Sends one request at a time and waits for its response, which may never arrive."""
 
     def __init__(self, world: JointWorld) -> None:
         self.world = world
@@ -67,7 +67,7 @@ class Actor:
             self.alive, self.request = False, None
 
     def again(self, kind: str, *arguments: object) -> Generator[tuple[str, tuple], Any, Any]:
-        """Until somebody answers."""
+        """Retries until there is a response."""
         while True:
             response = yield kind, arguments
             if response is not LOST and getattr(response, "error", response) != CONCURRENT:
@@ -159,7 +159,7 @@ class Driver(Actor):
                 ):
                     if len(own) == ATTEMPTS_MAX:
                         return None
-                    own.append(self.spawn(batch, own[0].task))  # again, or beside it
+                    own.append(self.spawn(batch, own[0].task))  # a retry, or a concurrent attempt
             done = [
                 next((one.result for one in own if one.result not in (None, "failed")), None)
                 for own in attempts.values()
@@ -189,7 +189,7 @@ class JointWorld:
         self.confirmed_max = self.committed_max = -1
         self.given: dict[tuple[int, int], int] = {}
         self.fenced: list[str] = []  # every run that the log has fenced, in order
-        self.aborted: set[str] = set()  # runs whose abort was answered
+        self.aborted: set[str] = set()  # runs whose abort was confirmed
         self.partitions = [DataPartition(self) for _ in PARTITIONS]  # type: ignore[arg-type]
         self.answers: dict[int, Callable[[object], None]] = {}
         self.network: list[Callable[[], None]] = []
@@ -211,7 +211,7 @@ class JointWorld:
     # -- the coordinator ---------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A life of the coordinator: everything but the log is new."""
+        """A start of the coordinator: everything but the log is new."""
         self.core = self.replayed()
         self.queue: list[object] = []
         self.jobs: list[tuple[WriteMarkers, list[int]]] = []
@@ -220,7 +220,7 @@ class JointWorld:
         self.act(self.core.on_loaded(self.now))
 
     def replayed(self) -> JointTransaction:
-        """What counts of each key, in any order."""
+        """The latest record of each key, in any order."""
         left = list(dict(self.log).items())
         self.rng.shuffle(left)
         core = self.make(NAME, SETTINGS)
@@ -286,7 +286,7 @@ class JointWorld:
             self.jobs.append((action, list(range(len(action.partitions)))))
 
     def check_aborted(self, fresh: JointTransaction) -> None:
-        """The core remembers so many runs, those fenced last, and not more."""
+        """The core remembers a bounded number of runs, the most recently fenced."""
         if fresh.fenced_run_ids[-1:] != tuple(self.fenced[-1:]):
             self.fenced += fresh.fenced_run_ids[-1:]
         is_forgotten = fresh.run_id in self.fenced and fresh.run_id not in self.fenced[-FENCED_RUNS_MAX:]
@@ -385,7 +385,7 @@ class JointWorld:
             )
         )
 
-    # -- what is true ------------------------------------------------------------------------------
+    # -- ground truth ------------------------------------------------------------------------------
 
     def confirmed(self, batch: int) -> None:
         self.confirmed_max = max(self.confirmed_max, batch)
@@ -397,7 +397,7 @@ class JointWorld:
             raise Broken(f"W8: {what} of a driver without rivals is refused with {error}")
 
     def on_outcome(self, record: tuple, committed: bool) -> None:
-        """Asked by the partitions; what counts is looked at in the end."""
+        """Reported by the partitions; checked at the end."""
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -459,7 +459,7 @@ class JointWorld:
         self.settle()
 
     def settle(self) -> None:
-        """There are no new requests; those under way arrive, time passes."""
+        """There are no new requests; pending ones arrive, time passes."""
         self.actors = []
         self.stalled_until = 0
         for _ in range(200_000):

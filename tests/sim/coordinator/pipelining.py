@@ -1,13 +1,13 @@
-"""Clients that pipeline OffsetCommits over one connection, and the worker that keeps them until they
-are answered: what it does when the acceptor dies is native/server/control_request.c's
-mqd_control_acceptor_died.
+"""Clients that pipeline OffsetCommits over one connection, and the worker that keeps them until
+there is a response: when the acceptor dies it acts as mqd_control_acceptor_died in
+native/server/control_request.c.
 
-Checked, beyond what coordinators.py checks of a group
-    C5  after the responses to a burst of rising commits, the group's offset is at least the last one
-        that succeeded, whichever acceptors died meanwhile
-After a share of the bursts the acceptor dies while it has them: by chance alone that is rare.
-Name of the rule that can be off: `order` (what is sent again keeps the order in which it came; off:
-the last is sent first, as from the free list of a table).
+Checked, besides coordinators.py's checks of a group
+C5  after the responses to a burst of rising commits, the group's offset is at least that of the
+last successful one, whichever acceptors died meanwhile
+After a share of the bursts the acceptor is killed while it has them: this is rare by chance.
+Rule that can be off: `order` (requests are resent in their order of arrival; off: the last is sent
+first, as from the free list of a table).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BURST_MAX = 6
 DEATHS = 0.3
 DEATH_MAX = 5 * MILLISECOND  # after a burst was sent
-LOOK_MAX = 200 * MILLISECOND  # some are sent again while the successor loads, some when it has
+LOOK_MAX = 200 * MILLISECOND  # some are resent while the successor loads, some after that
 FETCH = -1  # instead of an offset
 
 
@@ -84,7 +84,7 @@ class Connection:
     def _answered(self, key: tuple[Acceptor, int], error: int, response: Any, epoch: int) -> None:
         acceptor, offset = key
         if acceptor is not self._acceptor or offset not in self._sent:
-            return  # from the grave
+            return  # of a dead acceptor
         self._sent.remove(offset)
         client, world = self.client, self.world
         world.network.send(
@@ -101,7 +101,7 @@ class Connection:
 
 
 class PipelinedClient(GroupClient):
-    """Commits rising offsets in bursts, and then asks what is committed."""
+    """Commits rising offsets in bursts, and then fetches the committed one."""
 
     def __init__(self, world: ClusterWorld, number: int, partition: Partition, pause: int) -> None:
         self.unanswered: set[int] = set()
@@ -142,7 +142,7 @@ class PipelinedClient(GroupClient):
 
     def on_answer(self, offset: int, error: int, response: Any, epoch: int) -> None:
         if offset not in self.unanswered:
-            return  # the network has said it twice
+            return  # the network has delivered it twice
         self.unanswered.discard(offset)
         failed = error or response.error
         if not failed and isinstance(response, OffsetsCommitted):

@@ -1,5 +1,5 @@
-"""Coordinators of groups on a simulated cluster: leaderships, leases and processes come and go,
-what was acknowledged of committed offsets stays.
+"""Coordinators of groups on a simulated cluster: acknowledged committed offsets survive changes of
+leaderships, leases and processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def test_pipelined_commits_never_lower_an_offset_when_acceptors_die(first: int) 
     assert not report(found), report(found)
 
 
-def test_pipelined_commits_get_on_and_acceptors_die() -> None:
+def test_pipelined_commits_make_progress_while_acceptors_die() -> None:
     done = deaths = 0
     for seed in range(6):
         world = ClusterWorld(seed, plan=PIPELINES)
@@ -40,13 +40,13 @@ def test_pipelined_commits_get_on_and_acceptors_die() -> None:
     assert done > 200 and deaths > 15
 
 
-def test_commits_that_are_sent_again_in_another_order_are_seen() -> None:
-    """As a worker's table once had them: the newest first."""
+def test_commits_resent_in_another_order_are_detected() -> None:
+    """As in an earlier version of a worker's table: newest first."""
     found = outcomes(range(20), frozenset(["order"]), enough=1, plan=PIPELINES)
     assert any(result.name == "C5" for result in found), report(found)
 
 
-def test_groups_get_on_and_coordinators_move() -> None:
+def test_groups_make_progress_while_coordinators_move() -> None:
     """Otherwise the schedules prove nothing."""
     done = moves = 0
     for seed in range(6):
@@ -57,9 +57,10 @@ def test_groups_get_on_and_coordinators_move() -> None:
     assert done > 200 and moves > 15
 
 
-# A rule that is off -> seeds within which it is seen. The order of commits, above, is off in every run.
+# Disabled rule -> seeds within which it is detected. The order of commits, above, is off in every
+# run.
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "seeds"), [("L5", 60), ("held", 30)])
-def test_a_rule_that_is_off_is_seen(rule: str, seeds: int) -> None:
+def test_a_disabled_rule_is_detected(rule: str, seeds: int) -> None:
     found = outcomes(range(seeds), frozenset([rule]), enough=1, plan=GROUPS)
     assert any(result.name for result in found), f"{rule} survives {seeds} schedules"

@@ -1,5 +1,5 @@
 """Members of groups on simulated clusters (group_members.py): no partition has two of them, no
-commit counts that should not, and every group comes to rest when faults end.
+invalid commit is accepted, and every group settles when faults end.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def test_schedules_with_members(first: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_schedules_meet() -> None:
-    """Otherwise they prove nothing: coordinators move under members, who are fenced, told to join
-    again, and commit; groups of all three protocols do.
+def test_schedules_reach_rare_cases() -> None:
+    """Otherwise they prove nothing: coordinators move under members, which are fenced, told to
+    rejoin, and commit; in groups of all three protocols.
     """
     received: set[int] = set()
     moves, commits = 0, [0, 0, 0]
@@ -40,18 +40,18 @@ def test_what_schedules_meet() -> None:
     )
 
 
-# A rule that is off -> seeds within which it is seen.
+# Disabled rule -> seeds within which it is detected.
 @pytest.mark.parametrize(
     ("rule", "seeds"),
     quick([("held", 5), ("R4c", 30), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 10)], ["timers"]),
 )
-def test_a_rule_that_is_off_is_seen(rule: str, seeds: int) -> None:
+def test_a_disabled_rule_is_detected(rule: str, seeds: int) -> None:
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="members")
     assert any(result.name in ("C5", "C6", "LIVE") for result in found), f"{rule} survives {seeds} schedules"
 
 
 @pytest.mark.slow
-def test_a_member_with_a_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_a_member_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     acknowledges_before_it_lets_go(monkeypatch)
     assert any(outcome(seed, kind="members").name for seed in range(5))
 

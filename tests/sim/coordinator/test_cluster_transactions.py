@@ -1,5 +1,5 @@
-"""Transactions on whole clusters: schedules of faults, every rule that is switched off is seen, and
-what the simulator has found.
+"""Transactions on whole clusters: schedules of faults, every disabled rule is detected, and bugs
+that the simulator has found.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def test_many_more_schedules_with_transactions(block: int, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_transactions_get_on() -> None:
-    """Otherwise the schedules prove nothing: they end both ways, fenced and by themselves; readers
-    read and leave out; coordinators move.
+def test_transactions_make_progress() -> None:
+    """Otherwise the schedules prove nothing: transactions commit and abort, are fenced and time
+    out; readers read and skip; coordinators move.
     """
     counts: dict[str, int] = {}
     epochs = 0
@@ -63,24 +63,24 @@ def test_transactions_get_on() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_nothing_goes_wrong_by_itself(seed: int) -> None:
+def test_nothing_goes_wrong_without_faults(seed: int) -> None:
     world = world_of(seed, quiet=True, chaos=3_000)
     assert not world.stuck_count and world.transactional.counts["committed"] > 2
 
 
 def test_the_high_watermark_that_a_parked_fetch_moves_is_reported() -> None:
-    """The simulator's own fault: its waiters waited for ever."""
+    """A bug of the simulator: its waiters waited forever."""
     world_of(623445)
 
 
-def test_a_marker_that_was_kept_back_until_its_host_led_again_is_refused() -> None:
+def test_a_marker_delayed_until_its_host_leads_again_is_refused() -> None:
     """Another leader had written it meanwhile; it committed part of the producer's next
     transaction. test_marker_leader_epoch.py has the rule.
     """
     world_of(744903)
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_runs_are_deterministic() -> None:
     first, second = (world_of(3, chaos=2_000) for _ in range(2))
     assert (
         first.kernel.trace_hash() == second.kernel.trace_hash()
@@ -89,27 +89,27 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert first.kernel.steps == second.kernel.steps and first.history.committed == second.history.committed
 
 
-# A rule that is off -> (seeds within which it is seen, in which kind of runs).
+# Disabled rule -> (seeds within which it is detected, in which kind of runs).
 MUTANTS = {
-    "fence": (80, "coordinators"),  # markers of a coordinator of an earlier epoch are taken
-    "end epoch": (40, "transactions"),  # EndTxn ends what is under way, whatever epoch it names
-    "LSO": (15, "transactions"),  # the last stable offset does not look at open transactions
-    # a coordinator answers before its state is replicated (seed 77: replicas that lag do not join
-    # any more, so fewer of them come to lead)
+    "fence": (80, "coordinators"),  # markers of a coordinator of an earlier epoch are accepted
+    "end epoch": (40, "transactions"),  # EndTxn ends the current transaction, whatever epoch it names
+    "LSO": (15, "transactions"),  # the last stable offset ignores open transactions
+    # a coordinator responds before its state is replicated (seed 77: replicas that lag no longer
+    # rejoin, so fewer of them come to lead)
     "early": (90, "transactions"),
-    "one marker": (15, "transactions"),  # of all the partitions of a transaction one gets its marker
-    # what an acceptor sent that has died is served though its successor is there
+    "one marker": (15, "transactions"),  # only one partition of a transaction gets its marker
+    # requests of a dead acceptor are served after its successor has connected
     "one connection": (40, "last_markers"),
     "verify": (15, "transactions"),  # a transaction begins in a partition that its coordinator does not know
 }
 SEEN_BY = ("T1", "T2", "T3", "T4", "FENCE", "LIVE")
 # a marker that a leader has is refused before it is replicated; test_reactor_leading.c has the
-# story that the simulator told
+# history that the simulator found
 RARE = {"M4": (600, "coordinators")}
 
 
 @pytest.mark.parametrize("rule", quick(MUTANTS, ["one marker"]))
-def test_a_rule_that_is_off_is_seen(rule: str) -> None:
+def test_a_disabled_rule_is_detected(rule: str) -> None:
     seeds, kind = MUTANTS[rule]
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind=kind)
     assert any(result.name in SEEN_BY for result in found), f"{rule} survives {seeds} schedules"
@@ -117,13 +117,13 @@ def test_a_rule_that_is_off_is_seen(rule: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RARE)
-def test_a_rule_that_is_off_is_seen_at_last(rule: str) -> None:
+def test_a_disabled_rule_is_detected_after_many_seeds(rule: str) -> None:
     seeds, kind = RARE[rule]
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind=kind)
     assert any(result.name in SEEN_BY for result in found), f"{rule} survives {seeds} schedules"
 
 
-def test_a_schedule_that_fails_says_how_to_run_it_again() -> None:
+def test_a_failing_schedule_prints_the_command_that_repeats_it() -> None:
     failed = next(
         result
         for result in (outcome(seed, frozenset(["LSO"]), kind="transactions") for seed in range(10))

@@ -44,7 +44,7 @@ def test_a_million_events(block: int) -> None:
         history(seed)
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_runs_are_deterministic() -> None:
     first, second = history(3), history(3)
     assert first.log == second.log and first.confirmed_max == second.confirmed_max
 
@@ -65,7 +65,7 @@ class EverybodyWins(JointTransaction):
 
 
 class WinnersUnchecked(JointTransaction):
-    """J2: what a commit names is believed."""
+    """J2: the ids named in a commit are trusted."""
 
     def _producer_error(self, producer_id, epoch):
         return (
@@ -81,7 +81,7 @@ class ForgetsWhatWasCommitted(JointTransaction):
 
 
 class WritesAgain(JointTransaction):
-    """J1: a batch that was committed is carried out again."""
+    """J1: a committed batch is carried out again."""
 
     def _enlist(self, event, now_ms, actions):
         response = super()._enlist(event, now_ms, actions)
@@ -108,7 +108,7 @@ class MarkersBeforeDecision(JointTransaction):
 
 
 class CompletesTooEarly(JointTransaction):
-    """The first child's markers are taken for all."""
+    """The first child's markers count for all."""
 
     def _on_markers_written(self, event, now_ms, actions):
         if event.attempt in self._pending:
@@ -173,8 +173,8 @@ class SharesAChild(JointTransaction):
 
 
 class OvertakenGoesOn(JointTransaction):
-    """J5, and two runs take turns to abort each other's transaction; a commit finds its winners
-    anyway.
+    """J5, and two runs alternately abort each other's transaction; a commit finds its winners
+    nevertheless.
     """
 
     def _fence_run(self, successor):
@@ -202,7 +202,7 @@ class AbortedGoesOn(JointTransaction):
 
 
 class AbortOfNothingForgotten(JointTransaction):
-    """W9: the abort comes before the first task does."""
+    """W9: the abort arrives before the first task."""
 
     def _abort(self, event, now_ms, actions):
         if (event.batch_id, event.run_id) == (self.batch_id, self.run_id) or event.batch_id <= self.committed_batch_id:
@@ -211,7 +211,7 @@ class AbortOfNothingForgotten(JointTransaction):
 
 
 class AbortForgottenInACrash(JointTransaction):
-    """W9: it was aborted by its time-out before, and that its run is over is not in the log."""
+    """W9: its timeout aborted it before, and the log does not record that its run is over."""
 
     def _abort(self, event, now_ms, actions):
         state = self.state

@@ -49,7 +49,7 @@ def test_a_million_events(block: int) -> None:
         history(seed)
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_runs_are_deterministic() -> None:
     first, second = history(3), history(3)
     assert first.log == second.log and first.confirmed == second.confirmed
 
@@ -58,14 +58,14 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 class EpochStays(Transaction):
-    """The end of a transaction of version 2 does not move the epoch."""
+    """The end of a version 2 transaction does not bump the epoch."""
 
     def _prepare(self, event, now_ms, actions):
         return super()._prepare(msgspec.structs.replace(event, client_version=0), now_ms, actions)
 
 
 class EndIgnoresEpoch(Transaction):
-    """T4: whatever epoch an EndTxn names, it ends the transaction under way."""
+    """T4: an EndTxn ends the current transaction, whatever epoch it names."""
 
     def _end_2(self, event, now_ms, actions):
         if self.state == State.ONGOING:
@@ -81,8 +81,8 @@ class AddIgnoresEpoch(Transaction):
 
 
 class FenceByOne(Transaction):
-    """The producer that was fenced is taken for one that repeats its EndTxn, and continues beside
-    its successor.
+    """A fenced producer is mistaken for one that repeats its EndTxn, and continues beside its
+    successor.
     """
 
     def _fence(self, now_ms, actions, last_epoch=-1):
@@ -100,7 +100,7 @@ class MarkersBeforeDecision(Transaction):
 
 
 class BumpedWithoutEpoch(Transaction):
-    """Clients of version 0 end a transaction with its own epoch: partitions take its markers for
+    """Clients of version 0 end a transaction with its own epoch: partitions mistake its markers for
     repetitions.
     """
 
@@ -110,7 +110,7 @@ class BumpedWithoutEpoch(Transaction):
 
 
 class CompletesTooEarly(Transaction):
-    """The decision is taken for the end."""
+    """The decision is mistaken for the end."""
 
     def _decide(self, state, now_ms, actions):
         super()._decide(state, now_ms, actions)
@@ -145,7 +145,7 @@ class ForgetsToPersistPartitions(Transaction):
 
 
 class NoWaiting(Transaction):
-    """Partitions are added while the last transaction is being ended."""
+    """Partitions are added while the previous transaction is being ended."""
 
     def _producer_error(self, producer_id, epoch):
         error = super()._producer_error(producer_id, epoch)
@@ -157,8 +157,8 @@ class VerifiesAnything(Transaction):
         actions.append(Reply(event.request, (0,) * len(event.partitions)))
 
 
-class LastEpochIsTold(Transaction):
-    """The producer id is not changed when its epochs run out."""
+class LastEpochIsUsed(Transaction):
+    """The producer id is not replaced when its epochs run out."""
 
     def _init_idle(self, event, now_ms, actions):
         self._initialise(event, now_ms, actions, self.producer_id, min(self.producer_epoch + 1, EPOCH_MAX), -1)
@@ -218,7 +218,7 @@ BUGS = (
     ForgetsToPersistPartitions,
     NoWaiting,
     VerifiesAnything,
-    LastEpochIsTold,
+    LastEpochIsUsed,
     ReplayForgetsNext,
     LoadedAndDone,
     NoTimeout,

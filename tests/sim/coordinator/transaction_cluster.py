@@ -1,12 +1,12 @@
 """Whole simulated clusters with transactions: coordinators of transactional ids and of groups in
 the acceptors, their state in partitions of the cluster, markers to leaders on any host, producers
 that share transactional ids, readers of committed records. Faults, healing and all other invariants
-are cluster_world.py's.
+are in cluster_world.py.
 
 Checked: T1 to T4 and FENCE of transaction_history.py; and at the end, of the coordinators
 themselves
-    T1  what is committed of a group is the offset of the last transaction that committed one
-    T3  no transaction is under way, and no partition knows of one
+T1  the committed offset of a group is that of the last transaction that committed one
+T3  no transaction is open, and no partition knows of one
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INTERNAL_PARTITIONS = 2
 
 
 class Transactions:
-    """What hosts ask of a world with transactions."""
+    """The interface that hosts use in a world with transactions."""
 
     @staticmethod
     def coordination(acceptor: Any) -> Coordination:
@@ -44,9 +44,7 @@ class Transactions:
     def check(
         worker: Any, transactional_id: str, version: int, data: bytes
     ) -> Callable[[Any, Callable[[int], None]], None]:
-        """What a worker asks before it begins a transaction, of the acceptor that its host has
-        then.
-        """
+        """A worker's request, before it begins a transaction, to its host's current acceptor."""
 
         def request(partition: Partition, take: Callable[[int], None]) -> None:
             acceptor = worker.cluster_host.acceptor
@@ -57,7 +55,7 @@ class Transactions:
 
 
 def _raised(_logger: Logger, message: str, /, **_fields: object) -> None:
-    """In place of Logger.exception."""
+    """Replaces Logger.exception."""
     raise sys.exception() or AssertionError(message)
 
 
@@ -67,7 +65,7 @@ class TransactionCluster(ClusterWorld):
     ) -> None:
         """plan: of plans.py, kind transactions."""
         self.transactions = Transactions()
-        self.late_markers = 0.0  # share of requests between coordinators and leaders that are kept back for seconds
+        self.late_markers = 0.0  # share of requests between coordinators and leaders that are delayed by seconds
         self.transactional = TransactionHistory(lambda partition: self.history.committed.get(partition, []), self.name)
         super().__init__(seed, off, plan, quiet=quiet)
 
@@ -134,8 +132,8 @@ class TransactionCluster(ClusterWorld):
         self.clients.append(CommittedReader(self, self.data, 70 * MILLISECOND, nearest=True))
 
     def run(self, chaos: int = 6_000) -> None:
-        """Without the broker's own log lines: they tell of faults, and there are many. Where one
-        would tell of a fault of our own, the run ends (E3).
+        """Without the broker's own log lines: injected faults would cause many. A line about a bug
+        of mqd ends the run (E3).
         """
         before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
@@ -153,10 +151,10 @@ class TransactionCluster(ClusterWorld):
         super()._after_each()
 
     def heal(self) -> None:
-        """T3: what is under way when everything has been put right ends by its time-out."""
+        """T3: after everything has been repaired, open transactions end by their timeout."""
         super().heal()
         bound = self.kernel.now + max(TIMEOUTS_MS) * 2 * MILLISECOND + LATE
-        # that one has ended is written too (seed 420099)
+        # its end must be written too (seed 420099)
         while self.kernel.now < bound and (self.under_way() or not all(map(self.settled, self.partitions()))):
             self.kernel.run(until=self.kernel.now + 500 * MILLISECOND)
 
@@ -169,7 +167,7 @@ class TransactionCluster(ClusterWorld):
         return acceptor.transactions if acceptor is not None else None
 
     def under_way(self) -> str:
-        """Some transaction that is; "" = none."""
+        """An open transaction; "" = none."""
         for partition in self.internal(TRANSACTIONS):
             coordination = None if self._excused(partition) else self.coordination(partition)
             if coordination is None:

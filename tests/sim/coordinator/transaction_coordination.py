@@ -1,21 +1,20 @@
-"""Transactions in the acceptor of a simulated host: what the broker has of them (mqd/acceptor,
-mqd/coordinator, mqd/coordinator/transaction) on simulated time, links and logs.
+"""Transactions in the acceptor of a simulated host: the broker's modules (mqd/acceptor,
+mqd/coordinator, mqd/coordinator/transaction) with simulated time, links and logs.
 
-Real are: the cores and shards of transactional ids and of groups, the coordinators that load, write
-and unload them (mqd/coordinator/runtime.py), the log of their appends, markers and their
-repetition, the way to coordinators and leaders on other hosts, the responses to CHECK, the handlers
-of the requests, and how a log adds up to cores (mqd/coordinator/load.py). Simulated are: what the
-partition table and the lease say, the link to the workers, connections between hosts, the files.
+Real: the cores and shards of transactional ids and of groups, the coordinators that load, write and
+unload them (mqd/coordinator/runtime.py), the log of their appends, markers and their retries, the
+requests to coordinators and leaders on other hosts, the responses to CHECK, the request handlers,
+and the loading of cores from a log (mqd/coordinator/load.py). Simulated: partition table and lease,
+the link to the workers, connections between hosts, files.
 
 Invariants
-    A1  a connection between two acceptors delivers in order, late perhaps; what was sent is
-        delivered though its sender has died, until its successor's connection is there
-    A2  a request to another host waits for PEER_TIMEOUT_S at most; then its outcome is unknown
-Names of rules that can be off: `early` (a coordinator answers, and sends markers, before what that
-rests on is replicated), `end epoch` (EndTxn ends what is under way, whatever epoch it names),
-`one marker` (markers are written to the first of a transaction's partitions alone),
-`one connection` (what the successor's connection has overtaken is served); those of
-batch_worker.py.
+A1  a connection between two acceptors delivers in order, possibly late; messages of a dead sender
+are delivered until its successor has connected
+A2  a request to another host waits at most PEER_TIMEOUT_S; then its outcome is unknown
+Rules that can be off: `early` (a coordinator responds, and sends markers, before the records they
+depend on are replicated), `end epoch` (EndTxn ends the current transaction, whatever epoch it
+names), `one marker` (only the first of a transaction's partitions gets a marker), `one connection`
+(messages that the successor's connection has overtaken are served); those of batch_worker.py.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ HANDLERS = {
 
 
 class View(NamedTuple):
-    """What of a SlotView the coordinators look at."""
+    """The part of a SlotView that the coordinators use."""
 
     state: int
     owner: int
@@ -94,7 +93,7 @@ class View(NamedTuple):
 
 
 class SimBroker:
-    """mqd.acceptor.broker.Broker, as far as transactions need it."""
+    """The part of mqd.acceptor.broker.Broker that transactions need."""
 
     def __init__(self, coordination: Coordination) -> None:
         self._coordination, self._host = coordination, coordination.host
@@ -177,7 +176,7 @@ class SimBroker:
         return loaded
 
     async def request(self, change: messages.Change, _timeout_ms: int) -> messages.Answer:
-        """Of the controller."""
+        """A request to the controller."""
         coordination = self._coordination
         future = asyncio.get_running_loop().create_future()
 
@@ -232,7 +231,7 @@ class SimPeers:
             return
         delay = random.randrange(link.delay_min, link.delay_max + 1)
         if link.loss and random.random() < link.loss:
-            delay += 200 * MILLISECOND  # sent again by TCP
+            delay += 200 * MILLISECOND  # retransmitted by TCP
         if link.late and random.random() < link.late:
             delay += random.randrange(link.late_max)
         if random.random() < own.world.late_markers and do == other.on_peer:  # the connection stalls
@@ -255,7 +254,7 @@ def _raise(_job: object, _partition: object, failure: BaseException) -> None:
 
 
 class SimCoordinator(Coordinator):
-    """What fails in a core fails the run; R5 is checked again where effects leave."""
+    """A failure in a core fails the run; R5 is checked again when effects are sent."""
 
     off: frozenset[str] = frozenset()
 
@@ -294,7 +293,7 @@ class EndsAnyEpochs(Transactions):
 
 
 class Coordination:
-    """Of one acceptor."""
+    """The coordination in one acceptor."""
 
     def __init__(self, acceptor: Acceptor) -> None:
         self.acceptor, self.process = acceptor, acceptor.process
@@ -302,7 +301,7 @@ class Coordination:
         self.world = self.host.world
         self.kernel = self.world.kernel
         self.loop = SimLoop(self.kernel, self.process, (CoordinatorError, AppendError, PeerError))
-        self._peers: dict[int, int] = {}  # node id -> when the acceptor began that has connected
+        self._peers: dict[int, int] = {}  # node id -> the start time of the acceptor that has connected
         self._base_ms = self.host.clock.wall_ms() - self.host.clock.now_ms()
         off = self.world.off
         broker = self.broker = SimBroker(self)
@@ -325,7 +324,9 @@ class Coordination:
         self.kernel.after(20 * MILLISECOND, self.process, self.loop.enter, self._start)
 
     def now_ms(self) -> int:
-        """As SteadyClock: the wall's time when the process began, counted on."""
+        """As SteadyClock: the wall clock at the start of the process, advanced by a monotonic
+        clock.
+        """
         return self._base_ms + self.host.clock.now_ms()
 
     def _start(self) -> None:
@@ -337,7 +338,7 @@ class Coordination:
             effect = msgspec.structs.replace(effect, partitions=effect.partitions[:1])
         self.service.carry_out(name, effect, epoch)
 
-    # -- what happens around -----------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def on_metadata(self, message: Any) -> None:
         self.broker.metadata.apply(message)
@@ -378,7 +379,7 @@ class Coordination:
     def check(
         self, worker: ClusterWorker, transactional_id: str, version: int, data: bytes
     ) -> Callable[[Any, Callable[[int], None]], None]:
-        """What a worker of this host asks before it begins a transaction."""
+        """A worker of this host asks before it begins a transaction."""
         info, name = parsed(data).info, transactional_id.encode()
 
         def request(partition: tuple[bytes, int], take: Callable[[int], None]) -> None:
@@ -404,7 +405,7 @@ class Coordination:
     # -- requests ----------------------------------------------------------------------------------
 
     def on_request(self, request: Any, version: int, caller: Any, is_open: Callable[[], bool]) -> None:
-        """Of a client, whose connection may be closed by now."""
+        """From a client, whose connection may be closed by now."""
         node, process, do, token = caller
 
         def reply(response: object) -> None:
@@ -415,7 +416,7 @@ class Coordination:
             self._serve(request, version, Address(), reply)
 
     def on_peer(self, node_id: int, since: int, request: Any, version: int, reply: Callable[[object], None]) -> None:
-        """since: when the acceptor that asks began."""
+        """since: the start time of the requesting acceptor."""
         if since < self._peers.get(node_id, 0) and "one connection" not in self.world.off:
             return
         self._peers[node_id] = since

@@ -1,20 +1,20 @@
-"""What must hold of transactions on a whole cluster. The outcome of a transaction in a partition is
-what readers of committed records go by: the first marker of its producer behind its records, in the
-committed log.
+"""Invariants of transactions on a whole cluster. The outcome of a transaction in a partition is the
+one that readers of committed records use: the first marker of its producer after its records, in
+the committed log.
 
 Checked
-    T1  all parts of a transaction, records in partitions and offsets of its group, share one
-        outcome; its producer got that outcome, and it has all acknowledged records
-    T2  no reader of committed records gets one of a transaction that was not committed
-        before in that partition
-    T3  when everything has been put right every transaction ends, none later than its time-out and
-        LATE after that: the last stable offset of each partition is its high watermark
-    T4  what is committed is the transaction for which its producer asked for it, and that one
-        alone; in the log of __transaction_state a transaction is ended by an EndTxn that named its
-        own producer id and epoch, or by fencing
-    FENCE  epochs of coordinators never fall in what a partition holds of one producer
-Partitions of __consumer_offsets are partitions like others: the number of the transaction is the
-offset that it commits.
+T1  all parts of a transaction, records in partitions and offsets of its group, share one outcome;
+it is the one reported to its producer, and all acknowledged records are included
+T2  no reader of committed records gets one of a transaction that was not committed before in that
+partition
+T3  after everything has been repaired every transaction ends, at most LATE after its timeout: the
+last stable offset of each partition is its high watermark
+T4  a transaction is committed only if its producer requested it, and only that one; in the log of
+__transaction_state a transaction is ended by an EndTxn that named its own producer id and epoch, or
+by fencing
+FENCE  coordinator epochs in a partition's records of one producer never decrease
+Partitions of __consumer_offsets are treated alike: the number of the transaction is the offset that
+it commits.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.sim.replica.native_producers import Carried, Parsed, parsed
 
 Part = tuple[Any, int]  # (partition, number of the record in its transaction)
 RECORD_KEY = b"record"
-OFFSET = -1  # in place of a record's number: an offset that the transaction commits
-LATE = 20 * SECOND  # markers are retried once a second; leaders move to where they are preferred
+OFFSET = -1  # instead of a record's number: an offset that the transaction commits
+LATE = 20 * SECOND  # markers are retried once a second; leaders move back to the preferred replica
 
 
 class Fate:
-    """Of one transaction, as its producer has it."""
+    """One transaction, as its producer sees it."""
 
     __slots__ = ("number", "transactional_id", "requested", "confirmed", "acknowledged")
 
@@ -48,7 +48,7 @@ class Fate:
 
 
 class _Log:
-    """What a partition's committed records add up to."""
+    """The state derived from a partition's committed records."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -57,8 +57,8 @@ class _Log:
         self.outcomes: dict[tuple[int, int], bool] = {}  # (transaction, number in it) -> committed
         self.offset_outcomes: dict[int, bool] = {}  # by offset
         self.coordinator_epochs: dict[int, int] = {}
-        self.offsets: dict[bytes, int] = {}  # that are committed: key -> offset
-        self.states: dict[str, Value] = {}  # of transactional ids
+        self.offsets: dict[bytes, int] = {}  # committed offsets by key
+        self.states: dict[str, Value] = {}  # by transactional id
 
 
 class TransactionHistory:
@@ -68,8 +68,8 @@ class TransactionHistory:
         self._name = name
         self.fates: dict[int, Fate] = {}
         self.logs: dict[Any, _Log] = {}
-        self.outcome: dict[int, tuple[bool, Any]] = {}  # transaction -> committed, where that was seen first
-        self.ends: set[tuple[int, int, bool]] = set()  # EndTxn that were sent: producer id, epoch, commit
+        self.outcome: dict[int, tuple[bool, Any]] = {}  # transaction -> committed, where that was first seen
+        self.ends: set[tuple[int, int, bool]] = set()  # EndTxn requests sent: producer id, epoch, commit
         self.counts = {
             "begun": 0,
             "committed": 0,
@@ -89,7 +89,7 @@ class TransactionHistory:
     # -- what partitions hold ----------------------------------------------------------------------
 
     def look(self, partition: Any) -> _Log:
-        """As far as it is committed now."""
+        """Reads the log as far as it is committed now."""
         log = self.logs.get(partition)
         if log is None:
             log = self.logs[partition] = _Log()
@@ -209,7 +209,9 @@ class TransactionHistory:
         self.counts["delivered"] += 1
 
     def left_out(self, partition: Any, offset: int) -> None:
-        """A reader of committed records has passed a record by: of an aborted transaction."""
+        """A reader of committed records has skipped a record: it must belong to an aborted
+        transaction.
+        """
         if self.look(partition).offset_outcomes.get(offset) is not False:
             raise Violation(
                 "T1",
@@ -221,7 +223,7 @@ class TransactionHistory:
     # -- the end -----------------------------------------------------------------------------------
 
     def check_end(self, excused: Callable[[Any], bool]) -> None:
-        """excused: partitions that no host can lead any more."""
+        """excused: partitions that no host may lead."""
         for partition, log in self.logs.items():
             self.look(partition)
             left = [number for held in log.open.values() for number, _, _, _ in held]

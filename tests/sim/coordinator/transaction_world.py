@@ -1,23 +1,22 @@
 """A simulated world around the core of one transactional id: its log, partitions with Kafka's rules
 for producers, clients, and a network that loses, delays and repeats.
 
-Nothing runs by itself: `step()` takes one thing that can happen, by chance. Same seed, same run.
+Nothing runs by itself: `step()` carries out one random possible event. Runs are deterministic.
 
-What is checked (beside the core's own check() after every event)
-    W1  a commit marker covers records of one transaction only, and its client asked for that commit
-    W2  all records of one transaction that were ended share one outcome; a confirmed outcome is the
-        one in every partition, and has every acknowledged record
-    W3  when all is quiet no partition has an open transaction
-    W4  a request is answered at most once, and once when the coordinator has not crashed since
-    W5  a replay of the log gives the state that persisted it
+Checked, besides the core's own check() after every event
+W1  a commit marker covers records of one transaction only, and its client requested that commit
+W2  all records of an ended transaction share one outcome; a confirmed outcome is the one in every
+partition, and covers every acknowledged record
+W3  when nothing is in flight no partition has an open transaction
+W4  a request gets at most one response, and exactly one if the coordinator has not crashed since
+W5  a replay of the log gives the persisted state
     W6  markers are written for decisions that are in the log, and Complete follows the markers of
         all its partitions
-    W7  the epoch of a producer id never falls, and no client gets the last epoch
-    W8  a client alone, without pauses, crashes and administrators, is never refused anything
-        (`peaceful`)
-Clients of version 2 have every request repeated and delayed. Those of version 0 have so their
-Produces; AddPartitionsToTxn and EndTxn arrive once and in order, for that protocol cannot tell a
-repetition from the next transaction.
+W7  the epoch of a producer id never decreases, and no client gets the last epoch
+W8  a client alone, without pauses, crashes and administrators, is never refused (`peaceful`)
+Every request of version 2 clients may be repeated and delayed. Of version 0 clients this holds for
+Produce; AddPartitionsToTxn and EndTxn arrive once and in order, because that protocol cannot
+distinguish a repetition from the next transaction.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ TIMEOUT_MS = 5_000
 PARTITIONS = tuple(("t", index) for index in range(8))
 SETTINGS = Settings(expiration_ms=10_000_000)
 PRODUCER_FENCED_HERE = 47
-LOST = object()  # what a client sees of a request without a response in time
+LOST = object()  # a client's view of a request without a response in time
 
 
 class Broken(AssertionError):
@@ -57,8 +56,8 @@ class Producer:
 
 
 class DataPartition:
-    """The native contract: a transaction begins only with the guard that was given out for it; a
-    marker ends it and makes guards void.
+    """The native contract: a transaction begins only with the guard that was issued for it; a
+    marker ends it and invalidates guards.
     """
 
     def __init__(self, world: World) -> None:
@@ -90,7 +89,7 @@ class DataPartition:
     def marker(self, producer_id: int, epoch: int, committed: bool, is_bumped: bool) -> None:
         producer = self.producers.setdefault(producer_id, Producer(epoch - is_bumped))
         if epoch < producer.epoch + is_bumped:
-            return  # a repetition from before
+            return  # a repetition
         for record in producer.open or ():
             self.outcomes[record] = committed
             self.world.on_outcome(record, committed)
@@ -101,7 +100,7 @@ Script = Generator[tuple[str, tuple], object, None]
 
 
 class Client:
-    """One producer application; it restarts with a new life when it was fenced."""
+    """One producer application; it restarts with a new identity when it was fenced."""
 
     def __init__(self, world: World, version: int) -> None:
         self.world, self.version = world, version
@@ -134,7 +133,7 @@ class Client:
                     return False
 
     def transaction(self) -> Generator[tuple[str, tuple], object, bool]:
-        """False: fenced, or unsure who it is."""
+        """False: fenced, or unsure of its identity."""
         world, rng = self.world, self.world.rng
         number = world.begin(self)
         sure = True
@@ -161,7 +160,7 @@ class Client:
                 self.pauses_until = world.now + rng.randrange(2 * TIMEOUT_MS)
         committed = sure and rng.random() < 0.8
         if (self.version < 2 and not added) or (committed and number not in world.acknowledged):
-            return True  # nothing to end: clients do not ask
+            return True  # nothing to end: clients send no request
         return (yield from self.end(number, committed, sure))
 
     def add(self, partition: int) -> Generator[tuple[str, tuple], object, bool]:
@@ -225,11 +224,11 @@ class World:
         self.owners: dict[int, Client] = {}
         self.partitions = [DataPartition(self) for _ in PARTITIONS]
         self.requests = 0
-        self.answers: dict[int, Callable[[object], None]] = {}  # by request number; of this life of the coordinator
+        self.answers: dict[int, Callable[[object], None]] = {}  # by request number, since the coordinator's start
         self.attempts = 0
         self.network: list[Callable[[], None]] = []
         self.ordered: list[Callable[[], None]] = []  # must not overtake
-        self.late: list[Callable[[], None]] = []  # what arrives transactions later
+        self.late: list[Callable[[], None]] = []  # arrives some transactions later
         if first_epoch >= 0:
             value = Value(7, first_epoch, TIMEOUT_MS, State.COMPLETE_COMMIT, (), self.now, self.now, 7, -1, 2)
             self.log.append((encode_key(NAME), encode_value(value)))
@@ -239,7 +238,7 @@ class World:
     # -- the coordinator ---------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A life of the coordinator: everything but the log is new."""
+        """A start of the coordinator: everything but the log is new."""
         self.core = self.make(NAME, SETTINGS)
         for key, value in self.log:
             self.core.replay(key, value)
@@ -273,7 +272,7 @@ class World:
         self.feed(make(self.requests))
 
     def request_with_spare(self, make: Callable[[int, int], object], respond: Callable[[object], None]) -> None:
-        """As the handlers do: a producer id only when the core wants one."""
+        """As in the handlers: a producer id only when the core requests one."""
 
         def again(found: object) -> None:
             if isinstance(found, Identity) and found.error == NEED_PRODUCER_ID:
@@ -286,7 +285,7 @@ class World:
         self.send_request(lambda number: make(number, -1), again)
 
     def carry_out(self) -> None:
-        """The oldest of what the core wants: written and answered in order."""
+        """The oldest effect of the core: effects are carried out in order."""
         action = self.queue.pop(0)
         if isinstance(action, Persist):
             self.log.extend(action.records)
@@ -325,9 +324,9 @@ class World:
             )
             deliver()
             if job.is_bumped and self.rng.random() < 0.1:
-                self.late.append(deliver)  # comes twice, the second time when the next transactions are under way
+                self.late.append(deliver)  # arrives twice, the second time during a later transaction
             if self.rng.random() < 0.1:
-                left.append(index)  # its response was lost: again
+                left.append(index)  # its response was lost: retry
         if not left:
             self.jobs.remove((job, left))
             self.feed(events.MarkersWritten(job.attempt))
@@ -340,8 +339,8 @@ class World:
         client.request = None
         self.attempts += 1
         attempt = client.waiting = self.attempts
-        # A late repetition of a first InitProducerId fences the one that it began: the protocol
-        # wants it so.
+        # A late repetition of a first InitProducerId fences the producer id that it created: the
+        # protocol requires it.
         once = kind in ("add", "end", "init") if client.version < 2 else kind == "init" and self.peaceful
         copies = 1 if once else self.rng.choice((0, 1, 1, 1, 1, 2, 3))
         for _ in range(copies):
@@ -412,7 +411,7 @@ class World:
 
         self.network.append(check)
 
-    # -- what is true ------------------------------------------------------------------------------
+    # -- ground truth ------------------------------------------------------------------------------
 
     def begin(self, client: Client) -> int:
         self.transactions += 1
@@ -478,7 +477,7 @@ class World:
             self.when_quiet()
 
     def when_quiet(self) -> None:
-        """A client that waits gives up; else time passes until something is due."""
+        """A waiting client gives up; otherwise time passes until something is due."""
         waiting = [client for client in self.clients if client.waiting is not None]
         if waiting and self.now >= self.stalled_until:
             waiting[0].take(LOST)
@@ -499,9 +498,7 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        """No new requests; everything under way arrives, every time-out passes. Then W2, W3 and W4
-        must hold.
-        """
+        """No new requests; pending ones arrive, every timeout passes. Then W2, W3 and W4 must hold."""
         for client in self.clients:
             client.waiting = None
         for _ in range(100_000):

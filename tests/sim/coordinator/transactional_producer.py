@@ -1,10 +1,10 @@
-"""Transactional producers of a simulated cluster, and readers of committed records. They know hosts
-and what hosts say of leaders, and keep to the protocol, in version 2 (KIP-890) or as before it.
+"""Transactional producers of a simulated cluster, and readers of committed records. They only know
+hosts and the leaders that hosts report, and follow the protocol, in version 2 (KIP-890) or before.
 
-A producer of version 2 has its requests repeated and delayed, EndTxn and Produce too, into
-transactions that come later. The protocol before cannot tell those from what is meant: there a
-request counts as long as its connection is open. Several producers may share a transactional id:
-each fences the others. Some leave their transaction open and never come back to it.
+A version 2 producer's requests are repeated and delayed, including EndTxn and Produce, into later
+transactions. The older protocol cannot distinguish those from valid ones: there a request is valid
+as long as its connection is open. Several producers may share a transactional id: each fences the
+others. Some leave their transaction open forever.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tests.sim.replica.native_producers import Aborted, Carried, parsed
 if TYPE_CHECKING:
     from tests.sim.coordinator.transaction_cluster import TransactionCluster
 
-LOST = -1000  # in place of an error code: no response
-AGAIN = frozenset((3, 5, 6, 7, 13, 14, 15, 16, 19, 20, 51, 56))  # error codes with which a client tries again
+LOST = -1000  # instead of an error code: no response
+AGAIN = frozenset((3, 5, 6, 7, 13, 14, 15, 16, 19, 20, 51, 56))  # error codes after which a client retries
 OUT_OF_ORDER, UNKNOWN_PRODUCER = 45, 59
 BASE_SEQUENCE_AT, BASE_SEQUENCE = 53, Struct(">i")
 BATCH_MAX = 3
@@ -43,7 +43,7 @@ Script = Generator[Step, Any, Any]
 
 
 class Fenced(Exception):
-    """It is not this producer's transaction any more, or that is unknown: it starts over."""
+    """The transaction no longer belongs to this producer, or that is unknown: it starts over."""
 
 
 class TransactionalProducer(Client):
@@ -71,7 +71,7 @@ class TransactionalProducer(Client):
     # -- one request at a time ---------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Time to continue, or there was no response in time."""
+        """Time to continue, or the response timed out."""
         if self._is_waiting:
             self._take((LOST, None))
         elif self._step is None:
@@ -121,7 +121,7 @@ class TransactionalProducer(Client):
             )
 
     def _send_request(self, caller: Any, is_open: Any, partition: Any, request: Any, version: int) -> None:
-        """To the coordinator whose partition that is."""
+        """To the coordinator of that partition."""
         self._to_acceptor(self.leader(partition), caller, is_open, request, version)
 
     def _send_once(self, caller: Any, is_open: Any, partition: Any, request: Any, version: int) -> None:
@@ -159,7 +159,7 @@ class TransactionalProducer(Client):
         if is_open():
             worker.on_transactional(partition, data, request, caller)
 
-    # -- a life ------------------------------------------------------------------------------------
+    # -- lifetime ----------------------------------------------------------------------------------
 
     def _live(self) -> Script:
         random = self.kernel.random
@@ -175,7 +175,7 @@ class TransactionalProducer(Client):
                 yield "wait", (random.randrange(1, 300) * MILLISECOND,)
 
     def _again(self, kind: str, *arguments: Any) -> Script:
-        """The response to a request, tried until it is one: (error, answer); LOST when that took too
+        """The first response that is not retriable: (error, response); LOST when that took too
         long.
         """
         for _ in range(TRIES_MAX):
@@ -346,8 +346,8 @@ class CommittedReader(Client):
         self.again(self.pause if not error else 40 * MILLISECOND)
 
     def _read(self, partition: Any, offset: int, entries: list[Entry], aborted: tuple[Aborted, ...]) -> None:
-        """What a client does with a Fetch: records of a producer from an aborted transaction's
-        first offset on are left out, up to the marker.
+        """A client's treatment of a Fetch: records of a producer are skipped from an aborted
+        transaction's first offset up to the marker.
         """
         history = self.cluster.transactional
         for place, entry in enumerate(entries, offset):
@@ -367,5 +367,5 @@ class CommittedReader(Client):
 
 
 def partition_of(name: str, partitions: list[Any]) -> Any:
-    """Of an internal topic: which a group id or transactional id belongs to."""
+    """Of an internal topic: the one of a group id or transactional id."""
     return partitions[partition_for(name, len(partitions))]

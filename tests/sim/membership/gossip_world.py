@@ -1,19 +1,19 @@
-"""Hosts that gossip over a network which loses, delays, repeats and reorders, cuts links in one
-direction, with hosts that pause, crash, come back, and clocks that drift.
+"""Hosts that gossip over a network which loses, delays, repeats and reorders datagrams and cuts
+links in one direction, with hosts that pause, crash and return, and clocks that drift.
 
-One seed, one run: virtual milliseconds, one queue. `World.run(until_ms)` continues by chance;
-`calm()` ends every fault, after which everybody must come to the truth.
+One seed, one run: virtual milliseconds, one queue. `World.run(until_ms)` continues randomly;
+`calm()` ends every fault, after which all hosts must converge to the truth.
 
-What is checked (beside the cores' own check() after every event)
-    S1  no host is declared dead without a cause: some host was down, paused or cut off within
-        `bound_ms` before (a tenth of all datagrams lost, or delays, are no cause)
-    S2  after calm, all agree on who lives, under the newest incarnations, within SETTLE_MS; and on
-        the active controller of the highest epoch
-    S3  the incarnation a host has of another never falls; its own never falls, not even over
-        crashes and restores from an old copy
+Checked, besides the cores' own check() after every event
+S1  no host is declared dead without a cause: some host was down, paused or cut off within the last
+`bound_ms` (losing a tenth of all datagrams, or delays, is no cause)
+S2  after calm, all agree on which hosts live, under the newest incarnations, within SETTLE_MS; and
+on the active controller of the highest epoch
+S3  the incarnation that a host knows of another never decreases; its own never does, not even over
+crashes and restores from an old copy
     S4  no host sends more than datagrams_per_s_max in any second
-    S5  a datagram that was repeated, misdirected, damaged, invented or sealed by another cluster's
-        key changes nothing in a host; at most it answers a ping of an unknown host
+S5  a datagram that was repeated, misdirected, damaged, forged or sealed by another cluster's key
+changes nothing in a host; at most it responds to a ping of an unknown host
     S6  tables, queues and probes stay within their bounds (check())
 """
 
@@ -42,7 +42,7 @@ from mqd.cluster.membership.gossip_events import (
 )
 from mqd.cluster.membership.gossip_messages import Seal, StreamPing, decode_stream, encode
 
-BUFFER_DATAGRAMS_MAX = 300  # a socket's, while its process stands still
+BUFFER_DATAGRAMS_MAX = 300  # of a socket, while its process is stopped
 CAPTURED_MAX = 400
 ROUND_TRIP_MS = 20
 
@@ -55,7 +55,7 @@ class Broken(AssertionError):
 
 @dataclass
 class Weather:
-    """How bad the network is, for a while."""
+    """The quality of the network for a while."""
 
     loss: float = 0.0
     duplicate: float = 0.0
@@ -65,7 +65,7 @@ class Weather:
 
 @dataclass
 class Host:
-    """A machine: what is on its disk, and the process if it runs."""
+    """A machine: its disk, and the process if it runs."""
 
     number: int
     node_id: int
@@ -77,7 +77,7 @@ class Host:
     paused_until: int = 0
     waiting: list[bytes] = field(default_factory=list)
     leaving: bool = False
-    disturbed_until: int = 0  # the newest moment at which somebody had cause to think it dead
+    disturbed_until: int = 0  # until when other hosts have cause to think it dead
     incarnation_seen: int = 0
     sent: dict[int, int] = field(default_factory=dict)
     tick_at: int = -1
@@ -109,7 +109,7 @@ class World:
         self.seal = seal or (lambda: Seal(b"secret", "cluster"))
         self.now = 0
         self.weather = Weather()
-        self.cut: dict[tuple[int, int], int] = {}  # (from, to) -> how many faults hold it
+        self.cut: dict[tuple[int, int], int] = {}  # (from, to) -> the number of faults that cut it
         self.captured: list[tuple[int, bytes]] = []
         self.trace: list[tuple] = []
         # (when, observer, before, after, member)
@@ -169,7 +169,7 @@ class World:
         self.trace.append((self.now, "crash", host.number))
 
     def wipe(self, host: Host) -> None:
-        """The machine comes back with an empty disk: another member."""
+        """The machine returns with an empty disk: another member."""
         assert host.core is None
         host.directory_id, host.life, host.incarnation_seen = self._directory(), 0, 0
 
@@ -179,7 +179,7 @@ class World:
         self.at(until, self._wake, host, host.core)
 
     def _wake(self, host: Host, core: GossipCore) -> None:
-        """What waited and the timers come in any order."""
+        """Waiting datagrams and due timers are handled in any order."""
         if host.core is not core or core is None:
             return
         waiting, host.waiting = host.waiting, []
@@ -339,8 +339,8 @@ class World:
 
     @property
     def bound_ms(self) -> int:
-        """From a cause to the last death it may bring: a probe, made as slow as health allows, and
-        the longest suspicion; a word about it may travel as long again.
+        """The longest time from a cause to the last death it may lead to: a probe, as slow as
+        health allows, and the longest suspicion; its propagation may take as long again.
         """
         s = self.settings
         probe = 2 * s.probe_interval_ms * (s.health_max + 1)
@@ -383,7 +383,7 @@ class World:
                     )
 
     def disagreement(self) -> str:
-        """Why not everybody who lives has the truth; empty when all have."""
+        """Why the live hosts do not all have the truth; empty when they do."""
         living = {(host.node_id, host.directory_id): host for host in self.hosts if host.core is not None}
         for host in living.values():
             core = host.core
@@ -407,7 +407,7 @@ class World:
         return ""
 
     def calm(self) -> None:
-        """Every fault ends; hosts that are down come back."""
+        """All faults end; hosts that are down return."""
         self.weather = Weather()
         self.cut.clear()
         for host in self.hosts:
@@ -416,7 +416,7 @@ class World:
                 self._wake(host, host.core)
 
     def settle(self, within_ms: int) -> int:
-        """How long it took until all had the truth."""
+        """How long it took until all hosts had the truth."""
         began = self.now
         while reason := self.disagreement():
             if self.now - began > within_ms:
@@ -427,14 +427,14 @@ class World:
     # -- hostility ---------------------------------------------------------------------------------
 
     def attack(self, host: Host) -> None:
-        """One datagram of an attacker that has listened to all and has no key."""
+        """One datagram of an attacker that sees all traffic and has no key."""
         if not self.runs(host) or not self.captured:
             return
         self.give(host, events.Tick())  # so that nothing else is due
         rng, core = self.rng, host.core
         if core is None:
             return
-        # as it is: a repetition, or meant for another host or an earlier life of this one
+        # unchanged: a repetition, or meant for another host or an earlier incarnation
         data = rng.choice(self.captured)[1]
         match rng.randrange(6):
             case 0:
@@ -461,8 +461,8 @@ class World:
 
 
 def digest(core: GossipCore) -> tuple:
-    """Everything of a host that an unknown sender may not change: all but its counters, its
-    clock and its buckets.
+    """The part of a host's state that an unknown sender must not change: all but its counters, its
+    clock and its token buckets.
     """
     membership = core.membership
     return (

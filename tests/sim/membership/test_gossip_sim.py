@@ -22,12 +22,12 @@ from tests.tiers import quick
 
 ROOT = Path(__file__).resolve().parents[3]
 SETTLE_MS = 40_000
-RATE_MAX = 120  # datagrams of one host in any second, of at most 12 hosts in the worst of it
+RATE_MAX = 120  # datagrams of one host in any second, of at most 12 hosts in the worst storm
 IDLE_RATE_MAX = 14  # two probes and their responses, an exchange or two
 
 
 def storm(world: World, until: int, hostile: bool = True) -> None:
-    """Faults by chance."""
+    """Random faults."""
     rng, hosts = world.rng, world.hosts
     world.weather = Weather(
         rng.choice((0, 0, 0.05, 0.2)), rng.choice((0, 0.1)), rng.choice((3, 30, 120)), rng.choice((0, 0.2))
@@ -160,11 +160,11 @@ def test_many_histories(block: int) -> None:
         history(seed)
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_runs_are_deterministic() -> None:
     assert history(7).trace == history(7).trace
 
 
-# -- what is promised when little goes wrong -------------------------------------------------------
+# -- guarantees with few faults ------------------------------------------------------------------
 
 
 def calm_world(seed: int, count: int, weather: Weather | None = None, **options) -> World:
@@ -176,8 +176,8 @@ def calm_world(seed: int, count: int, weather: Weather | None = None, **options)
 
 
 @pytest.mark.parametrize("seed", quick(range(6), [0]))
-def test_bad_weather_alone_causes_no_false_death(seed: int) -> None:
-    """5 % of all datagrams lost, others late or twice: two minutes without one false death."""
+def test_a_bad_network_alone_causes_no_false_death(seed: int) -> None:
+    """5 % of all datagrams lost, others late or repeated: two minutes without a false death."""
     world = calm_world(seed, 9, Weather(loss=0.05, duplicate=0.05, delay_ms=60))
     world.run(120_000)
     assert world.deaths == [] and world.disagreement() == ""
@@ -185,8 +185,8 @@ def test_bad_weather_alone_causes_no_false_death(seed: int) -> None:
 
 
 @pytest.mark.parametrize("count", quick([3, 9, 24], [3, 9]))
-def test_a_death_is_known_to_all(count: int) -> None:
-    """Suspected by all within 4 s, dead for all within 6 s, whatever the seed."""
+def test_all_hosts_learn_of_a_death(count: int) -> None:
+    """Suspected by all within 4 s, dead for all within 6 s, with any seed."""
     for seed in range(8):
         world = calm_world(seed, count, Weather(loss=0.02, delay_ms=10))
         victim = world.hosts[seed % count]
@@ -213,7 +213,7 @@ def test_a_link_that_is_cut_one_way_causes_no_death() -> None:
     assert world.deaths == []
 
 
-def test_datagrams_do_not_get_through_but_tcp_does() -> None:
+def test_hosts_are_probed_over_tcp_when_udp_is_blocked() -> None:
     """A firewall that drops all UDP: every host is probed over TCP."""
     world = World(3, 4)
     world.start_all()
@@ -233,8 +233,8 @@ def stand_still(seed: int, make: Callable[..., GossipCore] = GossipCore) -> Worl
 
 
 def test_a_host_that_was_paused_suspects_no_other() -> None:
-    """A process that was stopped finds its timers overdue and the responses unread: it suspects no host
-    by that.
+    """A process that was stopped finds its timers overdue and the responses unread: it must not
+    suspect hosts because of that.
     """
     for seed in range(10):
         world = stand_still(seed)
@@ -246,7 +246,7 @@ def test_a_host_that_was_paused_suspects_no_other() -> None:
 
 
 def split(seed: int, make: Callable[..., GossipCore] = GossipCore) -> World:
-    """No host has seeds any more; two halves are cut off from each other for half a minute."""
+    """No host has seeds any longer; two halves are cut off from each other for half a minute."""
     world = calm_world(seed, 6, make=make)
     for host in world.hosts:
         world.give(host, events.SeedsChanged(()))
@@ -361,7 +361,7 @@ BUGS: dict[str, Callable[..., GossipCore]] = {
 }
 
 
-# the test below plants one in every run
+# the test below plants one in the quick tier
 @pytest.mark.parametrize("bug", quick(BUGS, []))
 def test_a_planted_bug_is_found(bug: str) -> None:
     for seed in range(60):
@@ -372,7 +372,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     pytest.fail(f"survives 60 histories: {bug}")
 
 
-def test_without_the_rule_about_standing_still_the_innocent_are_accused() -> None:
+def test_without_the_pause_rule_live_hosts_are_suspected() -> None:
     accused = 0
     for seed in range(10):
         world = stand_still(seed, _with("core", _set_time=_late_is_now))

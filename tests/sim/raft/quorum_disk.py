@@ -1,9 +1,9 @@
 """The disk of one replica of the metadata quorum: vote, snapshot, log; a queue of operations in
-order, each durable when it is reported done.
+order, each durable when it is reported as done.
 
-A crash keeps some beginning of what was under way (whole batches: a torn one is cut off when the
-log is opened) and nothing of what was only queued. A full disk refuses an append; with it goes all
-that is queued behind. The contract of raft/events.py is asserted on the way.
+A crash keeps some prefix of the operation in progress (whole batches: a torn one is truncated when
+the log is opened) and no queued operation. A full disk refuses an append and with it all operations
+queued behind. The contract of raft/events.py is asserted here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class QuorumDisk:
         self.vote = VoteState()
         self.snapshot: tuple[SnapshotMeta, bytes] | None = None
         self.log: list[Batch] = []
-        self.committed_offset = 0  # a mark that may lag behind
+        self.committed_offset = 0  # a mark that may lag
         self.queue: deque[Operation] = deque()
         self.under_way: list[Operation] = []
         self.full = False
@@ -82,7 +82,7 @@ class QuorumDisk:
                     self.log = [batch for batch in self.log if batch.base_offset >= operation.meta.offset]
 
     def crash(self, random: Random, keeps: float) -> None:
-        """Some beginning of what was under way stays: all of it with chance `keeps`."""
+        """Some prefix of the current operation stays: all of it with probability `keeps`."""
         count = len(self.under_way) if random.random() < keeps else random.randrange(len(self.under_way) + 1)
         for operation in self.under_way[:count]:
             self.apply(operation)

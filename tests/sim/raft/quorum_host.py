@@ -1,5 +1,5 @@
 """One host of a simulated quorum: disk, clock, and while it runs the controller's process with the
-core in it; what the shell does, a small state machine, a small broker's lease.
+core in it; a model of the shell, a small state machine, and a small broker lease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.sim.raft.quorum_disk import QuorumDisk, StoreSnapshot
 if TYPE_CHECKING:
     from tests.sim.raft.quorum_world import World
 
-SESSION_NS = 6 * 10**9  # S: a controller fences after so long a silence
+SESSION_NS = 6 * 10**9  # S: a controller fences after this long a silence
 MARGIN = 0.25
 HEARTBEAT = SECOND
 
@@ -41,11 +41,11 @@ class Host:
         self.version, self.digest = 0, b""  # of the state machine
         self.lease_until_ns = 0  # of this host as a broker
         self.outdated = False
-        self.led_epoch = -1  # the last one that this process led: what its keeper knows of it
+        self.led_epoch = -1  # the last epoch that this process led: as its keeper knows
         self.deposed()
 
     def deposed(self) -> None:
-        """Nothing of what only an active controller has."""
+        """Resets the state that only an active controller has."""
         self.is_active = False
         self.tail = 0
         self.silent_since: dict[int, int] = {}  # node -> own clock
@@ -79,7 +79,7 @@ class Host:
             self.deposed()
 
     def prove(self, epoch: int) -> None:
-        """The keeper tells the others that the process has ended which led `epoch`
+        """The keeper notifies the others that the process which led `epoch` has ended
         (death_notice.py).
         """
         world = self.world
@@ -199,7 +199,7 @@ class Host:
         return msgspec.msgpack.encode((self.version, self.digest, b"." * 100))
 
     def snapshot_of_all(self) -> tuple[SnapshotMeta, bytes]:
-        """Of a host that does not run: everything that is on its disk, committed or not."""
+        """Of a host that does not run: everything on its disk, committed or not."""
         meta, data = self.disk.snapshot
         version, digest, _ = msgspec.msgpack.decode(data)
         for batch in self.disk.log:
@@ -226,7 +226,7 @@ class Host:
                     f"node {self.node_id} is handed another record at offset {batch.base_offset}, epoch {batch.epoch}",
                 )
         if self.is_active and self.world.clients_work and self.world.kernel.random.random() < 0.2:
-            self.propose((b"because",))  # as rules do, that wait for something to be committed
+            self.propose((b"because",))  # as rules that wait for something to be committed do
         if self.world.kernel.random.random() < 0.1:
             self.disk.committed_offset = max(self.disk.committed_offset, min(self.version, self.disk.end_offset))
 
@@ -274,8 +274,8 @@ class Host:
     # -- as a broker, and as the controller of brokers ---------------------------------------------
 
     def heartbeat(self) -> None:
-        """Asks the presumed leader for a lease; as the active controller fences silent hosts. The
-        rules of docs/design/cluster.md, 3.4, in small.
+        """Requests a lease from the presumed leader; as the active controller fences silent hosts.
+        A small version of the rules of docs/design/cluster.md, 3.4.
         """
         world, core = self.world, self.core
         target = world.hosts.get(core.leader)
@@ -305,8 +305,8 @@ class Host:
         return self.is_active and self.core.has_lease(self.clock.now())
 
     def on_heartbeat(self, sender: int, process: Process | None, stamp_ns: int) -> None:
-        """The response is for the life that asked: another boot of its machine has another clock
-        (late schedule 10057).
+        """The response is for the boot that requested it: another boot of its machine has another
+        clock (late schedule 10057).
         """
         if self.may_grant():
             self.silent_since[sender] = self.clock.now()

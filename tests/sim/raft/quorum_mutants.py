@@ -1,5 +1,5 @@
-"""Planted bugs in the quorum: each turns one rule off. The simulator must find every one of them,
-by its schedules or by a directed trace.
+"""Planted bugs in the quorum: each switches one rule off. The simulator must find every one of
+them, by its schedules or by a directed trace.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EpochAtOnce(Election):
 
 
 class NoPreVote(QuorumCore):
-    """A voter that misses its leader begins an epoch without asking whether anybody else does."""
+    """A voter that loses its leader begins an epoch without checking whether others do too."""
 
     election_class = EpochAtOnce
 
@@ -46,13 +46,13 @@ class Deaf(Leadership):
 
 
 class NoCheckQuorum(QuorumCore):
-    """A leader stays one though no voter fetches."""
+    """A leader stays leader though no voter fetches."""
 
     leadership_class = Deaf
 
 
 class VoteForAnyLog(QuorumCore):
-    """A log that lacks committed records is good enough."""
+    """A candidate whose log lacks committed records gets votes."""
 
     def _is_up_to_date(self, request) -> bool:
         return True
@@ -78,7 +78,7 @@ class ForgetsVote(QuorumCore):
 
 
 class VoteAfterRestart(QuorumCore):
-    """What the process before it promised is forgotten."""
+    """The promise of the previous process is forgotten."""
 
     def may_have_promised(self) -> bool:
         return False
@@ -99,13 +99,13 @@ class StampsReceipt(Leadership):
 
 
 class LeaseFromReceipt(QuorumCore):
-    """The lease counts from when the leader learns of the promise."""
+    """The lease counts from when the leader receives the promise."""
 
     leadership_class = StampsReceipt
 
 
 class LeaseIsPromise(QuorumCore):
-    """L = P: nothing is left for clocks that differ."""
+    """L = P: no margin for clocks that differ."""
 
     def __init__(self, key, stored, settings, rng) -> None:
         super().__init__(key, stored, _Generous(**msgspec.structs.asdict(settings)), rng)
@@ -135,7 +135,7 @@ class TransferWithLease(QuorumCore):
 
 
 class ProofOfAnyEpoch(QuorumCore):
-    """That the leader of an epoch has died is taken for the death of the present leader."""
+    """A proof that the leader of an epoch has died is applied to the current leader."""
 
     def handle(self, event, now_ns):
         if isinstance(event, LeaderDied) and self.leader not in (-1, self.key.node_id):
@@ -175,7 +175,7 @@ class CommitsAnyEpoch(Leadership):
 
 
 class CommitOfOlderEpoch(QuorumCore):
-    """A majority has it: but the next leader may be one that has not (Raft, figure 8)."""
+    """A majority has it, but the next leader may lack it (Raft, figure 8)."""
 
     leadership_class = CommitsAnyEpoch
 
@@ -188,13 +188,13 @@ class Trusting(Leadership):
 
 
 class NoEpochCheck(QuorumCore):
-    """A follower's offset counts, whatever is before it."""
+    """A follower's offset counts, whatever precedes it."""
 
     leadership_class = Trusting
 
 
 class EffectBeforeCommit(QuorumCore):
-    """What the leader's own disk has is handed out."""
+    """Records on the leader's own disk are applied."""
 
     def _apply(self) -> None:
         if self.leading is not None and self.durable_offset > self.applied_offset:
@@ -213,7 +213,7 @@ class BeforeOwnEpoch(VoterChanges):
         return self._core.log.voters_offset < self._core.high_watermark
 
     def _would_work(self, voters, now_ns) -> bool:
-        return True  # before that no voter can have caught up with it
+        return True  # before that no voter can have caught up
 
 
 class ChangesBeforeOwnEpoch(Leadership):
@@ -225,8 +225,8 @@ class ChangesBeforeOwnEpoch(Leadership):
 
 
 class SingleServerChangeBug(QuorumCore):
-    """A change of the voters before the leader has committed anything in its own epoch: two leaders
-    in turn each have one in flight, and their majorities do not meet.
+    """A change of the voters before the leader has committed anything in its own epoch: two
+    successive leaders each have one in flight, and their majorities do not intersect.
     """
 
     leadership_class = ChangesBeforeOwnEpoch
@@ -253,7 +253,7 @@ class TwoChangesAtOnce(QuorumCore):
 
 
 class ZombieGrants(Host):
-    """A controller renews leases, and fences, though its own has run out."""
+    """A controller renews leases, and fences, though its own has expired."""
 
     def may_grant(self) -> bool:
         return self.is_active
@@ -278,7 +278,9 @@ class DeadlineFromReceipt(Host):
 
 
 class ProvesTooSoon(Host):
-    """A keeper that says so when the controller's connection has ended: the process may continue."""
+    """A keeper that sends the proof when the controller's connection has ended: the process may
+    continue.
+    """
 
     def deposed(self) -> None:
         super().deposed()

@@ -1,4 +1,4 @@
-"""Directed traces of the quorum: histories that chance finds rarely, and those that were bugs once.
+"""Directed traces of the quorum: histories that random schedules rarely reach, and former bugs.
 Each takes the class of the core, for planted bugs.
 """
 
@@ -37,7 +37,7 @@ def quiet(seed: int, core_class: type[QuorumCore], **changes) -> World:
 
 
 def led(seed: int, core_class: type[QuorumCore], **changes) -> tuple[World, Host, list[Host]]:
-    """A quorum at work: the world, its leader, the other voters."""
+    """A working quorum: the world, its leader, the other voters."""
     world = quiet(seed, core_class, **changes)
     if not world.until(lambda: world.active is not None and world.active.core.has_lease(world.active.clock.now()), 10):
         raise Violation("H1", "no leader is elected")
@@ -48,8 +48,8 @@ def led(seed: int, core_class: type[QuorumCore], **changes) -> tuple[World, Host
 
 
 def restarted_voter(seed: int, core_class: type[QuorumCore]) -> None:
-    """C has not heard from the leader for long. B, which has, is killed and is back at once: its
-    promise stands all the same (TiKV #15035).
+    """C has not heard from the leader for long. B, which has, is killed and restarted at once: its
+    promise is still in force (TiKV #15035).
     """
     world, leader, (second, third) = led(seed, core_class)
     world.cut(leader.node_id, third.node_id)
@@ -63,7 +63,7 @@ def restarted_voter(seed: int, core_class: type[QuorumCore]) -> None:
 def promised_voter(seed: int, core_class: type[QuorumCore]) -> None:
     """C is a candidate while B still hears from the leader."""
     world, leader, (second, third) = led(seed, core_class)
-    world.clients_work = False  # C's log is as good as any
+    world.clients_work = False  # C's log is up to date
     world.seconds(1)
     world.cut(leader.node_id, third.node_id)
     world.seconds(2.6)
@@ -72,8 +72,8 @@ def promised_voter(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def deaf_predecessor(seed: int, core_class: type[QuorumCore]) -> None:
-    """The leader hands over, but receives nothing any more: it cannot learn that the successor was
-    elected.
+    """The leader hands over, but no longer receives messages: it cannot learn that the successor
+    was elected.
     """
     world, leader, others = led(seed, core_class)
     world.clients_work = False
@@ -87,7 +87,7 @@ def deaf_predecessor(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def returning_voter(seed: int, core_class: type[QuorumCore]) -> None:
-    """A voter that was cut off for long comes back: the leader stays (KIP-996)."""
+    """A voter that was cut off for long returns: the leader stays (KIP-996)."""
     world, leader, (second, _) = led(seed, core_class)
     epoch = leader.core.epoch
     world.cut_off(second.node_id)
@@ -99,7 +99,7 @@ def returning_voter(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def lonely_leader(seed: int, core_class: type[QuorumCore]) -> None:
-    """A leader that reaches no voter resigns, also when only the way to it is cut."""
+    """A leader that reaches no voter resigns, even when the cut is in only one direction."""
     for both in (True, False):
         world, leader, others = led(seed, core_class)
         for host in others:
@@ -110,8 +110,8 @@ def lonely_leader(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def stalled_disk(seed: int, core_class: type[QuorumCore]) -> None:
-    """The disk of the leader hangs. The others commit without it, but it can apply nothing:
-    somebody else must lead.
+    """The disk of the leader hangs. The others commit without it, but it can apply nothing: another
+    host must lead.
     """
     world, leader, others = led(seed, core_class)
     leader.disk_delay = 1_000_000_000
@@ -120,7 +120,7 @@ def stalled_disk(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def failover(seed: int, core_class: type[QuorumCore]) -> float:
-    """Seconds until somebody else is active after the leader's host was lost."""
+    """Seconds until another host is active after the leader's host was lost."""
     world, leader, others = led(seed, core_class)
     leader.stop(0)
     before = world.kernel.now
@@ -130,8 +130,8 @@ def failover(seed: int, core_class: type[QuorumCore]) -> float:
 
 
 def proven(seed: int, core_class: type[QuorumCore], restarted: bool = False) -> float:
-    """Seconds until somebody else is active after the leader's processes were killed; its keeper
-    tells the others. `restarted`: a successor of the controller is there before they learn of it.
+    """Seconds until another host is active after the leader's processes were killed; its keeper
+    notifies the others. `restarted`: a successor of the controller runs before they are notified.
     """
     world, leader, others = led(seed, core_class)
     epoch = leader.core.epoch
@@ -152,8 +152,8 @@ def proven(seed: int, core_class: type[QuorumCore], restarted: bool = False) -> 
 
 
 def old_proof(seed: int, core_class: type[QuorumCore]) -> None:
-    """Three voters of five hear late, when somebody else leads whom they do not hear at the moment,
-    that a leader has died: that is out of date.
+    """Three voters of five learn late that a leader has died, when another one leads whom they do
+    not hear at the moment: the notice is out of date.
     """
     world, leader, others = led(seed, core_class, hosts=5, voters=5)
     epoch = leader.core.epoch
@@ -174,7 +174,7 @@ def old_proof(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def formation(seed: int, core_class: type[QuorumCore]) -> float:
-    """Seconds until three hosts that were never anything else have a controller."""
+    """Seconds until three new hosts have a controller."""
     world = quiet(seed, core_class)
     if not world.until(lambda: world.active is not None, 3):
         raise Violation("H1", "no leader is elected")
@@ -194,8 +194,8 @@ def handover(seed: int, core_class: type[QuorumCore]) -> float:
 
 
 def all_restarted(seed: int, core_class: type[QuorumCore]) -> float:
-    """Seconds until there is a controller after all three lost their power: no voter knows any more
-    what it has promised, so all wait as if it were just now.
+    """Seconds until there is a controller after all three lost power: no voter remembers its
+    promises, so all wait as if they had just made one.
     """
     world, _, _ = led(seed, core_class)
     for host in world.hosts.values():
@@ -209,8 +209,8 @@ def all_restarted(seed: int, core_class: type[QuorumCore]) -> float:
 
 
 def forced(seed: int, core_class: type[QuorumCore]) -> None:
-    """Two of three are lost permanently; the third is forced to continue. When one comes back after
-    all it is of an older generation: no other voter accepts it, and it gets the reason.
+    """Two of three are lost permanently; the third is forced to continue. If a lost one returns it
+    is of an older generation: no other voter accepts it, and it gets the reason.
     """
     world, leader, others = led(seed, core_class)
     world.clients_work = False
@@ -233,7 +233,7 @@ def forced(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def late_grant(seed: int, host_class: type[Host]) -> None:
-    """A broker learns seconds later that its heartbeat has arrived; then the way to the controller
+    """A broker learns seconds later that its heartbeat has arrived; then the link to the controller
     is cut.
     """
     world = World(seed, QUIET, host_class=host_class)
@@ -249,7 +249,7 @@ def late_grant(seed: int, host_class: type[Host]) -> None:
         raise Violation("H1", "no host is fenced")
 
 
-# -- logs that were prepared -----------------------------------------------------------------------
+# -- prepared logs ---------------------------------------------------------------------------------
 
 
 def prepared(
@@ -261,8 +261,8 @@ def prepared(
     votes: dict[int, VoteState],
     committed: int,
 ) -> World:
-    """Hosts that do not run yet, with what their disks have; the first `committed` batches of node
-    2 are committed.
+    """Hosts that do not run yet, with the content of their disks; the first `committed` batches of
+    node 2 are committed.
     """
     settings = QuorumSettings(fetch_bytes_max=1)
     world = World(seed, QUIET._replace(hosts=hosts), core_class, settings, found=False)
@@ -284,8 +284,8 @@ def key(node: int) -> ReplicaKey:
 
 
 def figure_eight(seed: int, core_class: type[QuorumCore]) -> None:
-    """Raft's figure 8: a record of an older epoch on a majority is not committed by that; who has a
-    newer record, of epoch 3, may still be elected.
+    """Raft's figure 8: a record of an older epoch is not committed by being on a majority; a host
+    with a newer record, of epoch 3, may still be elected.
     """
     first, second, third = (
         leader_change_batch(0, 1, key(1)),
@@ -308,7 +308,7 @@ def figure_eight(seed: int, core_class: type[QuorumCore]) -> None:
 
 def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
     """The first published single-server change: S1 has 'add 5' in its log and is cut off; S2 is
-    elected and at once removes S1, which S3 also gets; then S1, S4 and S5 meet.
+    elected and immediately removes S1, which S3 also gets; then S1, S4 and S5 are connected.
     """
     world = prepared(seed, core_class, (1, 2, 3, 4), 5, {2: []}, {2: VoteState()}, committed=0)
     opening = leader_change_batch(0, 1, key(1))
@@ -338,12 +338,12 @@ def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
         raise Violation("H1", "three of five voters elect no leader")
 
 
-# -- bugs that were found --------------------------------------------------------------------------
+# -- former bugs -----------------------------------------------------------------------------------
 
 
 def rumours(seed: int, core_class: type[QuorumCore]) -> None:
-    """A leader resigns and no other voter learns of it. The others used to name it to each other for ever:
-    'X leads this epoch'.
+    """A leader resigns and no other voter is notified. The others used to name it to each other
+    forever: 'X leads this epoch'.
     """
     world, leader, others = led(seed, core_class, hosts=5)
     world.cut_off(leader.node_id)
@@ -359,8 +359,8 @@ def rumours(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def removal_not_committed(seed: int, core_class: type[QuorumCore]) -> None:
-    """Of two voters the leader removes itself and is cut off before the other one has it. Only it
-    can win the next election, though it is in no voter set of its log.
+    """Of two voters the leader removes itself and is cut off before the other one has the change.
+    Only it can win the next election, though it is in no voter set of its log.
     """
     world, leader, (second,) = led(seed, core_class, voters=2)
     world.cut_off(leader.node_id)

@@ -1,22 +1,22 @@
-"""Simulated quorums: real cores, a network that loses, repeats and delays, disks that lose what was
-not flushed, clocks that drift, hosts that stop, die, come back or lose everything.
+"""Simulated quorums: real cores, a network that loses, repeats and delays, disks that lose
+unflushed data, clocks that drift, hosts that stop, die, return or lose everything.
 
-Checked over all replicas after every event (beside each core's own check())
+Checked over all replicas after every event, besides each core's own check()
     I1  one leader in an epoch
-    I2  what one replica hands out at an offset is what every other one does, snapshots included;
-        no voter truncates it
+I2  all replicas apply the same record at an offset, snapshots included; no voter truncates it
     I3  an elected leader has every record that was committed in an older epoch
-    I4  no voter states an epoch below one it has stated, or votes twice in one, restarts included
-    I5  what a leader calls committed is durable on a majority of the voters of its log
-    I6  an epoch never falls while a process lives
-    L1  one valid lease at a time, paused and cut-off leaders included (while clocks are within the
-        bound)
-    L2  when a controller fences a host, the lease that the host has from any controller has run out
-        (likewise)
-    A1  an active leader's next offset is where its state machine expects it; a proposal is refused
-        only when the leadership moves or the log is full
-    H1  after healing: one leader, active, with a lease; everyone has everything; what is proposed
-        is committed
+I4  no voter announces an epoch below one it has announced, or votes twice in one, even after
+restarts
+I5  records that a leader considers committed are durable on a majority of the voters of its log
+I6  an epoch never decreases while a process lives
+L1  one valid lease at a time, even with paused and isolated leaders (while clocks are within the
+bound)
+L2  when a controller fences a host, the lease that the host has from any controller has expired
+(likewise)
+A1  an active leader's next offset is the one its state machine expects; a proposal is refused only
+when the leadership moves or the log is full
+H1  after healing: one leader, active, with a lease; all replicas have everything; proposals are
+committed
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tests.sim.raft.quorum_host import Host, chain
 
 
 class Plan(NamedTuple):
-    """What may go wrong in one run; rates are chances in a thousand that an opportunity (every 20
-    ms of true time) is taken.
+    """Possible faults in one run; rates are per mille of the opportunities (every 20 ms of true
+    time).
     """
 
     voters: int = 3
@@ -73,15 +73,15 @@ LEASE_PLAN = Plan(
     pause=2,
     pauses_ms=(1_000, 10_000),
 )
-"""Hard on leases: three voters that lose sight of each other all the time."""
+"""Stresses leases: three voters that lose contact all the time."""
 
 
 CHANGE_PLAN = Plan(cut=15, isolate=8, heal=10, change=80, restart=4, wipe=0, disk_full=0, transfer=10)
-"""Hard on voter sets."""
+"""Stresses voter sets."""
 
 
 def draw_plan(random: Random) -> Plan:
-    """Swarm: each run has some kinds of faults, at rates of its own."""
+    """Swarm testing: each run has some kinds of faults, with its own rates."""
 
     def rate(highest: int) -> int:
         return random.choice((0, 0, highest // 2, highest, 2 * highest))
@@ -157,7 +157,7 @@ class World:
         self.kernel.run(until=self.kernel.now + int(seconds * SECOND))
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Continues event by event until it holds; False when it does not in time."""
+        """Continues event by event until the condition holds; False when it does not in time."""
         end = self.kernel.now + int(seconds * SECOND)
         while not condition() and self.kernel.now < end:
             self.kernel.run(steps=1, until=end)
@@ -169,7 +169,7 @@ class World:
             self.network.links[other - 1][one - 1].cut = True
 
     def cut_off(self, *nodes: int) -> None:
-        """From everybody else."""
+        """Cuts the host off from all others."""
         for one in nodes:
             for other in self.hosts:
                 if other not in nodes:
@@ -205,7 +205,8 @@ class World:
         core = host.core
         if core.leading is not None:
             self._check_leader(host)
-        if core.high_watermark > self._committed_offset:  # usually a leader; one that has just resigned over it, too
+        # usually a leader; or one that has just resigned because of it
+        if core.high_watermark > self._committed_offset:
             self._on_new_commit(host)
         self._check_leases()
 
@@ -221,8 +222,8 @@ class World:
             raise Violation("I1", f"epoch {core.epoch} is led by node {host.node_id} and by node {known.node_id}")
 
     def _check_complete(self, host: Host) -> None:
-        """What was committed in an older epoch. One that is elected late, when others have gone on
-        to the next epoch, need not have what they commit: it can commit nothing.
+        """Records committed in an older epoch. A leader elected late, when others are already in
+        the next epoch, need not have what they commit: it can commit nothing.
         """
         log = host.core.log
         older = [batch for epoch, batch in self._commits if epoch < host.core.epoch]
@@ -263,9 +264,7 @@ class World:
         self.count("committed")
 
     def _holds(self, key: ReplicaKey, batch: Batch) -> bool:
-        """A voter that was wiped had said so before, and counts: one disk less is what the others
-        are for.
-        """
+        """A wiped voter had acknowledged it before, and counts: the others tolerate one lost disk."""
         host = self.hosts[key.node_id]
         disk = host.disk if host.key == key else self.graves[key]
         return disk.has(batch.next_offset, batch.epoch)
@@ -319,7 +318,7 @@ class World:
     # -- what happens ------------------------------------------------------------------------------
 
     def _client(self) -> None:
-        """Each host that takes itself for the active one gets changes to make."""
+        """Each host that considers itself active gets changes to make."""
         random = self.kernel.random
         for host in self.hosts.values():
             if self.clients_work and host.is_active and host.process is not None and not host.process.stopped:
@@ -380,7 +379,7 @@ class World:
             host.start()
 
     def _wipe(self, host: Host) -> None:
-        """Never so that what remains of the voters is no majority."""
+        """Never so that the remaining voters are no majority."""
         sets = [other.core.voters for other in self.hosts.values() if other.core is not None and other.core.voters]
         sets += [other.disk.snapshot[0].voters for other in self.hosts.values() if other.disk.snapshot is not None]
         for voters in sets:
@@ -440,7 +439,9 @@ class World:
             host.handle(events.TransferLeadership(self.kernel.random.choice((None, *sorted(self.hosts)))))
 
     def _change(self, host: Host) -> None:
-        """An administrator asks the active controller; hosts that are gone are removed by their old key."""
+        """An administrator sends a change to the active controller; lost hosts are removed by their
+        old key.
+        """
         random = self.kernel.random
         for active in self.hosts.values():
             if active.core is not None and active.core.is_leader and not active.process.stopped:
@@ -462,7 +463,7 @@ class World:
     # -- the end -----------------------------------------------------------------------------------
 
     def heal(self, seconds: float = 30) -> None:
-        """Everything works again. Raises Violation H1 when the quorum does not."""
+        """All faults end. Raises Violation H1 when the quorum does not recover."""
         self.network.heal()
         self.kernel.report("healed")
         for host in self.hosts.values():

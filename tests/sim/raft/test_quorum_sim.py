@@ -1,5 +1,5 @@
 """Simulated quorums: random schedules of faults under which the invariants must hold, planted bugs
-that must be found, directed traces for what random schedules rarely reach.
+that must be found, directed traces for histories that random schedules rarely reach.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def trace(hash_seed: str) -> str:
     return ended.stdout
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_runs_are_deterministic() -> None:
     assert trace("1") == trace("2")
 
 
@@ -147,9 +147,9 @@ def test_directed_traces_show_planted_bugs(scenario, planted: type[QuorumCore], 
     assert found.value.name == name
 
 
-# -- planted bugs, by chance -----------------------------------------------------------------------
+# -- planted bugs, found by random schedules -------------------------------------------------------
 
-# one of elections, one of flushes; the directed traces above show leases
+# one of elections, one of flushes; the directed traces above cover leases
 QUICK_BUGS = (mutants.ForgetsVote, mutants.LeaderCountsBeforeFlush)
 
 
@@ -175,7 +175,7 @@ QUICK_BUGS = (mutants.ForgetsVote, mutants.LeaderCountsBeforeFlush)
     ),
     ids=lambda value: getattr(value, "__name__", None) or ("lease" if isinstance(value, Plan) else "-"),
 )
-def test_chance_finds_planted_bugs(
+def test_schedules_find_planted_bugs(
     planted: type[QuorumCore], plan: Plan | None, seeds: int, names: tuple[str, ...]
 ) -> None:
     assert found(seeds, plan, core_class=planted) in names
@@ -186,12 +186,12 @@ def test_chance_finds_planted_bugs(
     quick([(mutants.ZombieGrants, LATE_PLAN, 300), (mutants.FencesAtOnce, LEASE_PLAN, 20)], [mutants.FencesAtOnce]),
     ids=lambda value: getattr(value, "__name__", "-"),
 )
-def test_chance_finds_planted_bugs_in_the_lease_of_brokers(planted, plan: Plan, seeds: int) -> None:
+def test_schedules_find_planted_bugs_in_broker_leases(planted, plan: Plan, seeds: int) -> None:
     assert found(seeds, plan, host_class=planted) == "L2"
 
 
 @pytest.mark.slow
-def test_chance_finds_a_proof_of_what_has_not_happened() -> None:
+def test_schedules_find_a_premature_proof() -> None:
     assert found(100, LEASE_PLAN, host_class=mutants.ProvesTooSoon) == "L1"
 
 
@@ -207,7 +207,7 @@ def test_a_late_grant_shows_a_deadline_that_counts_from_receipt() -> None:
 
 
 def found(seeds: int, plan: Plan | None, **classes) -> str:
-    """The invariant that the first seed to break one breaks; "" = none does."""
+    """The invariant violated by the first failing seed; "" = none fails."""
     for seed in range(seeds):
         try:
             World(seed, plan, **classes).chaos(30)

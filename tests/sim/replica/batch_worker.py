@@ -1,18 +1,18 @@
-"""What an owner of partitions does with whole batches of bytes: those of transactional producers,
-of coordinators, and markers; and what it gives to readers of committed records.
+"""An owner's treatment of encoded batches: those of transactional producers, of coordinators, and
+markers; and reads of committed records.
 
-Before a transaction begins in a partition its coordinator is asked, by way of the host's acceptor
+Before a transaction begins in a partition its coordinator is consulted, through the host's acceptor
 (CHECK, native/server/check/check.c). Producers' tables are the broker's own: native_producers.py.
 
 Invariants
-    W6  a batch that begins a transaction is appended only with the guard that its coordinator's
-        response brought
-    W7  readers of committed records get none at or above the last stable offset of the replica that
-        it asks
-    W8  a marker that the log has already is refused when all that the log holds then is below the
-        high watermark: a host that gets it takes the transaction for ended there
-Names of rules that can be off: `M4` (such a marker is refused at once), `LSO` (the last stable
-offset is the high watermark), `fence` and `verify` (native_producers.py).
+W6  a batch that begins a transaction is appended only with the guard from its coordinator's
+response
+W7  readers of committed records get none at or above the last stable offset of the replica from
+which they read
+W8  a marker that the log already has is refused only when all records of the log are below the high
+watermark: a host that gets this error considers the transaction ended there
+Rules that can be off: `M4` (such a marker is refused at once), `LSO` (the last stable offset is the
+high watermark), `fence` and `verify` (native_producers.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.sim.replica.partition_replica import NOT_LEADER, STORAGE_ERROR
 
 INVALID_EPOCH = 47
 
-Check = Callable[[Any, Callable[[int], None]], None]  # (partition, what takes the error code)
+Check = Callable[[Any, Callable[[int], None]], None]  # (partition, callback with the error code)
 
 
 class BatchWorker(ModelWorker):
@@ -40,7 +40,7 @@ class BatchWorker(ModelWorker):
     # -- appending ---------------------------------------------------------------------------------
 
     def on_batch(self, partition: Any, data: bytes, flags: int, leader_epoch: int, caller: Caller) -> None:
-        """From a coordinator of this host; acks=all. leader_epoch -1: whichever is in force."""
+        """From a coordinator of this host; acks=all. leader_epoch -1: the current one."""
         place = self.places.get(partition)
         if place is None or leader_epoch not in (-1, place.core.leader_epoch):
             return self._answer(caller, NOT_LEADER, -1)
@@ -57,7 +57,7 @@ class BatchWorker(ModelWorker):
             self._carry_out_verdict(place, data, verdict, caller)
 
     def on_transactional(self, partition: Any, data: bytes, check: Check, caller: Caller) -> None:
-        """A Produce of a transactional producer. `check` asks the coordinator."""
+        """A Produce of a transactional producer. `check` consults the coordinator."""
         place = self.places.get(partition)
         if place is None:
             return self._answer(caller, NOT_LEADER, -1)
@@ -117,8 +117,8 @@ class BatchWorker(ModelWorker):
     # -- reading -----------------------------------------------------------------------------------
 
     def on_read_committed(self, partition: Any, offset: int, caller: Caller) -> None:
-        """Answers with the records below the last stable offset, and the aborted transactions among
-        them.
+        """Responds with the records below the last stable offset, and the aborted transactions
+        among them.
         """
         place = self.places.get(partition)
         if place is None or not (place.core.leading or place.core.following):

@@ -1,8 +1,8 @@
-"""The controller of the small world: atomic, never fails, reached through lossy links; and what a
-broker does opposite it. The rules (R6, R6b, R8-R10, R13) in their shortest form.
+"""The controller of the small world: atomic, never fails, reached through lossy links; and the
+broker's side of it. The rules (R6, R6b, R8-R10, R13) in their shortest form.
 
-It stands in for quorum and metadata cores where partitions alone are looked at, and is where the
-checkers are proven: each rule named in `off` is broken on purpose.
+It replaces quorum and metadata cores where only partitions are tested, and the checkers are proven
+here: each rule named in `off` is broken on purpose.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 class Metadata(NamedTuple):
     version: int
-    parts: dict[Any, Part]  # never changed in place
+    parts: dict[Any, Part]  # replaced, never modified
     brokers: dict[int, Broker]
 
 
@@ -71,7 +71,7 @@ class ModelController:
         )
         self.fresh: set[Any] = set(parts)  # never had a leader: any replica will do
         self._received: dict[int, int] = {}
-        # partition -> (leader epoch, broker epoch), sequence, answer
+        # partition -> (leader epoch, broker epoch), sequence, response
         self._handled: dict[Any, tuple[tuple[int, int], int, tuple[int, int], int]] = {}
         kernel.after(100 * MILLISECOND, self.process, self._tick)
 
@@ -103,7 +103,7 @@ class ModelController:
         return broker is not None and not broker.fenced
 
     def _elected(self, partition: Any, part: Part, able: Callable[[int], bool]) -> Part:
-        """R8: with another leader, or as it was."""
+        """R8: with another leader, or unchanged."""
         in_sync, eligible = part.in_sync, part.eligible
         leader = next((node for node in part.replicas if node in in_sync and able(node)), -1)
         if leader < 0 and not in_sync:
@@ -160,7 +160,7 @@ class ModelController:
     ) -> None:
         old = self.metadata.brokers.get(node)
         if old is not None and incarnation < old.incarnation:
-            return  # late: its successor is here already
+            return  # late: its successor is registered already
         if old is not None and old.incarnation != incarnation:
             if not old.fenced:
                 if not proven:
@@ -175,7 +175,7 @@ class ModelController:
         respond(self.metadata.brokers[node].epoch)
 
     def _exclude(self, node: int) -> None:
-        """R9: it came back without its memory."""
+        """R9: it returned without its page cache."""
         parts = {}
         for partition, part in self.metadata.parts.items():
             if node in part.eligible or node in part.in_sync:
@@ -214,7 +214,7 @@ class ModelController:
         known = self._handled.get(partition)
         if "R6b" not in self.off and known is not None:
             if known[0] > key:
-                # it may have been taken: not a refusal permanently
+                # it may have been accepted: not a final refusal
                 return respond(sequence, proposal.leader_epoch, FENCED_EPOCH)
             if known[0] == key and known[1] > sequence:
                 return respond(sequence, proposal.leader_epoch, NOT_ATTEMPTED)
@@ -277,8 +277,8 @@ class ModelController:
             )
 
     def new_epochs(self, node: int, dead: dict[Any, int]) -> None:
-        """A worker of that host died (its keeper says so): what it led, in these leader epochs,
-        needs new ones.
+        """A worker of that host died (as its keeper reports): the partitions it led, in these
+        leader epochs, need new ones.
         """
         parts = {}
         for partition, epoch in dead.items():
@@ -289,7 +289,7 @@ class ModelController:
 
 
 class ModelBroker:
-    """The controller process of a host opposite ModelController."""
+    """The controller process of a host, as the counterpart of ModelController."""
 
     def __init__(
         self,
@@ -340,7 +340,7 @@ class ModelBroker:
                 for partition, epoch in host.dead_epochs.items()
                 if self.metadata.parts[partition].leader_epoch == epoch
             }
-            if dead:  # until it shows
+            if dead:  # until it is visible
                 self._call(controller.new_epochs, lambda: None, host.node, dead, reply=False)
         self.kernel.after(self.heartbeat, self.process, self._turn)
 

@@ -1,21 +1,21 @@
-"""A worker process of a simulated host: what the C reactor does around the replication core, at the
-grain of batches. It moves bytes and asks the core; it decides nothing.
+"""A worker process of a simulated host: a model of the C reactor around the replication core, at
+the granularity of batches. It moves bytes and calls the core; it makes no decisions.
 
-Leader: gate, append, group commit, acknowledge at the high watermark, answer followers (parked
+Leader: gate, append, group commit, acknowledge at the high watermark, respond to followers (parked
 while there is nothing for them), propose in-sync sets. Follower: one fetch at a time for each
-leader host, append or truncate as the core says, flush before the next fetch where the topic says
-so.
+leader host, append or truncate as the core decides, flush before the next fetch where the topic
+requires it.
 
 Invariants
-    W1  an acknowledgement with acks=all leaves only when the high watermark has passed the record,
-        in the leader epoch in which it was appended
-    W2  a replica serves nothing in a leader epoch that a dead generation of this worker has led
-        (Control.led): what that one knew is gone
-    W3  answers to a request that is not the one under way are dropped
-    W4  batches are appended, sent, read and cut as a whole; one whose checksum is wrong is appended
-        by no host
-    W5  after a flush that failed nothing of the directory is served or counts until the host is
-        started again; a disk without space refuses records and nothing else
+W1  an acknowledgement with acks=all is sent only when the high watermark has passed the record, in
+the leader epoch in which it was appended
+W2  a replica serves nothing in a leader epoch that a dead generation of this worker has led
+(Control.led): that generation's knowledge is lost
+W3  responses to a request other than the current one are dropped
+W4  batches are appended, sent, read and truncated as a whole; no host appends one whose checksum is
+wrong
+W5  after a failed flush no partition of the directory is served or counts until the host is
+restarted; a full disk only refuses records
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.sim.replica.partition_replica import (
     Proposal,
 )
 
-Caller = tuple[int, Process, Callable[..., None], int]  # node, process, what takes the response, token
+Caller = tuple[int, Process, Callable[..., None], int]  # node, process, callback for the response, token
 PARK_MAX = 120 * MILLISECOND
 FETCH_TIMEOUT = 400 * MILLISECOND
 AGAIN = 60 * MILLISECOND
@@ -53,7 +53,7 @@ READ_MAX = 8
 
 
 class Control:
-    """Of one partition, in the host's control segment: outlives processes, not the host."""
+    """The state of one partition in the host's control segment: outlives processes, not the host."""
 
     __slots__ = ("high_watermark", "led")
 
@@ -63,7 +63,7 @@ class Control:
 
 
 class HostView(Protocol):
-    """What a worker needs of its host."""
+    """The part of its host that a worker needs."""
 
     node: int
     kernel: Kernel
@@ -103,12 +103,12 @@ class Place:
         self.log = log
         self.core = core
         self.control = control
-        self.waiting: list[tuple[int, int, Caller]] = []  # offset behind its last record, its first one
+        self.waiting: list[tuple[int, int, Caller]] = []  # offset after its last record, its first one
         self.flush_pending = self.flushing = False
         self.sent: dict[int, int] = {}  # node -> last high watermark sent to it
         self.later = False  # the follower waits before it retries
         self.refused_epoch = control.led
-        self.producers: Any = None  # this and the next are batch_worker.py's
+        self.producers: Any = None  # this and the next belong to batch_worker.py
         self.refused: list[tuple[int, Caller]] = []
 
 
@@ -189,7 +189,7 @@ class ModelWorker:
         self._propose(place)
 
     def remove(self, partition: Any) -> None:
-        """Metadata say that this host has no replica of it any more: its files go."""
+        """The metadata no longer have a replica on this host: its files are deleted."""
         place = self.places.pop(partition, None)
         if place is not None:
             self._refuse(place, NOT_LEADER)
@@ -234,7 +234,7 @@ class ModelWorker:
             self._answer_parked()
 
     def on_append(self, partition: Any, leader_epoch: int, values: tuple[Any, ...], caller: Caller) -> None:
-        """From a process of this host, meant for this leader epoch; acks=all."""
+        """From a process of this host, for this leader epoch; acks=all."""
         place = self.places.get(partition)
         if place is None or place.core.leader_epoch != leader_epoch:
             return self._answer(caller, NOT_LEADER, -1)
@@ -262,7 +262,7 @@ class ModelWorker:
         self.host.network.send(self.host.node, node, process, do, token, *what)
 
     def _moved(self, place: Place, changed: int) -> None:
-        """After anything that may have moved the high watermark."""
+        """After any change that may have advanced the high watermark."""
         if not changed & HIGH_WATERMARK:
             return
         high = place.core.high_watermark
@@ -284,7 +284,8 @@ class ModelWorker:
             return self._answer(caller, NOT_LEADER, offset, ())
         if self.failed:
             return self._answer(caller, STORAGE_ERROR, offset, ())
-        # an offset that an unclean election has moved into a batch: the consumer passes over what is before
+        # an offset that an unclean election has moved into a batch: the consumer skips the records
+        # before it
         entries = place.log.read(offset, min(place.core.high_watermark, offset + READ_MAX))
         entries = entries[offset - place.log.whole(offset) :]
         self.history.served(partition, offset, entries)
@@ -345,7 +346,7 @@ class ModelWorker:
         self.on_failed()
 
     def on_failed(self) -> None:
-        """Sends each part that has to know its event."""
+        """Sends each subscriber its event."""
 
     def flush_in_background(self) -> None:
         for place in self.places.values():
@@ -398,7 +399,7 @@ class ModelWorker:
                     if "batch" not in self.off
                     else log.entries[fetch.offset : fetch.offset + self.fetch_max]
                 )
-                if not entries and fetch.offset in log.damaged:  # what it sends has a wrong checksum
+                if not entries and fetch.offset in log.damaged:  # the data it sends has a wrong checksum
                     entries = None if "CRC" not in self.off else [log.entries[fetch.offset]._replace(value=-1)]
                 response = response._replace(high_watermark=place.core.high_watermark)
                 place.sent[fetch.node] = response.high_watermark
@@ -406,7 +407,7 @@ class ModelWorker:
         self._answer(caller, out)
 
     def _answer_parked(self) -> None:
-        """Those for whom there is something now."""
+        """Those with data to receive now."""
         parked, self._parked = self._parked, []
         for entry in parked:
             _, requested, caller, timer = entry
@@ -432,8 +433,8 @@ class ModelWorker:
                 return self._send_parked(entry[1], entry[2])
 
     def _send_parked(self, requested: list[tuple[Any, Fetch]], caller: Caller) -> None:
-        """What has come of it since counts, too: the high watermark may move when a follower whose
-        life was forgotten meanwhile is looked at (seed 623445).
+        """Includes changes since then: the high watermark may advance when a follower is checked
+        whose registration was forgotten meanwhile (seed 623445).
         """
         now_ms = self._now_ms()
         responses = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in requested]
@@ -544,7 +545,7 @@ class ModelWorker:
             self._moved(place, place.core.answered(sequence, leader_epoch, error, now_ms, now_ms + REPEAT_MS))
 
     def _look(self) -> None:
-        """Now and then: which followers lag, which requests had no response."""
+        """Periodically: which followers lag, which requests had no response."""
         for place in self.places.values():
             self._propose(place)
         if self.kernel.random.random() < 0.1:

@@ -1,15 +1,15 @@
-"""What a partition's owner knows of producers and their transactions: the broker's own tables
+"""A partition owner's knowledge of producers and their transactions: the broker's own tables
 (native/log/producers.h, native/log/transactions.h) over a log of the simulator.
 
-The tables are not a part of Python's interface to the core; they are called in the library that is
-loaded, by the declarations of their headers. What is written down here again is
-mqd_partition_stage() alone (native/log/partition.c): what it asks of the tables, in which order.
+The tables are not part of the core's Python interface; they are called in the loaded library, with
+the declarations of their headers. Only mqd_partition_stage() (native/log/partition.c) is
+reimplemented here: its calls to the tables, and their order.
 
 Invariants
-    N1  the state is what the log's batches below its end add up to; after a truncation it is made
-        again, as by recovery
-    N2  guards are forgotten with the state, and by the next batch of their producer's transaction
-        or its marker
+N1  the state is derived from the log's batches below its end; after a truncation it is rebuilt, as
+by recovery
+N2  guards are forgotten with the state, and at the next batch of their producer's transaction or
+its marker
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ffi = FFI()
 ffi.cdef(_declarations())
 lib = ffi.dlopen(mqd._native.__file__)
 
-# One thread, and the tables keep no pointer: these are filled and read within a call.
+# One thread, and the tables keep no pointers: these are filled and read within a call.
 _batch = ffi.new("struct mqd_batch *")
 _marker = ffi.new("struct mqd_marker *")
 _undo = ffi.new("struct mqd_producer_undo *")
@@ -56,9 +56,7 @@ _base_offset = ffi.new("int64_t *")
 
 
 class Carried(NamedTuple):
-    """The value of a record that lies in a whole batch of bytes: the batch, and which of its
-    records.
-    """
+    """The value of a record within an encoded batch: the batch, and the index of the record."""
 
     batch: bytes
     place: int

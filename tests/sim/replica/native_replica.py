@@ -1,5 +1,5 @@
 """The broker's own replication core (native/replica/rules.h) behind the interface of
-partition_replica.py: the worker of the simulator drives it as the reactor does.
+partition_replica.py: the simulator's worker drives it like the reactor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tests.sim.disks import PartitionLog
 from tests.sim.replica.partition_replica import Answer, Assignment, Fetch, Proposal
 from tests.sim.replica.replica_rules import ffi, lib
 
-PLANTED = {  # the rule that is off -> the switch in the core
+PLANTED = {  # disabled rule -> the switch in the core
     "R1": lib.MQD_PLANTED_FETCH_EPOCH,
     "R2": lib.MQD_PLANTED_TRUNCATE_TO_HW,
     "R3": lib.MQD_PLANTED_KEEP_STATE,
@@ -27,7 +27,7 @@ PLANTED = {  # the rule that is off -> the switch in the core
 LEADER, FOLLOWER = lib.MQD_REPLICA_LEADER, lib.MQD_REPLICA_FOLLOWER
 CUT = lib.MQD_PLANTED_CHANGED_CUT
 
-# One thread, and the core keeps no pointer: these are filled and read within a call.
+# One thread, and the core keeps no pointers: these are filled and read within a call.
 _assignment = ffi.new("struct mqd_replica_assignment *")
 _fetch = ffi.new("struct mqd_replica_fetch *")
 _answer = ffi.new("struct mqd_replica_answer *")

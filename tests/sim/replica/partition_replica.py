@@ -1,15 +1,15 @@
 """The rules of one replica (R1-R7, R10-R12 of the design page) in plain Python, behind the
-interface of native/replica/rules.h: what stands in the small world, and beside which the C core is
-held. NativeReplica (native_replica.py) is the same interface over the very library.
+interface of native/replica/rules.h: used in the small world, and compared with the C core.
+NativeReplica (native_replica.py) is the same interface over the library.
 
-A rule named in `off` is broken on purpose, so that the checkers can be seen to find it. Offsets
-count entries; times are milliseconds of the host's clock.
+A rule named in `off` is broken on purpose, to prove that the checkers find it. Offsets count
+entries; times are milliseconds of the host's clock.
 
 Invariants
-    A1  high_watermark never falls while the replica leads, and is <= log end
-    A2  maximal in-sync set = committed ones + those proposed, from before the proposal leaves until
-        a newer partition epoch or a refusal permanently
-    A3  follower states are of this leader epoch only
+A1  high_watermark never decreases while the replica leads, and is <= log end
+A2  maximal in-sync set = committed ones + proposed ones, from before the proposal is sent until a
+newer partition epoch or a final refusal
+A3  follower states are of this leader epoch only
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Member(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """One partition as the metadata has it, with what a leader must know of its brokers."""
+    """One partition in the metadata, with the state of its brokers that a leader needs."""
 
     node: int
     broker_epoch: int  # of this process's own registration
@@ -182,7 +182,7 @@ class ModelReplica:
         return HIGH_WATERMARK
 
     def fetch(self, requested: Fetch, now_ms: int) -> Answer:
-        """R1, R2, KIP-903: a follower's fetch, which tells what it has."""
+        """R1, R2, KIP-903: a follower's fetch, which reports its position."""
         if not self.leading:
             return self._answer(NOT_LEADER)
         if requested.leader_epoch != self.leader_epoch and "R1" not in self.off:
@@ -232,8 +232,8 @@ class ModelReplica:
         return NOT_AVAILABLE if self.high_watermark < self.epoch_start and "R12" not in self.off else NONE
 
     def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
-        """R7: the in-sync set this leader would have now, if it is another one; from here on the
-        union counts (R5). One in flight, the same again when there is no response.
+        """R7: the in-sync set that this leader would have now, if it differs; from here on the
+        union counts (R5). One in flight; the same again when there is no response.
         """
         if not self.leading:
             return None
@@ -251,7 +251,7 @@ class ModelReplica:
         return self.proposal
 
     def _caught_up(self, follower: Follower, now_ms: int) -> bool:
-        """It has what was there when the epoch began, and would not be proposed away at once."""
+        """It has everything that was there when the epoch began, and would not be removed at once."""
         recently = follower.end == self.entries.end or now_ms - follower.caught_up_ms <= self.lag_ms_max // 2
         return follower.end >= self.epoch_start and recently
 
@@ -283,7 +283,7 @@ class ModelReplica:
         proposal = self.proposal
         if proposal is None or proposal.sequence != sequence or leader_epoch != self.leader_epoch:
             return 0
-        if error in (NOT_ATTEMPTED, INELIGIBLE):  # it will never be taken
+        if error in (NOT_ATTEMPTED, INELIGIBLE):  # it will never be accepted
             self.proposal = None
             return self._advance()
         self._proposal_due_ms = again_ms
@@ -298,7 +298,7 @@ class ModelReplica:
         return Fetch(given.node, given.broker_epoch, self.leader_epoch, log.last_epoch, log.end)
 
     def step(self, requested: Fetch, response: Answer) -> tuple[int, int]:
-        """(what to do, offset)."""
+        """(action, offset)."""
         log = self.entries
         if (
             not self.following

@@ -1,7 +1,7 @@
 """The small world: partitions on four hosts, real replication rules, an atomic controller behind
 lossy links. Chaos, then healing.
 
-Here the checkers are proven: quickly, and without the cores of quorum and metadata in between. See
+The checkers are proven here: quickly, and without the cores of quorum and metadata in between. See
 cluster_world.py for whole clusters.
 """
 
@@ -62,7 +62,7 @@ class Host:
             self.broker.propose(worker, partition, proposal)
 
     def on_metadata(self, metadata: Metadata) -> None:
-        if self.kernel.random.random() < 0.7:  # what its disk has is at times older
+        if self.kernel.random.random() < 0.7:  # the metadata on its disk are sometimes older
             self._old_metadata = metadata
 
     # -- life --------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class PartitionWorld:
     def _model_core(self, log: PartitionLog) -> ModelReplica:
         return ModelReplica(log, self.flush_on_ack, self.off, LAG_MS)
 
-    # -- what others ask ---------------------------------------------------------------------------
+    # -- called by others --------------------------------------------------------------------------
 
     def flush_delay(self) -> int:
         random = self.kernel.random
@@ -267,7 +267,7 @@ class PartitionWorld:
 
     def _restart(self, random: Any) -> None:
         host = self.hosts[random.randrange(HOSTS)]
-        # a lost disk: in cluster_world.py
+        # lost disks: in cluster_world.py
         kinds = ("clean", "kill", "power") if self.flush_on_ack else ("clean", "kill", "power", "wipe")
         host.stop(random.choice(kinds))
         if random.random() < 0.2:  # at once, or later with others
@@ -306,7 +306,7 @@ class PartitionWorld:
     # -- healing -----------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Everything is put right, then there is time to come together: HEAL_MAX of it."""
+        """Everything is repaired, and the partitions have HEAL_MAX to recover."""
         self._weights = {}
         self._slow_disk = False
         self.network.heal()
@@ -326,7 +326,7 @@ class PartitionWorld:
         return self.stuck(partition) or (part.leader >= 0 and set(part.in_sync) == set(part.replicas))
 
     def stuck(self, partition: Any) -> bool:
-        """No replica may lead: an operator has to choose."""
+        """No replica may lead: an operator must choose."""
         part = self.controller.metadata.parts[partition]
         return part.leader < 0 and not part.in_sync and not part.eligible
 

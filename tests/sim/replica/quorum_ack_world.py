@@ -1,14 +1,15 @@
-"""Acknowledgement by K of the in-sync replicas: a model of its rules, before there is a product.
+"""Acknowledgement by K of the in-sync replicas: a model of its rules, without an implementation
+yet.
 
-docs/decisions/cluster/2026-11-27-acknowledgement-by-k-of-the-in-sync-replicas.md has the rules by
+docs/decisions/cluster/2026-11-27-acknowledgement-by-k-of-the-in-sync-replicas.md has the rules with
 these numbers. One partition, an atomic controller, and hosts that exchange messages which are lost,
 repeated and reordered. Every append counts as flushed. There is no time: an event is one step of
 one host, of the controller or of a message, drawn from the seed.
 
 Invariants
-    K1  an acknowledged record is in the log of every later leader, while at most K-1 disks at a time
-        are lost
-    K2  what consumers have seen (below the high watermark) is in the log of every later leader
+K1  an acknowledged record is in the log of every later leader, while at most K-1 disks at a time
+are lost
+K2  records that consumers have read (below the high watermark) are in the log of every later leader
     K3  a record at an acknowledged offset never changes
     K4  once all hosts are back, a leader is elected and acknowledges
 """
@@ -33,7 +34,7 @@ class Record(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """What the controller has committed about the partition."""
+    """The controller's committed state of the partition."""
 
     leader: int
     leader_epoch: int
@@ -73,7 +74,7 @@ class Proposal(NamedTuple):
 
 
 class LogEnd(NamedTuple):
-    """A member's answer to the controller's question: E3."""
+    """A member's response to the controller's query: E3."""
 
     node: int
     broker_epoch: int
@@ -98,7 +99,7 @@ class Host:
         self.forget()
 
     def forget(self) -> None:
-        """What a new leader epoch, or a restart, begins without."""
+        """State with which a new leader epoch, or a restart, begins."""
         self.epoch_start = len(self.log)
         self.positions: dict[int, tuple[int, int]] = {}  # node -> (offset, broker epoch), in this leader epoch
         self.acked = 0
@@ -147,7 +148,7 @@ class World:
         self.values = 0
         self.messages: list[Message] = []
         self.lost: set[int] = set()  # nodes whose disk was lost, until they are in sync again
-        self.promised: dict[int, Record] = {}  # offset -> record that was acknowledged or seen
+        self.promised: dict[int, Record] = {}  # offset -> record that was acknowledged or read
         self.chosen: tuple[int, list[Record]] = (1, [])  # the newest election's epoch and log
         self.events = self.acknowledged = self.elections = 0
         self.faults = True
@@ -200,8 +201,8 @@ class World:
             self.advance(host)
 
     def propose(self, host: Host) -> None:
-        """First the in-sync set, then who need not be asked any more. One at a time, repeated until the
-        metadata are newer.
+        """First the in-sync set, then the members that no longer have to be queried. One at a time,
+        repeated until the metadata are newer.
         """
         if not host.leads:
             return
@@ -273,7 +274,9 @@ class World:
             host.log.extend(answer.records)
 
     def answer(self, host: Host) -> None:
-        """E3: only who follows no leader any more, so that nothing is added to the log after it."""
+        """E3: only a member that follows no leader responds, so that nothing is added to its log
+        afterwards.
+        """
         known = host.known
         if not host.alive or self.registered.get(host.node) != host.broker_epoch:
             return
@@ -350,7 +353,7 @@ class World:
         ):
             return
         if any(self.registered.get(node) != epoch for node, epoch in proposal.broker_epochs):
-            self.commit()  # refused for good: R6b, shortened
+            self.commit()  # final refusal: R6b, shortened
             return
         joined = proposal.in_sync - now.in_sync
         electors = {node: directory for node, directory in now.electors if node in proposal.electors}
@@ -358,13 +361,13 @@ class World:
         self.commit(in_sync=proposal.in_sync, electors=tuple(sorted(electors.items())))
         self.lost -= joined
 
-    # ---- what happens ----
+    # ---- events ----
 
     def kill(self, host: Host) -> None:
         host.alive = False
 
     def lose_disk(self, host: Host) -> None:
-        """Of at most K-1 hosts at a time."""
+        """At most K-1 hosts at a time."""
         if host.alive or len(self.lost | {host.node}) > self.k - 1 or host.node in self.registered:
             return
         self.lost.add(host.node)
@@ -390,7 +393,7 @@ class World:
             return
         index = 0 if self.random.random() < 0.7 else self.random.randrange(len(self.messages))
         message = self.messages[index]
-        if not self.faults or self.random.random() > 0.1:  # else it arrives again later
+        if not self.faults or self.random.random() > 0.1:  # otherwise it arrives again later
             del self.messages[index]
             if self.faults and self.random.random() < 0.05:
                 return
@@ -467,7 +470,7 @@ class World:
 
 
 def diverging(host: Host, fetch: Fetch) -> int:
-    """Where the follower has to truncate to, one step at a time: R2."""
+    """The offset to which the follower must truncate, one step at a time: R2."""
     if fetch.offset > len(host.log):
         return len(host.log)
     if fetch.offset == 0 or host.log[fetch.offset - 1].epoch == fetch.last_epoch:

@@ -1,8 +1,8 @@
-"""The replication core of one partition (native/replica/rules.h), for tests: the code that the broker
-runs, built with planted bugs that can be switched on (replica_rules.py).
+"""The replication core of one partition (native/replica/rules.h), for tests: the broker's code,
+built with planted bugs that can be switched on (replica_rules.py).
 
-Concurrency: one thread at a time. Offsets are record offsets, times milliseconds of any clock that
-does not go back, unless they say otherwise.
+Concurrency: one thread at a time. Offsets are record offsets, times milliseconds of any monotonic
+clock, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Step(NamedTuple):
 
 
 class FollowerState(NamedTuple):
-    """What a leader knows of one replica."""
+    """A leader's knowledge of one replica."""
 
     node_id: int
     position: int
@@ -137,7 +137,7 @@ class Replica:
     # -- metadata and log --------------------------------------------------------------------------
 
     def assign(self, assignment: Assignment, now_ms: int) -> int:
-        """Bits of Change; NativeError when it is no assignment."""
+        """Bits of Change; NativeError when the assignment is invalid."""
         changed = lib.mqd_replica_assign(self.native, assignment.native(), now_ms)
         if changed < 0:
             raise NativeError(E_INVALID, "the assignment names a replica twice, or one below 0")
@@ -268,7 +268,7 @@ class Replica:
 
 
 def epoch_end(epochs: Epochs, log_end: int, epoch: int) -> tuple[int, int]:
-    """(the largest known epoch not above it, where it ends); (-1, -1): above all."""
+    """(the largest known epoch not above it, its end offset); (-1, -1): above all."""
     found, end_offset = ffi.new("int32_t *"), ffi.new("int64_t *")
     lib.mqd_replica_epoch_end(epochs.native, epochs.count, log_end, epoch, found, end_offset)
     return found[0], end_offset[0]

@@ -1,8 +1,8 @@
-"""The rules of one replica in plain Python: what native/replica/rules.c is held against, step by
+"""The rules of one replica in plain Python: native/replica/rules.c is compared with it, step by
 step (tests/unit/native/test_replica_model.py).
 
-Written from the rules, not from the C: sets and comprehensions where the core has flags and loops,
-whole histories where it keeps the last thing. Same names for the same things.
+Written from the rules, not from the C code: sets and comprehensions where the core has flags and
+loops, whole histories where it keeps the last entry. Same names for the same things.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def truncation(epochs: EpochList, log_end: int, diverging_epoch: int, diverging_
 
 @dataclass
 class FollowerView:
-    """What is known of one replica in this leader epoch."""
+    """The known state of one replica in this leader epoch."""
 
     # (time, offset, broker epoch, leader's log end then)
     fetches: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -173,7 +173,7 @@ class ReplicaModel:
         if fetch.fetch_offset >= self.log_end:
             complete = now_ms
         elif received.fetches and fetch.fetch_offset >= received.fetches[-1][3]:
-            complete = received.fetches[-1][0]  # all that there was then
+            complete = received.fetches[-1][0]  # everything there was then
         received.had_everything_ms = max(received.had_everything_ms, complete)
         received.fetches.append((now_ms, fetch.fetch_offset, fetch.broker_epoch, self.log_end))
         self._behind(received, now_ms)
@@ -193,8 +193,8 @@ class ReplicaModel:
         return STALE_BROKER if fetch.broker_epoch < newest else 0
 
     def _diverging(self, fetch: Fetch, epochs: EpochList) -> tuple[int, int] | None:
-        """None: what the follower has is how this log begins. This leader epoch counts as known,
-        from where it began.
+        """None: the follower's log is a prefix of this one. This leader epoch counts as known, from
+        its start.
         """
         if fetch.last_fetched_epoch < 0:
             return None

@@ -1,5 +1,5 @@
-"""The small world: what is checked there holds, and every rule that is switched off is seen, in the
-Python model of the rules and in the broker's own core.
+"""The small world: its invariants hold, and every disabled rule is detected, in the Python model of
+the rules and in the broker's own core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(
 
 
 def finding(seed: int, core: str, off: frozenset[str], flush_on_ack: bool | None) -> tuple[int, str, int, int, int]:
-    """(seed, the invariant that did not hold or "", events, acknowledged, stuck)."""
+    """(seed, the violated invariant or "", events, acknowledged, stuck)."""
     try:
         world = run(seed, core, off, flush_on_ack)
     except AssertionError as error:
@@ -72,7 +72,7 @@ def test_the_rules_hold(block: int, core: str) -> None:
 
 
 @pytest.mark.parametrize("first", quick(range(1_000, 1_150, 15), [1_000]))
-def test_flushed_before_acknowledged_nothing_ever_needs_an_operator(first: int) -> None:
+def test_with_flush_on_ack_no_partition_needs_an_operator(first: int) -> None:
     results = findings(range(first, first + 15), "native", flush_on_ack=True)
     assert not [result for result in results if result[1] or result[4]]
 
@@ -82,15 +82,15 @@ def test_several_partitions() -> None:
         assert len(run(seed, partitions=3).partitions) == 3
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_runs_are_deterministic() -> None:
     first, second = run(5), run(5)
     assert (
         first.kernel.trace_hash() == second.kernel.trace_hash() and first.history.committed == second.history.committed
     )
 
 
-# Rule that is off -> (which core can have it off, topic with flush.on.ack or not or either, seeds
-# within which it is seen)
+# Disabled rule -> (which core can disable it, topic with flush.on.ack or not or either, seeds
+# within which it is detected)
 MUTANTS = {
     "R2": ("native", None, 60),
     "R4": ("native", None, 100),
@@ -115,16 +115,16 @@ RARE = {
 
 
 @pytest.mark.parametrize("rule", quick(MUTANTS, ["flush", "ack"]))
-def test_a_rule_that_is_off_is_seen(rule: str) -> None:
+def test_a_disabled_rule_is_detected(rule: str) -> None:
     core, flush_on_ack, count = MUTANTS[rule]
     results = findings(range(count), core, frozenset([rule]), flush_on_ack, enough=1)
     assert any(name for _, name, *_ in results), f"{rule} survives {count} seeds"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # 500 CPU seconds where the rule is seen by the last of the seeds only
+@pytest.mark.timeout(1200)  # 500 CPU seconds if only the last seeds detect the rule
 @pytest.mark.parametrize("rule", RARE)
-def test_a_rare_rule_that_is_off_is_seen(rule: str) -> None:
+def test_a_rarely_relevant_disabled_rule_is_detected(rule: str) -> None:
     core, flush_on_ack, count = RARE[rule]
     results = findings(range(count), core, frozenset([rule]), flush_on_ack, enough=1)
     assert any(name for _, name, *_ in results), f"{rule} survives {count} seeds"

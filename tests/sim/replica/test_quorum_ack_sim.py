@@ -1,5 +1,5 @@
-"""K1 to K4 of acknowledgement by K of the in-sync replicas, in a model of its rules; each rule that
-is left out is seen, by schedules or by a trace.
+"""K1 to K4 of acknowledgement by K of the in-sync replicas, in a model of its rules; each omitted
+rule is detected, by schedules or by a trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize("block", quick(range(10), range(1)))
-def test_what_k_acknowledged_survives(block: int) -> None:
+def test_records_acknowledged_by_k_survive(block: int) -> None:
     """10 blocks are more than 10^6 events."""
     worlds = [World(seed) for seed in range(block * 100, block * 100 + 100)]
     assert sum(world.run(EVENTS) for world in worlds) >= 100 * EVENTS
@@ -42,7 +42,7 @@ def test_a_planted_bug_is_found(rule: str) -> None:
     pytest.fail(f"no world found {rule}")
 
 
-# -- traces: what schedules find rarely or never ---------------------------------------------------
+# -- traces: histories that schedules rarely or never reach ----------------------------------------
 
 
 def settle(world: World) -> None:
@@ -51,14 +51,16 @@ def settle(world: World) -> None:
 
 
 def replicate(world: World, node: int, times: int = 1) -> None:
-    """A follower fetches so many times; the leader counts it with the next one."""
+    """A follower fetches `count` times; the leader counts each position at the next fetch."""
     for _ in range(times):
         world.fetch(world.hosts[node])
         settle(world)
 
 
 def elect(world: World, *nodes: int) -> None:
-    """These members learn that there is no leader, and answer in this order. They learn of their leader, too."""
+    """These members learn that there is no leader, and respond in this order. They learn of the new
+    leader, too.
+    """
     for node in nodes:
         world.catch_up(world.hosts[node])
         world.answer(world.hosts[node])
@@ -79,17 +81,17 @@ def agreed(world: World, node: int) -> None:
 
 
 def records_of_an_earlier_epoch(off: str) -> World:
-    """Raft's Figure 8: K hold a record of an earlier epoch, and a log of a later epoch lacks it."""
+    """Raft's Figure 8: K hosts have a record of an earlier epoch that a log of a later epoch lacks."""
     world = World(0, off, count=5, k=3)
     world.produce(world.hosts[0])
     replicate(world, 1)  # 0 and 1 have the record
     world.ask()
     elect(world, 2, 3, 4)
-    world.produce(world.hosts[2])  # 2 alone has another, of a later epoch
+    world.produce(world.hosts[2])  # only 2 has another, of a later epoch
     die(world, 2)
     elect(world, 1, 0, 3)
     replicate(world, 0, 2)
-    replicate(world, 3, 2)  # three hold it; the electors are still all five
+    replicate(world, 3, 2)  # three have it; the electors are still all five
     die(world, 1)
     world.start(world.hosts[2])
     elect(world, 2, 3, 4)
@@ -108,7 +110,7 @@ def logs_of_one_length(off: str) -> World:
     world.ask()
     elect(world, 2, 0, 1)
     for _ in range(6):
-        world.produce(world.hosts[2])  # 2 alone has them
+        world.produce(world.hosts[2])  # only 2 has them
     world.ask()
     elect(world, 0, 1, 3)
     for _ in range(6):
@@ -143,7 +145,7 @@ def an_emptied_disk_comes_back(off: str) -> World:
     world.start(world.hosts[1])
     world.catch_up(world.hosts[0])
     world.fetch(world.hosts[1])
-    world.dispatch(world.messages.pop())  # its first position; the answer is lost
+    world.dispatch(world.messages.pop())  # its first position; the response is lost
     world.messages.clear()
     agreed(world, 0)
     die(world, 0)
@@ -153,7 +155,7 @@ def an_emptied_disk_comes_back(off: str) -> World:
 
 
 def test_a_replica_joins_with_all_that_is_acknowledged() -> None:
-    """Not only with what consumers see."""
+    """Not only with the records that consumers can read."""
     assert an_emptied_disk_comes_back("").metadata.leader == -1
     with pytest.raises(Violation, match="K1"):
         an_emptied_disk_comes_back("JOINS_AT_HIGH_WATERMARK")
@@ -170,7 +172,7 @@ def two_hosts_die(off: str) -> World:
     return world
 
 
-def test_the_in_sync_set_alone_forgets_who_has_to_be_asked() -> None:
+def test_electors_are_needed_in_addition_to_the_in_sync_set() -> None:
     world = two_hosts_die("")
     assert world.metadata.leader == -1
     world.start(world.hosts[1])

@@ -1,9 +1,10 @@
-"""FIFO in a share-partition (F1) under everything that ends an acquisition: members that accept, release,
-reject, are late or die, letters that are written late, retention, leaders that fail between two writes,
-settings that change, and memory that is used up. An event is one call of the core (native/share/).
+"""FIFO in a share-partition (F1) under everything that ends an acquisition: members that accept,
+release, reject, are late or die, letters that are written late, retention, leaders that fail
+between two writes, settings that change, and memory that runs out. An event is one call of the core
+(native/share/).
 
-Judged by what members see alone: a record comes only when every earlier one of its key has ended, and
-in the end every record has ended.
+Checked only by what members see: a record is delivered only when every earlier one of its key has
+ended, and in the end every record has ended.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class World:
             return
         self.written = {offset: key for offset, key in self.written.items() if offset >= self.written_start}
         runs = [Run(offset, offset, *self.written[offset]) for offset in sorted(self.written)]
-        if self.core.load(self.settings, self.written_start, runs) < 0:  # out of memory: a new one has enough
+        if self.core.load(self.settings, self.written_start, runs) < 0:  # out of memory: a new core has enough
             self.core.destroy()
             self.core = Share(self.settings, self.written_start, self.planted)
             assert self.core.load(self.settings, self.written_start, runs) == 0
@@ -206,7 +207,7 @@ class World:
         return self.events
 
     def finish(self) -> None:
-        """Accepts everything, and checks that no record waits for ever."""
+        """Accepts everything, and checks that no record waits forever."""
         for _ in range(20 * len(self.keys) + 1_000):
             self.expire()
             self.write_letters()

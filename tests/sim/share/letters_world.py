@@ -1,9 +1,9 @@
-"""Dead letters in a simulated cluster: the share-partition's state in C at its leader, the real core
-of the share coordinator, the real movers (mqd/coordinator/share/letters.py), and a model of
-transactions. Acceptors and workers die, leaders move, answers are lost, and an administrator resets
-the offsets. Judged: L1, every record that was rejected or exhausted has one committed letter.
+"""Dead letters in a simulated cluster: the share-partition's state in C at its leader, the real
+core of the share coordinator, the real movers (mqd/coordinator/share/letters.py), and a model of
+transactions. Acceptors and workers die, leaders move, responses are lost, and an administrator
+resets the offsets. Checked: L1, every rejected or exhausted record has one committed letter.
 
-What is planted: PLANTED of this file, in the mover or in how it is used, and the rules of
+Planted bugs: PLANTED of this file, in the mover or in its use, and the rules of
 native/share/planted.h.
 """
 
@@ -97,7 +97,7 @@ class BelievesAnyEpoch(Letters):
 
 
 class TwoAtATime(Letters):
-    """The next transaction begins before what the last one moved is archived."""
+    """The next transaction begins before the records of the previous one are archived."""
 
     def _tell(self, now_ms):
         actions = super()._tell(now_ms)
@@ -108,7 +108,7 @@ class TwoAtATime(Letters):
 
 
 class MixesEpochs(Letters):
-    """What is rejected after a reset of the offsets counts for the old state epoch."""
+    """Records rejected after a reset of the offsets count for the old state epoch."""
 
     def handle(self, event, now_ms):
         if isinstance(event, Observed) and self.state_epoch >= 0:
@@ -117,7 +117,7 @@ class MixesEpochs(Letters):
 
 
 class GivesUp(Letters):
-    """As Kafka does: what fails often is archived without a letter."""
+    """As in Kafka: after repeated failures a record is archived without a letter."""
 
     def _failed(self, now_ms):
         self.failures = getattr(self, "failures", 0) + 1
@@ -141,7 +141,7 @@ PLANTED: dict[str, type[Letters]] = {
 
 
 class Transactions:
-    """One transactional id: its epoch, what is open, what is committed."""
+    """One transactional id: its epoch, the open and the committed letters."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -168,7 +168,7 @@ def runs_of(response) -> list[Run]:
 
 
 class Sent(NamedTuple):
-    """What a step knew when it began."""
+    """The state when a step began."""
 
     number: int
     epoch: int
@@ -176,7 +176,7 @@ class Sent(NamedTuple):
 
 
 class Host:
-    """The acceptor: a mover, and what it needs to know of its transactions."""
+    """The acceptor: a mover, and its knowledge of its transactions."""
 
     def __init__(self) -> None:
         self.mover: Letters | None = None
@@ -200,8 +200,8 @@ class World:
         self.owner_epochs = (-1, -1)
         self.settings = share_core.Settings(lock_ms=500, delivery_limit=LIMIT, open_max=30, dead_letters=True)
         self.dead: set[tuple[int, int]] = set()  # persisted as Archiving: (state epoch, offset)
-        self.waiting: list[tuple[int, Callable[[], None]]] = []  # (time, what is to be done)
-        self.outage_ms = 0  # the dead-letter topic cannot be written before
+        self.waiting: list[tuple[int, Callable[[], None]]] = []  # (time, action)
+        self.outage_ms = 0  # how long the dead-letter topic cannot be written
         self.is_calm = False
 
     # -- the owner and its acceptor -----------------------------------------------------------------
@@ -214,7 +214,7 @@ class World:
         return next(action.response for action in actions if isinstance(action, Reply))
 
     def read(self) -> None:
-        """READ: at a takeover, and where a new acceptor has to learn what is Archiving."""
+        """READ: at a takeover, and when a new acceptor needs the records in state Archiving."""
         response = self.ask(Read(1, self.leader_epoch))
         assert response.error_code == 0
         runs = runs_of(response)
@@ -281,7 +281,7 @@ class World:
         self.waiting.append((at_ms, work))
 
     def carry_out(self, index: int, sent: Sent, action: Step | Archive) -> None:
-        """What is under way arrives, whether its mover still lives or not."""
+        """An action in flight arrives, whether its mover still lives or not."""
         if isinstance(action, Archive):
             if self.owner is not None and self.owner_epochs == (action.state_epoch, action.leader_epoch):
                 for first, last in action.ranges:
@@ -289,7 +289,7 @@ class World:
             return
         host = self.hosts[index]
         outcome = self.step(host, sent, action)
-        if action.kind == LOADING:  # at once: no WRITE comes in between
+        if action.kind == LOADING:  # at once: no WRITE arrives in between
             self.answered(index, sent.number, outcome)
             return
         if self.chance(0.1):
@@ -373,7 +373,7 @@ class World:
     def reset(self) -> None:
         self.state_epoch += 1
         self.coordinator.handle(Initialize(1, self.state_epoch, self.random.randrange(RECORDS // 2)), self.now_ms)
-        # what was Archiving is not any more; its letter may have been written
+        # records that were Archiving no longer are; their letters may have been written
         self.dead -= {one for one in self.dead if one not in self.transactions.letters}
 
     def fail(self) -> None:

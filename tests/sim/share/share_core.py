@@ -1,5 +1,5 @@
-"""The state of a share-partition that the broker links (native/share/state.h), built with planted
-bugs that can be switched on.
+"""The broker's state of a share-partition (native/share/state.h), built with planted bugs that can
+be switched on.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Share:
         return runs
 
     def load(self, settings: Settings, start: int, runs: Sequence[Run]) -> int:
-        """Forgets everything first, as a new leader would."""
+        """Clears everything first, like a new leader."""
         lib.mqd_share_destroy(self.native)
         self._init(settings, start)
         return lib.mqd_share_load(self.native, ffi.new("struct mqd_share_run[]", list(runs)), len(runs))
@@ -157,7 +157,7 @@ class Share:
         return run.state, run.count
 
     def destroy(self) -> int:
-        """How many blocks of the pool are still in use."""
+        """Returns how many blocks of the pool are still in use."""
         lib.mqd_share_destroy(self.native)
         return self._pool.used
 

@@ -1,5 +1,5 @@
-"""The state of a share-partition as one plain array of records, each with everything that is known
-about it: slow, and short enough to be believed. See native/share/state.h for the rules.
+"""The state of a share-partition as one plain array of records with all their state: slow, and
+short enough to be obviously correct. See native/share/state.h for the rules.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Record:
 
     def __init__(self, state: int = AVAILABLE, count: int = 0) -> None:
         self.state, self.count, self.member, self.deadline_ms = state, count, -1, NEVER
-        self.key_hash = 0  # 0: no key, or not known
+        self.key_hash = 0  # 0: no key, or unknown
 
     @property
     def key(self) -> tuple[int, int]:
-        """As it is persisted."""
+        """As persisted."""
         if self.state == ACQUIRED:
             return AVAILABLE, self.count - 1
         return AVAILABLE if self.state == DELAYED else self.state, self.count
@@ -110,7 +110,7 @@ class ShareModel:
         return found
 
     def state_of(self, offset: int) -> int:
-        """As the core has it."""
+        """As in the core."""
         state = self.at(offset).state
         return WAITING if state == AVAILABLE and self.fifo and offset in self.blocked() else state
 
@@ -164,7 +164,7 @@ class ShareModel:
         return found if found < self.end or self.may_open() else -1
 
     def deadline_ms(self, now_ms: int) -> int:
-        """Of what is locked now: not before what was locked earlier."""
+        """For records locked now: not before those locked earlier."""
         held = [record.deadline_ms for record in self.records if record.state == ACQUIRED]
         return max([now_ms + self.settings.lock_ms, *held])
 
@@ -192,7 +192,7 @@ class ShareModel:
     def acquire(
         self, member: int, now_ms: int, records_max: int, strict: bool, from_: int, batches: Sequence[Batch]
     ) -> list[tuple[int, int]]:
-        """(offset, count) of what is acquired."""
+        """(offset, count) of the acquired records."""
         self.follow()
         acquired: list[tuple[int, int]] = []
         blocked = self.blocked() if self.fifo else set()
@@ -264,7 +264,7 @@ class ShareModel:
             record.state = AVAILABLE
             if backoff_ms := self.backoff_ms(record.count):
                 record.state = DELAYED
-                # not before what was released earlier after as many deliveries
+                # not before records released earlier after as many deliveries
                 waiting = [
                     one.deadline_ms for one in self.records if one.state == DELAYED and one.count == record.count
                 ]
@@ -295,13 +295,13 @@ class ShareModel:
         before = -1
         for ack in acks:
             if ack.first == before >= self.start:
-                return INVALID_RECORD_STATE  # it is not held any more by then
+                return INVALID_RECORD_STATE  # it is no longer held by then
             before = ack.last
             if ack.last >= self.start and not self.records:
                 return INVALID_RECORD_STATE
             if ack.last >= max(self.start, self.end):
                 return INVALID_REQUEST
-            for offset in range(max(ack.first, self.start), ack.last + 1):  # below, everything has ended
+            for offset in range(max(ack.first, self.start), ack.last + 1):  # all records below have ended
                 record = self.at(offset)
                 if record.state != ACQUIRED or record.member != member or record.deadline_ms <= now_ms:
                     return INVALID_RECORD_STATE

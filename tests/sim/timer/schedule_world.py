@@ -1,7 +1,7 @@
-"""One partition of a schedule, its timers one after the other, and what must hold.
+"""One partition of a schedule, its successive timers, and their invariants.
 
-Real: mqd.timer's core and index. Simulated: the log, the committed progress, the files (what was
-not synced may be lost at a crash), the clocks of two hosts, which jump.
+Real: mqd.timer's core and index. Simulated: the log, the committed progress, the files (unsynced
+data may be lost at a crash), the clocks of two hosts, which jump.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BEGIN_MS = 1_800_000_000_123
 
 
 class Files:
-    """A Storage in memory: `crash` keeps what was synced, and some of the rest."""
+    """A Storage in memory: `crash` keeps synced data, and some of the rest."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytearray] = {}
@@ -97,7 +97,7 @@ class World:
         if outcome < 0.85:
             self.commit(tick)
             self.schedule.committed(tick)
-        else:  # the timer dies, and whether the transaction was committed is the coordinator's matter
+        else:  # the timer dies, and the coordinator decides whether the transaction was committed
             if outcome < 0.92:
                 self.commit(tick)
             self.die()
@@ -175,7 +175,7 @@ class World:
         assert in_memory <= 3 * self.entry_count_max + max(Counter(self.dues()).values(), default=0), "I2"
 
     def dues(self) -> list[int]:
-        """Of what is in memory."""
+        """Due times of the entries in memory."""
         index = self.schedule.index
         return index._front[index._at :, 0].tolist() + [entry.due_ms for entry in index._recent]
 

@@ -15,7 +15,7 @@ STEPS = 2_000
 
 
 def _events(seeds: range) -> int:
-    """Steps, and records that were read, scheduled and delivered or cancelled."""
+    """Steps, and the numbers of records read, scheduled and delivered or cancelled."""
     worlds = [World(seed).run(STEPS) for seed in seeds]
     return sum(STEPS + len(world.log) for world in worlds)
 
@@ -35,18 +35,18 @@ def _early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _late_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What arrives behind X is delivered, whatever the clock says."""
+    """Records after X are delivered, whatever the clock says."""
     read = Schedule.read
     monkeypatch.setattr(Schedule, "read", lambda self, rows, now_ms, due_of: read(self, rows, 1 << 62, due_of))
 
 
 def _again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """X is not looked at after a takeover."""
+    """X is ignored after a takeover."""
     monkeypatch.setattr(Progress, "delivered", lambda self, entry: False)
 
 
 def _kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index keeps what was delivered since it was saved."""
+    """The index keeps records that were delivered since it was saved."""
     monkeypatch.setattr(Index, "drop_to", lambda self, last: None)
 
 
@@ -98,7 +98,7 @@ def _trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _removed_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I3: files go before a manifest without them is there."""
+    """I3: files are deleted before a manifest without them exists."""
     read_all = Index._read_all
 
     def and_remove(self: Index, file: index._File) -> object:
@@ -118,7 +118,7 @@ def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _cancelled_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancellations of what is in files are forgotten."""
+    """Cancellations of records in files are forgotten."""
     cancel = Index.cancel
     monkeypatch.setattr(
         Index, "cancel", lambda self, due, offset: cancel(self, due, offset) if due < self._loaded_end else None
@@ -152,8 +152,8 @@ def test_planted_bugs_are_found(broken: str, plant: object, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("plant", [_removed_early, _unsynced], ids=lambda given: given.__name__)
-def test_files_that_are_missing_cost_time_and_no_record(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index is made again from the log."""
+def test_missing_index_files_are_rebuilt_without_losing_records(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index is rebuilt from the log."""
     plant(monkeypatch)  # type: ignore[operator]
     for seed in range(10):
         World(seed).run(500)

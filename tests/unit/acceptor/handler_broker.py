@@ -1,6 +1,6 @@
 """A broker in one process for tests of handlers: the real controller (cores, shell, log on disk,
-control segment), the real acceptor above its socket, and workers that apply all updates.
-Only sockets and reactors are missing; positions of partitions are what a test says.
+control segment), the real acceptor above its socket, and workers that apply all updates. Only
+sockets and reactors are missing; tests set the positions of partitions.
 """
 
 import asyncio
@@ -44,14 +44,14 @@ ADDRESS = Address(0, "10.1.2.3", 9092)
 
 
 class _Subscriber:
-    """Stands for a connection in Shell.on_message."""
+    """Replaces a connection in Shell.on_message."""
 
     def __init__(self, number: object, name: str) -> None:
         self.number, self.name = number, name
 
 
 class Table:
-    """The control segment with positions that a test has set."""
+    """The control segment with positions set by a test."""
 
     def __init__(self, control: native.Control) -> None:
         self._control = control
@@ -81,8 +81,8 @@ class Table:
 
 
 class Owners:
-    """Stands for the link and the workers behind it: takes what coordinators append, and answers in
-    the next turn of the loop. `refuse`: with this error instead, and counts it; `hold`: not before
+    """Replaces the link and its workers: takes batches of coordinators, and responds in the next
+    turn of the loop. `refuse`: with this error instead, and counts it; `hold`: not before
     release().
     """
 
@@ -127,7 +127,7 @@ class Owners:
 
 
 def registration(node_id: int, key, settled) -> broker_messages.RegisterBroker:
-    """Of a host that listens for no others."""
+    """The registration of a host without an inter-broker listener."""
     return broker_messages.RegisterBroker(
         node_id=node_id,
         directory_id=directory_text(key.directory_id),
@@ -213,7 +213,7 @@ class HandlerBroker:
     # -- the controller's socket -------------------------------------------------------------------
 
     def send(self, number: object, message: messages.FromController) -> None:
-        """What the controller says arrives later, in order, as over a socket."""
+        """Messages of the controller arrive later, in order, as over a socket."""
         asyncio.get_running_loop().call_soon(self._deliver, number, message)
 
     def _deliver(self, number: object, message: messages.FromController) -> None:
@@ -258,7 +258,7 @@ class HandlerBroker:
         return self.last
 
     async def send_request(self, request: object, version: int, address: Address = ADDRESS):
-        """The decoded response, through the bytes of both."""
+        """The decoded response; request and response are encoded on the way."""
         outcome = await self.frame(encode_request(request, version, 4711), address)
         assert outcome.close is None and outcome.body is not None, outcome
         correlation_id, response = decode_response(outcome.body, owner_of(type(request))[0].api_key, version)
@@ -266,7 +266,7 @@ class HandlerBroker:
         return response
 
     def place(self, topic: str, partition: int, **positions: int) -> Path:
-        """Sets what the owner would publish; returns the partition's directory."""
+        """Sets the positions that the owner would publish; returns the partition's directory."""
         image = self.metadata.topics[topic].partitions[partition]
         self.table.positions[image.slot] = positions
         return self.broker.path_of(topic, image)

@@ -1,5 +1,5 @@
-"""A request of each API, the rights that it needs, and Kafka's code where one is missing: what KafkaApis
-asks for.
+"""A request of each API, the rights that it needs, and Kafka's error code where one is missing, as
+in KafkaApis.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ CASES: dict[int, list[Case]] = {
             lambda v, _: m.DescribeLogDirsRequest(topics=None),
             (cluster(Operation.DESCRIBE),),
             E.CLUSTER_AUTHORIZATION_FAILED,
-            versions=range(3, 5),  # those before have no field for the error
+            versions=range(3, 5),  # earlier versions have no field for the error
         )
     ],
     37: of_topic(
@@ -537,7 +537,7 @@ CASES: dict[int, list[Case]] = {
             ),
             (group(Operation.DELETE), topic(Operation.READ)),
             E.GROUP_AUTHORIZATION_FAILED,
-            code_of={TOPIC: E.GROUP_ID_NOT_FOUND},  # the group is looked at first, and there is none
+            code_of={TOPIC: E.GROUP_ID_NOT_FOUND},  # the group is looked up first, and does not exist
         )
     ],
 }

@@ -1,5 +1,5 @@
-"""Accepting connections: those that the kernel does not give out; how fast addresses, listeners and
-all clients may connect, and how many connections they may have.
+"""Accepting connections: errors of accept(), connection rates of addresses, listeners and the
+broker, and connection limits.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def turns(count: int) -> None:
 def test_accepting_pauses_when_no_connection_can_be_accepted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
-    """What waits stays readable: without a pause the acceptor would go round for ever."""
+    """A waiting connection stays readable: without a pause the acceptor would loop forever."""
 
     async def scenario() -> None:
         faults: list[object] = []
@@ -114,7 +114,7 @@ def test_memory_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(100):
         limits.address_delay_s(packed_ip(f"10.0.1.{number}"), number * SECOND_NS // 5)
         assert len(limits._addresses) <= 10
-    assert admitted(limits, packed_ip("10.0.1.99"), 99 * SECOND_NS // 5) == 1  # it still owes
+    assert admitted(limits, packed_ip("10.0.1.99"), 99 * SECOND_NS // 5) == 1  # it is still in debt
 
 
 def test_the_broker_and_listeners_have_rates() -> None:
@@ -225,13 +225,13 @@ def test_an_address_above_its_rate_is_closed_late_and_others_wait_in_the_queue()
         limits.update(metadata)
         for _ in range(60):
             setting.connect()
-        assert await setting.handed(62) == 62  # all come in, though not at once
+        assert await setting.handed(62) == 62  # all are accepted, but not at once
         setting.close()
 
     asyncio.run(scenario())
 
 
-def test_few_are_kept_until_they_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_refused_connections_are_kept_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "DELAYED_COUNT_MAX", 2)
 
     async def scenario() -> None:

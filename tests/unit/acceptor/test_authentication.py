@@ -1,4 +1,4 @@
-"""The acceptor's side of SASL: order, bounds and the price of failures."""
+"""The acceptor's side of SASL: order of steps, bounds and the delay after failures."""
 
 import asyncio
 from types import SimpleNamespace
@@ -88,13 +88,13 @@ def test_tokens_come_after_a_handshake_and_once():
         with pytest.raises(IllegalState):
             await found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret")
         found.begin(CONNECTION, SASL, "PLAIN")
-        with pytest.raises(IllegalState):  # of another worker's process
+        with pytest.raises(IllegalState):  # in another worker's process
             await found.step((8, 64), SASL, "10.0.0.1", "", b"\0alice\0s3cret")
 
     asyncio.run(scenario())
 
 
-def test_failures_cost_more_each_time_for_the_same_address_and_user():
+def test_the_delay_grows_with_failures_of_the_same_address_and_user():
     async def scenario() -> None:
         found, delays_s = service(), []
         for _ in range(9):
@@ -122,7 +122,7 @@ def test_another_user_on_the_same_connection_is_refused():
     asyncio.run(scenario())
 
 
-def test_what_is_held_is_bounded(monkeypatch):
+def test_pending_exchanges_are_bounded(monkeypatch):
     async def scenario() -> None:
         found = service()
         monkeypatch.setattr(authentication, "EXCHANGES_MAX", 2)
@@ -145,7 +145,7 @@ def test_what_is_held_is_bounded(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_exchanges_whose_clients_have_left_are_given_up(monkeypatch):
+def test_exchanges_of_disconnected_clients_are_dropped(monkeypatch):
     found, now = service(), [1000.0]
     monkeypatch.setattr(authentication.time, "monotonic", lambda: now[0])
     for number in range(100):
@@ -155,8 +155,8 @@ def test_exchanges_whose_clients_have_left_are_given_up(monkeypatch):
     assert list(found._underway) == [(7, 100)]
 
 
-def test_large_tokens_that_wait_have_a_budget(monkeypatch):
-    """A thousand of 512 KiB may not wait for the issuer's keys at once."""
+def test_waiting_large_tokens_have_a_memory_budget(monkeypatch):
+    """A thousand tokens of 512 KiB must not wait for the issuer's keys at the same time."""
 
     async def scenario() -> None:
         found = service(token_bytes_max=1 << 20)
@@ -179,7 +179,7 @@ def test_a_session_without_an_end_fits_its_64_bits():
     assert authentication._lifetime_ms(options, 0) == 0
 
 
-def test_an_exchange_does_not_wait_for_ever(monkeypatch):
+def test_an_exchange_does_not_wait_forever(monkeypatch):
     async def scenario() -> None:
         found, now = service(), [1000.0]
         monkeypatch.setattr(authentication.time, "monotonic", lambda: now[0])
@@ -213,7 +213,7 @@ def salt_of(found: Authentication, user: str) -> str:
     return asyncio.run(scenario()).decode().split(",")[1]
 
 
-def test_salts_of_unknown_users_come_from_the_cluster_and_not_from_a_host_or_its_key():
+def test_salts_of_unknown_users_are_derived_from_the_cluster_secret():
     options = ListenerOptions(mechanisms=("SCRAM-SHA-256",), token_bytes_max=1000, reauthenticate_ms=0)
     hosts = []
     for seed in (b"one key", b"another key"):
@@ -263,7 +263,7 @@ def test_shapes_of_credentials_are_counted_again_after_a_change():
     ],
 )
 def test_a_host_without_its_lease_may_not_know_a_changed_password(rights, has_lease, password, outcome):
-    """Where rights are checked: it would serve the client nothing either."""
+    """A host without a lease would not serve the client anyway, as where rights are checked."""
     rules = SimpleNamespace(super_users=frozenset({"User:alice"} if rights == "super" else ())) if rights else None
     broker = SimpleNamespace(authentication=service(), authorizer=rules, may_lead=lambda: has_lease)
     address = Address(connection=CONNECTION, listener_id=SASL, peer_ip="10.0.0.1")

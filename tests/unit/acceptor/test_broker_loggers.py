@@ -1,4 +1,4 @@
-"""Levels of the broker's loggers, by encoded requests and responses (BROKER_LOGGER, KIP-412)."""
+"""Levels of the broker's loggers, with encoded requests and responses (BROKER_LOGGER, KIP-412)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path, written: io.StringIO) -
         assert await alter(broker, (LOGGER, SET, "DEBUG"), name="2") == ErrorCode.INVALID_REQUEST
         assert await alter(broker, (LOGGER, SET, "DEBUG"), ("mqd.none", SET, "INFO")) == ErrorCode.INVALID_CONFIG
         assert await alter(broker, (LOGGER, SET, "LOUD")) == ErrorCode.INVALID_CONFIG
-        null = (LOGGER, SET, None)  # refused before names that no logger has
+        null = (LOGGER, SET, None)  # refused before names of unknown loggers
         assert await alter(broker, ("mqd.none", SET, "INFO"), null) == ErrorCode.INVALID_REQUEST
         assert await alter(broker, (LOGGER, APPEND, "DEBUG")) == ErrorCode.INVALID_REQUEST
         assert await alter(broker, ("root", DELETE, None)) == ErrorCode.INVALID_REQUEST

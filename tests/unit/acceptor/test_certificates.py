@@ -1,4 +1,4 @@
-"""Certificates that come to their end: what is logged when, and what the metrics page gets."""
+"""Certificates that expire: log lines at each stage, and metrics."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What workers ask before they write: records without keys, in every compression; transactions, by
-a coordinator that the test plays; the road over the link.
+"""Workers' checks before they write: records without keys, in every compression; transactions, with
+a coordinator played by the test; the transport over the link.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def refusal(response: Answer) -> tuple[int, list[int], str]:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_records_need_keys(codec: str) -> None:
-    assert check_records(batch([b"a", b"", b"c"], codec)) == Answer(0)  # an empty key is one
+    assert check_records(batch([b"a", b"", b"c"], codec)) == Answer(0)  # an empty key is a key
     error, payload = check_records(memoryview(batch([b"a", None, b"c", None], codec)))
     assert (error, refusal(Answer(error, payload))) == (ErrorCode.INVALID_RECORD, (2, [1, 3], ""))
     unkeyed, indexes, _ = refusal(check_records(batch([None] * 1000, codec)))
@@ -48,7 +48,7 @@ def test_damaged_batches_are_refused_for_good(codec: str) -> None:
     whole = batch([b"key"] * 50, codec)
     for damaged in (
         whole[:HEADER_BYTES] + b"\xff" * (len(whole) - HEADER_BYTES),
-        whole[:57] + struct.pack(">i", 51) + whole[61:],  # a record more than there are
+        whole[:57] + struct.pack(">i", 51) + whole[61:],  # one record more than there are
         whole[:57] + struct.pack(">i", 49) + whole[61:],
         whole[:57] + struct.pack(">i", 0x7FFFFFFF) + whole[61:],
         whole[:HEADER_BYTES],
@@ -58,7 +58,7 @@ def test_damaged_batches_are_refused_for_good(codec: str) -> None:
         assert error == ErrorCode.INVALID_RECORD and not unkeyed and not indexes and message
 
 
-def test_a_bomb_is_no_batch() -> None:
+def test_a_decompression_bomb_is_refused() -> None:
     bomb = encode_batch([Record(bytes(200 << 20), b"key")], compression="zstd")
     assert len(bomb) < 100_000
     error, payload = check_records(bomb)
@@ -75,7 +75,7 @@ def test_plain_records_natively() -> None:
 
 
 class Coordinator:
-    """Gives the prepared answers one after the other, the last one for ever."""
+    """Returns the prepared responses one after the other, the last one forever."""
 
     def __init__(self, *responses: list[int] | int) -> None:
         self.answers, self.requested = list(responses), 0
@@ -104,7 +104,7 @@ def test_the_end_of_the_last_transaction_is_waited_for() -> None:
     assert coordinator.requested == 1
 
 
-def test_without_coordinator_nothing_is_transactional() -> None:
+def test_without_a_coordinator_no_transaction_begins() -> None:
     assert asyncio.run(Checks().transaction(b"", 12)) == Answer(ErrorCode.INVALID_TXN_STATE)
 
 
@@ -148,13 +148,13 @@ def test_checks_over_the_link(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_checks_that_cannot_be_answered(tmp_path: Path) -> None:
+def test_checks_that_cannot_be_served(tmp_path: Path) -> None:
     class Broken:
         async def check(self, payload: bytes) -> list[int] | int:
             raise RuntimeError("broken")
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
-        send_request(wire, b"payload", native.CHECK_TRANSACTION)  # there is no acceptor to answer
+        send_request(wire, b"payload", native.CHECK_TRANSACTION)  # there is no acceptor to respond
         assert (await wire.receive(1))[0].error == ErrorCode.NOT_ENOUGH_REPLICAS
         wire.link.checks = Checks(Broken())
         send_request(wire, b"payload", native.CHECK_TRANSACTION)
@@ -169,7 +169,7 @@ def test_checks_that_cannot_be_answered(tmp_path: Path) -> None:
             error=generation,
         )
         assert wire.ends[1].send(ACCEPTOR, far)
-        send_request(wire, b"payload", native.CHECK_TRANSACTION, 6, generation + 1)  # meant for another acceptor
+        send_request(wire, b"payload", native.CHECK_TRANSACTION, 6, generation + 1)  # for another acceptor
         send_request(wire, b"payload", native.CHECK_TRANSACTION, 8)
         assert [(one.token, one.error) for one in await wire.receive(1, 2)] == [
             (5, ErrorCode.NOT_ENOUGH_REPLICAS),
@@ -180,7 +180,7 @@ def test_checks_that_cannot_be_answered(tmp_path: Path) -> None:
 
 
 def test_linked_lz4_blocks_are_refused() -> None:
-    """Java's consumers stop at them (KIP-57)."""
+    """Java's consumers cannot read past them (KIP-57)."""
     whole = bytearray(encode_batch([Record(b"v")] * 3, compression="lz4"))
     assert check_records(bytes(whole), native.CHECK_PARSE).error == 0
     records = decompress(LZ4, memoryview(whole)[HEADER_BYTES:])

@@ -1,5 +1,5 @@
-"""The acceptor of one host among three: where it sends clients, what it refuses, who may connect
-between hosts; markers and checks of transactions to other hosts.
+"""The acceptor of one host among three: the leaders and coordinators that it reports, refusals,
+access to the inter-broker listener; markers and checks of transactions on other hosts.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ INT64_MAX = (1 << 63) - 1
 
 class Table:
     """The control segment: slot = partition index; every replica is online and leads unless a test
-    says otherwise.
+    changes it.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def report(broker: Broker, context: Context | None = None) -> dict[int, tuple[in
 # -- metadata --------------------------------------------------------------------------------------
 
 
-def test_clients_are_sent_to_leaders_that_live() -> None:
+def test_metadata_names_live_leaders() -> None:
     broker = made(
         topic(partition(0, (1, 2)), partition(1, (2, 3)), partition(2, (3, 1)), partition(3, (1, 3), leader=-1))
     )
@@ -145,9 +145,9 @@ def test_a_host_without_its_lease_does_not_direct_clients_to_itself() -> None:
     assert broker.unserved_error(broker.partition_of("t", 0)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_messages_without_the_lease_are_not_kept_until_it_is_back() -> None:
-    """A worker repeats cacheable responses, in the same version: with the lease, also those from
-    without it.
+def test_responses_without_the_lease_are_not_cached() -> None:
+    """A worker caches responses by version: with the lease it would also repeat those from without
+    the lease.
     """
     broker = made(topic(partition(0, (1, 3)), partition(1, (2, 3))))
     for deadline_ns, leaders, cacheable in ((INT64_MAX, [1, 2], True), (5, [1, -1], False), (INT64_MAX, [1, 2], True)):
@@ -166,7 +166,7 @@ def test_a_replica_that_follows_is_not_taken_for_a_leader() -> None:
     assert broker.unserved_error(follows) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_news_of_single_partitions_and_several_news_at_once() -> None:
+def test_updates_of_single_partitions_and_several_at_once() -> None:
     broker = made(topic(partition(0, (1, 2)), partition(1, (1, 3))))
     broker.metadata.apply(messages.PartitionsPut(2, TOPIC, [partition(1, (1, 3), leader=3)]))
     assert [one.leader for one in broker.metadata.topics["t"].partitions] == [1, 3] and broker.metadata.version == 2
@@ -180,7 +180,7 @@ def test_news_of_single_partitions_and_several_news_at_once() -> None:
     broker.metadata.apply(news)
     assert (broker.metadata.controller_id, broker.metadata.version, broker.metadata.is_alone) == (2, 3, True)
     assert broker.metadata.topics["t"].partitions[0].leader == 2
-    broker.metadata.apply(messages.PartitionsPut(4, b"x" * 16, [partition(0, (1,))]))  # of a topic that is gone
+    broker.metadata.apply(messages.PartitionsPut(4, b"x" * 16, [partition(0, (1,))]))  # of a deleted topic
 
 
 def test_hidden_partitions_are_not_shown() -> None:
@@ -237,7 +237,7 @@ def test_reassignments_under_way_are_listed() -> None:
 # -- coordinators ----------------------------------------------------------------------------------
 
 
-def test_coordinators_are_where_their_partitions_are_led() -> None:
+def test_coordinators_run_at_the_leaders_of_their_partitions() -> None:
     broker = made(
         topic(partition(0, (2, 3)), partition(1, (1, 2)), partition(2, (3, 1), leader=-1), name="__consumer_offsets")
     )
@@ -295,7 +295,7 @@ def transaction_errors(*errors: tuple[str, int, int]) -> AddPartitionsToTxnRespo
     )
 
 
-def test_a_transaction_s_coordinator_is_asked_wherever_it_is() -> None:
+def test_a_transactions_coordinator_is_consulted_on_any_host() -> None:
     broker = made(topic(partition(0, (2, 3)), partition(1, (3, 2)), name="__transaction_state"))
     requested = (("a", 0), ("b", 4))
 

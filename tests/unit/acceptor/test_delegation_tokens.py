@@ -1,4 +1,4 @@
-"""The APIs of delegation tokens, with Kafka's validation, and clients that authenticate by one."""
+"""The APIs of delegation tokens, with Kafka's validation, and clients that authenticate with one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def create(broker: HandlerBroker, by: Address, owner: str | None = None, r
 
 
 async def described(broker: HandlerBroker, by: Address, owners: list[str] | None = None) -> list[str]:
-    """Owners of the tokens that are shown."""
+    """Owners of the tokens in the response."""
     requested = owners and [
         m.DescribeDelegationTokenRequest.DescribeDelegationTokenOwner(principal_type="User", principal_name=name)
         for name in owners
@@ -74,7 +74,7 @@ async def described(broker: HandlerBroker, by: Address, owners: list[str] | None
 
 
 @run
-async def test_a_token_is_made_renewed_and_expired(tmp_path: Path) -> None:
+async def test_a_token_is_created_renewed_and_expired(tmp_path: Path) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
         written: list[str] = []
         broker.broker.audit.write = lambda event, **fields: written.append(event)  # type: ignore[method-assign]
@@ -121,8 +121,8 @@ async def test_a_token_is_made_renewed_and_expired(tmp_path: Path) -> None:
 
 
 @run
-async def test_a_token_that_another_host_made_a_moment_ago(tmp_path: Path) -> None:
-    """This host learns of it with the controller's response."""
+async def test_a_token_just_created_on_another_host(tmp_path: Path) -> None:
+    """This host gets it with the controller's response."""
     async with HandlerBroker(tmp_path, CONFIG) as broker:
         made = await create(broker, ALICE)
         known = broker.metadata.delegation_tokens
@@ -141,7 +141,7 @@ async def test_a_token_that_another_host_made_a_moment_ago(tmp_path: Path) -> No
 
 
 @run
-async def test_tokens_for_others_and_who_sees_them(tmp_path: Path) -> None:
+async def test_tokens_for_others_and_their_visibility(tmp_path: Path) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
         refused = await create(broker, BOB, "alice")
         assert refused.error_code == E.DELEGATION_TOKEN_AUTHORIZATION_FAILED
@@ -175,7 +175,7 @@ async def test_tokens_for_others_and_who_sees_them(tmp_path: Path) -> None:
         assert await described(broker, ADMIN, []) == []
         await allow(7, "User:carol", 14)
         assert await described(broker, BOB) == ["alice", "carol"]
-        # the requester may see it, and no more
+        # the requester may only see it
         requested = m.ExpireDelegationTokenRequest(hmac=made.hmac, expiry_time_period_ms=-1)
         assert (await broker.send_request(requested, 2, BOB)).error_code == E.DELEGATION_TOKEN_OWNER_MISMATCH
         for wrong, code in (("Group", E.INVALID_PRINCIPAL_TYPE), ("User", E.INVALID_REQUEST)):
@@ -222,7 +222,7 @@ class World:
         self.service = Authentication([options], MetadataUsers(self.metadata, self.tokens), b"seed", 0)
 
     def put(self, token_id: str = "t", lasts_ms: int = 60_000) -> str:
-        """Returns its password."""
+        """Adds the token; returns its password."""
         now_ms = clock.now_ms()
         owner, max_ms = "User:alice", now_ms + DAY_MS
         token = DelegationToken(token_id, owner, owner, (), now_ms, max_ms, now_ms + lasts_ms)
@@ -230,7 +230,7 @@ class World:
         return base64.b64encode(tokens.hmac_of(SECRET, token_id)).decode()
 
     async def authenticate(self, user: str, password: str, is_token: bool, mechanism: str, before: str = ""):
-        """The last step. Raises Refused."""
+        """The last step of the exchange. Raises Refused."""
         self.service.begin((1, 1), 0, mechanism)
         loop, steps = asyncio.get_running_loop(), []
 
@@ -264,7 +264,7 @@ async def test_a_token_authenticates_its_owner(mechanism: str, is_token: bool) -
 
 
 @run
-async def test_a_session_ends_at_the_sooner_of_both() -> None:
+async def test_a_session_ends_at_the_earlier_of_both_limits() -> None:
     world = World(reauthenticate_ms=5000)
     password = world.put()
     assert (await world.authenticate("t", password, True, "SCRAM-SHA-256")).lifetime_ms == 5000
@@ -290,7 +290,7 @@ async def test_a_token_that_expires_during_the_exchange() -> None:
 
 
 @run
-async def test_a_user_of_the_same_name_is_not_reached_by_the_token() -> None:
+async def test_a_token_does_not_authenticate_a_user_of_its_name() -> None:
     world = World()
     token_password = world.put("twin")
     made = scram.make_verifier("SCRAM-SHA-256", "own")
@@ -304,7 +304,7 @@ async def test_a_user_of_the_same_name_is_not_reached_by_the_token() -> None:
 
 
 def test_existing_users_are_not_revealed() -> None:
-    """A token's salt and iterations are those of a name that no token has."""
+    """Salt and iterations of a token are those of a name without a token."""
     world = World()
     world.put("there")
     found = world.tokens.verifier("there", "SCRAM-SHA-512", b"seed")

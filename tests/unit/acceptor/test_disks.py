@@ -1,5 +1,5 @@
-"""Reads of log directories by the acceptor: one that hangs delays no request for another
-one, and is answered for.
+"""Reads of log directories by the acceptor: a directory that hangs does not delay requests for
+others, and gets an error.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SOUND, HUNG = 0, 1
 
 
 class Hanging:
-    """Work in a directory that does not answer until it is let go."""
+    """Work in a directory that hangs until it is released."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -45,9 +45,7 @@ def run(scenario) -> None:
     asyncio.run(asyncio.wait_for(scenario, 60))
 
 
-def test_reads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_not_held_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reads_of_a_hung_directory_time_out_and_do_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         requested, hanging = disks(), Hanging()
         reads = [asyncio.create_task(requested.read(HUNG, hanging)) for _ in range(3 * READS_AT_ONCE)]
@@ -67,9 +65,7 @@ def test_reads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_n
     run(scenario())
 
 
-def test_loads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_not_held_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_loads_of_a_hung_directory_time_out_and_do_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         requested, hanging = disks(), Hanging()
         monkeypatch.setattr(module, "SILENT_S", 60)
@@ -81,7 +77,7 @@ def test_loads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_n
             load.cancel()
         await asyncio.wait(loads)
         monkeypatch.setattr(module, "SILENT_S", 0.01)
-        for _ in range(10):  # as who loads tries again
+        for _ in range(10):  # callers retry
             with pytest.raises(TimeoutError, match="/b does not respond"):
                 await requested.load(HUNG, hanging)
         assert len(hanging.threads) == LOADS_AT_ONCE
@@ -92,7 +88,7 @@ def test_loads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_n
     run(scenario())
 
 
-def test_a_load_that_gets_on_or_needs_the_directory_no_more_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_makes_progress_or_no_longer_reads_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     for one in (queries, module):
         monkeypatch.setattr(one, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
@@ -124,9 +120,7 @@ def test_a_load_that_gets_on_or_needs_the_directory_no_more_may_take_long(monkey
     run(scenario())
 
 
-def test_errors_of_the_work_are_raised_and_a_missing_thread_is_an_error_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_errors_are_raised_and_a_missing_thread_has_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         def refused(self: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -144,11 +138,9 @@ def test_errors_of_the_work_are_raised_and_a_missing_thread_is_an_error_of_its_o
     run(scenario())
 
 
-def test_offsets_by_time_in_a_directory_that_hangs_are_answered_with_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All threads waited there for ever, and offsets of no directory were looked up any more, and
-    no group was loaded.
+def test_offsets_by_time_in_a_hung_directory_get_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads waited there forever, so offsets of all directories could no longer be looked up,
+    and no group could be loaded.
     """
     hanging = Hanging()
 

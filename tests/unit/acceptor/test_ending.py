@@ -1,4 +1,4 @@
-"""The end of the acceptor's process, whatever its threads are doing."""
+"""The end of the acceptor's process, whatever state its threads are in."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ sys.exit(acceptor.main())
         ("raise ValueError('our own fault')", 1, "our own fault"),
     ],
 )
-def test_it_ends_with_its_status_and_its_last_line_while_threads_hang(outcome: str, status: int, line: str) -> None:
+def test_it_ends_with_its_status_and_its_last_log_line_while_threads_hang(outcome: str, status: int, line: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROCESS.format(outcome=outcome)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,5 +1,5 @@
-"""A fault of ours in a handler: the log has the traceback, the client an error; a request that is
-malformed ends its connection, whatever the texts say.
+"""A bug in a handler: the log has the traceback, the client gets an error; a malformed request
+closes its connection, whatever the exception's text.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mqd.protocol.schema.language import BLOBS, Struct
 from tests.unit.acceptor.handler_broker import HandlerBroker
 
 UNKNOWN = int(ErrorCode.UNKNOWN_SERVER_ERROR)
-# The last version whose connection is closed instead: 34 is asked by directory and answered by
-# topic; 35 got an error of its own in 3 and is answered by directory.
+# The last version whose connection is closed instead: the request of 34 is by directory and its
+# response by topic; 35 has an error code since version 3 and a response by directory.
 NO_ROOM = {34: 2, 35: 2}
 FAULTS = (
     KeyError("a bug"),
@@ -80,7 +80,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, fault: BaseException) -> None:
 
 
 def _logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The exceptions that are logged with a traceback, by API."""
+    """The exceptions logged with a traceback, by API."""
     found: list[str] = []
 
     class Log:
@@ -95,7 +95,9 @@ def _logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("key", sorted(dispatch.HANDLERS))
-def test_every_api_has_an_answer_for_a_fault_of_ours(key: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_api_has_an_error_response_for_our_bugs(
+    key: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _failing(monkeypatch, FAULTS[key % len(FAULTS)])
     request_class, api = message_class(key, "Request"), SUPPORTED[key]
 
@@ -130,7 +132,7 @@ def test_every_api_has_an_answer_for_a_fault_of_ours(key: int, tmp_path: Path, m
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_the_answer_names_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_response_names_the_requested_resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _failing(monkeypatch, KeyError("t"))
     partitions = [OffsetCommitRequest.Partition(partition_index=index, committed_offset=1) for index in (4, 2)]
     request = OffsetCommitRequest(

@@ -12,7 +12,7 @@ from mqd.base.host_names import packed_ip
 # -- hand-off --------------------------------------------------------------------------------------
 
 
-def test_packet_is_what_the_reactor_reads() -> None:
+def test_the_packet_has_the_reactors_format() -> None:
     data = packet(3, packed_ip("192.0.2.1"), 50000, ("198.51.100.2", 9092), 5, 7)
     assert len(data) == 64 and data[:4] == b"ONC1"
     magic, listener, flags, peer, peer_port, local_port, local, *counts = PACKET.unpack(data)
@@ -56,8 +56,8 @@ class Handoffs:
 
 @pytest.mark.parametrize("buffer_bytes", [0, 1])
 def test_every_connection_is_handed_over(buffer_bytes: int) -> None:
-    """With the smallest buffers only a few fit before the workers take them: the rest waits, none
-    is dropped.
+    """With the smallest buffers only a few fit before the workers take them: the rest wait, and
+    none is dropped.
     """
 
     async def scenario() -> None:
@@ -94,7 +94,7 @@ def test_every_connection_is_handed_over(buffer_bytes: int) -> None:
     asyncio.run(scenario())
 
 
-def test_worker_that_does_not_run_gets_connections_last() -> None:
+def test_a_worker_that_does_not_run_gets_connections_last() -> None:
     async def scenario() -> None:
         handoffs = Handoffs(2)
         listener = socket.create_server(("127.0.0.1", 0))

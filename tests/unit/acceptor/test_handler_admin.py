@@ -1,4 +1,4 @@
-"""Quotas, the quorum, elections, reassignments: through the bytes of both sides, the real
+"""Quotas, the quorum, elections, reassignments: with encoded requests and responses, the real
 controller and its log on disk.
 """
 
@@ -213,7 +213,7 @@ def test_quotas_reach_the_control_segment_with_the_default_behind(tmp_path: Path
         assert view.charge(b"u", b"own", QuotaKind.PRODUCE, 20_000, now) == 20 * SECOND_NS - burst
         assert view.charge(b"u", b"other", QuotaKind.PRODUCE, 200, now) == 20 * SECOND_NS - burst
         assert view.charge(b"u", b"another", QuotaKind.PRODUCE, 100, now) == 0
-        # half of a thread; the default's, for it has none of its own
+        # half of a thread; the default's, since it has none of its own
         assert view.charge(b"u", b"own", QuotaKind.REQUEST, 6 * SECOND_NS, now) == 2 * SECOND_NS
         assert view.charge(b"u", b"own", QuotaKind.FETCH, 1 << 40, now) == 0
         await broker.send_request(alter({"client-id": "own"}, {PRODUCE: None}), 1)
@@ -224,8 +224,8 @@ def test_quotas_reach_the_control_segment_with_the_default_behind(tmp_path: Path
     run(scenario, tmp_path)
 
 
-# (user, client id) of the entity, "" for the default, None for no part; Kafka's order of precedence,
-# from the comments of its ClientQuotaManager
+# (user, client id) of the entity, "" for the default, None for an absent part; Kafka's order of
+# precedence, from the comments of its ClientQuotaManager
 PRECEDENCE = [
     ("alice", "loader"),  # /config/users/<user>/clients/<client-id>
     ("alice", ""),  # /config/users/<user>/clients/<default>
@@ -238,7 +238,7 @@ PRECEDENCE = [
 ]
 
 
-def test_the_first_quota_in_kafkas_order_holds(tmp_path: Path) -> None:
+def test_the_first_quota_in_kafkas_order_applies(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         view = native.Quotas(broker.control)
         now, burst = 100 * SECOND_NS, quotas.BURSTS_NS[QuotaKind.PRODUCE]
@@ -284,8 +284,8 @@ def test_quotas_of_users_are_described_by_both_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("version", "is_strict"), [(7, True), (5, False)])
 def test_changes_of_topics_are_limited(tmp_path: Path, version: int, is_strict: bool) -> None:
-    """controller_mutation_rate (KIP-599): a client that owes changes is refused, or waits where its
-    version has no error for that.
+    """controller_mutation_rate (KIP-599): a client in debt is refused, or delayed where its version
+    has no error for that.
     """
 
     async def scenario(broker: HandlerBroker) -> None:
@@ -295,7 +295,7 @@ def test_changes_of_topics_are_limited(tmp_path: Path, version: int, is_strict: 
         response = await broker.send_request(CreateTopicsRequest(topics=topics, validate_only=True), version)
         assert [one.error_code for one in response.topics] == [0, 0, 0] and response.throttle_time_ms == 0
         response = await broker.send_request(CreateTopicsRequest(topics=topics), version)
-        # the burst is 11: the second topic makes a debt of 11 s, which refuses the third
+        # the burst is 11: the second topic causes a debt of 11 s, for which the third is refused
         refused = ErrorCode.THROTTLING_QUOTA_EXCEEDED if is_strict else 0
         assert [one.error_code for one in response.topics] == [0, 0, refused]
         debt_s = 11 if is_strict else 22
@@ -312,14 +312,14 @@ def test_changes_of_topics_are_limited(tmp_path: Path, version: int, is_strict: 
     run(scenario, tmp_path)
 
 
-def test_quotas_and_features_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quotas_and_features_survive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def first(broker: HandlerBroker) -> None:
         await broker.send_request(alter({"client-id": "c"}, {PRODUCE: 7.0}), 1)
         assert (await broker.send_request(update("metadata.version", 28, 2), 2)).error_code == 0
 
     async def again(broker: HandlerBroker) -> None:
         view = native.Quotas(broker.control)
-        assert view.refresh() == 1 << QuotaKind.PRODUCE  # before any client asks
+        assert view.refresh() == 1 << QuotaKind.PRODUCE  # before any client sends a request
         assert await described(broker, []) == {"c": {PRODUCE: 7.0}} and broker.metadata.features == {
             "metadata.version": 28,
             **founding_levels(),
@@ -336,7 +336,7 @@ def test_quotas_and_features_outlive_a_restart(tmp_path: Path, monkeypatch: pyte
     run(again, tmp_path)  # from the snapshot
 
 
-def test_there_is_room_for_so_many_client_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_client_ids_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqd.cluster.metadata.rules.settings.CLIENT_QUOTA_COUNT_MAX", 2)
 
     async def scenario(broker: HandlerBroker) -> None:
@@ -378,12 +378,12 @@ def test_work_of_the_acceptor_is_charged_and_reported_as_throttle_time(tmp_path:
         assert (
             await broker.send_request(MetadataRequest(topics=None), 12)
         ).throttle_time_ms == 0 and broker.last.cacheable
-        await broker.send_request(DescribeQuorumRequest(), 2)  # a response without a place for it
+        await broker.send_request(DescribeQuorumRequest(), 2)  # a response without a throttle time field
 
     run(scenario, tmp_path)
 
 
-def test_waiting_is_not_work() -> None:
+def test_waiting_is_not_charged() -> None:
     async def handler() -> str:
         gate = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(0.2, gate.set_result, None)
@@ -467,7 +467,7 @@ def test_features_are_reported_by_api_versions_and_change_by_update_features(tmp
     run(scenario, tmp_path)
 
 
-def test_levels_stored_by_another_version_count_as_the_nearest() -> None:
+def test_unknown_stored_levels_count_as_the_nearest() -> None:
     assert levels({"metadata.version": 99, "unknown": 4})["metadata.version"] == FEATURES["metadata.version"].last
     assert "unknown" not in levels({"unknown": 4})
 
@@ -522,7 +522,7 @@ def test_no_election_is_needed_on_one_broker(tmp_path: Path) -> None:
 
 
 def test_the_quorum_is_this_host(tmp_path: Path) -> None:
-    """It is described alone; beside another topic no partition is answered, as in Kafka."""
+    """Only this host is described; next to another topic no partition is described, as in Kafka."""
 
     async def scenario(broker: HandlerBroker) -> None:
         metadata, other = (

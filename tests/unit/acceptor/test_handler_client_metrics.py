@@ -1,4 +1,4 @@
-"""Subscriptions to metrics of clients (KIP-714): kept, shown and validated as Kafka does."""
+"""Subscriptions to metrics of clients (KIP-714): stored, described and validated as in Kafka."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def described(broker: HandlerBroker, name: str) -> dict[str, tuple[str | N
     return {one.name: (one.value, one.config_source) for one in result.configs}
 
 
-def test_a_subscription_comes_is_shown_and_goes(tmp_path: Path) -> None:
+def test_a_subscription_is_created_described_and_deleted(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert await listed(broker) == []
         assert await alter(broker, "s1", metrics="org.apache.kafka.producer.", interval_ms="1000") == 0
@@ -81,7 +81,9 @@ def test_a_subscription_comes_is_shown_and_goes(tmp_path: Path) -> None:
         ("s", {"matches": "client_id=a"}, E.INVALID_REQUEST),
     ],
 )
-def test_what_kafka_refuses(tmp_path: Path, name: str, values: dict[str, str], error: E) -> None:
+def test_invalid_subscriptions_are_refused_as_by_kafka(
+    tmp_path: Path, name: str, values: dict[str, str], error: E
+) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert await alter(broker, name, **values) == error
         assert await listed(broker) == []
@@ -89,7 +91,7 @@ def test_what_kafka_refuses(tmp_path: Path, name: str, values: dict[str, str], e
     run(tmp_path, scenario)
 
 
-def test_they_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subscriptions_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_metrics, "SUBSCRIPTIONS_MAX", 1)
 
     async def scenario(broker: HandlerBroker) -> None:
@@ -110,5 +112,5 @@ def test_a_subscription_is_replaced_removed_and_in_snapshots() -> None:
         assert MetadataState.from_snapshot(state.snapshot()).client_metrics == expected
 
 
-def test_its_record_needs_the_level_that_brought_it() -> None:
+def test_its_record_requires_its_feature_level() -> None:
     assert features.RECORD_LEVELS[ClientMetricsConfigured] == 2

@@ -1,5 +1,5 @@
-"""An exception of our own code is never taken for a message that is wrong: between controller and
-acceptor, as in mqd/acceptor/dispatch.py (test_failures.py).
+"""A bug of our own is never mistaken for an invalid message: between controller and acceptor, as in
+mqd/acceptor/dispatch.py (test_failures.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def frame(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, None], ids=lambda fault: type(fault).__name__)
-def test_the_controller_tells_its_own_faults_from_what_is_no_message(
+def test_the_controller_distinguishes_its_bugs_from_invalid_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception | None
 ) -> None:
     log, ends = Log(), []
@@ -67,7 +67,7 @@ def test_the_controller_tells_its_own_faults_from_what_is_no_message(
 def test_the_acceptor_ends_when_it_cannot_take_metadata(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    """It used to connect again and again, with the fault for a reason of the connection's end."""
+    """It used to reconnect endlessly, and reported the bug as a lost connection."""
     log = Log()
     monkeypatch.setattr(controller_client, "log", log)
 

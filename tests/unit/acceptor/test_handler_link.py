@@ -1,5 +1,5 @@
-"""The acceptor's link and hand-off, over real rings, arenas and sockets in one process; the
-worker's side is played by the test.
+"""The acceptor's link and hand-off, over real rings, arenas and sockets in one process; the test
+plays the worker's side.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Wire:
             None,
         ]
         self.ends = [native.Endpoint(self.control, links, endpoint, ENDPOINTS, self.eventfds) for endpoint in range(3)]
-        os.eventfd_read(self.eventfds[ACCEPTOR])  # a process that opens wakes all others
+        os.eventfd_read(self.eventfds[ACCEPTOR])  # a process that opens the segment wakes all others
         self.link = Link(
             broker.broker,
             self.control,
@@ -54,7 +54,7 @@ class Wire:
         self.link.start(asyncio.get_running_loop())
 
     def restart(self, worker: int) -> None:
-        """The keeper has proved its death, and a successor runs; the acceptor does not know it yet."""
+        """The keeper has proven its death, and a successor runs; the acceptor does not know yet."""
         self.control.set_endpoint_state(worker, native.ProcessState.DEAD, 0)
         self.ends[worker].close()
         self.ends[worker] = native.Endpoint(self.control, self.links, worker, ENDPOINTS, self.eventfds)
@@ -97,8 +97,8 @@ class Wire:
         self.ends[worker].flush()
 
     async def turns(self) -> None:
-        """Of the event loop, that look at the eventfd: what has woken the acceptor is served, or it
-        never will be.
+        """Turns of the event loop that poll the eventfd: an acceptor that has been woken handles
+        its messages within them.
         """
         for _ in range(10):
             await asyncio.sleep(0)
@@ -147,10 +147,8 @@ def test_request_and_response(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_request_that_takes_long_gives_its_place_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JoinGroup waits for other members; its bytes must not keep the worker's arena from
-    everybody else's requests.
-    """
+def test_a_long_request_frees_its_arena_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JoinGroup waits for other members; its bytes must not occupy the worker's arena meanwhile."""
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         others = asyncio.Event()
@@ -190,8 +188,8 @@ def test_a_delayed_response_does_not_keep_its_request_in_memory(
     run(tmp_path, scenario)
 
 
-def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that connects, joins a waiting group and leaves, repeatedly, must not fill this
+def test_a_long_request_ends_when_its_client_disconnects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that repeatedly connects, joins a waiting group and disconnects must not fill this
     process with requests.
     """
 
@@ -214,7 +212,7 @@ def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, mon
             (DescriptorKind.PARKED, 8),
         }
         generation = wire.control.endpoint_generation(ACCEPTOR)
-        abandon(7, generation + 1)  # meant for a predecessor
+        abandon(7, generation + 1)  # for a predecessor
         abandon(9, generation)
         abandon(8, generation)
         await wire.until(lambda: wire.link.request_count == 1)
@@ -227,7 +225,7 @@ def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, mon
     run(tmp_path, scenario)
 
 
-def test_whose_worker_died_waits_no_longer_and_its_successor_may_use_the_same_token(
+def test_requests_of_a_dead_worker_end_and_its_tokens_can_be_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
@@ -271,7 +269,7 @@ def test_whose_worker_died_waits_no_longer_and_its_successor_may_use_the_same_to
     run(tmp_path, scenario)
 
 
-def test_what_has_no_answer(tmp_path: Path) -> None:
+def test_requests_without_a_response(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         wire.send_request(0, 1, b"\xff" * 20)
         wire.send_request(0, 2, encode_request(ProduceRequest(acks=0), 1, 5), 100)
@@ -304,7 +302,7 @@ def test_requests_sent_to_a_predecessor_are_not_carried_out(tmp_path: Path) -> N
     run(tmp_path, scenario)
 
 
-def test_large_answers_go_in_pieces_and_wait_for_room(tmp_path: Path) -> None:
+def test_large_responses_are_sent_in_pieces_and_wait_for_space(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         body = os.urandom(3 * PIECE_BYTES + 5)
         for token in (1, 2):  # together more than the arena holds
@@ -345,7 +343,9 @@ def test_full_ring_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_turn_of_the_loop_takes_up_few_requests(tmp_path: Path) -> None:
-    """Between turns connections are accepted: what some clients pipeline must not hold them up."""
+    """Connections are accepted between turns: pipelined requests of some clients must not delay
+    them.
+    """
 
     async def scenario(_broker: HandlerBroker, wire: Wire) -> None:
         count = 4 * TURN_REQUESTS_MAX
@@ -367,7 +367,7 @@ def test_a_turn_of_the_loop_takes_up_few_requests(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_release_meant_for_a_predecessor_frees_nothing(tmp_path: Path) -> None:
+def test_a_release_for_a_predecessor_frees_nothing(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         wire.link._respond(0, 5, b"answer", 0, 0)
         wire.link._send_waiting()
@@ -381,7 +381,7 @@ def test_release_meant_for_a_predecessor_frees_nothing(tmp_path: Path) -> None:
         await wire.receive(1)  # the releases came before it
         assert wire.link.arena_extents[0] == 2 and wire.payload(piece) == b"answer"
         wire.release(0, piece)
-        wire.release(0, piece)  # twice is once
+        wire.release(0, piece)  # a second release has no effect
         await wire.until(lambda: wire.link.arena_extents[0] == 1)
 
     run(tmp_path, scenario)
@@ -426,8 +426,8 @@ def test_death_of_a_worker_before_the_link_begins_and_after_it_has_ended(tmp_pat
 
 
 def test_death_of_a_worker_that_was_about_to_wake_it_leaves_the_acceptor_awake(tmp_path: Path) -> None:
-    """Killed after it had cleared the flag of the sleeper, before it wrote the eventfd: nothing
-    else would ever write it.
+    """Killed after clearing the sleeper's flag, before writing the eventfd: nothing else would ever
+    write it.
     """
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
@@ -466,7 +466,7 @@ class Outcomes:
         return True
 
 
-def test_batches_go_to_their_owner_in_order_and_come_back(tmp_path: Path) -> None:
+def test_batches_go_to_their_owner_in_order_and_get_results(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         outcomes = wire.link.appends = Outcomes()
         batches = [os.urandom(100 + 5000 * number) for number in range(5)]
@@ -482,7 +482,7 @@ def test_batches_go_to_their_owner_in_order_and_come_back(tmp_path: Path) -> Non
         assert {one.flags for one in arrived} == {native.PRODUCE_CONTROL | native.PRODUCE_ACKS_ALL}
         used = wire.link.arena_extents[0]
         assert used > 0
-        for one in arrived[:3]:  # written, not yet below the high watermark: the bytes come back first
+        for one in arrived[:3]:  # written, not yet below the high watermark: the bytes are returned first
             wire.ends[1].send(ACCEPTOR, Descriptor(kind=DescriptorKind.RELEASE, slot=one.slot, token=one.token))
         wire.ends[1].flush()
         await wire.until(lambda: wire.link.arena_extents[0] < used)
@@ -499,7 +499,7 @@ def test_batches_go_to_their_owner_in_order_and_come_back(tmp_path: Path) -> Non
     run(tmp_path, scenario)
 
 
-def test_batches_wait_for_room_and_are_taken_back_from_the_dead(tmp_path: Path) -> None:
+def test_batches_wait_for_space_and_are_reclaimed_from_dead_workers(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         wire.link.appends = Outcomes()
         batch = os.urandom(1 << 20)

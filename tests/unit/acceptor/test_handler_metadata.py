@@ -1,5 +1,5 @@
-"""Metadata, DescribeTopicPartitions, DescribeCluster, FindCoordinator, ApiVersions: through the
-bytes of every version.
+"""Metadata, DescribeTopicPartitions, DescribeCluster, FindCoordinator, ApiVersions: encoded in
+every version.
 """
 
 import asyncio
@@ -120,8 +120,8 @@ def test_topic_by_id(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_ids_where_topics_are_asked_for_by_name(tmp_path: Path) -> None:
-    """Versions 10 and 11 have the field already, and no way to answer without a name."""
+def test_topic_ids_in_versions_that_request_by_name(tmp_path: Path) -> None:
+    """Versions 10 and 11 have the field already, but their responses need a name."""
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
@@ -142,7 +142,7 @@ def test_ids_where_topics_are_asked_for_by_name(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_messages_that_quote_too_much_are_cut(tmp_path: Path) -> None:
+def test_error_messages_with_long_quotes_are_truncated(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             name = "x" * 32767
@@ -176,7 +176,7 @@ def test_topics_are_created_on_demand(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_no_creation_when_the_broker_forbids_it(tmp_path: Path) -> None:
+def test_topics_are_not_created_when_auto_creation_is_disabled(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path, {"auto.create.topics.enable": "false"}) as broker:
             assert (await broker.send_request(named("new"), 9)).topics[
@@ -202,7 +202,7 @@ def test_partition_that_is_not_open_yet_has_no_leader(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_new_partitions_show_when_every_worker_knows_them(tmp_path: Path) -> None:
+def test_new_partitions_are_visible_once_every_worker_knows_them(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             await create(broker, "orders", 1)
@@ -244,7 +244,7 @@ def test_advertised_address(tmp_path: Path, config: dict, address: Address, expe
 
 
 def test_trailing_bytes_are_ignored(tmp_path: Path) -> None:
-    """librdkafka 2.x asks for all topics with three bytes behind the message."""
+    """librdkafka 2.x requests all topics with three bytes after the message."""
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
@@ -269,7 +269,7 @@ def test_trailing_bytes_are_ignored(tmp_path: Path) -> None:
         bytes.fromhex("0003006300000001ffff00"),
     ],
 )
-def test_hostile_frames_end_one_connection(tmp_path: Path, frame: bytes) -> None:
+def test_hostile_frames_close_only_their_connection(tmp_path: Path, frame: bytes) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             outcome = await broker.frame(frame)
@@ -309,7 +309,7 @@ def test_paging_through_topics(tmp_path: Path) -> None:
                 ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             ]
             assert len({topic.topic_authorized_operations for topic in found}) == 1
-            # a cursor at no partition, or at a topic that is not requested
+            # a cursor at an unknown partition, or at a topic that is not requested
             for name, index in (("b", -1), ("a", 0)):
                 cursor = DescribeTopicPartitionsRequest.Cursor(topic_name=name, partition_index=index)
                 response = await broker.send_request(
@@ -395,14 +395,14 @@ def test_groups_are_advertised_where_all_hosts_have_them(
         assert {key.api_key for key in told.api_keys} & keys == (keys if all_hosts_have_them else set())
 
 
-def test_every_advertised_api_has_a_handler_and_speaks_every_version() -> None:
+def test_every_advertised_api_has_a_handler_for_every_version() -> None:
     for key in dispatch.HANDLERS:
         assert callable(dispatch.handler_of(key))
         assert key in SUPPORTED
 
 
 def test_all_waiting_requests_for_producer_ids_fail_together() -> None:
-    """They failed one by one, each after the controller's whole time-out."""
+    """They failed one by one, each after the controller's timeout."""
 
     class Controller:
         def __init__(self) -> None:
@@ -438,7 +438,7 @@ def test_all_waiting_requests_for_producer_ids_fail_together() -> None:
     asyncio.run(run())
 
 
-def test_producer_ids_are_given_once(tmp_path: Path) -> None:
+def test_producer_ids_are_assigned_once(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             responses = await asyncio.gather(
@@ -450,14 +450,14 @@ def test_producer_ids_are_given_once(tmp_path: Path) -> None:
                 == {0}
                 == {response.producer_epoch for response in responses}
             )
-            # FindCoordinator makes its topic
+            # FindCoordinator creates its topic
             assert (
                 await broker.send_request(InitProducerIdRequest(transactional_id="t"), 4)
             ).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
             assert (
                 await broker.send_request(InitProducerIdRequest(transactional_id=""), 4)
             ).error_code == ErrorCode.INVALID_REQUEST
-        async with HandlerBroker(tmp_path) as broker:  # restarted: the rest of the block is lost, never given again
+        async with HandlerBroker(tmp_path) as broker:  # restarted: the rest of the block is lost, never assigned again
             assert (await broker.send_request(InitProducerIdRequest(), 4)).producer_id >= len(responses)
 
     asyncio.run(run())

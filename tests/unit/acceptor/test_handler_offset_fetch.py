@@ -1,4 +1,4 @@
-"""OffsetFetch's errors: an error of the whole group is also set where clients look for it."""
+"""OffsetFetch's errors: a group-level error is also set where clients look for it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ class _Refusing:
 def answered(
     version: int, request: OffsetFetchRequest, error: ErrorCode | None = ErrorCode.NOT_COORDINATOR
 ) -> OffsetFetchResponse:
-    """The decoded response; error None: from a host that has no coordinators yet."""
+    """The decoded response; error None: from a host without coordinators."""
     context = SimpleNamespace(
         authorize=lambda *_rights, **_options: True,
         broker=SimpleNamespace(coordinators=SimpleNamespace(groups=_Refusing(error)) if error else None),
@@ -37,8 +37,8 @@ def answered(
 
 
 @pytest.mark.parametrize("version", range(1, 8))
-def test_a_host_that_does_not_coordinate_says_so_at_each_partition(version: int) -> None:
-    """A client that only looks there must not conclude that the group has committed nothing."""
+def test_a_host_that_is_not_coordinator_sets_the_error_at_each_partition(version: int) -> None:
+    """A client that only checks there must not conclude that the group has committed nothing."""
     topics = [OffsetFetchRequest.Topic(name="t", partition_indexes=[0, 2])]
     response = answered(version, OffsetFetchRequest(group_id="g", topics=topics))
     reported = [

@@ -47,7 +47,7 @@ def described(response: m.DescribeAclsResponse) -> list[tuple[str, int, list[str
 
 
 @run
-async def test_rules_are_made_shown_and_removed(tmp_path: Path) -> None:
+async def test_rules_are_created_described_and_deleted(tmp_path: Path) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
         written: list[tuple[str, dict[str, object]]] = []
         broker.broker.audit.write = lambda event, **fields: written.append((event, fields))  # type: ignore[method-assign]
@@ -99,7 +99,7 @@ async def test_rules_are_made_shown_and_removed(tmp_path: Path) -> None:
     ],
 )
 @run
-async def test_a_rule_that_is_none_is_refused_and_the_others_made(
+async def test_an_invalid_rule_is_refused_and_the_others_are_created(
     tmp_path: Path, wrong: dict[str, Any], message: str
 ) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
@@ -197,7 +197,7 @@ async def test_a_password_is_kept_as_a_verifier_and_never_revealed(tmp_path: Pat
 
 
 @run
-async def test_wrong_changes_of_passwords(tmp_path: Path) -> None:
+async def test_invalid_password_changes_are_refused(tmp_path: Path) -> None:
     async with HandlerBroker(tmp_path) as broker:
         await alter(broker, [], [upsertion("both"), upsertion("keeps")])
         found = await alter(

@@ -1,5 +1,5 @@
-"""Topics, configuration, records deleted, offsets looked up, log directories: through the bytes of
-every version.
+"""Topics, configuration, deletion of records, offset lookups, log directories: encoded in every
+version.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ def test_delete_topics_by_name_and_id(tmp_path: Path) -> None:
             ]
             response = await broker.send_request(DeleteTopicsRequest(topics=requests), 6)
             assert [(one.name, one.error_code) for one in response.responses] == [
-                ("c", ErrorCode.INVALID_REQUEST),  # by name and id: before the others, as Kafka's
+                ("c", ErrorCode.INVALID_REQUEST),  # by name and id: before the others, as in Kafka
                 ("a", 0),
                 ("b", 0),
                 (None, ErrorCode.UNKNOWN_TOPIC_ID),
@@ -127,7 +127,7 @@ def test_create_partitions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("set_to", "replicas", "shown"), [(None, 1, "1"), (None, 2, "2"), (None, 3, "2"), ("1", 3, "1"), ("3", 2, "3")]
 )
-def test_min_insync_replicas_is_shown_as_the_number_in_force(
+def test_min_insync_replicas_is_described_with_its_effective_value(
     tmp_path: Path, set_to: str | None, replicas: int, shown: str
 ) -> None:
     async def run() -> None:
@@ -186,8 +186,8 @@ def test_describe_configs(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-class ToldBroker(HandlerBroker):
-    """What the controller tells worker 0 of topics goes to a worker's catalog, too."""
+class BrokerWithCatalog(HandlerBroker):
+    """A broker whose messages for worker 0 about topics also reach a worker's catalog."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -201,7 +201,7 @@ class ToldBroker(HandlerBroker):
         super()._deliver(number, message)
 
     def lag_records_max(self, name: str) -> int:
-        """As sent to the replicas of its first partition."""
+        """The limit sent to the replicas of its first partition."""
         topic = next(topic for topic in self.catalog.topics.values() if topic.name == name)
         return assignment_of(
             topic, topic.partitions[0], self.catalog.cluster, settings_of(topic, self.catalog.cluster, self.config)
@@ -210,7 +210,7 @@ class ToldBroker(HandlerBroker):
 
 def test_a_limit_of_lag_in_records_reaches_the_replicas(tmp_path: Path) -> None:
     async def run() -> None:
-        async with ToldBroker(tmp_path) as broker:
+        async with BrokerWithCatalog(tmp_path) as broker:
 
             async def alter(operation: int, value: str | None) -> int:
                 config = IncrementalAlterConfigsRequest.Config(
@@ -236,7 +236,7 @@ def test_a_limit_of_lag_in_records_reaches_the_replicas(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_what_kafkas_tool_for_reassignments_sets_and_removes_for_a_throttle_is_taken(tmp_path: Path) -> None:
+def test_throttle_settings_of_kafkas_reassignment_tool_are_accepted(tmp_path: Path) -> None:
     """kafka-reassign-partitions --execute --throttle N, then --verify."""
 
     async def run() -> None:
@@ -372,7 +372,7 @@ def test_delete_records(tmp_path: Path) -> None:
                 assert await delete("a", 0, 10) == (0, 10)
                 assert await delete("a", 0, 11) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
                 assert await delete("a", 0, -2) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
-                # the stand-in for the worker answers what it was asked, at least 0
+                # the worker's stand-in returns the requested offset, at least 0
                 assert await delete("a", 0, -1) == (0, 0)
                 assert await delete("a", 1, 0) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
                 assert await delete("b", 0, 0) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
@@ -429,7 +429,7 @@ def test_list_offsets(tmp_path: Path) -> None:
                 assert (await send_request(-5, version))[0] == (0 if version >= 9 else ErrorCode.UNSUPPORTED_VERSION)
                 assert (await send_request(-6, version))[0] == (0 if version >= 11 else ErrorCode.UNSUPPORTED_VERSION)
             assert await send_request(-1, isolation_level=1) == (0, 5, -1, 3)
-            assert await send_request(-1, isolation_level=1, replica_id=-2) == (0, 6, -1, 3)  # no consumer
+            assert await send_request(-1, isolation_level=1, replica_id=-2) == (0, 6, -1, 3)  # not a consumer
             assert await send_request(-3) == (0, 3, 400, 0)
             assert await send_request(-4) == (0, 1, -1, 0)
             assert await send_request(-5) == (0, -1, -1, -1)
@@ -508,10 +508,8 @@ def test_describe_log_dirs(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_describe_log_dirs_waits_for_no_disk_that_hangs_and_keeps_no_other_from_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`mqd status` asks in exactly this case."""
+def test_describe_log_dirs_does_not_wait_for_a_hung_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mqd status` sends this request exactly when a disk hangs."""
     let_go, hung = threading.Event(), []
     of = describe_log_dirs._measure
 

@@ -1,4 +1,4 @@
-"""Connections between hosts: who may connect, markers to other hosts, sockets for workers."""
+"""Connections between hosts: access, markers to other hosts, sockets for workers."""
 
 import asyncio
 import socket
@@ -56,7 +56,9 @@ def test_connections_that_the_listener_between_hosts_accepts() -> None:
 
 
 class Hosts:
-    """Host 2's acceptor asks host 3's, over a real socket; `answer` (request, node) -> response."""
+    """Host 2's acceptor sends requests to host 3's over a real socket; `answer` (request, node) ->
+    response.
+    """
 
     def __init__(self, response, two: Credentials | None = None, three: Credentials | None = None) -> None:
         self.answer = response
@@ -130,7 +132,7 @@ def test_markers_of_one_turn_go_in_one_request() -> None:
     asyncio.run(scenario())
 
 
-def test_a_marker_s_error_comes_back_and_a_lost_host_is_an_unknown_outcome() -> None:
+def test_a_markers_error_is_returned_and_a_lost_host_is_an_unknown_outcome() -> None:
     async def scenario() -> None:
         async with Hosts(markers_answer(int(ErrorCode.INVALID_PRODUCER_EPOCH))) as hosts:
             markers = RemoteMarkers(hosts.peers)
@@ -148,8 +150,8 @@ def test_a_marker_s_error_comes_back_and_a_lost_host_is_an_unknown_outcome() -> 
 
 
 @pytest.mark.parametrize("failure", [ValueError("our own fault"), None])
-def test_whatever_goes_wrong_each_marker_is_answered(failure: Exception | None) -> None:
-    """Else the transaction's end would wait for it for ever. None: a response of another kind."""
+def test_each_marker_gets_a_result_with_any_fault(failure: Exception | None) -> None:
+    """Otherwise the end of the transaction would wait forever. None: a response of another kind."""
 
     class Faulty:
         async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> object:
@@ -168,7 +170,7 @@ def test_whatever_goes_wrong_each_marker_is_answered(failure: Exception | None) 
     asyncio.run(scenario())
 
 
-def test_requests_are_answered_out_of_order_and_a_host_that_hangs_ends_in_a_timeout() -> None:
+def test_responses_may_be_out_of_order_and_a_hung_host_times_out() -> None:
     async def scenario() -> None:
         held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         async with Hosts(None) as hosts:
@@ -198,8 +200,8 @@ def test_requests_are_answered_out_of_order_and_a_host_that_hangs_ends_in_a_time
 MARKERS_OF_ONE = WriteTxnMarkersRequest(markers=[])
 
 
-def test_markers_of_an_acceptor_that_has_gone_are_not_written_after_its_successors() -> None:
-    """One that the network kept back came behind and ended the producer's next transaction."""
+def test_markers_of_a_dead_acceptor_are_not_written_after_its_successors() -> None:
+    """A marker delayed by the network arrived later and ended the producer's next transaction."""
 
     async def scenario() -> None:
         history: list[str] = []
@@ -233,7 +235,7 @@ def test_markers_of_an_acceptor_that_has_gone_are_not_written_after_its_successo
     asyncio.run(scenario())
 
 
-def test_markers_over_an_older_connection_are_not_read_any_more_also_when_the_newer_one_has_ended() -> None:
+def test_markers_over_a_superseded_connection_are_never_read() -> None:
     async def scenario() -> None:
         async with Hosts(
             lambda request: (
@@ -243,7 +245,7 @@ def test_markers_over_an_older_connection_are_not_read_any_more_also_when_the_ne
             )
         ) as hosts:
             requested = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
-            # its first markers are under way still
+            # its first markers are still in flight
             assert isinstance(await hosts.peers.request(3, requested, 1, 20), ListTransactionsResponse)
             successor = Peers(hosts.broker.metadata, NODE, Credentials([SECRET]))
             await successor.request(3, MARKERS_OF_ONE, 2, 20)
@@ -254,13 +256,13 @@ def test_markers_over_an_older_connection_are_not_read_any_more_also_when_the_ne
                 remote_transactions.ListTransactionsRequest,
                 WriteTxnMarkersRequest,
             ]
-            await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)  # over one that is newer
+            await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)  # over a newer one
 
     asyncio.run(scenario())
 
 
-def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
-    """An acceptor passes its clients' requests on over one of their own."""
+def test_other_requests_use_separate_connections_from_markers() -> None:
+    """An acceptor forwards its clients' requests over a separate connection."""
 
     async def scenario() -> None:
         async with Hosts(
@@ -285,9 +287,9 @@ def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
     asyncio.run(scenario())
 
 
-def test_a_writer_learns_at_once_that_a_stalled_host_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They waited until their own time was over, and the next connection got the number of the one
-    that was closed and never got the event that it can be written to.
+def test_a_writer_continues_at_once_when_a_stalled_host_reads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers used to wait until their timeout, because the next connection got the number of the
+    closed one and never received its writable event.
     """
     read_frame = Channel.read_frame
 
@@ -323,7 +325,7 @@ def test_a_writer_learns_at_once_that_a_stalled_host_is_back(monkeypatch: pytest
 
 
 def test_a_connection_that_ended_at_once_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor where it was not used: its caller has given up."""
+    """Not even if it was unused because its caller has given up."""
 
     async def scenario() -> None:
         async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
@@ -358,7 +360,7 @@ def test_a_host_with_another_key_is_not_reached() -> None:
     asyncio.run(scenario())
 
 
-def test_a_host_of_no_name_is_not_reached() -> None:
+def test_an_unresolvable_host_is_not_reached() -> None:
     async def scenario() -> None:
         async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
             brokers = hosts.broker.metadata.brokers
@@ -378,13 +380,13 @@ def secured(tmp_path, node: int, pair: Pair | None = None) -> Credentials:
 
 
 def transactions(names: int) -> ListTransactionsResponse:
-    """Of names that a reader of the wire would recognise."""
+    """With names that a reader of the wire would recognise."""
     state = ListTransactionsResponse.TransactionState
     found = [state(transactional_id="MARKER" * 1000, producer_id=1, transaction_state="Ongoing") for _ in range(names)]
     return ListTransactionsResponse(transaction_states=found)
 
 
-def test_requests_between_secured_hosts_are_not_in_clear(tmp_path) -> None:
+def test_requests_between_secured_hosts_are_encrypted(tmp_path) -> None:
     async def scenario() -> None:
         two, three = secured(tmp_path, NODE), secured(tmp_path, 3)
         async with Hosts(lambda request: transactions(len(request.producer_id_filters)), two, three) as hosts:
@@ -436,7 +438,7 @@ def test_an_acceptor_with_another_hosts_certificate_is_refused(tmp_path, thief, 
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_worker_gets_the_socket_that_is_meant_for_it(tmp_path, tls: bool) -> None:
+def test_each_worker_gets_its_own_socket(tmp_path, tls: bool) -> None:
     async def scenario() -> None:
         async with Hosts(None, three=secured(tmp_path, 3) if tls else None) as hosts:
             side = handshake.Initiator(

@@ -1,5 +1,5 @@
-"""Principals between workers and the acceptor: which client a request comes from, and what a
-worker learns about an authenticated client. The worker's side is played by the test.
+"""Principals between workers and the acceptor: the client that a request comes from, and the
+message to a worker about an authenticated client. The test plays the worker's side.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def send_request(wire: Wire, data: bytes, flags: int, connection: int = 5) -> No
 def answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: dispatch.Outcome, data: bytes, flags: int = 0
 ) -> tuple[list[tuple[Address, bytes]], Descriptor, bytes]:
-    """Requests to the handlers, and responses to the worker."""
+    """(requests to the handlers, responses to the worker)"""
     requests: list[tuple[Address, bytes]] = []
     found: list[tuple[Descriptor, bytes]] = []
 
@@ -60,7 +60,7 @@ def test_a_request_names_its_principal(tmp_path: Path, monkeypatch: pytest.Monke
     assert (response.flags, body) == (0, b"response")
 
 
-def test_a_listener_that_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_without_authentication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ((address, frame),), _, _ = answered(tmp_path, monkeypatch, dispatch.Outcome(b"response"), everything())
     assert (address.principal, address.principal_kind, frame) == (ANONYMOUS, PrincipalKind.ANONYMOUS, everything())
 
@@ -99,7 +99,7 @@ def test_a_client_that_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ((58, b"wrong", b""), native.RESPONSE_NONE | native.RESPONSE_DISCONNECT, b""),
     ],
 )
-def test_a_bare_token_is_answered_by_a_bare_token(
+def test_a_bare_token_gets_a_bare_response(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes, bytes], flags: int, body: bytes
 ) -> None:
     error, message, token = answer
@@ -123,9 +123,7 @@ def test_the_last_bare_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "block", [b"", b"\x0a\0\1", b"\x0a\0\1\0User:alic", b"\0\0\1\2:", b"\1\0\1\0\xff", b"\1\0\x63\0U"]
 )
-def test_a_block_that_is_none_ends_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: bytes
-) -> None:
+def test_an_invalid_block_closes_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: bytes) -> None:
     with pytest.raises(ProtocolError):
         client_identity.split(native.REQUEST_PRINCIPAL, block)
     requested, reported, _ = answered(tmp_path, monkeypatch, dispatch.Outcome(b""), block, native.REQUEST_PRINCIPAL)

@@ -1,4 +1,4 @@
-"""Which principal a process on this host is, by its user id."""
+"""The principal of a process on this host, by its user id."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_a_process_is_its_user() -> None:
     assert found.of(9) is None, "no name that a user may have"
 
 
-def test_the_rules_decide() -> None:
+def test_mapping_rules_decide() -> None:
     found = principals({**ON, "local.principal.mapping.rules": "RULE:a(.*)/local-$1/U"})
     assert found.of(7) == "User:LOCAL-LICE"
     assert found.of(8) is None, "no rule matches"
 
 
-def test_the_brokers_own_user_may_do_everything_and_no_client_can_take_its_name() -> None:
+def test_the_brokers_own_user_has_all_rights_and_its_name_is_reserved() -> None:
     assert principals(ON).of(3) == BROKER
     rules = configured(ON)
     assert rules is not None and rules.decide(BROKER, "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
@@ -47,7 +47,7 @@ def test_the_brokers_own_user_may_do_everything_and_no_client_can_take_its_name(
     assert not rules.decide(user("broker"), "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
 
 
-def test_a_user_that_is_renamed_is_known_by_the_new_name_in_time() -> None:
+def test_a_renamed_user_gets_its_new_name_after_a_while() -> None:
     now = [0.0]
     found = principals(ON, lambda: now[0])
     assert found.of(7) == "User:alice"
@@ -88,7 +88,9 @@ def test_the_worker_is_notified_or_the_client_is_refused(principal: str | None) 
 
 
 def test_a_login_that_is_named_like_a_super_user_is_refused():
-    """The right to name accounts of this machine must not make administrators of the broker."""
+    """The right to create accounts on this machine must not imply administration rights in the
+    broker.
+    """
     config = {"authorizer.class.name": "standard", "super.users": "User:admin"}
     found = LocalPrincipals(config, own_uid=3, login={1: "admin", 2: "alice"}.__getitem__)
     assert found.of(1) is None and found.of(2) == "User:alice"

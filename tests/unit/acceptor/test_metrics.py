@@ -1,5 +1,5 @@
-"""The metrics page: scrapes while a directory does not answer; series of topics while partitions come
-and go.
+"""The metrics page: scrapes while a directory hangs; series of topics while partitions are added
+and removed.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ SIZE, FREE, PARTITIONS = "mqd_partition_size_bytes", "mqd_log_dir_free_bytes", 6
 
 
 def shown(found: Metrics) -> dict[str, dict[str, float]]:
-    """Of a scrape: the values of those by the first label that tells them apart."""
+    """The samples of a scrape by the first label that distinguishes them."""
     return {
         family.name: {
             sample.labels.get("partition") or sample.labels.get("directory") or "": sample.value
@@ -41,10 +41,10 @@ def shown(found: Metrics) -> dict[str, dict[str, float]]:
     }
 
 
-def test_a_directory_that_hangs_holds_up_no_scrape_and_takes_one_thread(
+def test_a_hung_directory_delays_no_scrape_and_takes_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each scrape was a thread that waited behind the one before, and there were no metrics while a
+    """Each scrape used to block a thread behind the previous one, and there were no metrics while a
     disk hung.
     """
     let_go = threading.Event()
@@ -128,7 +128,7 @@ def test_series_of_partitions_can_be_left_out(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_costly_question_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expensive_measurement_is_taken_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(measuring.time, "thread_time", lambda: 0.5)
@@ -171,8 +171,8 @@ def test_why_a_broker_is_not_ready(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_an_acceptor_loads_only_what_it_serves_with() -> None:
-    """Prometheus' client brings HTTP servers with it; OAUTHBEARER an HTTP client."""
+def test_an_acceptor_imports_only_modules_that_it_uses() -> None:
+    """Prometheus' client imports HTTP servers; OAUTHBEARER an HTTP client."""
     program = "import mqd.acceptor.__main__, gc, sys; print(*sys.modules); sys.exit(not gc.isenabled())"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"prometheus_client", "http.client", "http.server", "urllib.request", "jwt"}.intersection(loaded)
@@ -182,7 +182,7 @@ def test_an_acceptor_loads_only_what_it_serves_with() -> None:
 
 
 def broker(**topics: tuple[int, ...]) -> Any:
-    """Topic -> the slots of its partitions; -1: no replica is here."""
+    """Topic -> the slots of its partitions; -1: no replica here."""
     found = {
         name: SimpleNamespace(
             name=name,
@@ -220,7 +220,7 @@ def test_sums_over_partitions() -> None:
     assert found == of("t", (3, 300, 10))
 
 
-def test_a_sum_does_not_fall_when_a_partition_leaves_and_grows_by_what_it_brings_back() -> None:
+def test_a_sum_stays_monotonic_when_a_partition_leaves_and_returns() -> None:
     topics = Topics()
     both = broker(t=(0, 1))
     assert traffic_shown(topics, both, {0: (10, 10, 0), 1: (5, 5, 0)}) == of("t", (15, 15, 0))
@@ -229,13 +229,13 @@ def test_a_sum_does_not_fall_when_a_partition_leaves_and_grows_by_what_it_brings
     assert traffic_shown(topics, both, {0: (2, 2, 0), 1: (6, 6, 0)}) == of("t", (18, 18, 0))
 
 
-def test_a_slot_that_was_cleared_between_two_scrapes_begins_again() -> None:
+def test_a_slot_cleared_between_two_scrapes_counts_from_zero() -> None:
     topics = Topics()
     assert traffic_shown(topics, broker(t=(0,)), {0: (10, 100, 50)}) == of("t", (10, 100, 50))
     assert traffic_shown(topics, broker(t=(0,)), {0: (3, 30, 60)}) == of("t", (13, 130, 110))
 
 
-def test_a_slot_that_cannot_be_read_costs_one_scrape() -> None:
+def test_an_unreadable_slot_only_affects_one_scrape() -> None:
     topics = Topics()
     assert traffic_shown(topics, broker(t=(0, 1)), {0: (4, 4, 4), 1: (1, 1, 1)}) == of("t", (5, 5, 5))
     assert traffic_shown(topics, broker(t=(0, 1)), {1: (2, 2, 2)}) == of("t", (6, 6, 6))

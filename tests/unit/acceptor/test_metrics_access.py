@@ -1,4 +1,4 @@
-"""Who may read the metrics page: TLS, the token, and where it may be served at all."""
+"""Access to the metrics page: TLS, the token, and addresses where it may be served."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.certificates import Authority
 from tests.unit.acceptor.test_metrics_server import Decided
 
 SECRET = "0123456789abcdef-token"
-PAGE = b"# page\n" * 50_000  # more than a record, and than a socket's buffer
+PAGE = b"# page\n" * 50_000  # larger than a TLS record, and than a socket's buffer
 GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n"
 
 
@@ -82,7 +82,7 @@ def trusting(ca: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(ca))
 
 
-def test_a_scrape_without_the_token_learns_nothing(serve, token_file) -> None:
+def test_a_scrape_without_the_token_is_refused(serve, token_file) -> None:
     address = serve(metrics_listener="http://127.0.0.1:0", metrics_token_file=str(token_file))
     assert send_request(address, None, f"authorization:  bearer  {SECRET}").endswith(PAGE)
     for headers in (
@@ -167,7 +167,7 @@ def test_silent_handshakes_are_cut_off(serve, authority, tmp_path, monkeypatch) 
         ({"metrics.listener": "127.0.0.1:9644"}, "metrics.listener has '127.0.0.1:9644'"),
     ],
 )
-def test_a_page_that_others_could_read_is_refused(config, why) -> None:
+def test_an_unprotected_page_off_loopback_is_refused(config, why) -> None:
     with pytest.raises(ConfigError, match="metrics.listener") as error:
         load_broker(None, {}, config)
     assert why in str(error.value)

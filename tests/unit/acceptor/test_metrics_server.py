@@ -1,4 +1,4 @@
-"""The metrics page's server under clients that say nothing, half of it, too much, or do not read."""
+"""The metrics server with clients that send nothing, half a request, too much, or do not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
 class Decided:
-    """Decides health checks at once, or (None) never."""
+    """Completes health checks at once, or (None) never."""
 
     def __init__(self, faults: dict[str, list[str] | None]) -> None:
         self._faults = faults
@@ -71,7 +71,7 @@ def status(response: bytes) -> int:
     return int(response.split(b" ", 2)[1])
 
 
-def test_what_is_answered(serve) -> None:
+def test_responses(serve) -> None:
     served = serve(lambda: b"a_metric 1\n")
     head, _, body = served.send_request(GET).partition(b"\r\n\r\n")
     assert status(head) == 200 and body == b"a_metric 1\n"
@@ -100,7 +100,7 @@ def test_health_checks(serve, monkeypatch) -> None:
     assert status(hanging.send_request(GET)) == 200 and hanging.server.connection_count == 0
 
 
-def test_a_request_in_pieces_is_answered(serve) -> None:
+def test_a_request_in_pieces_gets_a_response(serve) -> None:
     served = serve(lambda: b"a_metric 1\n")
     with served.connect() as connection:
         for byte in GET:
@@ -108,7 +108,7 @@ def test_a_request_in_pieces_is_answered(serve) -> None:
         assert status(all_of(connection)) == 200
 
 
-def test_a_page_is_rendered_at_intervals_and_once_for_all_that_wait(serve, monkeypatch) -> None:
+def test_a_page_is_rendered_at_intervals_and_once_for_all_waiting_requests(serve, monkeypatch) -> None:
     monkeypatch.setattr(metrics_server, "PAUSE_MIN_S", 0.5)
     began: list[float] = []
     threads: set[str] = set()
@@ -147,7 +147,7 @@ def test_rendering_takes_a_quarter_of_a_cpu_at_most(serve) -> None:
     assert sum(spent[1:]) <= (time.monotonic() - began) / 4 + 0.01
 
 
-def test_a_page_that_cannot_be_rendered_is_an_error_and_the_next_is_tried(serve, monkeypatch) -> None:
+def test_a_rendering_error_is_returned_and_the_next_request_retries(serve, monkeypatch) -> None:
     monkeypatch.setattr(metrics_server, "PAUSE_MIN_S", 0.0)
     pages = iter((None, b"sound\n"))
     served = serve(lambda: b"" + next(pages))
@@ -156,9 +156,7 @@ def test_a_page_that_cannot_be_rendered_is_an_error_and_the_next_is_tried(serve,
 
 
 @pytest.mark.parametrize("message", [b"", GET[:-2]], ids=["silent", "half"])
-def test_connections_that_ask_for_nothing_are_bounded_and_a_scrape_is_answered(
-    serve, monkeypatch, message: bytes
-) -> None:
+def test_idle_connections_are_bounded_and_scrapes_still_served(serve, monkeypatch, message: bytes) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_S", 60.0)  # none is closed for its silence on a busy machine
     served = serve(lambda: b"a_metric 1\n")
     silent = []
@@ -173,7 +171,7 @@ def test_connections_that_ask_for_nothing_are_bounded_and_a_scrape_is_answered(
         connection.close()
 
 
-def test_none_is_closed_unless_another_waits(serve, monkeypatch) -> None:
+def test_idle_connections_are_only_closed_for_waiting_ones(serve, monkeypatch) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_S", 60.0)
     monkeypatch.setattr(metrics_server, "GRACE_S", 0.0)
     served = serve(lambda: b"")
@@ -191,7 +189,7 @@ def test_a_silent_client_is_closed_in_time(serve, monkeypatch) -> None:
     with served.connect() as silent, served.connect() as slow:
         began = time.monotonic()
         assert silent.recv(1) == b"" and time.monotonic() - began < 5
-        with pytest.raises(OSError):  # a byte now and then does not help
+        with pytest.raises(OSError):  # a byte now and then does not prevent it
             for byte in GET * 1000:
                 slow.sendall(bytes([byte]))
                 time.sleep(0.05)

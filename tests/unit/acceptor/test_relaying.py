@@ -1,5 +1,5 @@
-"""Requests that one host's acceptor has another one answer in a client's name: which go where, what
-comes back, and that no client gains rights by it.
+"""Requests that one host's acceptor forwards to another on behalf of a client: their destinations
+and responses, and that no client gains rights by it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEARTBEAT, LIST_OFFSETS = 12, 2
 
 
 class FakeCoordinator:
-    """Names that begin with a digit are of the host of that number."""
+    """Names that begin with a digit belong to the host of that number."""
 
     topic = "__internal"
 
@@ -55,7 +55,7 @@ class FakeBroker:
     metadata = SimpleNamespace(brokers={1: SimpleNamespace(inter_broker_host="10.1.2.3")})
 
     def partition_of(self, topic: str, index: int) -> object:
-        """Led by the host of the partition's number; 8: by no host; 9: it is not there."""
+        """Led by the host of the partition's number; 8: no leader; 9: unknown."""
         return None if index == 9 else SimpleNamespace(leader=-1 if index == 8 else index)
 
 
@@ -130,7 +130,7 @@ def test_requests_for_another_coordinator_are_forwarded_with_their_principal(req
         (HeartbeatRequest(group_id="8group"), 4, LOCAL),  # by no host
         (HeartbeatRequest(group_id="none"), 4, LOCAL),  # there are no groups yet
         (HeartbeatRequest(group_id="2group"), 4, Address(0)),  # a TCP client goes there itself
-        (HeartbeatRequest(group_id="2group"), 4, Address(peer_node=3)),  # nothing goes further than one host
+        (HeartbeatRequest(group_id="2group"), 4, Address(peer_node=3)),  # a request is forwarded only once
         (
             OffsetFetchRequest(
                 groups=[OffsetFetchRequest.Group(group_id="2a"), OffsetFetchRequest.Group(group_id="3b")]
@@ -139,11 +139,11 @@ def test_requests_for_another_coordinator_are_forwarded_with_their_principal(req
             LOCAL,
         ),
         (InitProducerIdRequest(transactional_id=None), 4, LOCAL),
-        (AddPartitionsToTxnRequest(transactions=[]), 5, LOCAL),  # only hosts ask so
+        (AddPartitionsToTxnRequest(transactions=[]), 5, LOCAL),  # only hosts send this version
         (MetadataRequest(topics=None), 12, LOCAL),
     ],
 )
-def test_everything_else_is_answered_here(request_: object, version: int, address: Address) -> None:
+def test_all_other_requests_are_handled_here(request_: object, version: int, address: Address) -> None:
     peers, response = relayed(request_, version, address)
     assert response is None and not peers.requested
 
@@ -157,7 +157,7 @@ def test_everything_else_is_answered_here(request_: object, version: int, addres
         lambda _: EnvelopeResponse(response_data=(4712).to_bytes(4, "big") + b"to another", error_code=0),
     ],
 )
-def test_a_host_that_does_not_answer_leaves_the_request_to_this_one(response: object) -> None:
+def test_a_request_is_handled_here_when_the_other_host_does_not_respond(response: object) -> None:
     assert relayed(HeartbeatRequest(group_id="2group"), 4, answer=response)[1] is None
 
 
@@ -229,7 +229,7 @@ def envelope_of(
     )
 
 
-def test_answered_as_if_the_client_were_here_and_with_no_more_rights() -> None:
+def test_a_forwarded_request_has_the_clients_rights() -> None:
     requested, response = served(envelope_of(HeartbeatRequest(group_id="g"), 4))
     ((address, _),) = requested
     assert (address.peer_node, address.listener_id, address.uid, address.pid) == (-1, 0, 5, 6)

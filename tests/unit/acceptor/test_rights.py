@@ -1,7 +1,7 @@
-"""Every API with every missing right: Kafka's code, and nothing of what is hidden in the response.
+"""Every API with every missing right: Kafka's error code, and nothing hidden in the response.
 
-A client that has none of the rights of a case (rights_cases.py) is denied in every version; one that
-lacks a single one is denied; one that has all of them is not.
+A client with none of the rights of a case (rights_cases.py) is refused in every version; one that
+lacks a single right is refused; one with all of them is not.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def run(test: Callable[..., Any]) -> Callable[..., None]:
     return running
 
 
-# Lists: what may not be seen is left out (test_lists). Open: for all. 0, 1, 78, 79: the workers'. 39 to 41
-# go by the tokens: test_delegation_tokens.
+# Lists: hidden entries are left out (test_lists). Open: for all. 0, 1, 78, 79: handled by workers.
+# 39 to 41 depend on the tokens: test_delegation_tokens.
 WITHOUT_CODE = {16, 66} | {17, 18, 36, 60} | {0, 1, 78, 79} | {39, 40, 41}
 
 
@@ -98,7 +98,7 @@ async def make_topic(broker: HandlerBroker, name: str) -> bytes:
 
 
 async def grant(broker: HandlerBroker, *granted: Right, permission: Permission = Permission.ALLOW) -> None:
-    """The rules are exactly these, for User:alice."""
+    """Sets exactly these rules for User:alice."""
     everything = m.DeleteAclsRequest.Filter(
         resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1
     )
@@ -154,12 +154,14 @@ async def test_missing_rights(broker_of: Callable[[], HandlerBroker], api_key: i
 
 
 def _own_refusal(api_key: int) -> int:
-    """WriteTxnMarkers: what only hosts may do has this code for clients that have the right too."""
+    """WriteTxnMarkers: a request that only hosts may send has this code also for clients with the
+    right.
+    """
     return int(E.CLUSTER_AUTHORIZATION_FAILED) if api_key == 27 else 0
 
 
 @run
-async def test_other_rights_are_of_no_use(broker_of: Callable[[], HandlerBroker]) -> None:
+async def test_other_rights_do_not_help(broker_of: Callable[[], HandlerBroker]) -> None:
     """Each right on another name, and a denial beside the right."""
     async with broker_of() as broker:
         await make_topic(broker, NAME)
@@ -218,7 +220,7 @@ async def test_resources_without_a_right_are_not_listed(broker_of: Callable[[], 
 
 
 @run
-async def test_requests_are_answered_in_part(broker_of: Callable[[], HandlerBroker]) -> None:
+async def test_requests_succeed_in_part(broker_of: Callable[[], HandlerBroker]) -> None:
     async with broker_of() as broker:
         await make_topic(broker, NAME)
         await make_topic(broker, OTHER)
@@ -283,7 +285,7 @@ async def test_a_topic_by_id_is_reported_without_its_name(broker_of: Callable[[]
 
 @run
 async def test_authorized_operations(broker_of: Callable[[], HandlerBroker]) -> None:
-    """KIP-430: those that the client has, of those that the resource supports."""
+    """KIP-430: the operations that the client may do, among those that the resource supports."""
     async with broker_of() as broker:
         await make_topic(broker, NAME)
         request = m.MetadataRequest(
@@ -342,7 +344,7 @@ async def test_log_directories_in_versions_without_an_error(broker_of: Callable[
 
 
 @run
-async def test_no_answer_is_kept_for_another_client(broker_of: Callable[[], HandlerBroker]) -> None:
+async def test_responses_are_not_cached_for_other_clients(broker_of: Callable[[], HandlerBroker]) -> None:
     async with broker_of() as broker:
         await make_topic(broker, NAME)
         await broker.send_request(m.MetadataRequest(topics=None), 12, ADMIN)

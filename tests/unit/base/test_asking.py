@@ -1,4 +1,4 @@
-"""Calls that may hang: no caller waits for long, and one that hangs occupies one thread."""
+"""Calls that may hang: no caller waits for long, and a hung call occupies one thread."""
 
 import asyncio
 import signal
@@ -33,7 +33,7 @@ def test_slow_work_is_awaited_and_hung_work_is_abandoned() -> None:
     run(scenario())
 
 
-def test_each_is_asked_one_question_at_a_time_and_none_waits_for_another() -> None:
+def test_each_key_has_one_call_at_a_time_and_does_not_delay_others() -> None:
     async def scenario() -> None:
         questions, let_go, requested = Questions(), threading.Event(), []
 
@@ -53,7 +53,7 @@ def test_each_is_asked_one_question_at_a_time_and_none_waits_for_another() -> No
     run(scenario())
 
 
-def test_errors_of_a_question_are_raised_and_the_next_one_is_asked() -> None:
+def test_errors_of_a_call_are_raised_and_the_next_one_runs() -> None:
     async def scenario() -> None:
         def failing(stepped: Callable[[], None]) -> None:
             raise ValueError("our own fault")
@@ -66,7 +66,7 @@ def test_errors_of_a_question_are_raised_and_the_next_one_is_asked() -> None:
     run(scenario())
 
 
-def test_a_question_that_raises_what_no_future_takes_is_answered_all_the_same() -> None:
+def test_a_call_that_raises_stop_iteration_ends_too() -> None:
     async def scenario() -> None:
         with pytest.raises(RuntimeError, match="StopIteration"):
             await asyncio.wait_for(queries.in_thread(lambda: next(iter(()))), 20)
@@ -74,7 +74,7 @@ def test_a_question_that_raises_what_no_future_takes_is_answered_all_the_same() 
     run(scenario())
 
 
-def test_a_question_that_got_no_thread_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_without_a_thread_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         def refused(self: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -89,9 +89,9 @@ def test_a_question_that_got_no_thread_is_asked_later(monkeypatch: pytest.Monkey
     run(scenario())
 
 
-def test_a_question_in_the_turn_of_a_response_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It went round for ever without giving the loop a turn, and the acceptor with it: the loop
-    delivers a response a turn after it came.
+def test_a_call_in_the_turn_of_a_response_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to loop endlessly without yielding, and the acceptor with it: the event loop delivers
+    a response one turn later.
     """
 
     async def scenario() -> None:
@@ -106,7 +106,7 @@ def test_a_question_in_the_turn_of_a_response_is_asked_at_once(monkeypatch: pyte
         first = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))
         await asyncio.sleep(0)
         second = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))  # its turn comes
-        responses[0].set_result(1)  # before those that learn of this
+        responses[0].set_result(1)  # before those that wait for this
         await asyncio.sleep(0)
         assert len(responses) == 2 and await first == 1
         third = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))

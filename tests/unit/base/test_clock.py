@@ -1,4 +1,4 @@
-"""mqd/base/clock.py: periodic work of a process wakes together."""
+"""mqd/base/clock.py: periodic tasks of a process wake together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration: sources and their order, values and bounds, what is refused, with which message."""
+"""Configuration: sources and their order, values and bounds, refusals and their messages."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_defaults_are_kafkas():
 # -- sources ---------------------------------------------------------------------------------------
 
 
-def test_sources_first_wins(tmp_path: Path):
+def test_the_first_source_wins(tmp_path: Path):
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=2\nlog.retention.hours=3\nnode.id=7\n")
     loaded = c.load_broker(
@@ -61,14 +61,14 @@ def test_sources_first_wins(tmp_path: Path):
     assert "log.dirs" not in loaded and "log.retention.ms" not in loaded
 
 
-def test_variables_of_the_tools_are_no_properties():
+def test_variables_of_the_tools_are_not_properties():
     loaded = c.load_broker(
         None, {"MQD_BOOTSTRAP": "x", "MQD_DEBUG": "1", "MQD_TEST_SEED": "3", "MQD_CRASH_SEED": "7"}, {}
     )
     assert loaded == c.load_broker(None, {}, {})
 
 
-def test_the_message_says_where(tmp_path: Path):
+def test_error_messages_name_the_source(tmp_path: Path):
     file = tmp_path / "server.properties"
     file.write_text("# a comment\n\nlog.retentoin.ms=5\n")
     refused(
@@ -129,14 +129,14 @@ def test_kafkas_stock_file_starts(tmp_path: Path):
         ({"share.heartbeat.interval.ms": "15001"}, "must be from 5000 to 15000"),
     ],
 )
-def test_a_share_groups_bounds_are_the_brokers(given, why):
+def test_a_share_groups_settings_are_bounded_by_the_brokers(given, why):
     broker = c.load_broker(None, {}, {})
     assert c.validate_group({"share.session.timeout.ms": "50000"}, broker) == {"share.session.timeout.ms": "50000"}
     with pytest.raises(c.ConfigError, match=why):
         c.validate_group(given, broker)
 
 
-def test_names_of_kafka_without_effect_are_taken_and_listed():
+def test_kafkas_properties_without_effect_are_accepted_and_listed():
     names = {"metric.reporters": "a.B", "group.share.enable": "true", "offsets.load.buffer.size": "5242880"}
     assert c.without_effect(c.load_broker(None, {}, names)) == sorted(names)
     documented = config_page.markdown()
@@ -161,18 +161,18 @@ def test_names_of_kafka_without_effect_are_taken_and_listed():
         ("client.quota.callback.class", "a.B", "kafka-configs"),
     ],
 )
-def test_names_of_kafka_that_promise_what_is_not_kept_stop_the_start(name, value, why):
+def test_kafkas_properties_that_cannot_be_honoured_stop_the_start(name, value, why):
     refused(lambda: c.load_broker(None, {}, {name: value}), name, why)
 
 
-def test_names_of_kafka_that_ask_for_nothing_are_taken():
+def test_kafkas_properties_with_neutral_values_are_accepted():
     given = {**kafka_names.ALREADY_SO, "security.inter.broker.protocol": "PLAINTEXT"}
     assert c.load_broker(None, {}, given) == c.load_broker(None, {}, {})
     topic = {"remote.storage.enable": "false", "local.retention.ms": "-2", "remote.log.copy.disable": "false"}
     assert c.validate_topic(topic) == topic
 
 
-def test_records_are_not_counted_where_the_acknowledgement_does_not_wait():
+def test_flush_by_record_count_requires_flush_on_ack():
     way_out = ("records are not counted", "set log.flush.on.ack=true, or log.flush.interval.ms")
     given = {"log.flush.on.ack": "false", "log.flush.interval.messages": "1"}
     refused(lambda: c.load_broker(None, {}, given), *way_out)
@@ -252,7 +252,7 @@ def test_values(name, text, value):
         ("group.consumer.heartbeat.interval.quick.ms", "999"),
     ],
 )
-def test_values_refused(name, text):
+def test_invalid_values_are_refused(name, text):
     error = refused(lambda: c.load_broker(None, {}, {name: text}), name, "must be")
     assert error.name == name and error.value == text.strip()
 
@@ -274,7 +274,7 @@ def test_topic_values_are_made_canonical_and_null_means_the_brokers():
     refused(lambda: c.validate_topic({"replica.lag.max.messages": "0"}), "some records behind", "or to -1")
 
 
-def test_unclean_elections_may_be_wanted():
+def test_unclean_elections_can_be_enabled():
     name = "unclean.leader.election.enable"
     for call in (c.validate_topic, c.validate_broker_dynamic, lambda chosen: c.load_broker(None, {}, chosen)):
         assert call({name: "True"})[name] == "true"
@@ -326,7 +326,7 @@ def test_sensitive_values_are_not_shown():
         ({"advertised.listeners": "OTHER://localhost:9092"}, "which listeners does not have"),
     ],
 )
-def test_contradictions(chosen, part):
+def test_contradictory_properties_are_refused(chosen, part):
     refused(lambda: c.load_broker(None, {}, chosen), part)
 
 
@@ -342,7 +342,7 @@ def test_listeners():
     assert [item.port for item in listeners("IN://127.0.0.1:9092,OUT://0.0.0.0:9094", **two)] == [9092, 9094]
 
 
-def test_which_value_counts():
+def test_precedence_of_values():
     def retention(**broker: str) -> str:
         static = c.load_broker(None, {}, {name.replace("_", "."): value for name, value in broker.items()})
         return c.topic_effective(static, {})["retention.ms"]
@@ -411,7 +411,8 @@ def test_every_property_that_is_not_ignored_is_read_somewhere():
 def test_every_property_that_is_ignored_is_read_nowhere():
     code = code_beside_the_tables()
     read = [name for table in (BROKER, TOPIC) for name, prop in table.items() if prop.ignored and f'"{name}"' in code]
-    # checked beside flush.on.ack; properties of clients, too; handed to the core, which does not count records
+    # checked beside flush.on.ack; properties of clients, too; passed to the core, which does not
+    # count records
     assert read == [
         "log.flush.interval.messages",
         "request.timeout.ms",
@@ -466,7 +467,7 @@ def test_oauthbearer_requires_its_settings():
     assert c.load_broker(None, {}, own)["listeners"] == OAUTH["listeners"]
 
 
-def test_listeners_with_tls_beyond_loopback_demand_certificates():
+def test_tls_listeners_off_loopback_require_certificates():
     def read(**more: str):
         own = {name.replace("_", "."): value for name, value in more.items()}
         return of_clients.parse_listeners({"listeners": "SSL://:9093", **own})
@@ -485,8 +486,8 @@ def test_listeners_with_tls_beyond_loopback_demand_certificates():
     refused(lambda: read(listeners=many, listener_security_protocol_map=names), "at most 64")
 
 
-def test_only_listeners_that_prove_their_clients_are_reached_from_other_hosts():
-    """Nothing but the listener is set: no listeners.insecure.allow."""
+def test_listeners_off_loopback_require_authentication():
+    """Only the listener is set: no listeners.insecure.allow."""
 
     def host(text: str) -> str:
         return of_clients.parse_listeners({"listeners": text})[0].host
@@ -499,7 +500,7 @@ def test_only_listeners_that_prove_their_clients_are_reached_from_other_hosts():
     assert host("SASL_SSL://:9092") == "" and host("SASL_PLAINTEXT://:9092") == "127.0.0.1"
 
 
-def test_hosts_with_rights_prove_who_they_are_on_loopback_too():
+def test_hosts_authenticate_on_loopback_too_when_there_are_rights():
     cluster = {"cluster.seeds": "127.0.0.1:9094", "authorizer.class.name": "standard"}
     refused(lambda: c.load_broker(None, {}, cluster), "other users of this machine", "cluster.key.file")
     assert c.load_broker(None, {}, {**cluster, "authorizer.class.name": ""})

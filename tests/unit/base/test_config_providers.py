@@ -1,4 +1,4 @@
-"""References in a broker's configuration to values that are kept elsewhere."""
+"""References in a broker's configuration to values kept elsewhere."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_the_three_providers_resolve_where_none_is_declared(vault):
     assert loaded("${vault:path:key} $1 ${x}") == "${vault:path:key} $1 ${x}"
 
 
-def test_a_file_of_kafka_declares_them(vault, tmp_path):
+def test_kafkas_declarations_of_providers_are_accepted(vault, tmp_path):
     file = tmp_path / "server.properties"
     file.write_text(
         f"config.providers=secrets, environment\n"
@@ -62,7 +62,7 @@ def test_a_file_of_kafka_declares_them(vault, tmp_path):
         ("${env:a:b}", "it must have the form ${env:NAME}"),
     ],
 )
-def test_a_reference_that_leads_nowhere_stops_the_start(vault, text, why):
+def test_an_unresolvable_reference_stops_the_start(vault, text, why):
     with pytest.raises(ConfigError) as error:
         loaded(text.replace("VAULT", str(vault)))
     assert why.replace("VAULT", str(vault)) in str(error.value)
@@ -87,12 +87,12 @@ def test_a_provider_reads_only_allowed_paths_and_names(vault):
         ({"config.providers.b.class": f"{KAFKA}FileConfigProvider"}, "lists no provider with such a setting"),
     ],
 )
-def test_a_declaration_that_cannot_be_kept_stops_the_start(declared, why):
+def test_an_unsupported_declaration_stops_the_start(declared, why):
     with pytest.raises(ConfigError, match=why):
         load_broker(None, {}, declared)
 
 
-def test_no_message_of_a_single_value_shows_what_a_reference_leads_to(vault):
+def test_error_messages_do_not_reveal_referenced_values(vault):
     for name in ("node.id", "sasl.enabled.mechanisms", "log.cleanup.policy"):
         with pytest.raises(ConfigError) as error:
             load_broker(None, {"SECRET": "hunter2"}, {name: "${env:SECRET}"})

@@ -1,4 +1,4 @@
-"""The files of deploy/, held against what a broker accepts, listens to and answers."""
+"""The files of deploy/, compared with the settings, ports and probes of a broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pod(resources: dict[tuple[str, str], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def config(resources: dict[tuple[str, str], Any], pod: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """As the broker of pod mqd-1 resolves it."""
+    """The configuration resolved by the broker of pod mqd-1."""
     file = tmp_path_factory.mktemp("config") / "server.properties"
     file.write_text(resources["ConfigMap", "mqd"]["data"]["server.properties"])
     given = {
@@ -56,7 +56,7 @@ def config(resources: dict[tuple[str, str], Any], pod: Any, tmp_path_factory: py
     return load_broker(file, properties_environment(environment), {})
 
 
-def test_the_broker_accepts_its_settings(config: dict[str, str], pod: Any) -> None:
+def test_the_broker_accepts_the_pods_settings(config: dict[str, str], pod: Any) -> None:
     cluster_config.check(config)
     (clients,) = listeners.parse_listeners(config)
     places = cluster_config.cluster_listeners(config)
@@ -75,13 +75,13 @@ def test_the_broker_accepts_its_settings(config: dict[str, str], pod: Any) -> No
     assert clients.has_tls and metrics.has_tls
 
 
-def test_its_command_is_understood(pod: Any) -> None:
+def test_the_pods_command_is_valid(pod: Any) -> None:
     verb, *arguments = pod["containers"][0]["args"]
     arguments = [word for word in arguments if word not in ("--config", "/etc/mqd/server.properties")]
     assert verb == "up" and up.make_context("up", arguments).params["data_dir"] == Path("/var/lib/mqd/data")
 
 
-def test_probes_ask_what_the_broker_answers(pod: Any) -> None:
+def test_probes_use_endpoints_of_the_broker(pod: Any) -> None:
     container = pod["containers"][0]
     asked = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")}
     assert {probe: one["path"] for probe, one in asked.items()} == {
@@ -91,10 +91,10 @@ def test_probes_ask_what_the_broker_answers(pod: Any) -> None:
     }
     assert all((one["port"], one["scheme"]) == ("metrics", "HTTPS") for one in asked.values())
     liveness = container["livenessProbe"]
-    assert liveness["periodSeconds"] * liveness["failureThreshold"] > 60  # the broker's watchdog is first
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] > 60  # the broker's watchdog acts first
 
 
-def test_there_is_time_to_end(pod: Any) -> None:
+def test_the_grace_period_is_long_enough(pod: Any) -> None:
     supervisord = configparser.RawConfigParser()
     supervisord.read(ROOT / "mqd" / "supervisord.conf")
     keeper_s = int(supervisord["program:mqd-keeper"]["stopwaitsecs"])
@@ -117,7 +117,7 @@ def test_shared_memory_has_room_and_every_mount_a_volume(config: dict[str, str],
     assert {"/dev/shm", "/tmp", "/var/lib/mqd"} <= mounted
 
 
-def test_a_pod_does_not_wait_for_one_that_waits_for_it(resources: dict[tuple[str, str], Any]) -> None:
+def test_pods_do_not_wait_for_each_other(resources: dict[tuple[str, str], Any]) -> None:
     assert resources["StatefulSet", "mqd"]["spec"]["podManagementPolicy"] == "Parallel"
     assert resources["Service", "mqd"]["spec"]["publishNotReadyAddresses"] is True
 

@@ -1,4 +1,4 @@
-"""Log lines into a pipe whose reader is slow, from a process that is stopped and continued."""
+"""Log lines into a pipe with a slow reader, from a process that is stopped and continued."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for number in range({LINES}):
 
 
 def _held(fd: int) -> int:
-    """Bytes that a pipe holds."""
+    """How many bytes are in the pipe."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 

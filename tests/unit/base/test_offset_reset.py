@@ -1,4 +1,4 @@
-"""share.auto.offset.reset: accepts and refuses what java.time.Duration does."""
+"""share.auto.offset.reset accepts and refuses the same values as java.time.Duration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mqd.base.offset_reset import BY_DURATION, EARLIEST, LATEST, OffsetReset, pa
         ("by_duration:-PT-1S", OffsetReset(BY_DURATION, 1_000)),
     ],
 )
-def test_what_is_read(text: str, expected: OffsetReset) -> None:
+def test_accepted_values(text: str, expected: OffsetReset) -> None:
     assert parse_offset_reset(text) == expected
 
 
@@ -30,6 +30,6 @@ def test_what_is_read(text: str, expected: OffsetReset) -> None:
     + ["by_duration:1S", "by_duration:-PT1S", "by_duration:P1Y", "by_duration:PT1.5H", "by_duration:PT\u0661S"]
     + [f"by_duration:P{'9' * 30}D", f"by_duration:PT{'9' * 500}S"],
 )
-def test_what_is_refused(text: str) -> None:
+def test_refused_values(text: str) -> None:
     with pytest.raises(ValueError):
         parse_offset_reset(text)

@@ -1,4 +1,4 @@
-"""The directory of sockets in /tmp, which other users could have made first."""
+"""The directory of sockets in /tmp, which other users could have created first."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NOT_OURS = "is not a directory that only this user can write"
 
 @pytest.fixture
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Too long a name for sockets below it; /tmp is one of ours, and short wherever TMPDIR is."""
+    """A path too long for sockets below it; /tmp is a private one, and short wherever TMPDIR is."""
     with tempfile.TemporaryDirectory(prefix="mqd-", dir="/tmp") as shared:
         monkeypatch.setattr(paths, "SHARED", Path(shared))
         yield tmp_path / ("d" * 120)
 
 
 def as_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process runs as another user than the owner of the file."""
+    """This process runs as a user other than the owner of the file."""
     uid = os.getuid() + 1
     monkeypatch.setattr(paths, "os", SimpleNamespace(**{**vars(os), "getuid": lambda: uid}))
 
 
-def test_one_of_its_own_is_made_and_tightened(data_dir: Path) -> None:
+def test_an_own_directory_is_created_and_restricted(data_dir: Path) -> None:
     places = paths.layout(data_dir)
     assert places.run_dir.parent == paths.SHARED and not places.run_dir.exists()
     paths.create(places)
@@ -44,10 +44,12 @@ def test_one_of_its_own_is_made_and_tightened(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "writable", "other"])
-def test_one_that_another_user_could_have_made_is_refused(
+def test_a_directory_that_another_user_could_have_created_is_refused(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """By all that look for it: up, down, status, the processes; and by up if it comes later."""
+    """By everything that looks for it: up, down, status, the processes; and by up if it appears
+    later.
+    """
     before = paths.layout(data_dir)
     if kind == "other":
         as_another(monkeypatch)
@@ -68,8 +70,8 @@ def test_one_that_another_user_could_have_made_is_refused(
         paths.create(before)
 
 
-def test_what_answers_there_must_run_as_this_user(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would name the process that `mqd down` ends."""
+def test_the_process_behind_the_socket_must_run_as_this_user(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would name the process that `mqd down` kills."""
     places = paths.layout(data_dir)
     paths.create(places)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -98,8 +100,8 @@ def test_a_lock_of_another_user_names_no_process(data_dir: Path, monkeypatch: py
         os.close(fd)
 
 
-def test_in_a_data_directory_its_permissions_have_decided(tmp_path: Path) -> None:
-    """root asks for the broker of another user."""
+def test_in_a_data_directory_its_permissions_suffice(tmp_path: Path) -> None:
+    """root runs the command for another user's broker."""
     assert paths.trusts(tmp_path / "run", os.getuid() + 1)
     assert not paths.trusts(paths.SHARED / "mqd-1-x", os.getuid() + 1)
     assert paths.trusts(paths.SHARED / "mqd-1-x", os.getuid())

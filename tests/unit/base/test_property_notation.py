@@ -1,4 +1,4 @@
-"""The notation of the configuration properties: what a line says, and lines that say nothing."""
+"""The notation of the configuration properties: the meaning of a line, and invalid lines."""
 
 import pytest
 
@@ -23,7 +23,7 @@ a.share: double >=0.5
     assert (rows["a.share"].minimum, rows["a.share"].default) == (0.5, None)
 
 
-def test_a_topics_property_takes_what_its_line_omits_from_the_brokers():
+def test_a_topics_property_inherits_omitted_parts_from_the_brokers():
     broker = table("log.roll.ms: long >=1\n    When a segment is rolled.")
     rows = table("segment.ms: as log.roll.ms = 604800000\nroll.ms: as log.roll.ms\n    Rolled.", broker)
     assert (rows["segment.ms"].doc, rows["segment.ms"].default) == ("When a segment is rolled.", "604800000")
@@ -34,6 +34,6 @@ def test_a_topics_property_takes_what_its_line_omits_from_the_brokers():
 @pytest.mark.parametrize(
     "line", ["a: integer = 1", "a int = 1", "a: int dynamics = 1", "a: int =1", "a: int = 1\na: int"]
 )
-def test_a_line_that_cannot_be_read_stops_the_import(line):
+def test_an_invalid_line_stops_the_import(line):
     with pytest.raises(ValueError):
         table(line)

@@ -1,4 +1,4 @@
-"""Why processes ended, by their wait statuses."""
+"""Reasons of process ends, by their wait statuses."""
 
 from __future__ import annotations
 

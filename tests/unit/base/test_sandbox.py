@@ -1,5 +1,5 @@
-"""What a process gives up: the filter of system calls by a model of its machine, and the kernel's
-answers to a process that has done it.
+"""Privileges that a process drops: the system call filter in a model of its machine, and the
+kernel's errors in a process that has applied it.
 """
 
 import errno
@@ -34,7 +34,7 @@ def verdict(program: bytes, architecture: int, number: int) -> int:
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_refuses_what_the_table_names_and_nothing_else(machine):
+def test_the_filter_refuses_exactly_the_calls_in_the_table(machine):
     column = list(HEADERS).index(machine)
     architecture = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
     program = sandbox.filter_program(machine, ALL.values())
@@ -48,7 +48,7 @@ def test_the_filter_refuses_what_the_table_names_and_nothing_else(machine):
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_numbers_are_the_kernels(machine):
+def test_system_call_numbers_match_the_kernels(machine):
     header = Path(HEADERS[machine])
     if not header.exists():
         pytest.skip(f"{header} is not here to compare with")
@@ -106,7 +106,7 @@ print("status", *(line.split()[1] for line in open("/proc/self/status") if line.
 """
 
 
-def test_a_process_that_gave_up(tmp_path):
+def test_a_confined_process(tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
     own.mkdir()
     other.mkdir()
@@ -126,7 +126,7 @@ def test_a_process_that_gave_up(tmp_path):
     }
 
 
-def test_a_thread_that_runs_already_would_stay_free():
+def test_a_thread_that_already_runs_would_not_be_confined():
     program = (
         "import threading, time\nfrom mqd.base import sandbox\nsandbox.give_up_privileges()\n"
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nsandbox.restrict_files([], ['/'], [])"

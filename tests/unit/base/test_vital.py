@@ -1,4 +1,4 @@
-"""What ends the process when it fails: it would handle nothing from then on, unnoticed."""
+"""Failures that end the process, because it would silently handle nothing from then on."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ from tests.unit.acceptor.test_handler_link import Wire, everything
 
 
 class Ended(BaseException):
-    """Stands for the process's end; its argument is the status."""
+    """Replaces the end of the process; its argument is the status."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def failing(*_: object) -> None:
     raise MemoryError
 
 
-def test_the_acceptor_that_cannot_take_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remaining messages that it had taken from the ring were lost, and nothing woke it."""
+def test_the_acceptor_ends_when_it_cannot_handle_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remaining messages that it had taken from the ring were lost, and nothing woke it again."""
 
     async def scenario() -> None:
         async with HandlerBroker(tmp_path) as broker:
@@ -51,16 +51,16 @@ def test_the_acceptor_that_cannot_take_a_request(tmp_path: Path, monkeypatch: py
     asyncio.run(scenario())
 
 
-def test_the_worker_that_cannot_take_its_reactor_s_events() -> None:
-    """Those behind it were never handled: their callers waited for ever."""
+def test_a_worker_ends_when_it_cannot_handle_its_reactors_events() -> None:
+    """The events after it were never handled: their callers waited forever."""
     event = SimpleNamespace(kind=EventKind.DONE, token=5)
     commands = ReactorCommands(SimpleNamespace(next_events=lambda _count: [event]), None, failing)  # type: ignore[arg-type]
     with pytest.raises(Ended, match="1"):
         commands.drain()
 
 
-def test_any_process_that_cannot_take_the_keeper_s_notices() -> None:
-    """It could be a shutdown that stood behind."""
+def test_any_process_ends_when_it_cannot_handle_the_keepers_notices() -> None:
+    """A shutdown notice could be behind it."""
     readers: dict[int, Any] = {}
     client = KeeperClient.__new__(KeeperClient)
     connection, other = socket.socketpair()

@@ -1,5 +1,5 @@
-"""A process whose event loop hangs ends and says where; one that is slow, has been stopped or ends
-by itself is left alone.
+"""A process whose event loop hangs ends and reports where; one that is slow, has been stopped or is
+shutting down is left alone.
 """
 
 import os
@@ -63,10 +63,10 @@ def test_a_busy_process_is_not_ended() -> None:
 
 
 def test_a_process_that_waits_for_its_log_reader_is_not_ended() -> None:
-    """supervisord takes it, writes it to a disk, and that may hang."""
+    """Its reader, supervisord, writes the log to a disk, which may hang."""
     process = start("log")
     assert process.stdout is not None
-    time.sleep(3.0)  # that nothing happens takes time to see: three times as long as a loop may hang
+    time.sleep(3.0)  # to observe that nothing happens: three times as long as a loop may hang
     rest, output = process.communicate(timeout=30)
     assert rest == "ended\n" and process.returncode == 0 and "hangs" not in output and output.count("\n") == 100
 
@@ -74,7 +74,7 @@ def test_a_process_that_waits_for_its_log_reader_is_not_ended() -> None:
 def test_a_stopped_process_continues() -> None:
     process = start("live", 4.0)
     os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(3.0)  # that nothing happens takes time to see: three times as long as a loop may hang
+    time.sleep(3.0)  # to observe that nothing happens: three times as long as a loop may hang
     os.kill(process.pid, signal.SIGCONT)
     assert process.communicate(timeout=30) == ("ended\n", "") and process.returncode == 0
 

@@ -1,4 +1,4 @@
-"""Rules in words, and back."""
+"""Rules in words, formatted and parsed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_user_is_a_principal() -> None:
         ("cluster/x", "one cluster"),
     ],
 )
-def test_what_is_no_resource(word: str, message: str) -> None:
+def test_invalid_resources(word: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         acl_words.resource(word)
 

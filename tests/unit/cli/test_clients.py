@@ -1,5 +1,5 @@
-"""produce, consume and cat against librdkafka's own mock cluster, which needs no broker of ours;
-topic commands are tested with a real one.
+"""produce, consume and cat against librdkafka's own mock cluster, which needs no broker; topic
+commands are tested with a real one.
 """
 
 import io
@@ -16,7 +16,7 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 
 @pytest.fixture(scope="module")
 def bootstrap():
-    """Address of a mock cluster (4 partitions a topic, made on demand) that lives in this process."""
+    """Address of a mock cluster (4 partitions per topic, created on demand) in this process."""
     holder = confluent_kafka.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "log_level": 0})
     broker = next(iter(holder.list_topics(timeout=10).brokers.values()))
     yield f"{broker.host}:{broker.port}"
@@ -52,7 +52,7 @@ def mqd(bootstrap, monkeypatch, capfdbinary):
     return call
 
 
-def test_lines_there_and_back(mqd, topic):
+def test_lines_are_produced_and_consumed(mqd, topic):
     code, output, error = mqd("produce", topic, "-p", "2", "-k", ":", "-H", "h=1", stdin=b"a:1\n\nb:2:3\nplain\n")
     assert (code, output) == (0, b"") and " written to " in error
     code, out, error = mqd("consume", topic, "-e", "-Z", "-f", "%p %o %k=%v %h\\n")
@@ -91,8 +91,8 @@ def test_files_and_nulls(mqd, topic, tmp_path):
     assert shown[-1]["key"] == "gone"
 
 
-def test_where_to_begin_and_to_stop(mqd, topic):
-    for second in range(5):  # five records a second apart, by their own timestamps
+def test_start_and_end_positions(mqd, topic):
+    for second in range(5):  # five records with timestamps a second apart
         producer = confluent_kafka.Producer({"bootstrap.servers": main_module.os.environ["MQD_BOOTSTRAP"]})
         producer.produce(topic, str(second).encode(), partition=0, timestamp=1_700_000_000_000 + second * 1000)
         producer.flush()
@@ -111,7 +111,7 @@ def test_where_to_begin_and_to_stop(mqd, topic):
     assert values("-n", "2", "-o", "-2") == b"34"
 
 
-def test_what_does_not_exist(mqd, topic):
+def test_missing_topics_and_partitions(mqd, topic):
     assert mqd("produce", topic, stdin=b"x\n")[0] == 0
     code, out, error = mqd("consume", topic, "-p", "9", "-e")
     assert (code, out) == (1, b"") and error == f"mqd: topic {topic} has no partition 9; it has 0 to 3\n"
@@ -126,7 +126,7 @@ def test_what_does_not_exist(mqd, topic):
 # -- kcat's options --------------------------------------------------------------------------------
 
 
-def test_cat_there_and_back(mqd, topic):
+def test_cat_produces_and_consumes(mqd, topic):
     code, out, error = mqd(
         "cat", "-t", topic, "-p", "1", "-K:", "-H", "a=1", "-H", "b", "-Z", stdin=b"k1:v1\n\nk2:v2\nv3\n:v4\nk5:\n"
     )

@@ -10,7 +10,7 @@ def key(*words: str):
     return CliRunner().invoke(cli, ["cluster", "key", *words], standalone_mode=False)
 
 
-def test_a_key_is_made_and_changed_step_by_step(tmp_path):
+def test_a_key_is_created_and_rotated_step_by_step(tmp_path):
     file = tmp_path / "cluster.key"
     assert "copy it to every host" in key(str(file)).output and stat.S_IMODE(file.stat().st_mode) == 0o600
     config = {"cluster.key.file": str(file)}

@@ -28,7 +28,7 @@ def test_java_and_librdkafka_mean_the_same():
         assert client.of_properties(found).settings == SETTINGS, form
 
 
-def test_java_says_that_it_has_a_token_and_the_others_need_not():
+def test_only_java_clients_need_the_token_option():
     settings = {**SETTINGS, "sasl.tokenauth": "true"}
     java = {name: value for name, (value, _) in parse_properties(written("java", "h:9092", settings)).items()}
     assert java["sasl.jaas.config"].endswith(' tokenauth="true";') and "sasl.tokenauth" not in java

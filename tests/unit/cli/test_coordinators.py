@@ -1,5 +1,5 @@
-"""What commands conclude from coordinators that say nothing: that they know of nothing, but only
-where every one of them was asked.
+"""Conclusions of commands from coordinators that know nothing: valid only if every coordinator has
+responded.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ PRODUCER = 5
 
 
 class World:
-    """Two brokers. Topic "t" is led by broker 1 and has a transaction open that began at 41; the
-    coordinators' topics have the leaders of `leaders`: None, there is no such topic.
+    """Two brokers. Topic "t" is led by broker 1 and has a transaction open since offset 41; the
+    coordinators' topics have the leaders in `leaders`: None, the topic does not exist.
     """
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ def test_transactions_are_listed_without_one_whose_coordinator_is_just_changing(
 def test_only_open_transactions_are_open_for_longer(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Brokers list those that have ended since, as Kafka's do."""
+    """Brokers also list transactions that have ended since, as Kafka does."""
     world.known = [("x", 0, "Ongoing"), ("y", 0, "CompleteCommit"), ("z", 0, "Empty")]
     assert listed(monkeypatch, capsys, "txn", "--longer-than", "1s")[:2] == (0, ["TRANSACTIONAL", "x"])
     assert listed(monkeypatch, capsys, "txn")[1] == ["TRANSACTIONAL", "x", "y", "z"]
@@ -259,7 +259,7 @@ def test_unread_records_are_unknown_while_a_group_cannot_be_described(world: Wor
         assert "group a" in retiring.groups_behind(cluster, state).unknown
 
 
-def test_none_is_aborted_by_its_place_while_a_coordinator_is_away(
+def test_none_is_aborted_by_partition_while_a_coordinator_is_unavailable(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from mqd.cli import main
@@ -271,7 +271,7 @@ def test_none_is_aborted_by_its_place_while_a_coordinator_is_away(
     assert not any(isinstance(request, WriteTxnMarkersRequest) for request in world.requested)
 
 
-def test_producers_to_retired_partitions_are_not_let_go_while_a_coordinator_is_away(
+def test_producers_of_retired_partitions_are_kept_while_a_coordinator_is_unavailable(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[tuple[int, bool]] = []

@@ -1,4 +1,6 @@
-"""What `mqd demo-spark` says of its own outcome: right is right, and each kind of wrong is seen."""
+"""`mqd demo-spark` verifies its own outcome: the correct one passes, and each kind of error is
+found.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,11 @@ def failed(rows: list[Window], topic: list[dict[str, Any]]) -> set[str]:
     return {check.name for check in verdict(FLIGHTS, rows, topic) if not check.passed}
 
 
-def test_right_is_right() -> None:
+def test_the_correct_outcome_passes() -> None:
     assert failed(windows(), report(windows())) == set()
 
 
-def test_each_kind_of_wrong_is_seen() -> None:
+def test_each_kind_of_error_is_found() -> None:
     rows = windows()
     assert failed(rows[1:], report(rows[1:])) == {"flights", "windows"}, "a window was never told"
     assert failed([*rows, rows[0]], report(rows)) == {"windows"}, "one was told twice"
@@ -72,7 +74,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (True, "/nowhere", "JAVA_HOME is /nowhere, which has no bin/java"),
     ],
 )
-def test_what_spark_needs_is_reported_in_one_line_before_a_broker_is_started(
+def test_missing_requirements_of_spark_are_reported_before_a_broker_is_started(
     pyspark: bool,
     java_home: str | None,
     message: str,

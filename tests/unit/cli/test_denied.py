@@ -1,4 +1,4 @@
-"""Tools of a user who may not reach the broker's directory do not say that no broker runs."""
+"""Tools of a user without access to the broker's directory do not claim that no broker runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 STRANGER = 54321
 
-# the program is imported before the user is given up: the tree may be root's alone
+# import the program before dropping privileges: only root may be able to read the tree
 _AS_A_STRANGER = """
 import os, sys
 from mqd.cli import main

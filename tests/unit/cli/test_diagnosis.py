@@ -55,11 +55,11 @@ def test_processes() -> None:
     ]
 
 
-def test_a_cluster_that_is_well() -> None:
+def test_a_healthy_cluster() -> None:
     assert of_cluster(cluster([], Judged(NOW_MS, [], [], 1)), partitions([], {}), [], NOW_MS + 1_500) == []
 
 
-def test_a_cluster_that_is_not() -> None:
+def test_an_unhealthy_cluster() -> None:
     seen = cluster([3], Judged(NOW_MS, [3], [], 0))
     lacking = partitions([("t", 0, [3]), ("t", 1, [2])], {2: ["u-0"], 3: ["u-1"]})
     place = Place("t-1", 2, ("/disk",))
@@ -81,7 +81,7 @@ def test_a_cluster_that_is_not() -> None:
     ]
 
 
-def test_a_rebalance_that_is_held_up() -> None:
+def test_a_delayed_rebalance() -> None:
     holder = SimpleNamespace(client_id="slow-app", member_id="m", host="10.0.0.7")
     held = SimpleNamespace(group="g", rebalance=SimpleNamespace(lasting_ms=40_000, held_up_by=[holder]))
     quick = SimpleNamespace(group="q", rebalance=SimpleNamespace(lasting_ms=400, held_up_by=[holder]))
@@ -168,10 +168,10 @@ def offsets(high: float, end: float, topic: str = "t") -> list[Sample]:
         ((10, 12), (10, 14), True),
     ],
 )
-def test_a_disk_that_does_not_answer(before: tuple[int, int], after: tuple[int, int], is_stuck: bool) -> None:
+def test_a_hung_disk(before: tuple[int, int], after: tuple[int, int], is_stuck: bool) -> None:
     found = of_flushes(offsets(*before), offsets(*after), frozenset({"t-0"}))
     assert [one.harm for one in found] == [Harm.OUTAGE] * is_stuck
-    # with followers, it may wait for those
+    # with followers, it may be waiting for those
     assert of_flushes(offsets(*before), offsets(*after), frozenset()) == []
 
 
@@ -184,10 +184,10 @@ def consumer(offset: float, behind_s: float, members: float = 1) -> list[Sample]
     ]
 
 
-def test_a_record_that_a_group_does_not_get_past() -> None:
+def test_a_record_that_blocks_a_group() -> None:
     (found,) = of_consumers(consumer(7, 120), consumer(7, 126))
     assert "has not passed offset 7 of t-3 for 2 min" in found.what
     assert "mqd consume t --partition 3 --offset 7" in found.cure and "mqd group seek g t:3 --shift-by 1" in found.cure
-    assert of_consumers(consumer(7, 120), consumer(8, 120)) == []  # it moves
+    assert of_consumers(consumer(7, 120), consumer(8, 120)) == []  # it makes progress
     assert of_consumers(consumer(7, 30), consumer(7, 36)) == []  # it may be slow
     assert of_consumers(consumer(7, 120, 0), consumer(7, 126, 0)) == []  # nothing runs: only behind

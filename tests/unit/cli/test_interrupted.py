@@ -1,4 +1,6 @@
-"""Ctrl-C while records are written: the command ends at once, and says what was not acknowledged."""
+"""Ctrl-C while records are written: the command ends at once, and reports the unacknowledged
+records.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class Stdin(io.BytesIO):
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of one who takes connections and says nothing."""
+    """The address of a server that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield "127.0.0.1:%d" % server.getsockname()[1]
 
@@ -48,7 +50,7 @@ def silent() -> Iterator[str]:
 def test_ctrl_c_at_the_end_of_the_input(
     silent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    """A flush of librdkafka's would go on to message.timeout.ms."""
+    """librdkafka's flush would wait until message.timeout.ms."""
     timers: list[threading.Timer] = []
 
     def soon() -> None:
@@ -64,7 +66,7 @@ def test_ctrl_c_at_the_end_of_the_input(
             return super().flush(timeout if timeout >= 0 else 2)
 
     monkeypatch.setattr("mqd.cli.topic_writing.Producer", Producer)
-    monkeypatch.setattr("mqd.cli.librdkafka.require_broker", lambda *_: None)  # it would find that none answers
+    monkeypatch.setattr("mqd.cli.librdkafka.require_broker", lambda *_: None)  # it would find that no broker responds
     assert main._run([*command, "-b", silent]) == 130
     assert "mqd: interrupted: 2 of 2 records were not acknowledged\n" in capsys.readouterr().err
     timers[0].join()
@@ -72,8 +74,8 @@ def test_ctrl_c_at_the_end_of_the_input(
 
 
 class Queue:
-    """A producer of librdkafka's: acknowledges `each_flush` records with each flush, or raises what
-    it is given there.
+    """librdkafka's producer: acknowledges `each_flush` records with each flush, or raises the given
+    exception there.
     """
 
     def __init__(self, flushes: list[int | BaseException]) -> None:
@@ -172,7 +174,7 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_the_second_ctrl_c_ends_what_the_first_has_only_asked_to_stop(handlers: None) -> None:
+def test_the_second_ctrl_c_ends_a_command_that_is_still_stopping(handlers: None) -> None:
     stop = threading.Event()
     common.stop_when_interrupted(stop)
     signal.raise_signal(signal.SIGINT)
@@ -183,7 +185,7 @@ def test_the_second_ctrl_c_ends_what_the_first_has_only_asked_to_stop(handlers: 
 
 
 @pytest.mark.parametrize(("unread", "code", "reported"), [(True, 0, ""), (False, 1, "mqd: p: a pipe of Spark's\n")])
-def test_a_pipeline_ends_well_when_its_progress_is_not_read(
+def test_a_pipeline_succeeds_when_its_progress_is_not_read(
     handlers: None,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -235,6 +237,6 @@ def test_ctrl_c_while_the_command_is_imported(tmp_path: Path) -> None:
     assert running.returncode == 130 and errors == ""
 
 
-def test_the_installed_command_begins_there_too() -> None:
+def test_the_installed_command_handles_ctrl_c_from_its_start() -> None:
     (command,) = (one for one in metadata.distribution("mqd").entry_points if one.name == "mqd")
     assert command.value == "mqd.__main__:main"

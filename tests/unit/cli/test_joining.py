@@ -1,4 +1,4 @@
-"""A host joins by a token: over real sockets on loopback, both sides in this process."""
+"""A host joins with a token: over real sockets on loopback, both sides in this process."""
 
 import contextlib
 import datetime
@@ -29,7 +29,7 @@ def first(tmp_path) -> secure.Files:
 
 @contextlib.contextmanager
 def invitation(first: secure.Files, seconds: float = 30.0) -> Iterator[tuple[Token, list[str], list[bool]]]:
-    """(token, what it says, its result once it is over)"""
+    """(token, its description, its result once it is over)"""
     message: list[str] = []
     results: list[bool] = []
     made = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), seconds, message.append)
@@ -42,7 +42,7 @@ def invitation(first: secure.Files, seconds: float = 30.0) -> Iterator[tuple[Tok
         thread.join(10)
 
 
-def test_a_host_gets_what_it_needs_and_no_more(first, tmp_path):
+def test_a_host_gets_exactly_the_files_it_needs(first, tmp_path):
     data_dir = tmp_path / "fourth"
     with invitation(first) as (token, message, results):
         assert not joining.has_joined(token, data_dir)
@@ -60,12 +60,12 @@ def test_a_host_gets_what_it_needs_and_no_more(first, tmp_path):
     for file in (places.host, places.broker, places.key, places.admin, places.metrics_token):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = {file: file.read_bytes() for file in places if file.is_file()}
-    secure.prepare(data_dir, 4, NAMES)  # what `mqd up` does next
+    secure.prepare(data_dir, 4, NAMES)  # the next step of `mqd up`
     assert {file: file.read_bytes() for file in before} == before and not places.ca_key.exists()
     assert secure.settings(data_dir)["cluster.tls"] == "required"
 
 
-def test_certificates_that_end_soon_are_fetched_again(first, tmp_path):
+def test_certificates_that_expire_soon_are_fetched_again(first, tmp_path):
     data_dir = tmp_path / "fourth"
     with invitation(first) as (token, _, _):
         joining.join(token, data_dir, NAMES)
@@ -108,7 +108,7 @@ def test_an_invitation_needs_the_secret(first, tmp_path):
     assert results == [True] and "is refused" in message[0]
 
 
-def test_the_secret_goes_to_a_host_of_the_authority_only(first, tmp_path):
+def test_the_secret_is_only_sent_to_a_host_of_the_authority(first, tmp_path):
     """J1: neither to another authority, nor to a client of this one."""
     stranger = secure.prepare(tmp_path / "stranger", 1, ["localhost"])
     own = pki.Pair(first.ca.read_bytes(), first.ca_key.read_bytes())
@@ -140,7 +140,7 @@ def test_a_malformed_request_ends_that_connection_only(first, tmp_path):
 
 
 def test_a_client_that_sends_byte_by_byte_is_cut_off(first, tmp_path, monkeypatch):
-    """A few of them would take all connections for as long as the token is valid."""
+    """A few of them would occupy all connections for as long as the token is valid."""
     monkeypatch.setattr(joining, "CONNECTION_S", 0.5)
     with invitation(first) as (token, message, results):
         with (
@@ -158,7 +158,7 @@ def test_a_client_that_sends_byte_by_byte_is_cut_off(first, tmp_path, monkeypatc
     assert results == [True] and ("timed out" in message[0] or "not complete" in message[0])
 
 
-def test_tokens_and_directories_that_do_not_fit(first, tmp_path):
+def test_invalid_tokens_and_directories_are_refused(first, tmp_path):
     for text in ("", "mqd1-", "mqd1-AAAA", "nonsense", "mqd1-%%%"):
         with pytest.raises(CliError, match="not a token of `mqd cluster invite`"):
             joining.parse(text)

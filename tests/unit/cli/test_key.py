@@ -42,7 +42,7 @@ def test_a_rotation_in_steps(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_invalid_commands_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     _run("create", str(file), "--id", "one")
     before = file.read_text()

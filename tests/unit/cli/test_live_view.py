@@ -49,7 +49,7 @@ def test_groups() -> None:
     assert [one.records_read_s for one in shown.topics] == [90.0, 0.0]
 
 
-def test_slow_partitions_the_worst_first() -> None:
+def test_slow_partitions_are_listed_worst_first() -> None:
     partitions = {T0: Replicas(1, (2, 3)), T1: Replicas(-1), U0: Replicas(1)}
     shown = view(
         sample(
@@ -78,7 +78,7 @@ def test_cpu_of_a_process_that_was_restarted_is_not_shown() -> None:
     assert shown.processes == [("mqd-worker-0", 0.5)]
 
 
-def test_two_samples_of_one_moment_are_refused() -> None:
+def test_two_samples_of_the_same_time_are_refused() -> None:
     with pytest.raises(ValueError):
         view(sample(1.0, {}), sample(1.0, {}))
 

@@ -1,5 +1,5 @@
-"""The command line without a broker: lazy verbs, exit codes, one-line errors, completion, start-up
-time.
+"""The command line without a broker: lazy imports, exit codes, one-line errors, completion,
+start-up time.
 """
 
 import errno
@@ -41,7 +41,7 @@ def closed_port() -> int:
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_command_is_there_and_helps(name, capsys):
+def test_every_command_exists_and_has_help(name, capsys):
     assert main_module._run([name, "--help"]) == 0
     assert "Usage: mqd " + name in capsys.readouterr().out
 
@@ -59,9 +59,9 @@ def test_the_help_lists_every_command_and_imports_none():
     assert all(name in shown for name in COMMANDS)
 
 
-def test_start_up_costs_little():
-    """CPU time of the child, which a busy machine does not change much. The promise is 150 ms of
-    wall clock on an idle one.
+def test_start_up_is_cheap():
+    """CPU time of the child, on which load of the machine has little effect. The documented limit
+    is 150 ms of wall time on an idle one.
     """
 
     def cpu_s(*arguments: str) -> float:
@@ -85,7 +85,7 @@ def test_start_up_costs_little():
         ["topic", "delete", "t"],
     ],
 )
-def test_no_broker_is_exit_code_3_and_says_the_way_out(arguments, closed_port, capsys):
+def test_without_a_broker_the_exit_code_is_3_with_a_remedy(arguments, closed_port, capsys):
     assert main_module._run([*arguments, "-b", f"127.0.0.1:{closed_port}"]) == EXIT_UNREACHABLE
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -103,7 +103,7 @@ def test_no_broker_is_exit_code_3_and_says_the_way_out(arguments, closed_port, c
         (("add-partitions", "t", "--to", "10000000"), 100_000),
     ],
 )
-def test_a_number_beyond_what_can_be_sent_is_refused_with_the_bound(arguments, bound, closed_port, capsys):
+def test_a_number_out_of_range_is_refused_with_the_bound(arguments, bound, closed_port, capsys):
     assert main_module._run(["topic", *arguments, "-b", f"127.0.0.1:{closed_port}"]) == EXIT_USAGE
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"10000000 is not in the range 1<=x<={bound}" in error
@@ -166,7 +166,7 @@ def test_wrong_usage_is_exit_code_2_in_one_line(arguments, part, capsys):
     assert part in error
 
 
-def test_a_fault_of_our_own_is_one_line_unless_debugging(monkeypatch, capsys):
+def test_a_bug_is_reported_in_one_line_unless_debugging(monkeypatch, capsys):
     def broken():
         raise RuntimeError("boom")
 
@@ -243,7 +243,7 @@ def broken(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("echo", [click.echo, broken])
-def test_a_reader_that_has_gone_is_no_error(echo, monkeypatch, capfd):
+def test_a_closed_stdout_is_not_an_error(echo, monkeypatch, capfd):
     from mqd.cli.verbs import completion
 
     monkeypatch.setattr(completion.click, "echo", echo)
@@ -263,7 +263,7 @@ def test_another_pipe_that_breaks_is_an_error(has_file, monkeypatch, capfd):
     assert capfd.readouterr().err == "mqd: [Errno 32] Broken pipe\n"
 
 
-def test_a_reader_that_has_enough_is_no_error():
+def test_a_reader_that_stops_early_is_not_an_error():
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {sys.executable} -m mqd.cli.main completion bash | head -n 1"],
         capture_output=True,

@@ -1,5 +1,5 @@
-"""`mqd topic reassign`: a plan is one topic's, and is verified partition by partition. Against a
-cluster that is played here.
+"""`mqd topic reassign`: a plan belongs to one topic, and is verified partition by partition. With a
+fake cluster.
 """
 
 import contextlib
@@ -29,9 +29,10 @@ NODES = (1, 2, 3, 4)
 UNKNOWN_TOPIC = 3
 
 
-class PlayedCluster:
-    """Topics -> partitions -> replicas, and what moves: (adding, removing) by topic and partition.
-    `bytes_at`: of one partition on one host; a host that is not in `reachable` does not answer.
+class FakeCluster:
+    """Topics -> partitions -> replicas, and current moves: (adding, removing) by topic and
+    partition. `bytes_at`: of one partition on one host; a host that is not in `reachable` does not
+    respond.
     """
 
     def __init__(self) -> None:
@@ -41,9 +42,9 @@ class PlayedCluster:
         self.reachable = set(NODES)
         self.racks: dict[int, str] = {}
         self.moves_requested: list[tuple[str, int]] = []
-        self.balanced: list[int] = []  # where a balance wants racked-0
-        self.balanced_big: dict[int, list[int]] = {}  # and partitions of big
-        self.balances = False  # at once
+        self.balanced: list[int] = []  # the target of balancing for racked-0
+        self.balanced_big: dict[int, list[int]] = {}  # and for partitions of big
+        self.balances = False  # immediately
         self.is_mqd = True
 
     def metadata(self, requested: MetadataRequest) -> MetadataResponse:
@@ -120,8 +121,8 @@ class PlayedCluster:
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
-    cluster = PlayedCluster()
+def played(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    cluster = FakeCluster()
 
     class Broker:
         def __init__(self, address: str, timeout_s: float = 0) -> None:
@@ -195,19 +196,19 @@ def plan(tmp_path: Path, *partitions: tuple[str, int, list[int]]) -> str:
 
 @pytest.mark.parametrize("how", [(), ("--dry-run",), ("--no-wait",)])
 def test_a_plan_of_another_topic_is_refused_and_nothing_moves(
-    mqd, played: PlayedCluster, tmp_path: Path, how: tuple[str, ...]
+    mqd, played: FakeCluster, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
     code, output, error = mqd("big", "--plan", plan(tmp_path, ("big", 0, [1, 2]), ("racked", 0, [2, 3])), *how)
     assert (code, output, played.moves_requested) == (1, "", [])
     assert "racked-0" in error and "big-0" not in error and "mqd topic reassign racked --plan FILE" in error
 
 
-def test_a_plan_that_names_no_partition_is_refused(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+def test_a_plan_that_names_no_partition_is_refused(mqd, played: FakeCluster, tmp_path: Path) -> None:
     code, _, error = mqd("big", "--plan", plan(tmp_path))
     assert code == 1 and "lists no partition" in error
 
 
-def test_a_plan_of_the_topic_is_carried_out(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+def test_a_plan_of_the_topic_is_carried_out(mqd, played: FakeCluster, tmp_path: Path) -> None:
     file = plan(tmp_path, ("big", 0, [1, 2]), ("big", 2, [3, 1]))
     assert mqd("big", "--plan", file) == (0, "topic big: 2 partitions moved\n", "")
     assert played.moves_requested == [("big", 0), ("big", 2)]
@@ -216,7 +217,7 @@ def test_a_plan_of_the_topic_is_carried_out(mqd, played: PlayedCluster, tmp_path
 # -- whether it was carried out --------------------------------------------------------------------
 
 
-def test_a_plan_is_verified_partition_by_partition(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+def test_a_plan_is_verified_by_partition(mqd, played: FakeCluster, tmp_path: Path) -> None:
     played.topics["big"] = [[1, 2], [3, 4, 2], [3, 1]]
     played.moving["big", 1] = ([3, 4], [2])
     played.bytes_at = {("big", 1, 3): 1_000, ("big", 1, 4): 260}
@@ -251,9 +252,7 @@ def test_a_plan_is_verified_partition_by_partition(mqd, played: PlayedCluster, t
     }
 
 
-def test_a_plan_that_is_carried_out_is_a_success_and_one_that_is_under_way_is_none(
-    mqd, played: PlayedCluster, tmp_path: Path
-) -> None:
+def test_verifying_succeeds_only_when_the_plan_is_complete(mqd, played: FakeCluster, tmp_path: Path) -> None:
     file = plan(tmp_path, ("big", 0, [1, 2]), ("big", 1, [2, 3]))
     assert (found := mqd("big", "--plan", file, "--status"))[0] == 0 and found[1].endswith(
         "topic big: all of the plan is done\n"
@@ -265,7 +264,7 @@ def test_a_plan_that_is_carried_out_is_a_success_and_one_that_is_under_way_is_no
     ] == 1 and "of 2 partitions 1 done, 1 under way\n" in found[1]
 
 
-def test_moves_that_differ_from_the_plan_are_shown_as_such(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+def test_moves_that_differ_from_the_plan_are_shown_as_such(mqd, played: FakeCluster, tmp_path: Path) -> None:
     played.topics["big"][0], played.moving["big", 0] = [4, 2, 1], ([4], [1])
     file = plan(tmp_path, ("big", 0, [1, 3]), ("big", 1, [3, 2]))
     assert [one["state"] for one in json.loads(mqd("big", "--plan", file, "--status", "--format", "json")[1])] == [
@@ -274,7 +273,7 @@ def test_moves_that_differ_from_the_plan_are_shown_as_such(mqd, played: PlayedCl
     ]
 
 
-def test_how_far_it_is_is_not_known_while_a_host_does_not_answer(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+def test_progress_is_unknown_while_a_host_does_not_respond(mqd, played: FakeCluster, tmp_path: Path) -> None:
     played.topics["big"][1], played.moving["big", 1] = [3, 4, 2], ([3, 4], [2])
     played.bytes_at = {("big", 1, 3): 1_000, ("big", 1, 4): 1_000}
     played.reachable = {1, 2, 3}
@@ -286,13 +285,13 @@ def test_how_far_it_is_is_not_known_while_a_host_does_not_answer(mqd, played: Pl
     "arguments", [("--brokers", "1", "--status"), ("--cancel", "--status"), ("--plan", "FILE", "--cancel"), ()]
 )
 def test_options_that_exclude_each_other_are_a_usage_error(
-    mqd, played: PlayedCluster, tmp_path: Path, arguments: tuple[str, ...]
+    mqd, played: FakeCluster, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     file = plan(tmp_path, ("big", 0, [1, 2]))
     assert mqd("big", *(file if word == "FILE" else word for word in arguments))[0] == 2
 
 
-def test_a_plan_of_another_topic_is_not_verified_under_this_name(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+def test_a_plan_of_another_topic_is_not_verified_under_this_name(mqd, played: FakeCluster, tmp_path: Path) -> None:
     code, _, error = mqd("big", "--plan", plan(tmp_path, ("racked", 0, [1, 2])), "--status")
     assert code == 1 and "racked-0" in error
 
@@ -300,7 +299,7 @@ def test_a_plan_of_another_topic_is_not_verified_under_this_name(mqd, played: Pl
 # -- a balance -------------------------------------------------------------------------------------
 
 
-def test_a_balance_without_waiting_says_what_ends_it(mqd, played: PlayedCluster) -> None:
+def test_a_balance_without_waiting_names_the_command_that_completes_it(mqd, played: FakeCluster) -> None:
     played.balanced = [3, 4]
     code, output, _ = mqd("--no-wait", command=("cluster", "balance"))
     assert (
@@ -311,8 +310,8 @@ def test_a_balance_without_waiting_says_what_ends_it(mqd, played: PlayedCluster)
     )
 
 
-def test_a_balance_that_has_stopped_says_how_it_continues(
-    mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_balance_names_the_command_that_continues_it(
+    mqd, played: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moves, "STALLED_S", 0.0)
     monkeypatch.setattr(moves, "LOOK_S", 0.001)
@@ -323,9 +322,9 @@ def test_a_balance_that_has_stopped_says_how_it_continues(
     assert code == 1 and "racked-0" in error and "it was cancelled" in error and "balance" not in error
 
 
-def test_a_balance_tells_what_moves_from_what_is_led_by_another(mqd, played: PlayedCluster) -> None:
-    """racked-0 and big-0 get other replicas; big-1 has the same in another order, which copies
-    nothing.
+def test_a_balance_distinguishes_moves_from_leader_changes(mqd, played: FakeCluster) -> None:
+    """racked-0 and big-0 get other replicas; big-1 has the same in another order, so nothing is
+    copied.
     """
     played.balanced, played.balanced_big, played.balances = [3, 4], {0: [1, 4], 1: [3, 2]}, True
     code, output, _ = mqd("--dry-run", command=("cluster", "balance"))
@@ -339,16 +338,16 @@ def test_a_balance_tells_what_moves_from_what_is_led_by_another(mqd, played: Pla
     assert mqd(command=("cluster", "balance"))[1] == "balanced already; nothing moves\n"
 
 
-def test_another_preferred_leader_is_waited_for(mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_preferred_leader_is_awaited(mqd, played: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "STALLED_S", 0.0)
     monkeypatch.setattr(moves, "LOOK_S", 0.001)
-    played.balanced_big = {1: [3, 2]}  # the controller never gets to it
+    played.balanced_big = {1: [3, 2]}  # the controller never carries it out
     code, _, error = mqd(command=("cluster", "balance"))
     assert code == 1 and "big-1" in error
 
 
-def test_partitions_that_the_next_plan_moves_again_have_arrived(
-    mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
+def test_partitions_that_the_next_plan_moves_again_count_as_done(
+    mqd, played: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moves, "STALLED_S", 0.0)
     monkeypatch.setattr(moves, "LOOK_S", 0.001)
@@ -356,16 +355,16 @@ def test_partitions_that_the_next_plan_moves_again_have_arrived(
     played.moving = {("racked", 0): ([3, 4], [1, 2])}
     reassignments, looks = played.reassignments, iter(range(9))
 
-    def goes_on() -> ListPartitionReassignmentsResponse:
+    def advance() -> ListPartitionReassignmentsResponse:
         if next(looks) == 1:  # big-1 was seen where the first plan wants it
             played.moving, played.topics["big"][1] = {}, [2, 3]
         return reassignments()
 
-    played.reassignments = goes_on  # type: ignore[method-assign]
+    played.reassignments = advance  # type: ignore[method-assign]
     assert mqd(command=("cluster", "balance"))[0] == 0
 
 
-def test_a_balance_that_needs_another_plan_says_so(mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_balance_that_needs_another_plan_says_so(mqd, played: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqd.cluster.metadata.rules.placement.BALANCE_MOVES_MAX", 2)
     played.balanced, played.balances = [3, 4], True
     assert "a plan has 2 moves at most" in mqd(command=("cluster", "balance"))[1]
@@ -373,8 +372,8 @@ def test_a_balance_that_needs_another_plan_says_so(mqd, played: PlayedCluster, m
     assert "at most" not in mqd(command=("cluster", "balance"))[1]
 
 
-def test_the_bar_counts_what_was_done_before_the_first_look(
-    mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
+def test_the_progress_bar_counts_moves_done_before_the_first_poll(
+    mqd, played: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter([{("t", 0)}, set()])
     seen = []
@@ -397,7 +396,7 @@ def spread(
     )
 
 
-def test_replicas_that_may_stay_do_and_the_others_go_where_the_fewest_are() -> None:
+def test_replicas_stay_if_possible_and_others_go_to_the_emptiest_hosts() -> None:
     assert spread([[1, 2], [2, 3], [3, 1]], [1, 2, 3]) == [[1, 2], [2, 3], [3, 1]]
     assert spread([[1, 2], [2, 3], [3, 1]], [2, 3, 4]) == [[2, 4], [3, 2], [4, 3]]
     assert spread([[1, 2, 3]], [1, 2, 3], 1) == [[1]]
@@ -414,7 +413,7 @@ def test_replicas_go_to_other_racks_first() -> None:
     )
 
 
-def test_a_replica_beside_another_of_its_rack_stays_only_where_no_other_rack_is_left() -> None:
+def test_a_second_replica_in_a_rack_stays_only_without_other_racks() -> None:
     racks = {1: "a", 2: "a", 3: "b", 4: "b"}
     ((first, second),) = spread([[1, 2]], [1, 2, 3, 4], None, racks)
     assert first == 1 and second in (3, 4)
@@ -435,15 +434,15 @@ def test_new_replicas_are_spread_evenly_within_the_racks() -> None:
     assert [sum(node in replicas for replicas in found) for node in (1, 2, 3, 4, 5)] == [4, 2, 2, 2, 2]
 
 
-def test_the_command_asks_for_the_racks(mqd, played: PlayedCluster) -> None:
+def test_the_command_fetches_the_racks(mqd, played: FakeCluster) -> None:
     played.racks = {1: "a", 2: "a", 3: "b", 4: "b"}
     code, output, _ = mqd("racked", "--brokers", "1,2,3", "--dry-run")
     assert code == 0 and json.loads(output)["partitions"] == [{"topic": "racked", "partition": 0, "replicas": [1, 3]}]
 
 
 @pytest.mark.parametrize("command", [("cluster", "balance"), ("cluster", "drain", "2")])
-def test_drains_are_not_requested_from_other_clusters(mqd, played: PlayedCluster, command: tuple) -> None:
-    """It would see a request to unregister the node, and nothing of a drain."""
+def test_drains_are_not_requested_from_other_clusters(mqd, played: FakeCluster, command: tuple) -> None:
+    """It would receive a request to unregister the node, without a drain."""
     played.is_mqd = False
     code, _, error = mqd(command=command)
     assert code == 1 and "only a cluster of mqd" in error and "mqd topic reassign" in error

@@ -1,4 +1,4 @@
-"""What a command says of a port where something else than a Kafka broker answers."""
+"""Error messages of commands for a port with something other than a Kafka broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Serve = Callable[[socket.socket], None]
 
 @pytest.fixture
 def port() -> Iterator[Callable[[Serve], str]]:
-    """port(serve): the address of a server that does this to its connections."""
+    """port(serve): the address of a server that runs `serve` on each connection."""
     with contextlib.ExitStack() as stack:
 
         def begin(serve: Serve) -> str:
@@ -60,7 +60,7 @@ def silent(connection: socket.socket) -> None:
         (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "it answered 'SSH-2.0-OpenSSH_9.6'"),
         (says(b"HTTP/1.0 400 Bad Request\r\n\r\n"), "it answered 'HTTP/1.0 400 Bad Request'"),
         (says(b"\x15\x03\x01\x00\x02\x02\x46"), "a TLS server answered"),
-        (says(b"\x00\x00\x00\x06\x00\x00\x00\x07\x00\x00"), "it answered"),  # another request's answer
+        (says(b"\x00\x00\x00\x06\x00\x00\x00\x07\x00\x00"), "it answered"),  # another request's response
         (lambda connection: None, "it closed the connection without an answer"),
         (silent, "it accepts connections and answered nothing within 0.2 s"),
     ],
@@ -69,7 +69,7 @@ def silent(connection: socket.socket) -> None:
 @pytest.mark.parametrize(
     "arguments", [("topic", "list"), ("produce", "t"), ("cluster", "status")], ids=lambda arguments: arguments[0]
 )
-def test_a_port_that_is_no_kafka_is_named_with_what_answered(
+def test_a_port_without_kafka_is_reported_with_its_response(
     port, serve: Serve, what: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setattr(librdkafka.require_broker, "__defaults__", (0.2, True, None))
@@ -86,7 +86,7 @@ def test_the_time_limit_is_three_seconds_and_trickling_does_not_extend_it(port) 
     assert librdkafka.CONNECT_TIMEOUT_S == 3.0
 
     def trickles(connection: socket.socket) -> None:
-        for _ in range(7):  # never a whole head
+        for _ in range(7):  # never a complete header
             connection.sendall(b"\0")
             time.sleep(0.1)
 
@@ -95,18 +95,18 @@ def test_the_time_limit_is_three_seconds_and_trickling_does_not_extend_it(port) 
 
 
 def kafka(connection: socket.socket) -> None:
-    """ApiVersions of any version is all it knows."""
+    """Only responds to ApiVersions, of any version."""
     while len(frame := connection.recv(1024)) > 12:
         connection.sendall(b"\x00\x00\x00\x0a" + frame[8:12] + b"\x00\x00" + bytes(4))
 
 
-def test_the_next_address_is_asked_when_one_is_no_kafka(port) -> None:
+def test_the_next_address_is_tried_when_one_is_not_kafka(port) -> None:
     stranger, broker = port(says(b"SSH-2.0-x\r\n")), port(kafka)
     host, number = broker.split(":")
     assert librdkafka.require_broker(f"{stranger},{broker}") == (host, int(number))
 
 
-def test_requests_go_to_the_address_that_answered(port, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_go_to_the_address_that_responded(port, monkeypatch: pytest.MonkeyPatch) -> None:
     stranger, broker = port(says(b"SSH-2.0-x\r\n")), port(kafka)
     requests = []
     monkeypatch.setattr(Broker, "_call", lambda self, *_: requests.append(self._socket.getpeername()) or _Spoken)
@@ -118,15 +118,15 @@ class _Spoken:
     api_keys = ()
 
 
-def test_a_client_with_tls_is_not_held_to_plaintext(port) -> None:
+def test_a_client_with_tls_is_not_checked_in_plaintext(port) -> None:
     address = port(says(b"\x15\x03\x01\x00\x02\x02\x46"))
     for protocol in ("ssl", "SASL_SSL"):
         assert librdkafka.base_config(address, properties={"security.protocol": protocol})
 
 
 @pytest.mark.parametrize("where", ["closed", "unresolved", "stranger"])
-def test_an_advertised_address_that_does_not_lead_to_its_broker(port: Callable[[Serve], str], where: str) -> None:
-    """Of group, txn, quota and cluster, which ask the broker that another one names."""
+def test_an_advertised_address_that_does_not_reach_its_broker(port: Callable[[Serve], str], where: str) -> None:
+    """For group, txn, quota and cluster, which connect to a broker that another one names."""
     address, reason = {
         "closed": ("127.0.0.1:1", "Connection refused"),
         "unresolved": ("nohost.invalid:9092", "Name or service not known"),

@@ -1,5 +1,5 @@
-"""What `mqd cluster status` says of partitions without a leader: on which host in service, and in
-which log directory, the replica lies that cannot be served.
+"""`mqd cluster status` for partitions without a leader: the host and the log directory of the
+replica that cannot be served.
 """
 
 import threading
@@ -75,15 +75,15 @@ def test_host_and_directory_of_each_are_named(hosts) -> None:
     ]
 
 
-def test_hosts_are_asked_once_and_nothing_is_asked_when_all_have_leaders(hosts) -> None:
+def test_hosts_are_queried_once_and_only_if_a_partition_has_no_leader(hosts) -> None:
     assert offline.places([], {1: "a:1"}) == []
     hosts["a:1"] = [directory("/d1", FAILED)]
     found = offline.places([("t", index, (1,)) for index in range(offline.SHOWN_MAX + 5)], {1: "a:1"})
     assert len(found) == offline.SHOWN_MAX and found[0].directories == ("/d1",)
 
 
-def test_one_broker_tells_of_its_own_alone(hosts) -> None:
-    """For `mqd status`: which never waits for long, and says nothing where nothing answers."""
+def test_one_broker_reports_only_its_own_partitions(hosts) -> None:
+    """For `mqd status`, which never waits for long, and prints nothing without a response."""
     assert offline.here("127.0.0.1", 1) == []
     hosts["127.0.0.1:1"] = [directory("/d1", t=0), directory("/d2", FAILED)]
     found = offline.here("0.0.0.0", 1)
@@ -93,10 +93,8 @@ def test_one_broker_tells_of_its_own_alone(hosts) -> None:
     ]
 
 
-def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what_it_lacks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of the others a size would have to be taken of every partition."""
+def test_a_slow_host_delays_no_other_and_only_missing_partitions_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For others, the sizes of all partitions would have to be measured."""
     together, requested = threading.Barrier(3), {}
 
     class Broker:
@@ -121,7 +119,7 @@ def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what
 
 
 def test_requests_to_a_host_carry_the_users_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on the threads by which all are asked at the same time."""
+    """Also on the threads that query all hosts in parallel."""
     users = []
     monkeypatch.setattr(
         offline,
@@ -133,5 +131,5 @@ def test_requests_to_a_host_carry_the_users_identity(monkeypatch: pytest.MonkeyP
     assert users == ["bob", "bob"]
 
 
-def test_a_directory_that_hangs_is_waited_for_until_its_broker_names_it() -> None:
+def test_a_hung_directory_is_awaited_until_its_broker_reports_it() -> None:
     assert describe_log_dirs.ANSWER_S < offline.DIRECTORIES_S

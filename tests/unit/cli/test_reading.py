@@ -1,4 +1,4 @@
-"""Where `mqd consume` ends, and which records it has shown by then: with a simulated consumer."""
+"""Where `mqd consume` ends, and which records it has printed by then, with a simulated consumer."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Message:
 
 
 class Consumer:
-    """`logs`: partition -> times of its records when it is asked. `feed`: what poll() brings, one
-    after another; a callable is called, and nothing came.
+    """`logs`: partition -> timestamps of its records at the time of the query. `feed`: successive
+    results of poll(); a callable is called, and poll() returns nothing.
     """
 
     def __init__(self, logs: dict[int, list[int]], feed: list[Any]) -> None:
@@ -118,7 +118,7 @@ def shown(
         ),
     ],
 )
-def test_until_a_time_that_is_over(
+def test_until_a_time_in_the_past(
     monkeypatch: pytest.MonkeyPatch,
     clock: dict[str, int],
     what: str,
@@ -137,7 +137,7 @@ def test_records_written_while_the_end_is_looked_up_are_left_out(
     assert shown(monkeypatch, consumer, 1000) == ([(0, 0)], None)
 
 
-def test_until_a_time_that_comes(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
+def test_until_a_time_in_the_future(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
     consumer = Consumer({0: [], 1: []}, [])
 
     def written() -> None:
@@ -162,17 +162,17 @@ def test_until_a_time_that_comes(monkeypatch: pytest.MonkeyPatch, clock: dict[st
     assert consumer.feed == []
 
 
-def test_a_time_that_comes_while_earlier_records_continue(
+def test_the_end_time_passes_while_earlier_timestamps_arrive(
     monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]
 ) -> None:
-    """Of a producer whose clock is slow: what is there when the time is over is the last."""
+    """From a producer with a slow clock: the last record at the end time is the last one printed."""
     consumer = Consumer(
         {0: [1, 2]}, [Message(0, 0, 1), lambda: clock.update(ms=NOW + 100), Message(0, 1, 2), Message(0, 2, 3)]
     )
     assert shown(monkeypatch, consumer, NOW + 100) == ([(0, 0), (0, 1)], None)
 
 
-def test_what_came_before_an_error_is_shown(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
+def test_records_before_an_error_are_printed(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
     consumer = Consumer(
         {0: [1, 2]}, [Message(0, 0, 1), Message(0, 1, 2), Message(0, -1, error=KafkaError.TOPIC_AUTHORIZATION_FAILED)]
     )
@@ -181,7 +181,7 @@ def test_what_came_before_an_error_is_shown(monkeypatch: pytest.MonkeyPatch, clo
 
 
 @pytest.mark.parametrize(("arguments", "waits"), [((), True), (("-e",), False), (("--until", "-1h"), False)])
-def test_consume_says_once_that_it_waits(
+def test_consume_reports_once_that_it_waits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], waits: bool
 ) -> None:
     class Silent:

@@ -1,4 +1,4 @@
-"""Escapes, output formats, envelopes, delimited input, starting points; the demo's digests."""
+"""Escapes, output formats, envelopes, delimited input, start positions; the demo's digests."""
 
 import io
 import json
@@ -89,7 +89,7 @@ def test_envelopes():
 
 
 class Dribble(io.RawIOBase):
-    """Gives one byte at a time, as a slow pipe does."""
+    """Returns one byte at a time, like a slow pipe."""
 
     def __init__(self, data: bytes):
         self._data = io.BytesIO(data)
@@ -160,10 +160,10 @@ def verdict(received) -> dict[str, bool]:
     return {check.name: check.passed for check in demo.compare(demo.Digest(PAIRS), demo.Digest(received))}
 
 
-def test_the_demo_sees_what_went_wrong():
+def test_the_demo_detects_errors():
     good = dict.fromkeys(("count", "bytes", "content", "order"), True)
     assert verdict(PAIRS) == good
-    # keys among each other, and records without key, have no order
+    # records of different keys, and records without key, are unordered
     assert verdict([PAIRS[1], PAIRS[4], PAIRS[0], PAIRS[2], PAIRS[3]]) == good
     assert verdict([PAIRS[2], PAIRS[1], PAIRS[0], PAIRS[3], PAIRS[4]]) == good | {"order": False}
     assert verdict(PAIRS[:-1]) == good | {"count": False, "bytes": False, "content": False}

@@ -1,4 +1,4 @@
-"""What `mqd queue redrive` does with each letter."""
+"""The treatment of each letter by `mqd queue redrive`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW_MS = 1_000_000
 
 @dataclasses.dataclass
 class Written:
-    """A letter as the broker writes it."""
+    """A letter in the broker's format."""
 
     copied: Copied = Copied(b"key", b"value", (("own", b"1"), ("own", b"2")))
     deliveries: int = 1
@@ -42,7 +42,7 @@ def record(letter: Stored, source: Stored | None = None, takes_letters: bool = F
     return plan.record_of(letter, origin, source, takes_letters)
 
 
-def test_a_copied_letter_becomes_its_record_again() -> None:
+def test_a_copied_letter_is_restored_to_its_record() -> None:
     letter = Written().letter()
     assert plan.origin_of(letter) == ORIGIN and not plan.needs_source(letter)
     assert record(letter) == New("jobs", 2, b"key", b"value", (("own", b"1"), ("own", b"2"), ("mqd-redriven", b"1")))
@@ -58,7 +58,7 @@ def test_each_redrive_is_counted_and_the_fourth_refused() -> None:
 
 
 @pytest.mark.parametrize("text", [b"many", b"", None, b"-5", b"9" * 5000])
-def test_a_count_that_no_redrive_has_written_is_none(text: bytes | None) -> None:
+def test_a_count_not_written_by_a_redrive_is_ignored(text: bytes | None) -> None:
     new = record(Written(Copied(None, b"value", (("mqd-redriven", text),))).letter())
     assert isinstance(new, New) and new.headers == (("mqd-redriven", b"1"),)
 
@@ -78,7 +78,7 @@ def test_a_copied_tombstone_needs_no_source() -> None:
     assert isinstance(new, New) and (new.key, new.value) == (None, None)
 
 
-def test_a_topic_of_dead_letters_gets_none_back() -> None:
+def test_a_dead_letter_topic_gets_no_letters_back() -> None:
     assert record(Written().letter(), takes_letters=True) == plan.LOOP
 
 
@@ -86,7 +86,7 @@ def test_a_topic_of_dead_letters_gets_none_back() -> None:
     "name, value",
     [("topic", None), ("topic", b""), ("topic", b"\xff"), ("partition", b"x"), ("partition", b"-1"), ("offset", b"")],
 )
-def test_records_without_an_origin_are_no_dead_letters(name: str, value: bytes | None) -> None:
+def test_records_without_an_origin_are_not_dead_letters(name: str, value: bytes | None) -> None:
     letter = Written().letter()
     changed = tuple((n, value if n == plan.PREFIX + name else v) for n, v in letter.headers)
     without = tuple(one for one in letter.headers if one[0] != plan.PREFIX + name)
@@ -148,5 +148,5 @@ def test_a_group_is_named_for_its_filter(one: Filter, other: Filter) -> None:
 @pytest.mark.parametrize(
     "group", ["dlq.jobs", "mqd-redrive:dlq.jobs?", "mqd-redrive:dlq.jobs?colour=red", "mqd-redrive:dlq.jobs?since_ms=x"]
 )
-def test_other_groups_are_no_redrives(group: str) -> None:
+def test_other_groups_are_not_redrives(group: str) -> None:
     assert plan.filter_of(group, "dlq.jobs") is None

@@ -1,5 +1,5 @@
-"""One connection to a broker: what becomes of it when it ends or a response is late, and what waits
-longer than it lives.
+"""One connection to a broker: its handling when it ends or a response is late, and calls that
+outlive it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LIST_GROUPS = 16
 
 
 class Server:
-    """A broker that knows ListGroups. `misbehave(count, header)` says what the count-th such
-    request of all is answered: None, the honest answer; b"", it closes the connection.
+    """A broker that knows ListGroups. `misbehave(count, header)`: the response to the count-th such
+    request: None, the regular one; b"", it closes the connection.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def names(broker: Broker) -> list[str]:
     return [one.group_id for one in broker.request(LIST_GROUPS, ListGroupsRequest()).groups]
 
 
-def test_a_connection_that_has_ended_is_made_again(server: Server) -> None:
+def test_a_closed_connection_is_reopened(server: Server) -> None:
     server.misbehave = lambda count, header: b"" if count == 1 else None
     with Broker(server.bootstrap) as broker:
         with pytest.raises(CliError) as error:
@@ -92,9 +92,9 @@ def test_a_connection_that_has_ended_is_made_again(server: Server) -> None:
         assert names(broker) == ["g2"]
 
 
-def test_a_late_answer_is_never_that_to_the_next_request(server: Server) -> None:
-    """The first response is to a request that was not made: as when one that was given up is
-    answered late.
+def test_a_late_response_is_never_taken_for_the_next_request(server: Server) -> None:
+    """The first response belongs to another request: like the late response to one that was given
+    up.
     """
 
     def another(count: int, header: RequestHeader) -> bytes | None:
@@ -126,7 +126,7 @@ def test_waiting_continues_when_a_connection_is_lost(server: Server, monkeypatch
     assert server.count == 5
 
 
-def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_end_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now, tries = [0.0], []
 
     class Clock:

@@ -1,5 +1,5 @@
-"""What a group has left to read of a partition that is being retired: records, not what is behind
-the last of them.
+"""How many records a group has left to read of a partition that is being retired, not counting
+offsets after the last record.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def marker(offset: int, commit: bool, producer_id: int = MINE) -> bytes:
         ("cut off", marker(5, True) + records(6)[:40], [], 5, 8, False),
     ],
 )
-def test_what_an_application_is_given(
+def test_records_that_an_application_receives(
     what: str, data: bytes, aborted: list[tuple[int, int]], offset: int, end: int, expected: bool
 ) -> None:
     assert nothing_to_read(data, aborted, offset, end) == expected, what

@@ -53,7 +53,7 @@ def config_of(tmp_path) -> dict[str, str]:
     return {**{name: row.default for name, row in BROKER.items() if row.default}, **secure.settings(tmp_path)}
 
 
-def test_hosts_prove_themselves_by_a_certificate_of_their_own(tmp_path):
+def test_hosts_authenticate_with_their_own_certificates(tmp_path):
     assert secure.settings(tmp_path)["cluster.tls"] == "required", "also before there is one"
     places = secure.prepare(tmp_path, 7, HOSTS, NOW)
     assert secure.settings(tmp_path)["cluster.tls"] == "required" and secure.hosts_hint(tmp_path) == ""
@@ -67,12 +67,12 @@ def test_hosts_prove_themselves_by_a_certificate_of_their_own(tmp_path):
     assert pki.is_host(places.host.read_bytes(), 8)
 
 
-def test_what_an_earlier_release_has_secured(tmp_path):
-    """Its peers may still be of that release, so the first start lets them in as they are."""
+def test_a_cluster_secured_by_an_earlier_release(tmp_path):
+    """Its peers may still run that release, so the first start accepts them as they are."""
     places = secure.prepare(tmp_path, 1, HOSTS, NOW)
     places.host.unlink()
     assert secure.settings(tmp_path)["cluster.tls"] == "allowed"
-    for _ in range(2):  # a host that is started twice does not shut the others out
+    for _ in range(2):  # a host that is started twice does not lock the others out
         secure.prepare(tmp_path, 1, HOSTS, NOW)
         assert places.host.exists() and secure.settings(tmp_path)["cluster.tls"] == "allowed"
         assert "mqd cert require" in secure.hosts_hint(tmp_path)
@@ -89,14 +89,14 @@ def test_a_plain_cluster_is_secured_host_by_host(tmp_path):
     assert secure.settings(tmp_path)["cluster.tls"] == "allowed" and "mqd cert require" in secure.hosts_hint(tmp_path)
 
 
-def test_what_an_earlier_release_has_secured_for_one_host_alone(tmp_path):
+def test_a_single_host_secured_by_an_earlier_release(tmp_path):
     secure.prepare(tmp_path, 1, HOSTS, NOW).host.unlink()
     secure.prepare(tmp_path, 1, HOSTS, NOW, has_peers=False)
     assert secure.settings(tmp_path)["cluster.tls"] == "required"
 
 
 def test_the_authoritys_key_may_be_kept_elsewhere(tmp_path):
-    """Then an earlier release's host starts as before, and says what it needs."""
+    """An earlier release's host then starts as before, and reports the missing certificate."""
     places = secure.prepare(tmp_path / "a", 1, HOSTS, NOW)
     there = secure.prepare(tmp_path / "b", 2, HOSTS, NOW)
     for name in ("ca", "ca_key"):
@@ -126,8 +126,8 @@ def test_damaged_files_are_named(tmp_path):
         secure.prepare(tmp_path, 1, HOSTS, NOW)
 
 
-def test_two_first_starts_at_once_make_one_authority(tmp_path, monkeypatch):
-    """Without a lock the second would come to this point while the first waits there."""
+def test_two_concurrent_first_starts_create_one_authority(tmp_path, monkeypatch):
+    """Without a lock the second would get here while the first waits here."""
     made, both, make = [], threading.Barrier(2), pki.make_authority
 
     def make_authority(name: str, now: datetime.datetime) -> pki.Pair:
@@ -176,9 +176,9 @@ def test_the_commands(tmp_path):
     assert cert("status").return_value == 1
 
 
-def test_a_start_loads_only_what_it_needs(tmp_path: Path) -> None:
-    """Without --secure no cryptography, without such names no tables of international ones: a third
-    of the CPU time of `mqd up` before that. A worker has no use for the controller's rules.
+def test_a_start_imports_only_what_it_needs(tmp_path: Path) -> None:
+    """Without --secure no cryptography, without such names no IDNA tables: a third of the earlier
+    CPU time of `mqd up`. A worker does not import the controller's rules.
     """
     program = (
         "import sys\nfrom pathlib import Path\nfrom mqd.cli.verbs import up\n"

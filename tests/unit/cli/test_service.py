@@ -1,4 +1,4 @@
-"""`mqd service`: its unit, judged by systemd, and what it does with it, systemd being played."""
+"""`mqd service`: its unit, checked by systemd, and its calls to a fake systemd."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def settings(text: str) -> dict[str, str]:
 
 @pytest.fixture
 def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Root, a directory for units, and the commands that are run."""
+    """Root, a directory for units, and the commands that were run."""
     commands: list[str] = []
 
     def run(*command: str) -> str:
@@ -65,17 +65,17 @@ def test_systemd_understands_the_unit_and_finds_it_confined(tmp_path: Path, data
     assert found is not None and float(found[1]) <= EXPOSURE_MAX, judged.stdout
 
 
-def test_what_is_in_the_unit() -> None:
+def test_the_settings_of_the_unit() -> None:
     found = settings(called("install", "--print", "--secure").output)
     assert found["Type"] == "notify" and found["NotifyAccess"] == "main" and found["LimitNOFILE"] == "1048576"
     assert found["StateDirectory"] == "mqd" and "ReadWritePaths" not in found
     assert found["ExecStart"].endswith(" up --data-dir /var/lib/mqd --secure")
     assert Path(found["ExecStart"].split()[0]).is_absolute()
-    # the watchdog of the broker itself ends a hung process after a minute
+    # the broker's own watchdog ends a hung process after a minute
     assert int(found["WatchdogSec"]) == 120
 
 
-def test_directories_elsewhere_may_be_written(tmp_path: Path) -> None:
+def test_directories_elsewhere_are_writable(tmp_path: Path) -> None:
     text = service_unit.unit("mqd", "mqd", Path("/srv/mqd"), ["/bin/mqd"], [Path("/disk 1"), Path("/srv/mqd/log")])
     assert [line for line in text.splitlines() if line.startswith("ReadWritePaths")] == [
         "ReadWritePaths=/srv/mqd",
@@ -110,13 +110,13 @@ def test_status(systemd: list[str]) -> None:
     ]
 
 
-def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "letters, digits" in called("install", "--print", "--name", "../x").output
     monkeypatch.setattr(service.os, "geteuid", lambda: 1000)
     assert "this takes root" in called("install").output
 
 
-def test_a_user_who_logs_in_is_warned_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_login_user_causes_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(service.pwd, "getpwnam", lambda name: type("Entry", (), {"pw_uid": 1000}))
     service._user("me", Path("/var/lib/mqd"))
     assert "RemoveIPC" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`mqd group` with share groups: its requests, and what it shows, over answers that the test gives."""
+"""`mqd group` with share groups: its requests, and its output for responses set by the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STARTS, ENDS = {("t", 0): 10, ("t", 1): 0}, {("t", 0): 100, ("t", 1): 50}
 
 
 class FakeCluster:
-    """One broker with one share group, `jobs`, which has begun in t-0 at 40, and not in t-1."""
+    """One broker with one share group, `jobs`, which starts at 40 in t-0 and has no start in t-1."""
 
     members: list[Any] = []
     requests: list[Any] = []
@@ -148,7 +148,7 @@ def test_describe(mqd: Callable[..., Result]) -> None:
     assert "share protocol (simple)" in shown and "START" in shown and "COMMITTED" not in shown
 
 
-def test_seek_is_dry_at_first(mqd: Callable[..., Result]) -> None:
+def test_seek_is_a_dry_run_by_default(mqd: Callable[..., Result]) -> None:
     shown = mqd("seek", "jobs", "--to", "earliest")
     assert shown.exit_code == 0 and "nothing was changed" in shown.stdout, shown.output
     assert not sent(m.AlterShareGroupOffsetsRequest)

@@ -1,4 +1,4 @@
-"""`mqd size`: worked examples by hand, units, and what the arithmetic must obey."""
+"""`mqd size`: examples calculated by hand, units, and properties of the arithmetic."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def requested(**changes) -> Load:
 
 
 def test_a_hundred_thousand_a_second_for_a_week_three_times():
-    """100 k records/s of 1 KB: 8.64 TB a day, 60.48 TB a week; half of it compressed, three copies:
+    """100 k records/s of 1 KB: 8.64 TB a day, 60.48 TB a week; halved by compression, three copies:
     90.72 TB.
     """
     plain = plan(requested(), Host(), shipped_figures())
@@ -44,8 +44,8 @@ def test_a_hundred_thousand_a_second_for_a_week_three_times():
     assert small["stored"] == pytest.approx(30.24e12)
     assert small["stored_replicated"] == pytest.approx(90.72e12)
     assert plan(requested(replication=3), Host(), shipped_figures())["stored_replicated"] == pytest.approx(181.44e12)
-    # what it takes on disk: framing 1 %, headers of batches, indexes, one segment more of each
-    # partition, and 30 % free
+    # on disk: framing 1 %, batch headers, indexes, one more segment of each partition, and 30 %
+    # free
     assert small["disk_used"] == pytest.approx(90.72e12, rel=0.025) and small["disk_used"] > 90.72e12
     assert small["disk"] == pytest.approx(small["disk_used"] / 0.7)
 
@@ -79,8 +79,8 @@ def test_the_example_on_the_command_line(capsys):
 
 
 def test_every_number_by_hand():
-    """10,000/s of 990 B in batches of 10 (with framing 10,061 B), two copies, three readers of
-    which one reads old records.
+    """10,000/s of 990 B in batches of 10 (with framing 10,061 B), two copies, three readers, one of
+    which reads old records.
     """
     load = requested(
         rate=10_000,
@@ -144,7 +144,7 @@ def test_each_resource_can_decide():
     )
 
 
-def test_one_host_may_be_lost_when_there_are_replicas():
+def test_with_replicas_one_host_may_fail():
     host = Host(disk_bytes=20e12)
     one = plan(requested(), host, FIGURES)
     three = plan(requested(replication=3, failures=0), host, FIGURES)
@@ -152,7 +152,7 @@ def test_one_host_may_be_lost_when_there_are_replicas():
     assert one["hosts"] == math.ceil(one["disk"] / 20e12)
     assert spare["hosts"] == three["hosts"] + 1
     assert spare["disk_per_host"] == pytest.approx(three["disk_per_host"]) and spare["disk_per_host"] <= 20e12
-    assert plan(requested(rate=10, replication=3), host, FIGURES)["hosts"] == 3  # two of three carry it
+    assert plan(requested(rate=10, replication=3), host, FIGURES)["hosts"] == 3  # two of three carry the load
 
 
 def test_cost_is_piecewise_linear():
@@ -161,7 +161,7 @@ def test_cost_is_piecewise_linear():
         [2.0, 2.0, 2.45, 2.9, 11.9, 20.9, 40.9]
     )
     assert sizing.cost({5: 7.0}, 10**6) == 7.0
-    assert sizing.cost({100: 2.0, 200: 1.0}, 10**6) == 0.0  # a slope that falls does not become a gift
+    assert sizing.cost({100: 2.0, 200: 1.0}, 10**6) == 0.0  # a falling slope does not become negative cost
 
 
 def test_workers_follow_the_scalability_law():
@@ -171,7 +171,7 @@ def test_workers_follow_the_scalability_law():
     assert sizing.speedup(figures, 1) == 1
     assert sizing.speedup(figures, 4) == pytest.approx(4 / (1 + 0.3 + 0.12))
     assert sizing.best_workers(figures, 2.5, 16) == 4
-    assert sizing.best_workers(figures, 5.0, 64) is None  # more workers do less, beyond the top
+    assert sizing.best_workers(figures, 5.0, 64) is None  # beyond the maximum, more workers do less
     many = plan(
         requested(rate=10_000_000, batch_bytes=1000, lag_s=0.001),
         Host(disk_bytes=1e18, disk_bytes_per_s=1e15, network_bytes_per_s=1e15, memory_bytes=1e12),
@@ -247,7 +247,7 @@ def test_invalid_quantities_are_refused_with_an_example(kind, text):
         (["--record-size", "1KB", "--retention", "7d"], EXIT_USAGE, "--rate"),
     ],
 )
-def test_refusals_name_what_is_in_the_way(words, code, part, capsys):
+def test_refusals_name_the_limiting_setting(words, code, part, capsys):
     assert main_module._run(["size", *words]) == code
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and part in captured.err and not captured.out

@@ -1,4 +1,4 @@
-"""How many rows `mqd sql` gives, and what it says of the others: without Spark."""
+"""How many rows `mqd sql` prints, and its note about the others: without Spark."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_rows(
 
 
 class Query:
-    """A streaming query of one batch, which comes in a thread of its own, as Spark's do.
-    `failures`: what that raised.
+    """A streaming query of one batch, which arrives in its own thread, as Spark's do. `failures`:
+    its exceptions.
     """
 
     def __init__(self, frame: Frame) -> None:
@@ -97,7 +97,7 @@ class Query:
         self.is_stopped = True
 
 
-def test_a_table_that_is_not_read_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_not_read_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with unread(monkeypatch), pytest.raises(OutputClosedError):
         sql._show(Frame(3), False, None)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""An advertised address that does not resolve is named, with advertised.listeners."""
+"""An advertised address that does not resolve is named, together with advertised.listeners."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN])
-def test_timeouts_caused_by_unresolved_addresses_say_so(code: int) -> None:
+def test_timeouts_by_unresolved_addresses_name_the_cause(code: int) -> None:
     error = KafkaException(KafkaError(code))
     assert "advertise" not in librdkafka.explain_kafka(error)[0]
     librdkafka.note_error(KafkaError(KafkaError._TRANSPORT, "Failed to resolve 'x'"))
@@ -33,14 +33,14 @@ def test_timeouts_caused_by_unresolved_addresses_say_so(code: int) -> None:
     assert "a broker advertises nohost.invalid:9092" in text and "advertised.listeners" in text
 
 
-def test_other_errors_keep_their_words() -> None:
+def test_other_errors_are_unchanged() -> None:
     librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
     text, _ = librdkafka.explain_kafka(KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS)))
     assert "advertise" not in text
 
 
-def test_librdkafka_says_it_in_these_words() -> None:
-    """Its text is no promise: the address is read from it."""
+def test_librdkafka_still_uses_this_text() -> None:
+    """Its text may change: the address is parsed from it."""
     noted: list[KafkaError] = []
     client = confluent_kafka.Producer(
         {"bootstrap.servers": "nohost.invalid:9092", "log_level": 0, "error_cb": noted.append}
@@ -55,7 +55,7 @@ def test_librdkafka_says_it_in_these_words() -> None:
     assert cause is not None and "advertises nohost.invalid:9092," in cause.message
 
 
-def test_an_admin_clients_errors_are_handed_out_when_it_is_asked_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_admin_clients_errors_are_included(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(librdkafka, "require_broker", lambda *_: None)
     monkeypatch.setattr(librdkafka, "_admin", lambda: None)
     client = librdkafka.admin_client("nohost.invalid:9092")

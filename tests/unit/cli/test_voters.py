@@ -1,5 +1,5 @@
-"""What `mqd cluster status` says of the voters: which have not fetched lately, which
-does not keep up, and how many more may be lost.
+"""`mqd cluster status` about voters: which have not fetched lately or lag behind, and how many more
+may be lost.
 """
 
 import json
@@ -16,7 +16,7 @@ from mqd.protocol.messages import (
     MetadataResponse,
 )
 
-NOW_MS = 1_700_000_000_000  # by the leader's clock; no other counts
+NOW_MS = 1_700_000_000_000  # by the leader's clock; no other is used
 
 
 def replica(
@@ -48,8 +48,8 @@ def seen(partition: DescribeQuorumResponse.PartitionData) -> tuple[list[int], li
     return found.silent, found.behind, found.may_be_lost
 
 
-def test_a_voter_that_has_fallen_silent_may_not_be_counted_on() -> None:
-    """It fetched in this epoch: that does not mean that it still does."""
+def test_a_silent_voter_does_not_count() -> None:
+    """It fetched in this epoch, which does not mean that it still does."""
     assert seen(quorum(replica(1), replica(2, 500, 500), replica(3, 30_409, 30_409))) == ([3], [], 0)
     assert seen(quorum(replica(1), replica(2, 500, 500), replica(3, None, None, -1))) == ([3], [], 0), (
         "never heard of in this epoch"
@@ -60,13 +60,13 @@ def test_a_voter_that_has_fallen_silent_may_not_be_counted_on() -> None:
     assert seen(quorum(replica(1), replica(2))) == ([], [], 0)
 
 
-def test_a_voter_that_fetches_and_does_not_keep_up_is_not_counted_on_either() -> None:
-    """Its disk is full, for example: it lacks all records committed lately."""
+def test_a_voter_that_lags_behind_does_not_count() -> None:
+    """For example with a full disk: it lacks all records committed lately."""
     assert seen(quorum(replica(1), replica(2, 100, 6_000), replica(3))) == ([], [2], 0)
     assert seen(quorum(replica(1), replica(2, 100, None, -1), replica(3))) == ([], [2], 0)
 
 
-def test_how_long_a_voter_may_be_silent_follows_from_how_often_it_has_to_fetch() -> None:
+def test_the_silence_limit_follows_from_the_fetch_interval() -> None:
     assert seen(quorum(replica(1), replica(2, 4_900, 4_900), replica(3), fetch_timeout_ms=200)) == ([], [], 1), (
         "a busy host is not called lost"
     )
@@ -77,7 +77,7 @@ def test_how_long_a_voter_may_be_silent_follows_from_how_often_it_has_to_fetch()
     )
 
 
-def test_a_leader_that_votes_no_more_is_not_there_to_compare_with() -> None:
+def test_a_leader_that_is_no_longer_a_voter_is_not_compared_with() -> None:
     assert seen(quorum(replica(2, 100, 100), replica(3, 30_000, 30_000), observers=(replica(4, 200, 200),))) == (
         [3],
         [],
@@ -88,8 +88,8 @@ def test_a_leader_that_votes_no_more_is_not_there_to_compare_with() -> None:
 
 @pytest.fixture
 def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """mqd(partition, *arguments) -> (exit status, output), with a cluster whose quorum's leader
-    answers `partition`. The command line's own clock is years ahead of the leader's.
+    """mqd(partition, *arguments) -> (exit status, output), with a cluster whose quorum leader
+    responds with `partition`. The command line's own clock is years ahead of the leader's.
     """
 
     def call(partition: DescribeQuorumResponse.PartitionData, *arguments: str) -> tuple[int, str]:
@@ -125,7 +125,7 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     return call
 
 
-def test_status_says_whom_the_leader_does_not_hear(mqd) -> None:
+def test_status_names_voters_that_the_leader_does_not_hear(mqd) -> None:
     lost = quorum(replica(1), replica(2, 30_409, 30_409), replica(3, 300, 300))
     code, output = mqd(lost, "cluster", "status")
     assert code == 0 and "voters: 1, 2, 3; not heard from: 2; none of the others may be lost\n" in output

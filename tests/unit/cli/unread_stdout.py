@@ -1,4 +1,4 @@
-"""A stdout that is read no further, as that of `mqd ... | head` is."""
+"""A stdout whose reader has stopped, like that of `mqd ... | head`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @contextlib.contextmanager
 def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No process reads stdout any more."""
+    """Closes the reading end of stdout."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(os.devnull, "w") as nowhere, open(writer, "w") as out, monkeypatch.context() as patch:
@@ -20,4 +20,4 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         try:
             yield
         finally:
-            os.dup2(nowhere.fileno(), writer)  # for what `out` still holds
+            os.dup2(nowhere.fileno(), writer)  # for the rest of `out`

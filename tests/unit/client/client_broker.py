@@ -1,5 +1,5 @@
-"""A broker for clients under test, in this process: it answers the frames that a native client
-would have carried through shared memory.
+"""A broker for clients under test, in this process: it handles frames that a native client would
+carry through shared memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mqd.protocol.messages import ApiVersionsResponse, MetadataResponse
 
 class FakeBroker:
     """`answers[api_key](request) -> response, or None for never`. `attach()` is an opener; `kill()`
-    ends all attachments, as a dead worker does.
+    ends all attachments, like a dead worker.
     """
 
     def __init__(self, topics: dict[str, int] | None = None, transaction_version: int = 2) -> None:
@@ -80,7 +80,9 @@ class FakeBroker:
 
 
 class FakeNative:
-    """What mqd.client.shm.attachment asks of a native client. Answers are there at the next poll."""
+    """The native client's interface that mqd.client.shm.attachment uses. Responses arrive at the
+    next poll.
+    """
 
     worker = 0
 

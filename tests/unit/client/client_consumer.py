@@ -1,5 +1,5 @@
-"""A consumer on shared memory over a FakeBroker: its readers are this module's, and give what a
-test says.
+"""A consumer over shared memory with a FakeBroker: its readers are in this module, and return
+records set by a test.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from mqd.protocol.messages import (
 from tests.unit.client.client_broker import FakeBroker
 
 TOPIC = "events"
-NEW = b"NEW".ljust(16, b"\2")  # id of the topic made again
+NEW = b"NEW".ljust(16, b"\2")  # id of the recreated topic
 
 
 class LogReader:
-    """reading.PartitionReader's methods, over the records from 0 to `end`, whose values are the
-    topic's id. `at_end()` is called when it has given all of them; `problem`: what take_problem()
-    tells, once.
+    """The methods of reading.PartitionReader, over the records from 0 to `end`, whose values are
+    the topic's id. `at_end()` is called when all have been returned; `problem`: returned by
+    take_problem(), once.
     """
 
     is_remote = False
@@ -77,10 +77,9 @@ class LogReader:
 
 
 class ConsumerWorld:
-    """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it
-    has committed, one dictionary of partitions for each request; `refused`: what it was refused, as
-    the topic of that id is gone; `committed`: the response to OffsetFetch; `list_errors`: of
-    the next ListOffsets.
+    """`consumer` is assigned all `ends`, each the end of a partition; `commits`: its commits, one
+    dictionary of partitions per request; `refused`: commits refused because the topic of that id is
+    deleted; `committed`: the response to OffsetFetch; `list_errors`: of the next ListOffsets.
     """
 
     def __init__(self, *ends: int, **config: object) -> None:
@@ -115,7 +114,7 @@ class ConsumerWorld:
             self._open,
             remote,
         )  # type: ignore[arg-type]
-        # else the response may come between two partitions, and the second one is read first
+        # otherwise the response may come between two partitions, and the second one is read first
         self.consumer.control.metadata.find(TOPIC, 30)
         self.consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(len(ends))])
 
@@ -128,13 +127,13 @@ class ConsumerWorld:
         return reader
 
     def all_is_read(self) -> bool:
-        """Every partition has a reader, which has given all its records."""
+        """Every partition has a reader, which has returned all its records."""
         return len(self.readers) == len(self.ends) and all(
             reader.position >= reader.end for reader in self.readers.values()
         )
 
     def recreate(self, topic_id: bytes, *ends: int) -> None:
-        """The topic is deleted, and another is made under its name."""
+        """The topic is deleted, and another one of its name is created."""
         described = self.broker._topic
 
         def topic(name: str) -> Any:
@@ -215,7 +214,7 @@ def places(messages: list[Message]) -> list[tuple[int, int]]:
 
 
 def next_record(world: ConsumerWorld) -> Message:
-    """The next record; errors that the old topic does not exist are skipped."""
+    """The next record; errors about the deleted topic are skipped."""
     while (message := world.consumer.poll(30)) is not None and message.error() is not None:
         assert message.error().code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, ErrorCode.UNKNOWN_TOPIC_ID)
     assert message is not None
@@ -223,7 +222,7 @@ def next_record(world: ConsumerWorld) -> Message:
 
 
 def look_again(world: ConsumerWorld) -> None:
-    """The metadata are those of the broker from here on."""
+    """The client refreshes its metadata from here on."""
     control = world.consumer.control
     with control.lock:
         known = control.metadata.version
@@ -232,8 +231,8 @@ def look_again(world: ConsumerWorld) -> None:
         pass
 
 
-def hears_that_it_is_gone(world: ConsumerWorld) -> Any:
-    """And tries it again in an hour."""
+def learns_of_deletion(world: ConsumerWorld) -> Any:
+    """The refresh after this is an hour later."""
     consumer = world.consumer
     part: Any = consumer.parts.get((TOPIC, 0))
     consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
@@ -242,18 +241,18 @@ def hears_that_it_is_gone(world: ConsumerWorld) -> Any:
 
 
 def starts_over(world: ConsumerWorld) -> Any:
-    """It has learned that the topic was recreated, and begins to read the new one."""
+    """It knows that the topic was recreated, and begins to read the new one."""
     consumer = world.consumer
     part: Any = consumer.parts.get((TOPIC, 0))
     look_again(world)
-    consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))  # as the Fetch is answered that waits
+    consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))  # as in the response to a waiting Fetch
     while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
         pass
     return part
 
 
-def consume_is_left(world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool]) -> None:
-    """By Ctrl-C, in the first turn of its in which `when()` says so."""
+def interrupt_consume(world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool]) -> None:
+    """Ctrl-C, in the first turn in which `when()` is true."""
 
     def interrupted() -> None:
         if when():
@@ -285,7 +284,7 @@ def make() -> Iterator[Callable[..., ConsumerWorld]]:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, make: Callable[..., ConsumerWorld]) -> ConsumerWorld:
-    """Of a partition with five records, without automatic commits. Its parameter is more of the
+    """One partition with five records, without automatic commits. Its parameter adds to the
     configuration.
     """
     return make(5, enable_auto_commit=False, fetch_error_backoff_ms=1, **getattr(request, "param", {}))

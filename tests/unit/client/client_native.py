@@ -1,5 +1,5 @@
-"""The C producer's place taken by Python: batches with an outcome that the test decides. The rules
-are those of native/client/client.h.
+"""A Python replacement of the C producer: the test decides the outcome of batches. The rules are
+those of native/client/client.h.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FakeBatch:
         self.opened_us = time.monotonic_ns() // 1000
 
 
-# as native/client/producer.c: whether a batch that failed may be in the log all the same
+# as in native/client/producer.c: whether a failed batch may be in the log nevertheless
 MAYBE_WRITTEN = {
     ErrorCode.UNKNOWN_SERVER_ERROR,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -50,9 +50,9 @@ NOT_WRITTEN = {
 
 
 class FakeProducer:
-    """`outcome(batch) -> error code, or None for no response yet` is asked once for every sending.
-    `written`: values by partition, as the log would have them. `linger_us`: 0 = every send() closes
-    what is open. `memory_bytes`: a batch that is built elsewhere and larger is refused.
+    """`outcome(batch) -> error code, or None for no response yet` is called once for every send.
+    `written`: values by partition, as in the log. `linger_us`: 0 = every send() closes the open
+    batch. `memory_bytes`: a larger batch built elsewhere is refused.
     """
 
     capacity = 10_000
@@ -111,7 +111,7 @@ class FakeProducer:
         return columns.count
 
     def append_batch(self, topic: int, partition: int, data: bytes) -> int:
-        """Its records are not read: their values are None."""
+        """Its records are not parsed: their values are None."""
         if self.client.dead:
             raise NativeError(errno.EPIPE, "dead")
         if len(data) > self.memory_bytes:
@@ -214,8 +214,8 @@ class FakeProducer:
 
 
 def make_producer(monkeypatch: Any, broker: FakeBroker, **config: Any) -> tuple[ShmProducer, FakeProducer]:
-    """A shared-memory producer over FakeBroker and FakeProducer; underscores in keys are dots, but
-    those of callbacks.
+    """A shared-memory producer over FakeBroker and FakeProducer; underscores in keys become dots,
+    except in callbacks.
     """
     monkeypatch.setattr("mqd.client.shm.producer_driver.NativeProducer", FakeProducer)
     monkeypatch.setattr("mqd.client.shm.producer_driver.opener", lambda *_arguments: broker.attach)
@@ -228,7 +228,7 @@ def make_producer(monkeypatch: Any, broker: FakeBroker, **config: Any) -> tuple[
 
 
 class Reports:
-    """An on_delivery: codes of errors (0 = written) and messages, in the order of the calls.
+    """An on_delivery callback: error codes (0 = written) and messages, in the order of the calls.
     `raising`: how many of the first calls raise.
     """
 
@@ -249,7 +249,7 @@ class Reports:
 
 @pytest.fixture
 def broker() -> FakeBroker:
-    """Has three partitions of "events", gives producer ids from 100 on and ends transactions."""
+    """Has three partitions of "events", assigns producer ids from 100 on and ends transactions."""
     broker = FakeBroker({"events": 3})
     numbers = itertools.count(100)
     broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(

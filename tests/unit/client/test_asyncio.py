@@ -1,5 +1,5 @@
-"""AsyncProducer and AsyncConsumer over implementations that are the test: what a cancellation
-meets.
+"""AsyncProducer and AsyncConsumer over implementations played by the test: cancellations at any
+point.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FullProducer:
 
 
 class FailingProducer:
-    """The thread that serves its callbacks meets `problem` first, then the reports; flush() fails."""
+    """The thread that serves its callbacks gets `problem` first, then the reports; flush() fails."""
 
     def __init__(self, config: dict[str, Any], **_more: object) -> None:
         self.problems = [config["problem"]]
@@ -66,7 +66,7 @@ class FailingProducer:
 
 
 @pytest.mark.parametrize("problem", [ValueError("error_cb raised this"), SystemExit("error_cb raised this")])
-def test_a_callback_that_raises_keeps_no_future_waiting(
+def test_futures_complete_when_a_callback_raises(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: BaseException
 ) -> None:
     monkeypatch.setattr(async_producer, "Producer", FailingProducer)
@@ -97,8 +97,8 @@ def test_an_async_producer_that_cannot_flush_ends(monkeypatch: pytest.MonkeyPatc
 
 
 class AloneProducer(FailingProducer):
-    """Without a broker, which error_cb reports in the thread that flushes; then the broker is back, and
-    everything is written. close() gives up what is left.
+    """Without a broker, which error_cb reports in the thread that flushes; then the broker returns,
+    and everything is written. close() gives up the rest.
     """
 
     def __init__(self, config: dict[str, Any], **more: object) -> None:
@@ -179,7 +179,7 @@ def test_errors_of_every_turn_are_logged_with_growing_pauses(monkeypatch: pytest
 
 @pytest.mark.parametrize("turns", range(5))
 def test_a_cancellation_is_met_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
-    """Also in the turns of the loop in which reports are handed out."""
+    """Also in the turns of the loop in which reports are delivered."""
     monkeypatch.setattr(async_producer, "Producer", FullProducer)
     # nothing else wakes it for reports
     monkeypatch.setattr(
@@ -196,7 +196,7 @@ def test_a_cancellation_is_met_while_the_queue_is_full(monkeypatch: pytest.Monke
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
-        for _ in range(10):  # turns, less than the time for which it waits before it looks again
+        for _ in range(10):  # turns, shorter than its polling interval
             await asyncio.sleep(0)
         assert task.cancelled()
 
@@ -242,7 +242,9 @@ except TimeoutError:
 
 @pytest.mark.parametrize("interrupt", ["self.told.set()", "pass"])
 def test_a_program_that_leaves_its_consumer_open_ends(interrupt: str) -> None:
-    """While a wait without end continues in the consumer's thread; also one that receives nothing."""
+    """While an unbounded wait continues in the consumer's thread; also a consumer that receives
+    nothing.
+    """
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM_LEFT_OPEN.replace("{interrupt}", interrupt)],
         capture_output=True,
@@ -286,7 +288,7 @@ def implementation(monkeypatch: pytest.MonkeyPatch) -> Implementation:
     return made
 
 
-def test_calls_have_their_outcomes_from_one_thread(implementation: Implementation) -> None:
+def test_calls_get_their_results_from_one_thread(implementation: Implementation) -> None:
     async def main() -> None:
         consumer = AsyncConsumer()
         assert len(await consumer.getmany(3)) == 3 and len(await consumer.getmany(2)) == 2
@@ -299,7 +301,7 @@ def test_calls_have_their_outcomes_from_one_thread(implementation: Implementatio
     assert thread is not threading.current_thread() and thread.daemon
 
 
-def test_a_consumer_that_is_forgotten_takes_its_thread_along(implementation: Implementation) -> None:
+def test_a_garbage_collected_consumer_ends_its_thread(implementation: Implementation) -> None:
     async def main() -> weakref.ref[AsyncConsumer]:
         consumer = AsyncConsumer()
         await consumer.getmany(3)
@@ -312,7 +314,7 @@ def test_a_consumer_that_is_forgotten_takes_its_thread_along(implementation: Imp
     assert forgotten() is None and not thread.is_alive()
 
 
-def test_a_consumer_that_is_closed_says_so(implementation: Implementation) -> None:
+def test_a_closed_consumer_raises(implementation: Implementation) -> None:
     async def main() -> None:
         async with AsyncConsumer() as consumer:
             await consumer.getmany(3)
@@ -330,8 +332,8 @@ def test_a_consumer_that_is_closed_says_so(implementation: Implementation) -> No
 def test_a_consumer_whose_callback_raises_when_it_is_closed_is_closed(
     monkeypatch: pytest.MonkeyPatch, implementation: Implementation, by_close: bool
 ) -> None:
-    """In the wait that close() ends, or in what it does itself: the member left the group only when
-    its session was over, and the thread stayed.
+    """In the wait that close() ends, or in close() itself: the member left the group only when its
+    session expired, and the thread stayed.
     """
     interrupted, calls = threading.Event(), []
 
@@ -371,7 +373,7 @@ def test_a_consumer_whose_callback_raises_when_it_is_closed_is_closed(
 def test_a_callback_that_raises_stop_iteration_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch, implementation: Implementation
 ) -> None:
-    """As next() of an empty iterator does. No future takes it: the wait never ended, nor did
+    """Like next() of an empty iterator. Futures cannot hold it: the wait never ended, nor did
     close().
     """
 

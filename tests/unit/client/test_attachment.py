@@ -1,4 +1,4 @@
-"""The attachment's Python half over a broker in this process: requests, drivers, losses, forks, the
+"""The attachment's Python half with a broker in this process: requests, drivers, losses, forks, the
 metadata cache.
 """
 
@@ -85,7 +85,7 @@ def test_no_response_is_a_timeout(attachment: Attachment, broker: FakeBroker) ->
     assert raised.value.args[0].code() == KafkaError._TIMED_OUT and raised.value.args[0].retriable()
 
 
-def test_no_room_is_waited_for(attachment: Attachment, broker: FakeBroker) -> None:
+def test_it_waits_for_space(attachment: Attachment, broker: FakeBroker) -> None:
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=1, producer_epoch=0)
     native = broker.clients[0]
     native.room = False
@@ -104,8 +104,8 @@ def test_the_background_thread_drives(attachment: Attachment) -> None:
 
 
 def test_the_background_thread_takes_over_again(attachment: Attachment, broker: FakeBroker) -> None:
-    """A thread that waited and left must not leave it parked: another thread's waiting is over without
-    its having driven.
+    """A thread that waited and left must not leave it parked: another thread's wait has ended
+    without driving.
     """
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=1, producer_epoch=0)
     threads = [threading.Thread(target=lambda: [_request_id(attachment) for _ in range(100)]) for _ in range(3)]
@@ -126,8 +126,8 @@ def test_the_background_thread_takes_over_again(attachment: Attachment, broker: 
 def test_a_turn_requested_during_a_turn_is_not_slept_through(
     attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """produce() arms a stage without the lock, and asks for a turn: the turn under way has passed
-    by that stage, and the driver has not said yet how long it will sleep.
+    """produce() arms a stage without the lock, and requests a turn: the current turn has passed
+    that stage, and the driver has not computed its sleep yet.
     """
     native, history, served = broker.clients[0], [], threading.Event()
     sleep = native.wait
@@ -171,7 +171,7 @@ def test_a_dead_worker_is_attached_again(attachment: Attachment, broker: FakeBro
     )
     broker.refuse = ConnectionRefusedError("nobody listens")
     broker.kill()
-    assert attachment.wait_for(lambda: len(watcher.lost) >= 3, 5)  # tried again and again
+    assert attachment.wait_for(lambda: len(watcher.lost) >= 3, 5)  # it retries again and again
     assert outcome[0].code() == KafkaError._TRANSPORT and outcome[0].retriable()
     broker.refuse = None
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=3, producer_epoch=0)
@@ -180,9 +180,9 @@ def test_a_dead_worker_is_attached_again(attachment: Attachment, broker: FakeBro
     assert broker.clients[0].closed and not broker.clients[1].closed
 
 
-def test_a_coordinator_that_cannot_be_asked_for_wants_no_turn(attachment: Attachment, broker: FakeBroker) -> None:
-    """Without a broker nothing can be sent: a time that has passed would bring the next turn at
-    once, and the next, until there is a broker again.
+def test_an_unavailable_coordinator_causes_no_busy_loop(attachment: Attachment, broker: FakeBroker) -> None:
+    """Without a broker nothing can be sent: a due time in the past would cause turns in a busy loop
+    until a broker is available.
     """
     broker.answers[requests.FIND_COORDINATOR] = lambda _request: None
     coordinator = Coordinator(attachment, "group")
@@ -201,19 +201,21 @@ def test_a_coordinator_that_cannot_be_asked_for_wants_no_turn(attachment: Attach
     broker.seen.clear()
     broker.refuse = None
     assert attachment.wait_for(lambda: known, 5)
-    # known by the response, not because it was waited for long enough
+    # known by the response, not because it waited long enough
     assert requests.FIND_COORDINATOR in [key for key, _ in broker.seen]
 
 
 def test_a_client_in_wake_is_not_closed(
     attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver attaches again while another thread is in the old one's wake(): that ends first."""
+    """The driver reattaches while another thread is in the old attachment's wake(): that call ends
+    first.
+    """
     old, inside, go_on, closed_inside = broker.clients[0], threading.Event(), threading.Event(), []
     wake, close, waking = old.wake, old.close, attachment._waking
 
     class Waking:
-        """The second one waits: that is the driver."""
+        """The second call waits: it is the driver's."""
 
         def __enter__(self) -> None:
             if not waking.acquire(blocking=False):
@@ -247,14 +249,14 @@ def test_a_client_in_wake_is_not_closed(
     assert attachment.wait_for(lambda: attachment.generation == 2, 5) and old.closed
 
 
-def test_a_refusal_for_good_ends_it(attachment: Attachment, broker: FakeBroker) -> None:
+def test_a_final_refusal_ends_it(attachment: Attachment, broker: FakeBroker) -> None:
     broker.refuse = KafkaException(local_error(KafkaError._FATAL, "another layout: restart this process", fatal=True))  # type: ignore[assignment]
     broker.kill()
     with pytest.raises(KafkaException, match="restart this process"):
         attachment.wait_for(lambda: False, 5)
 
 
-def _refused_for_good(attachment: Attachment, broker: FakeBroker) -> None:
+def _finally_refused(attachment: Attachment, broker: FakeBroker) -> None:
     """By the background thread, which ends then."""
     broker.refuse = KafkaException(local_error(KafkaError._FATAL, "another layout: restart this process", fatal=True))  # type: ignore[assignment]
     broker.kill()
@@ -262,9 +264,9 @@ def _refused_for_good(attachment: Attachment, broker: FakeBroker) -> None:
     assert not attachment._thread.is_alive()
 
 
-def test_no_caller_has_a_turn_after_a_refusal_for_good(attachment: Attachment, broker: FakeBroker) -> None:
-    """A caller with a request in each turn, as a member of a group has, would be refused there:
-    a fault in the client, and another error for it than the cause.
+def test_no_caller_has_a_turn_after_a_final_refusal(attachment: Attachment, broker: FakeBroker) -> None:
+    """A caller with a request in each turn, like a group member, would be refused there: an
+    internal error, and another error for it than the cause.
     """
 
     class Asking(Watcher):
@@ -275,12 +277,12 @@ def test_no_caller_has_a_turn_after_a_refusal_for_good(attachment: Attachment, b
 
     pending = Asking()
     attachment.subscribe(pending)
-    _refused_for_good(attachment, broker)
+    _finally_refused(attachment, broker)
     assert attachment.fatal is not None and attachment.fatal.str() == "another layout: restart this process"
     assert [error.str() for error in pending.lost if error.fatal()] == [attachment.fatal.str()]
 
 
-def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_notified(
+def test_a_listener_that_fails_at_a_final_refusal_does_not_block_others(
     attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Faulty(Watcher):
@@ -291,17 +293,17 @@ def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_n
     faulty, watcher = Faulty(), Watcher()
     attachment.subscribe(faulty)
     attachment.subscribe(watcher)
-    _refused_for_good(attachment, broker)
+    _finally_refused(attachment, broker)
     assert attachment.fatal is not None and [error.str() for error in watcher.lost if error.fatal()] == [
         attachment.fatal.str()
     ] == ["another layout: restart this process"]
     assert "a fault" in caplog.text
 
 
-def test_a_refusal_for_good_reaches_all_listeners_when_one_raises(
+def test_a_final_refusal_reaches_all_listeners_when_one_raises(
     attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither who asked after it, nor the listeners."""
+    """Both the requesters and the listeners."""
     reported: list[KafkaError] = []
 
     def fails(_response: object, error: KafkaError | None) -> None:
@@ -321,7 +323,7 @@ def test_a_refusal_for_good_reaches_all_listeners_when_one_raises(
 
     pending = Asking()
     attachment.subscribe(pending)
-    _refused_for_good(attachment, broker)
+    _finally_refused(attachment, broker)
     assert [error.fatal() for error in reported] == [True] and [error.fatal() for error in pending.lost] == [
         False,
         True,
@@ -329,9 +331,7 @@ def test_a_refusal_for_good_reaches_all_listeners_when_one_raises(
     assert "a fault" in caplog.text
 
 
-def test_topics_that_are_wanted_at_a_refusal_for_good_are_not_asked_for(
-    attachment: Attachment, broker: FakeBroker
-) -> None:
+def test_topics_are_not_requested_after_a_final_refusal(attachment: Attachment, broker: FakeBroker) -> None:
     class Wanting(Watcher):
         def on_lost(self, error: KafkaError) -> None:
             super().on_lost(error)
@@ -343,12 +343,12 @@ def test_topics_that_are_wanted_at_a_refusal_for_good_are_not_asked_for(
     with attachment.lock:
         attachment.metadata.refresh(["under way"])
         attachment.metadata.refresh(["wanted"])
-    _refused_for_good(attachment, broker)
+    _finally_refused(attachment, broker)
     assert attachment.fatal is not None and attachment.fatal.str() == "another layout: restart this process"
     assert [error.fatal() for error in wanting.lost] == [False, True]
 
 
-def test_an_attachment_that_does_not_suit_is_given_back(attachment: Attachment, broker: FakeBroker) -> None:
+def test_an_unsuitable_attachment_is_closed(attachment: Attachment, broker: FakeBroker) -> None:
     class Choosy(Watcher):
         def on_reattached(self, old: object, new: object) -> None:
             super().on_reattached(old, new)
@@ -362,7 +362,7 @@ def test_an_attachment_that_does_not_suit_is_given_back(attachment: Attachment, 
     assert [client.closed for client in broker.clients] == [True, True, True, False]
 
 
-def test_a_fault_of_our_own_is_reported(attachment: Attachment) -> None:
+def test_a_bug_is_reported(attachment: Attachment) -> None:
     class Faulty(Watcher):
         def on_turn(self, now: float) -> float | None:
             raise ValueError("a fault")
@@ -374,11 +374,11 @@ def test_a_fault_of_our_own_is_reported(attachment: Attachment) -> None:
             attachment.wait_for(lambda: False, 0.01)
     deadline = time.monotonic() + 5
     while attachment.fatal is None and time.monotonic() < deadline:
-        time.sleep(0.001)  # the background thread meets it as well
+        time.sleep(0.001)  # the background thread gets it as well
     assert attachment.fatal is not None and faulty.lost
 
 
-def test_close_ends_what_waits(broker: FakeBroker) -> None:
+def test_close_ends_waiting_calls(broker: FakeBroker) -> None:
     attachment = Attachment(broker.attach)
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
     errors: list[KafkaError] = []

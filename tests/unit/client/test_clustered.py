@@ -1,5 +1,5 @@
-"""Which way a client goes: in a cluster as anywhere, for what other hosts lead is forwarded
-(tests/interaction/cluster/test_cluster_local.py).
+"""A client's choice of transport: in a cluster as anywhere, since requests for partitions led by
+other hosts are forwarded (tests/interaction/cluster/test_cluster_local.py).
 """
 
 import socket

@@ -1,4 +1,4 @@
-"""What produce_batch is given, as columns; stages; headers; configuration."""
+"""The inputs of produce_batch as columns; stages; headers; configuration."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_headers_are_the_protocols() -> None:
     assert encode_headers({"a": "b"}) == encode_headers([("a", b"b")])
 
 
-def test_a_message_is_confluents() -> None:
+def test_a_message_has_confluent_kafkas_methods() -> None:
     message = Message("t", 1, 5, b"k", b"value", encode_headers({"a": b"1"}), None, (1, 77), 0.5, 3)
     assert isinstance(message, confluent_kafka.Message) and len(message) == 5
     assert message.headers() == [("a", b"1")] and message.timestamp() == (1, 77) and message.leader_epoch() == 3
@@ -124,7 +124,7 @@ def test_a_message_is_confluents() -> None:
     assert not any(getattr(message, name)() for name in inherited)
 
 
-def test_group_metadata_is_confluents() -> None:
+def test_group_metadata_has_confluent_kafkas_methods() -> None:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "a group", "log_level": 0})
     given = consumer.consumer_group_metadata()
     consumer.close()
@@ -175,7 +175,7 @@ def _settings(**more) -> config.Settings:
     return config.read({"bootstrap.servers": "127.0.0.1:9092"}, more)
 
 
-def test_aliases_words_and_consequences() -> None:
+def test_aliases_and_derived_settings() -> None:
     found = config.ProducerConfig(
         config.read(
             {
@@ -199,8 +199,8 @@ def test_aliases_words_and_consequences() -> None:
 
 
 def test_defaults_are_librdkafkas() -> None:
-    """What is used on shared memory when nothing is said is what librdkafka would use; it tells no
-    default, so this is a list to be looked at when one changes.
+    """The defaults over shared memory are librdkafka's; it does not expose them, so this list has
+    to be checked when one changes.
     """
     found = config.ProducerConfig(_settings())
     assert (
@@ -237,6 +237,6 @@ def test_the_transport_is_chosen_with_a_reason(tmp_path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "wrong", [{"linger.ms": "soon"}, {"enable.idempotence": "perhaps"}, {"partitioner": "by_moon"}, {"acks": 2000}]
 )
-def test_wrong_values_are_refused(wrong) -> None:
+def test_invalid_values_are_refused(wrong) -> None:
     with pytest.raises(KafkaException):
         config.check(config.read({"bootstrap.servers": "127.0.0.1:9092", **wrong}), confluent_kafka.Producer)

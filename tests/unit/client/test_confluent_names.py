@@ -1,5 +1,5 @@
-"""An application changes `confluent_kafka` to `mqd` where it imports, and nothing else: every module
-and name of the installed confluent_kafka is under mqd too, at run time and for mypy.
+"""An application only changes `confluent_kafka` to `mqd` in its imports: every module and name of
+the installed confluent_kafka also exists under mqd, at run time and for mypy.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import mqd
 from mqd.client import confluent
 
 ROOT = Path(__file__).parents[3]
-# What confluent_kafka's extras need and the test extra does not install: whole systems of keys and
-# rules, for the rules of its schema registry. verifiable_client is found only by programs beside it.
+# Requirements of confluent_kafka's extras that the test extra does not install: large key and rule
+# systems for its schema registry. verifiable_client only runs beside other programs.
 NOT_INSTALLED = {"azure", "boto3", "celpy", "google.api_core", "hkdf", "hvac", "jsonata", "tink", "verifiable_client"}
 
 
 def modules() -> list[str]:
-    """Below confluent_kafka, without that prefix."""
+    """Modules of confluent_kafka, without that prefix."""
 
     def ignore(_name: str) -> None:
         pass
@@ -43,7 +43,7 @@ def public(module: ModuleType) -> list[str]:
 
 
 def imported(name: str) -> ModuleType | str:
-    """The module, or what is missing."""
+    """The module, or the name of the missing one."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -74,7 +74,7 @@ def test_every_module_has_every_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in modules() if not confluent.is_rebuilt(name)])
 def test_modules_that_use_a_client_are_listed(name: str) -> None:
-    """A module that is taken as it is imports neither Producer nor Consumer: it would use
+    """A module that is used unchanged imports neither Producer nor Consumer: it would use
     confluent_kafka's.
     """
     spec = find_spec(f"confluent_kafka.{name}") if name.partition(".")[0] != "schema_registry" else None
@@ -107,7 +107,7 @@ def test_clients_are_ours() -> None:
     assert mqd.KafkaException is confluent_kafka.KafkaException
 
 
-def test_a_name_that_is_nowhere() -> None:
+def test_an_unknown_name() -> None:
     with pytest.raises(AttributeError, match="module 'mqd' has no attribute 'Produser'"):
         _ = mqd.Produser
     with pytest.raises(ImportError, match="cannot import name 'NewTopik' from 'mqd.admin'"):
@@ -203,9 +203,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.slow  # mypy reads all of the package
+@pytest.mark.slow  # mypy reads the whole package
 def test_mypy_accepts_a_program_and_finds_its_mistakes(tmp_path: Path) -> None:
-    # An editable installation is found by an import hook, which mypy does not run.
+    # An editable installation uses an import hook, which mypy does not run.
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "mqd").symlink_to(ROOT / "mqd")
     assert (ROOT / "mqd" / "py.typed").exists()

@@ -1,4 +1,4 @@
-"""Callbacks of an application that does not poll: one call waits, with the newest values."""
+"""Callbacks of an application that does not poll: only one call waits, with the newest values."""
 
 from __future__ import annotations
 

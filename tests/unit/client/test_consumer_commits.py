@@ -27,7 +27,7 @@ from tests.unit.client.test_consumer_parts import T
 
 
 class Control:
-    """An attachment that keeps its requests."""
+    """An attachment that records its requests."""
 
     def __init__(self) -> None:
         self.sent: deque = deque()
@@ -95,8 +95,8 @@ def test_a_retried_commit_stays_before_later_ones(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_commit_is_not_retried_for_revoked_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its member was put out while the coordinator was away, and is in the group again when the
-    commit would be tried: another has committed more for partition 0 since.
+    """Its member was removed while the coordinator was unavailable, and has rejoined when the
+    commit would be retried: another member has committed more for partition 0 since.
     """
     control = Control()
     commits, inbox, committed = commits_over(control)
@@ -163,7 +163,7 @@ def test_the_result_of_a_commit_for_a_deleted_partition_is_not_reported_for_a_ne
     assert committed == [(("t", 1), 11)]
 
 
-def test_commits_end_once_and_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_commit_ends_once_with_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     control = Control()
     commits, inbox, _ = commits_over(control)
     refused = commits.add({("t", 0): Committed(1)}, lambda *_: None, 60)
@@ -239,7 +239,7 @@ def test_the_eager_view() -> None:
         and consumer.has() == [1, 2]
         and consumer.done_count == 3
     )
-    consumer._inbox.put_operation(Assign(some(3)))  # comes right behind: one assignment for both
+    consumer._inbox.put_operation(Assign(some(3)))  # arrives immediately: one assignment for both
     carry(Revoke(some(2)))
     assert consumer.log[5:] == [("revoke", [1, 2])] and consumer.has() == []
     carry(consumer._inbox.operations.popleft())
@@ -259,7 +259,7 @@ def test_the_incremental_view_and_a_callback_that_raises() -> None:
     carry(Revoke(some(0)))
     assert consumer.log == [("assign", [0, 1]), ("revoke", [0])] and consumer.has() == [1]
     consumer._runner.core.has_lost = True
-    carry(Revoke(some(1)))  # came too late: it is another's already
+    carry(Revoke(some(1)))  # too late: it belongs to another member already
     assert consumer.log[2:] == [("lost", [1])] and consumer.has() == []
 
     def fail(*_: object) -> None:
@@ -271,7 +271,7 @@ def test_the_incremental_view_and_a_callback_that_raises() -> None:
     assert consumer.done_count == 4
 
 
-def test_eager_what_stays_is_shown_also_after_a_callback_has_raised() -> None:
+def test_eager_kept_partitions_are_assigned_after_a_callback_has_raised() -> None:
     consumer = FakeConsumer(is_eager=True)
     carry = consumer.rebalancer.carry_out
     carry(Assign(some(0, 1, 2)))
@@ -292,8 +292,8 @@ def test_eager_what_stays_is_shown_also_after_a_callback_has_raised() -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_eager_what_stays_is_shown_also_after_the_member_has_left_once(is_late: bool) -> None:
-    """Late: the coordinator was away, and unsubscribe() waited for its word no longer."""
+def test_eager_kept_partitions_are_assigned_after_the_member_has_left_once(is_late: bool) -> None:
+    """Late: the coordinator was unavailable, and unsubscribe() no longer waited for its response."""
     consumer = FakeConsumer(is_eager=True)
     carry = consumer.rebalancer.carry_out
     carry(Assign(some(0, 1, 2)))

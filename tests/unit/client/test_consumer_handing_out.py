@@ -1,5 +1,5 @@
-"""What a consumer has taken and the application was not given: no commit counts it, and it is read
-again.
+"""Records that a consumer has fetched and not returned to the application: no commit includes them,
+and they are read again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mqd.client.shm.partitions import Phase
 from mqd.client.shm.reading import Problem
 from mqd.client.tcp.consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
-from tests.unit.client.client_consumer import TOPIC, ConsumerWorld, consume_is_left, make, places  # noqa: F401 (fixtures)
+from tests.unit.client.client_consumer import TOPIC, ConsumerWorld, interrupt_consume, make, places  # noqa: F401 (fixtures)
 
 # -- consume() -------------------------------------------------------------------------------------
 
 
-def test_a_commit_within_consume_ends_before_what_it_gathers(make: Callable[..., ConsumerWorld]) -> None:
-    """The automatic commit comes due when the second partition's records are gathered, too."""
+def test_a_commit_within_consume_ends_before_the_gathered_records(make: Callable[..., ConsumerWorld]) -> None:
+    """The automatic commit is due when the second partition's records are gathered."""
     world = make(3, 3)
     consumer = world.consumer
     assert len(consumer.consume(2, 10)) == 2
@@ -46,8 +46,8 @@ def test_a_commit_within_consume_ends_before_what_it_gathers(make: Callable[...,
 
 
 def test_a_rebalance_ends_consume_and_is_carried_out_by_the_next_call(make: Callable[..., ConsumerWorld]) -> None:
-    """Without end otherwise: neither is a partition given away whose records are gathered, nor a
-    callback called that may raise.
+    """Otherwise endless: neither is a partition revoked whose records are gathered, nor a callback
+    called that may raise.
     """
     world = make(3)
     called: list[int] = []
@@ -62,7 +62,7 @@ def test_a_rebalance_ends_consume_and_is_carried_out_by_the_next_call(make: Call
 def test_a_commit_that_ends_within_consume_is_reported_by_the_next_call(
     make: Callable[..., ConsumerWorld], code: int
 ) -> None:
-    """Once for a call: nothing more is committed before it returns."""
+    """At most one per call: nothing more is committed before it returns."""
     reported: list[int] = []
     world = make(
         3,
@@ -81,9 +81,9 @@ def test_a_commit_that_ends_within_consume_is_reported_by_the_next_call(
         return response
 
     world.broker.answers[requests.OFFSET_COMMIT] = answer
-    waits = consumer._fetcher.wait
+    until_waiting = consumer._fetcher.wait
     waited_with: list[bool] = []
-    consumer._fetcher.wait = lambda until: (waited_with.append(bool(committing.finished)), waits(until))
+    consumer._fetcher.wait = lambda until: (waited_with.append(bool(committing.finished)), until_waiting(until))
 
     def at_end() -> None:
         if not world.commits and not committing.is_busy and world.all_is_read():
@@ -97,9 +97,7 @@ def test_a_commit_that_ends_within_consume_is_reported_by_the_next_call(
     assert reported == [code]
 
 
-def test_a_commit_that_ends_within_consume_does_not_keep_it_from_what_is_there(
-    make: Callable[..., ConsumerWorld],
-) -> None:
+def test_a_commit_that_ends_within_consume_does_not_hide_available_records(make: Callable[..., ConsumerWorld]) -> None:
     reported: list[int] = []
     world = make(3 * POLL_RECORDS, enable_auto_commit=False)
     consumer: Any = world.consumer
@@ -108,7 +106,7 @@ def test_a_commit_that_ends_within_consume_does_not_keep_it_from_what_is_there(
     looks = reader.lag_end
 
     def ends() -> int:
-        """As the second chunk is read."""
+        """While the second chunk is read."""
         if reader.position == POLL_RECORDS:
             consumer._offsets.commits.finish(Commit({}, lambda *_: reported.append(1), 0.0), None)
         return looks()
@@ -120,7 +118,7 @@ def test_a_commit_that_ends_within_consume_does_not_keep_it_from_what_is_there(
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, KafkaException])
-def test_consume_that_raises_has_handed_out_nothing(
+def test_a_consume_that_raises_returns_no_records(
     make: Callable[..., ConsumerWorld], raised: type[BaseException]
 ) -> None:
     world = make(3, 4, enable_auto_commit=False)
@@ -148,7 +146,7 @@ def test_consume_that_raises_has_handed_out_nothing(
 
 @pytest.mark.parametrize("holds", [True, False])
 @pytest.mark.parametrize("in_gathered", [True, False])
-def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_records_if_it_holds(
+def test_an_error_gathered_by_a_consume_that_raised_is_repeated_after_the_records(
     make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch, in_gathered: bool, holds: bool
 ) -> None:
     """As does an end. `in_gathered`: consume() had taken it already."""
@@ -161,7 +159,7 @@ def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_reco
             world.readers[0].problem = Problem("corrupt", 0, "")
 
     world.at_end = broken
-    consume_is_left(
+    interrupt_consume(
         world, monkeypatch, lambda: consumer.parts.get((TOPIC, 0)).reported_error and bool(reported) != in_gathered
     )
     world.readers[0].problem = None
@@ -181,7 +179,7 @@ def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_reco
     ]
 
 
-def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised_is_reported_by_the_next_call(
+def test_an_error_without_records_gathered_by_a_consume_that_raised_is_reported_next(
     make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make(3, 0, enable_auto_commit=False, fetch_error_backoff_ms=3_600_000)
@@ -193,7 +191,7 @@ def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised
             world.readers[1].problem = Problem("corrupt", 0, "")
 
     world.at_end = broken
-    consume_is_left(
+    interrupt_consume(
         world,
         monkeypatch,
         lambda: consumer.parts.get((TOPIC, 1)).reported_error and not reported and world.readers[0].position == 3,
@@ -230,7 +228,7 @@ def run(
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        async def waits(work: Any) -> asyncio.Task:
+        async def until_waiting(work: Any) -> asyncio.Task:
             at_end = asyncio.Event()
             world.at_end = lambda: loop.call_soon_threadsafe(at_end.set)
             task = loop.create_task(work)
@@ -239,7 +237,7 @@ def run(
             return task
 
         async with AsyncConsumer({"group.id": "g"}) as consumer:
-            await asyncio.wait_for(body(consumer, waits), 60)
+            await asyncio.wait_for(body(consumer, until_waiting), 60)
 
     asyncio.run(main())
 
@@ -253,8 +251,8 @@ async def cancel(task: asyncio.Task) -> None:
 def test_records_gathered_by_a_cancelled_consume_are_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     world = ConsumerWorld(5, enable_auto_commit=False)
 
-    async def body(consumer: AsyncConsumer, waits: Callable[[Any], Any]) -> None:
-        await cancel(await waits(consumer.consume(100)))
+    async def body(consumer: AsyncConsumer, until_waiting: Callable[[Any], Any]) -> None:
+        await cancel(await until_waiting(consumer.consume(100)))
         await consumer.commit()
         assert world.commits == [{0: 0}]
         assert places(await consumer.consume(3, 10)) == [(0, 0), (0, 1), (0, 2)]
@@ -270,9 +268,9 @@ def test_records_of_a_cancelled_wait_are_committed_only_after_they_are_handed_ou
 ) -> None:
     world = ConsumerWorld(5, enable_auto_commit=False)
 
-    async def body(consumer: AsyncConsumer, waits: Callable[[Any], Any]) -> None:
+    async def body(consumer: AsyncConsumer, until_waiting: Callable[[Any], Any]) -> None:
         assert len(await consumer.getmany(100)) == 5
-        await cancel(await waits(consumer.getone()))
+        await cancel(await until_waiting(consumer.getone()))
         assert consumer._waiting is not None
         world.readers[0].end = 7
         world.consumer._inbox.notice()
@@ -287,18 +285,18 @@ def test_records_of_a_cancelled_wait_are_committed_only_after_they_are_handed_ou
 
 
 def test_an_interrupt_that_comes_too_late_does_not_end_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """consume() that ends by its time-out interrupts a wait which has ended meanwhile."""
+    """A consume() that times out interrupts a wait which has ended meanwhile."""
     world = ConsumerWorld(0, enable_auto_commit=False)
 
-    async def body(consumer: AsyncConsumer, waits: Callable[[Any], Any]) -> None:
+    async def body(consumer: AsyncConsumer, until_waiting: Callable[[Any], Any]) -> None:
         assert await consumer.consume(5, 0.01) == []
         world.consumer.interrupt()
-        task = await waits(consumer.consume(1, 60))
+        task = await until_waiting(consumer.consume(1, 60))
         world.readers[0].end = 1
         world.consumer._inbox.notice()
         assert places(await task) == [(0, 0)]
         world.consumer.interrupt()
-        task = await waits(consumer.poll())
+        task = await until_waiting(consumer.poll())
         world.readers[0].end = 2
         world.consumer._inbox.notice()
         assert places([await task]) == [(0, 1)]
@@ -310,8 +308,8 @@ def test_an_interrupt_that_comes_too_late_does_not_end_the_next_wait(monkeypatch
 
 
 class Librdkafka:
-    """Of confluent_kafka.Consumer, what TcpConsumer asks. `there`: what poll() and consume() hand
-    out; on_consume() is called within consume().
+    """The part of confluent_kafka.Consumer that TcpConsumer uses. `there`: results of poll() and
+    consume(); on_consume() is called within consume().
     """
 
     def __init__(self, *there: tuple[int, int]) -> None:
@@ -332,7 +330,7 @@ class Librdkafka:
         self.stored |= {one.partition: one.offset for one in offsets}
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Behind what poll() and consume() have handed out."""
+        """After the records that poll() and consume() have returned."""
         return [
             TopicPartition(
                 one.topic,
@@ -363,10 +361,10 @@ def over_tcp(fake: Librdkafka) -> TcpConsumer:
     return made
 
 
-def test_over_tcp_what_is_given_back_is_not_stored_and_handed_out_again() -> None:
+def test_over_tcp_returned_records_are_not_stored_and_are_delivered_again() -> None:
     fake = Librdkafka((0, 0), (0, 1), (0, 2))
     consumer = over_tcp(fake)
-    # librdkafka commits what is stored at any time
+    # librdkafka commits stored offsets at any time
     assert places(consumer.take(2, 0)) == [(0, 0), (0, 1)] and fake.stored == {}
     consumer.give_back(consumer._taken[1:])
     assert consumer.commit() == {0: 1}
@@ -376,7 +374,7 @@ def test_over_tcp_what_is_given_back_is_not_stored_and_handed_out_again() -> Non
     assert consumer.take(1, 0) == [] and consumer.commit() == {0: 3}
 
 
-def test_over_tcp_the_first_record_of_several_is_kept_and_goes_with_its_partition() -> None:
+def test_over_tcp_the_first_of_several_records_is_dropped_with_its_partition() -> None:
     fake = Librdkafka((0, 0), (1, 0))
     consumer = over_tcp(fake)
 
@@ -394,8 +392,8 @@ def test_over_tcp_the_first_record_of_several_is_kept_and_goes_with_its_partitio
     assert places(consumer.take(10, 0)) == [(1, 0)]
 
 
-def test_over_tcp_consume_batch_waits_on_when_a_rebalance_takes_what_it_had() -> None:
-    """None says that the time was over: a program that reads until there is nothing ended."""
+def test_over_tcp_consume_batch_keeps_waiting_after_a_rebalance() -> None:
+    """None means that the time is over: a program that reads until there are no more records ended."""
     fake = Librdkafka()
     consumer = over_tcp(fake)
     first, second = Librdkafka((0, 0), (1, 5)).there
@@ -408,8 +406,8 @@ def test_over_tcp_consume_batch_waits_on_when_a_rebalance_takes_what_it_had() ->
     assert consumer.consume_batch(10, 0.01) is None
 
 
-def test_over_tcp_a_position_is_behind_what_was_handed_out_not_behind_what_came_along() -> None:
-    """Committed with a transaction, it passed over records that were never handed out."""
+def test_over_tcp_a_position_follows_returned_records_not_fetched_ones() -> None:
+    """Committed with a transaction, it skipped records that were never returned."""
     fake = Librdkafka((0, 0), (1, 5), (0, 1), (1, 6))
     consumer = over_tcp(fake)
     positions_requested = [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1), TopicPartition(TOPIC, 2)]
@@ -421,9 +419,9 @@ def test_over_tcp_a_position_is_behind_what_was_handed_out_not_behind_what_came_
     assert [one.offset for one in consumer.position(positions_requested)] == [2, 7, -1001]
 
 
-def test_over_tcp_a_position_is_known_also_of_a_partition_that_is_paused_with_records_here() -> None:
-    """They are read again: librdkafka must seek(), and knows no position then, until it hands
-    out the next one. A transaction ended without what had been handed out before.
+def test_over_tcp_the_position_of_a_partition_paused_with_fetched_records_is_known() -> None:
+    """They are read again: librdkafka must seek(), and knows no position then until it returns the
+    next one. A transaction ended without the records returned before.
     """
     fake = Librdkafka((1, 4), (0, 0), (1, 5), (0, 1))
     sought: list[TopicPartition] = []

@@ -1,5 +1,5 @@
-"""The consumer's parts without a broker: commits in order, the eager view of a rebalance, what a
-membership core asks for, offsets' messages, batches over TCP.
+"""The consumer's parts without a broker: commits in order, the eager view of a rebalance, actions
+of a membership core, offsets' messages, batches over TCP.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Member:
         assert self.core.owned == {(T, index) for index in partitions} and self.core.under_way is None
 
 
-def test_joining_says_everything_and_reports_what_it_took() -> None:
+def test_joining_sends_everything_and_reports_the_assignment() -> None:
     member = Member(instance_id="i", rack_id="r", server_assignor="range")
     message = member.sent(member.give(Subscribe(("t",), "x.*")))
     assert (
@@ -122,7 +122,7 @@ def test_joining_says_everything_and_reports_what_it_took() -> None:
     assert message.topic_partitions is None and message.rebalance_timeout_ms == -1
 
 
-def test_topics_that_stay_unknown_do_not_hold_up_the_report() -> None:
+def test_unknown_topics_do_not_delay_the_report() -> None:
     member = Member()
     member.give(Subscribe(("t",)))
     assert member.answered(answer(1, [0])) == [Resolve((T,))]
@@ -130,7 +130,7 @@ def test_topics_that_stay_unknown_do_not_hold_up_the_report() -> None:
     member.now_ms = member.core.next_ms
     actions = member.give(Tick())
     assert Resolve((T,)) in actions and member.sent(actions).topic_partitions == []
-    # not before the report is answered: the coordinator may have given it away by then
+    # not before the report has a response: until then the coordinator may have reassigned it
     assert member.give(TopicsKnown({T: "t"})) == []
     assert isinstance(member.answered(answer(1))[0], Assign)
 
@@ -142,7 +142,7 @@ def test_revoked_partitions_are_reported_after_the_application_has_finished() ->
     member.give(Tick())
     assert member.answered(answer(1, [1])) == [Revoke((Partition("t", 0, T),))]
     member.now_ms = 2000
-    assert member.sent(member.give(Tick())).topic_partitions is None  # alive, but it has not let go
+    assert member.sent(member.give(Tick())).topic_partitions is None  # alive, but it has not released it
     member.answered(answer(1))
     message = member.sent(member.give(Done()))
     assert [one.partitions for one in message.topic_partitions] == [[1]]
@@ -160,7 +160,7 @@ def test_a_fenced_member_loses_its_partitions_and_joins_again(error: int) -> Non
     assert message.member_epoch == 0 and message.topic_partitions == []
 
 
-def test_lost_answers_and_a_coordinator_that_is_away() -> None:
+def test_lost_responses_and_an_unavailable_coordinator() -> None:
     member = Member()
     member.with_assignment([0])
     member.now_ms = 1000
@@ -175,12 +175,12 @@ def test_lost_answers_and_a_coordinator_that_is_away() -> None:
     assert member.core.next_ms == 1300 and member.core.owned  # nothing is lost by that
 
 
-def test_the_last_word_of_a_member() -> None:
+def test_a_member_leaves() -> None:
     for instance_id, epoch in ((None, -1), ("i", -2)):
         member = Member(instance_id=instance_id)
         member.with_assignment([0])
         (revoke,) = member.give(Leave())
-        assert isinstance(revoke, Revoke) and member.core.generation == 1  # commits on the way out still count
+        assert isinstance(revoke, Revoke) and member.core.generation == 1  # commits while leaving still count
         assert member.sent(member.give(Done())).member_epoch == epoch
         assert member.answered(answer(epoch)) == [Left()] and member.core.state is State.IDLE
     assert Member().give(Leave()) == [Left()]
@@ -263,7 +263,7 @@ def test_messages_about_offsets() -> None:
     ]
 
 
-def test_turns_go_round_and_leave_out_who_may_not() -> None:
+def test_turns_are_round_robin_and_skip_paused_partitions() -> None:
     parts = Parts()
     for index in range(4):
         part = Part("t", index)
@@ -275,7 +275,7 @@ def test_turns_go_round_and_leave_out_who_may_not() -> None:
     assert [part.index for part in parts.turns()] == [2, 3]
 
 
-def test_what_a_configuration_means() -> None:
+def test_the_effect_of_configurations() -> None:
     def config(**given: object) -> ConsumerConfig:
         return ConsumerConfig(
             read({"group.id": "g", **{name.replace("_", "."): value for name, value in given.items()}})
@@ -294,9 +294,9 @@ def test_what_a_configuration_means() -> None:
         ConsumerConfig(read({}))
 
 
-def test_over_tcp_what_lies_here_is_not_counted_as_handed_out() -> None:
-    """A batch is one partition's; what came along with it waits, and is neither stored nor handed
-    out when its partition goes.
+def test_over_tcp_fetched_records_do_not_count_as_returned() -> None:
+    """A batch belongs to one partition; records fetched along with it wait, and are neither stored
+    nor returned when their partition is revoked.
     """
     consumer = TcpConsumer(None, read({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}), "test")
     stored: list = []

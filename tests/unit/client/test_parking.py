@@ -1,5 +1,5 @@
-"""The consumer's sleeping Fetch against a broker's side of KIP-227, played from the proposal's
-text.
+"""The consumer's long-polling Fetch against a broker's side of KIP-227, implemented from the
+proposal's text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ A, B = b"a" * 16, b"b" * 16
 
 
 class Sessions:
-    """Takes requests as they go over the wire; checks that what it remembers is what the client
-    thinks it does.
-    """
+    """Takes requests as sent over the wire; checks that its state matches the client's."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, tuple[int, dict[tuple[bytes, int], int]]] = {}
@@ -70,7 +68,7 @@ def _turn(
     return True
 
 
-def test_only_what_has_changed_goes_over() -> None:
+def test_only_changes_are_sent() -> None:
     session, broker = PositionSession(), Sessions()
     positions = {(A, index): 10 for index in range(500)} | {(B, 1): 5}
     assert _turn(session, broker, positions)
@@ -95,7 +93,7 @@ def test_a_forgotten_session_and_a_lost_answer() -> None:
     assert not session.is_session_error(3)
 
 
-def test_a_broker_without_room_for_sessions() -> None:
+def test_a_broker_without_free_sessions() -> None:
     session, broker = PositionSession(), Sessions()
     for offset in range(3):
         assert _turn(session, broker, {(A, 0): offset, (A, 1): 7}, refuse=True)

@@ -1,5 +1,5 @@
-"""The end of a shared-memory producer: every record has its report, whatever keeps it from being
-written. By a C core and a broker that the test plays.
+"""The end of a shared-memory producer: every record has its report, whatever prevents it from being
+written. With a fake C core and a fake broker.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.unit.client.client_native import FakeProducer, Reports, broker, make 
 
 
 def _end_by_a_fatal_error(producer: ShmProducer, native: FakeProducer, reports: Reports) -> None:
-    """Two records are under way in partition 0; their batch's answer is fatal, and a third never
-    leaves.
+    """Two records are in flight in partition 0; the response to their batch is fatal, and a third
+    is never sent.
     """
     native.fate = lambda batch: None
     for value in (b"0", b"1"):
@@ -32,7 +32,7 @@ def _end_by_a_fatal_error(producer: ShmProducer, native: FakeProducer, reports: 
     assert producer.attachment.wait_for(lambda: producer.fatal, 10)
 
 
-def test_a_producer_that_is_closed_after_a_fatal_error_tells_what_failed(make) -> None:
+def test_a_producer_closed_after_a_fatal_error_reports_failed_records(make) -> None:
     errors: list[KafkaError] = []
     producer, native = make(enable_idempotence=True, error_cb=errors.append)
     reports = Reports()
@@ -48,7 +48,7 @@ def test_a_producer_that_is_closed_after_a_fatal_error_tells_what_failed(make) -
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
-def test_a_producer_that_is_closed_without_a_broker_tells_what_failed(
+def test_a_producer_closed_without_a_broker_reports_failed_records(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, compression: str
 ) -> None:
     monkeypatch.setattr(closing, "_ALONE_S", 0.0)
@@ -59,7 +59,7 @@ def test_a_producer_that_is_closed_without_a_broker_tells_what_failed(
     broker.kill()
     assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
     reports = Reports()
-    large = bytes(20 << 10)  # goes at once as far as it can
+    large = bytes(20 << 10)  # sent at once as far as possible
     producer.produce("events", large, on_delivery=reports)
     producer.produce("typo", b"small", on_delivery=reports)
     assert producer.close() and native.closed
@@ -68,7 +68,7 @@ def test_a_producer_that_is_closed_without_a_broker_tells_what_failed(
     assert producer.close() and len(reports.errors) == 2
 
 
-def test_reports_of_what_is_given_up_come_in_the_order_of_the_records(make) -> None:
+def test_reports_of_dropped_records_are_in_record_order(make) -> None:
     producer, native = make()
     native.fate, native.capacity = lambda batch: None, 2
     reports = Reports()
@@ -100,7 +100,7 @@ def test_a_statistics_callback_that_raises_does_not_keep_close_from_giving_up(
 
 
 @pytest.mark.parametrize("is_fatal", [False, True])
-def test_a_report_that_raises_keeps_no_other_from_being_notified(make, is_fatal: bool) -> None:
+def test_a_report_that_raises_does_not_block_others(make, is_fatal: bool) -> None:
     producer, native = make(enable_idempotence=True)
     reports = Reports(raising=2)
     if is_fatal:
@@ -131,7 +131,7 @@ def test_producing_in_a_delivery_report_is_refused_after_a_fatal_error(make, bro
     deadline = time.monotonic() + 10
     while producer.fatal is None:
         assert time.monotonic() < deadline
-        time.sleep(0.001)  # the background thread meets it
+        time.sleep(0.001)  # the background thread gets it
     with pytest.raises(KafkaException) as refused:
         producer.close()
     assert refused.value.args[0].code() == KafkaError._FATAL and reported == [b"x"]
@@ -164,7 +164,7 @@ def test_a_report_of_close_may_poll_and_produce_once_more(
     }
 
 
-def test_a_report_that_always_produces_once_more_neither_keeps_close_from_ending_nor_makes_it_raise(
+def test_close_ends_when_each_report_produces_again(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     producer, native = make()
@@ -192,7 +192,7 @@ def test_a_producer_that_another_thread_closes_meanwhile_is_closed(make, monkeyp
     assert producer.close() and native.closed
 
 
-def test_close_waits_for_a_broker_no_longer_with_an_open_transaction(
+def test_an_open_transaction_does_not_prolong_close_without_a_broker(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer, native = make(transactional_id="t", transaction_timeout_ms=600_000, delivery_timeout_ms=600_000)

@@ -32,7 +32,7 @@ def test_a_commit_whose_outcome_is_open_is_repeated(make, broker: FakeBroker) ->
 
 
 def _interrupted_commit(producer: ShmProducer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while the coordinator is asked to end the transaction, and before it learns of it."""
+    """Ctrl-C while the EndTxn is being sent, before the coordinator receives it."""
     usual = producer.attachment.request
 
     def request(api_key: int, *arguments: Any) -> Any:
@@ -62,7 +62,7 @@ def test_a_commit_that_was_interrupted_is_repeated(make, broker: FakeBroker, mon
 def test_a_producer_that_is_closed_after_an_interrupted_commit_aborts(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers of committed records would wait until the transaction's time is over."""
+    """Readers of committed records would wait until the transaction times out."""
     producer, _ = make(transactional_id="t")
     _interrupted_commit(producer, monkeypatch)
     assert producer.close()
@@ -70,8 +70,8 @@ def test_a_producer_that_is_closed_after_an_interrupted_commit_aborts(
 
 
 def _decides_to_commit(broker: FakeBroker, producer: ShmProducer) -> list[bool]:
-    """The coordinator takes an EndTxn and answers it, but Ctrl-C comes first; from then on it goes
-    by the outcome that it has decided on. Returns its requests.
+    """The coordinator processes an EndTxn and responds, but Ctrl-C comes first; from then on it
+    keeps the outcome that it has decided. Returns its requests.
     """
     requested: list[bool] = []
     usual = producer.attachment.request
@@ -100,9 +100,7 @@ def _decides_to_commit(broker: FakeBroker, producer: ShmProducer) -> list[bool]:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_producer_that_is_closed_when_its_commit_was_decided_but_not_answered_has_no_fatal_error(
-    make, broker: FakeBroker, version: int
-) -> None:
+def test_closing_after_a_commit_without_response_is_not_a_fatal_error(make, broker: FakeBroker, version: int) -> None:
     broker.transaction_version = version
     broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
     errors: list[KafkaError] = []
@@ -112,9 +110,7 @@ def test_a_producer_that_is_closed_when_its_commit_was_decided_but_not_answered_
     assert requested == [True, False] and producer.fatal is None and errors == []
 
 
-def test_an_abort_that_finds_the_transaction_committed_says_so_and_the_producer_continues(
-    make, broker: FakeBroker
-) -> None:
+def test_an_abort_of_a_committed_transaction_is_reported_and_the_producer_continues(make, broker: FakeBroker) -> None:
     producer, native = make(transactional_id="t")
     requested = _decides_to_commit(broker, producer)
     with pytest.raises(KafkaException) as refused:
@@ -154,7 +150,7 @@ def _interrupted(_self: Any = None, *_arguments: Any) -> None:
 def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, requested: list[bool]
 ) -> None:
-    """Wherever Ctrl-C met it: before the coordinator was asked, or behind its response."""
+    """At any point: before the coordinator was contacted, or after its response."""
     producer, _ = _begun(make)
     producer.produce("events", b"x")
     assert producer.flush(10) == 0
@@ -167,7 +163,7 @@ def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(
     assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == requested
 
 
-def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, broker: FakeBroker) -> None:
+def test_close_does_not_abort_during_a_commit_in_another_thread(make, broker: FakeBroker) -> None:
     producer, _ = _begun(make)
     producer.produce("events", b"x")
     requested = threading.Event()
@@ -189,9 +185,9 @@ def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, br
 
 
 class _VersionOne:
-    """A coordinator of version 1 by its rules: InitProducerId gives the next epoch, EndTxn of an
-    older one is fenced, and an abort behind a commit is refused. `silent`: keys of requests that
-    are carried out and not answered.
+    """A coordinator of version 1 with its rules: InitProducerId assigns the next epoch, EndTxn of
+    an older one is fenced, and an abort after a commit is refused. `silent`: keys of requests that
+    are processed without a response.
     """
 
     def __init__(self, broker: FakeBroker) -> None:
@@ -202,7 +198,7 @@ class _VersionOne:
         broker.answers[requests.END_TXN] = self._end
 
     def _init(self, request: Any) -> InitProducerIdResponse | None:
-        if request.producer_epoch in (-1, self.epoch):  # else it has the next one already: the response was lost
+        if request.producer_epoch in (-1, self.epoch):  # otherwise it has the next one already: the response was lost
             self.epoch += 1
         return (
             None
@@ -227,9 +223,9 @@ def _times_out(ends: Callable[[float], None]) -> None:
     assert raised.value.args[0].retriable()
 
 
-def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, broker: FakeBroker) -> None:
+def test_version_1_gets_a_new_epoch_after_a_late_abort(make, broker: FakeBroker) -> None:
     """The C core counts from 0 again since the abort, and under the same epoch the next
-    transaction's records did not fit.
+    transaction's sequence numbers did not fit.
     """
     coordinator = _VersionOne(broker)
     producer, native = _begun(make)
@@ -252,10 +248,10 @@ def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, bro
 
 
 @pytest.mark.parametrize("ends_by_abort", [True, False])
-def test_a_lost_answer_of_the_next_epoch_does_not_end_a_transaction_of_version_1_twice(
+def test_a_lost_response_with_the_next_epoch_does_not_end_a_version_1_transaction_twice(
     make, broker: FakeBroker, ends_by_abort: bool
 ) -> None:
-    """The coordinator fenced the second time, under the epoch before."""
+    """The coordinator fenced the second request, under the previous epoch."""
     coordinator = _VersionOne(broker)
     producer, native = _begun(make)
     producer.produce("events", b"x", partition=0)

@@ -1,5 +1,5 @@
 """The shared-memory producer's decisions: retries, time limits, identities, full queues, batches
-that end early; by a C core and a broker that the test plays.
+that end early; with a fake C core and a fake broker.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_retries_end(make) -> None:
 
 
 @pytest.mark.parametrize("response", [None, ErrorCode.NOT_ENOUGH_REPLICAS])
-def test_delivery_takes_no_longer_than_it_may(make, response) -> None:
+def test_delivery_timeout_is_respected(make, response) -> None:
     producer, native = make(delivery_timeout_ms=100)
     native.fate = lambda batch: response
     reports = Reports()
@@ -88,7 +88,7 @@ def test_batches_that_were_never_sent_time_out_too(make, broker: FakeBroker) -> 
 def test_batches_that_wait_for_compression_time_out_too(
     make, broker: FakeBroker, is_flushed: bool, has_broker: bool
 ) -> None:
-    """Those for which there is no room, and those for which there is no broker."""
+    """Those without space, and those without a broker."""
     producer, native = make(delivery_timeout_ms=300, compression_type="lz4", linger_ms=200)
     producer.produce("events", b"known", partition=0)
     assert producer.flush(10) == 0
@@ -98,7 +98,7 @@ def test_batches_that_wait_for_compression_time_out_too(
         broker.kill()
         assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
     reports = Reports()
-    # goes over at once, if there is somebody
+    # sent at once, if there is a broker
     producer.produce("events", bytes(20 << 10), partition=0, on_delivery=reports)
     assert producer.compressor.records == has_broker, (
         "without a broker each waits by itself: in one batch all would end with the first one's time"
@@ -110,7 +110,7 @@ def test_batches_that_wait_for_compression_time_out_too(
 
 
 def test_the_time_of_a_record_begins_before_it_is_compressed(make) -> None:
-    """One that has waited for room has no more time left in the C core than any other of its age."""
+    """One that has waited for space has no more time left in the C core than any other of its age."""
     producer, native = make(compression_type="lz4", linger_ms=60_000)
     native.fate = lambda batch: None
     producer.produce("events", b"known", partition=0)
@@ -124,7 +124,7 @@ def test_the_time_of_a_record_begins_before_it_is_compressed(make) -> None:
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 @pytest.mark.parametrize("value", [b"one of a batch", bytes(20 << 10)], ids=["batch", "large record"])
 def test_the_driver_sends_a_batch_when_it_has_lingered(make, compression: str, value: bytes) -> None:
-    """By the driver, that sleeps for a minute when nothing is outstanding."""
+    """By the driver, which sleeps for a minute when nothing is outstanding."""
     producer, native = make(compression_type=compression, linger_ms=50)
     producer.produce("events", b"known", partition=0)
     assert producer.flush(10) == 0
@@ -144,8 +144,8 @@ def test_the_driver_sends_a_batch_when_it_has_lingered(make, compression: str, v
 def test_a_producer_that_waits_for_room_does_not_spin_while_a_batch_lingers(
     make, broker: FakeBroker, has_broker: bool
 ) -> None:
-    """It drives meanwhile, and each turn would have been followed by another one at once: a whole
-    core, for as long as there was no room.
+    """It drives meanwhile, and each turn would have been followed immediately by another one: a
+    busy core as long as there was no space.
     """
     producer, native = make(linger_ms=50)
     producer.produce("events", b"known", partition=0)
@@ -163,7 +163,7 @@ def test_a_producer_that_waits_for_room_does_not_spin_while_a_batch_lingers(
 
 
 def test_batches_to_be_compressed_fit_the_shared_memory(make) -> None:
-    """Whatever batch.size says; only a record that never will is refused, alone."""
+    """With any batch.size; only a record that never fits is refused, alone."""
     producer, native = make(compression_type="lz4", mqd_buffer_bytes=64 << 10, linger_ms=200)
     native.memory_bytes = 48 << 10  # the rest is for requests
     reports = Reports()
@@ -184,7 +184,7 @@ def test_a_transaction_fails_with_a_record_that_is_too_large_compressed(make) ->
     producer.produce("events", b"known", partition=0)
     assert producer.flush(10) == 0
     reports = Reports()
-    for size in (10, 100_000):  # together, when the second goes over
+    for size in (10, 100_000):  # together, when the second is sent
         producer.produce("events", os.urandom(size), partition=0, on_delivery=reports)
     with pytest.raises(KafkaException):
         producer.produce("events", b"more")
@@ -212,7 +212,7 @@ def test_an_unknown_topic_ends(make) -> None:
     assert raised.value.args[0].code() == KafkaError._UNKNOWN_TOPIC and raised.value.taken == 0
 
 
-def test_a_topic_may_come_late(make, broker: FakeBroker) -> None:
+def test_a_topic_may_appear_late(make, broker: FakeBroker) -> None:
     producer, native = make()
     threading.Timer(0.1, lambda: broker.topics.update(late=1)).start()
     producer.produce("late", b"x")
@@ -235,7 +235,7 @@ def test_a_topic_that_grows(make, broker: FakeBroker) -> None:
 # -- identity --------------------------------------------------------------------------------------
 
 
-def test_an_identity_comes_first(make) -> None:
+def test_an_identity_is_requested_first(make) -> None:
     producer, native = make(enable_idempotence=True)
     producer.produce("events", b"x", partition=0)
     assert producer.flush(10) == 0
@@ -272,12 +272,12 @@ def test_a_hole_is_filled_by_a_new_identity(make) -> None:
 
 @pytest.mark.parametrize("unknown", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
 def test_batches_with_an_open_outcome_are_sent_again_before_the_identity_changes(make, unknown: ErrorCode) -> None:
-    """A change of leader leaves one batch open while another is refused permanently (a wrong
-    timestamp): under the new identity the broker would not know the first one again, and write it
-    twice.
+    """After a leader change one batch has an open outcome while another is refused permanently (a
+    wrong timestamp): under the new identity the broker would not recognize the first one, and write
+    it twice.
     """
     producer, native = make(enable_idempotence=True, linger_ms=0)
-    log: list[tuple[int, bytes]] = []  # (identity, value), as a broker that knows its producers has it
+    log: list[tuple[int, bytes]] = []  # (identity, value), as in a broker that knows its producers
     refused = threading.Event()
 
     def fate(batch: Any) -> int:
@@ -316,7 +316,7 @@ def test_a_hole_under_the_gapless_guarantee_is_fatal(make) -> None:
     assert errors[0].fatal()
 
 
-def test_sequences_that_do_not_fit_are_fatal(make) -> None:
+def test_out_of_order_sequences_are_fatal(make) -> None:
     producer, native = make(enable_idempotence=True)
     native.fate = lambda batch: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     reports = Reports()
@@ -344,7 +344,7 @@ def test_sequences_that_do_not_fit_are_fatal(make) -> None:
         (ErrorCode.CONCURRENT_TRANSACTIONS, True, True, False, Verdict.RETRY),
     ],
 )
-def test_the_verdict_on_each_error(
+def test_the_treatment_of_each_error(
     error: int, idempotent: bool, transactional: bool, renewing: bool, verdict: Verdict
 ) -> None:
     assert judge(error, idempotent, transactional, renewing) is verdict
@@ -372,7 +372,7 @@ def test_full_memory_is_a_buffer_error_and_nothing_is_lost(make) -> None:
     assert native.written[0] == taken
 
 
-def test_reports_that_are_not_served_fill_the_queue(make) -> None:
+def test_unserved_reports_fill_the_queue(make) -> None:
     producer, _ = make(queue_buffering_max_messages=10)
     reports = Reports()
     for _ in range(10):
@@ -387,7 +387,7 @@ def test_reports_that_are_not_served_fill_the_queue(make) -> None:
     producer.produce("events", b"x")
 
 
-def test_a_dead_worker_and_the_next(make, broker: FakeBroker) -> None:
+def test_a_dead_worker_and_its_successor(make, broker: FakeBroker) -> None:
     errors: list[KafkaError] = []
     producer, native = make(error_cb=errors.append, enable_idempotence=True)
     native.fate = lambda batch: None
@@ -429,7 +429,7 @@ def test_statistics(make) -> None:
     assert seen[-1]["type"] == "producer" and seen[-1]["topics"]["events"]["partition_cnt"] == 3
 
 
-def test_a_forgotten_producer_ends(make) -> None:
+def test_a_garbage_collected_producer_ends(make) -> None:
     producer, native = make()
     producer.produce("events", b"x")
     producer.abandon()
@@ -450,10 +450,8 @@ def test_reports_only_of_errors(make) -> None:
 # -- batches that end early ------------------------------------------------------------------------
 
 
-def test_a_batch_that_is_left_early_says_how_much_was_taken(make) -> None:
-    """By a callback of the application here: the records that went before are not to be given
-    again.
-    """
+def test_a_batch_cut_short_reports_how_much_was_accepted(make) -> None:
+    """By a callback of the application here: the records before must not be given again."""
     producer, native = make(queue_buffering_max_messages=100)
 
     def refuse(_error: KafkaError | None, _message: Message) -> None:
@@ -468,7 +466,7 @@ def test_a_batch_that_is_left_early_says_how_much_was_taken(make) -> None:
     ]  # type: ignore[attr-defined]
 
 
-def _interrupted_behind(native: FakeProducer, call: int) -> None:
+def _interrupt_after(native: FakeProducer, call: int) -> None:
     """Ctrl-C while the C core takes records: it is raised when that is done, in the n-th call from
     here on.
     """
@@ -483,12 +481,12 @@ def _interrupted_behind(native: FakeProducer, call: int) -> None:
     native.append = append  # type: ignore[method-assign]
 
 
-def test_a_batch_that_is_interrupted_while_there_is_room_says_how_much_was_taken(make) -> None:
+def test_an_interrupted_batch_reports_how_much_was_accepted(make) -> None:
     producer, native = make()
     native.capacity = 1 << 20
     producer.produce("events", b"known", partition=1)
     assert producer.flush(10) == 0
-    _interrupted_behind(native, 2)
+    _interrupt_after(native, 2)
     values, reports = [b"%d" % number for number in range(30_000)], []
     with pytest.raises(KeyboardInterrupt) as raised:
         producer.produce_batch(
@@ -499,13 +497,13 @@ def test_a_batch_that_is_interrupted_while_there_is_room_says_how_much_was_taken
     assert 0 < taken < 30_000 and native.written[0] == values[:taken] and sum(reports) == taken
 
 
-def test_records_that_the_core_took_when_ctrl_c_came_are_followed_to_their_end_and_not_written_twice(make) -> None:
+def test_records_accepted_during_ctrl_c_are_tracked_and_not_written_twice(make) -> None:
     producer, native = make(linger_ms=60_000)
     producer.produce("events", b"known", partition=1)
     assert producer.flush(10) == 0
     codes = iter([ErrorCode.NOT_LEADER_OR_FOLLOWER])
     native.fate = lambda batch: next(codes, 0)
-    _interrupted_behind(native, 1)
+    _interrupt_after(native, 1)
     reports = Reports()
     producer.produce("events", b"0", partition=0, on_delivery=reports)
     with pytest.raises(KeyboardInterrupt):
@@ -519,7 +517,7 @@ def test_records_that_the_core_took_when_ctrl_c_came_are_followed_to_their_end_a
 
 
 def test_a_batch_whose_compression_is_interrupted_is_compressed_again(make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was lost, and flush() waited for its records for ever."""
+    """It was lost, and flush() waited for its records forever."""
     producer, native = make(compression_type="lz4", linger_ms=60_000)
     producer.produce("events", b"known", partition=1)
     assert producer.flush(10) == 0
@@ -537,7 +535,7 @@ def test_a_batch_whose_compression_is_interrupted_is_compressed_again(make, monk
     assert reports.errors == [0] and len(native.written[0]) == 1
 
 
-def test_a_batch_of_dicts_that_is_left_early_says_how_much_was_taken(
+def test_a_batch_of_dicts_cut_short_reports_how_much_was_accepted(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     implementation, native = make()
@@ -573,7 +571,7 @@ class FullAfterThree:
 
 
 @pytest.mark.parametrize("problem", [ValueError("a callback's own"), KeyboardInterrupt()])
-def test_a_batch_over_tcp_that_is_left_early_says_how_much_was_taken(
+def test_a_batch_over_tcp_cut_short_reports_how_much_was_accepted(
     monkeypatch: pytest.MonkeyPatch, problem: BaseException
 ) -> None:
     played = FullAfterThree(problem)

@@ -1,5 +1,5 @@
-"""Seeded histories of a shared-memory producer under a C core with arbitrary responses: every
-record taken is reported exactly once, what is reported as written is in the log, in order, and
+"""Seeded histories of a shared-memory producer with a C core that responds arbitrarily: every
+accepted record is reported exactly once, records reported as written are in the log, in order, and
 nothing is left behind. Threads and the clock are real, so a seed gives the same calls, not the same
 interleaving.
 """
@@ -54,7 +54,7 @@ class History:
             return self.random.choice(RETRIABLE)
         return self.random.choice(PERMANENT) if dice < 0.85 else None
 
-    # -- what the application does -----------------------------------------------------------------
+    # -- the application ---------------------------------------------------------------------------
 
     def value(self) -> bytes:
         self.taken += 1
@@ -96,7 +96,7 @@ class History:
         self.taken -= len(values) - taken
 
     def answer(self) -> None:
-        """What was left without a response gets one."""
+        """Batches left without a response get one."""
         with self.producer.attachment.lock:
             for batch in [batch for batch in self.native.batches.values() if batch.state == "sent"]:
                 self.native.answer(batch, self.random.choice([0, 0, *RETRIABLE]))
@@ -150,8 +150,8 @@ def test_history(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         history.producer.abandon()
 
 
-def test_the_played_core_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A core that writes twice is found out: the check is one that can fail."""
+def test_a_core_that_writes_twice_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves that the check can fail: a core that writes twice is detected."""
 
     class Doubling(FakeProducer):
         def answer(self, batch: FakeBatch, error: int) -> None:

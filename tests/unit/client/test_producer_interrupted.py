@@ -1,8 +1,8 @@
-"""A shared-memory producer whose application Ctrl-C interrupts: each record is written once and
-reported once, and no transaction ends without what was produced into it.
+"""A shared-memory producer whose application is interrupted by Ctrl-C: each record is written once
+and reported once, and no transaction ends without its records.
 
-By a C core and a broker that the test plays; Ctrl-C is raised by what stands at the place that it
-meets, once.
+With a fake C core and a fake broker; Ctrl-C is raised once, by a wrapper of the interrupted
+function.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.unit.client.client_native import Reports, broker, make  # noqa: F401 
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """interrupt(owner, name): its next call is Ctrl-C, before it does anything; behind=True: when
-    it has done it.
+    """interrupt(owner, name): its next call raises KeyboardInterrupt before it does anything;
+    behind=True: when it is done.
     """
 
     def interrupt(owner: Any, name: str, behind: bool = False) -> None:
@@ -46,7 +46,7 @@ def _ends(broker: FakeBroker) -> list[bool]:
 
 
 def _begun(producer: ShmProducer, broker: FakeBroker) -> None:
-    """A transaction is open, in a topic that is known."""
+    """A transaction is open, in a known topic."""
     producer.init_transactions(10)
     producer.begin_transaction()
     producer.produce("events", b"known", partition=1)
@@ -88,7 +88,7 @@ def test_records_of_a_full_batch_whose_compression_is_interrupted_are_written_on
 
 
 @pytest.mark.parametrize("partition", [0, list(range(3)) * 8 + [0]])
-def test_a_batch_whose_compression_is_interrupted_says_that_all_was_taken(make, interrupt, partition: Any) -> None:
+def test_a_batch_whose_compression_is_interrupted_was_accepted_whole(make, interrupt, partition: Any) -> None:
     producer, native = make(compression_type="lz4", linger_ms=60_000, batch_num_messages=5)
     producer.produce("events", b"known", partition=1)
     assert producer.flush(10) == 0
@@ -105,19 +105,15 @@ def test_a_batch_whose_compression_is_interrupted_says_that_all_was_taken(make, 
     assert sum(map(len, native.written.values())) == 26 and sum(reports) == 25
 
 
-def test_close_in_a_signals_handler_does_not_wait_for_the_commit_that_the_handler_interrupted(
-    make, broker: FakeBroker
-) -> None:
-    """The commit can continue only when the handler is through: an abort in between waited for
-    ever.
-    """
+def test_close_in_a_signal_handler_does_not_wait_for_the_interrupted_commit(make, broker: FakeBroker) -> None:
+    """The commit can only continue when the handler returns: an abort in between waited forever."""
     producer, _ = make(transactional_id="t")
     _begun(producer, broker)
     producer.produce("events", b"x", partition=0)
     assert producer.flush(10) == 0
 
     def end(_request: Any) -> None:
-        """No response; instead the handler runs in the thread that waits for one."""
+        """No response; instead the handler runs in the waiting thread."""
         producer.transactions.on_close(1.0)
 
     usual, broker.answers[requests.END_TXN] = broker.answers[requests.END_TXN], end
@@ -130,7 +126,7 @@ def test_close_in_a_signals_handler_does_not_wait_for_the_commit_that_the_handle
 
 
 def _commit_interrupted_before_anything(producer: ShmProducer, meanwhile: Callable[[], None]) -> None:
-    """Ctrl-C when nothing keeps other threads from producing yet; one does."""
+    """Ctrl-C before other threads are prevented from producing; one of them produces."""
     usual = producer.transactions._close_gate
 
     def interrupted() -> None:
@@ -143,9 +139,7 @@ def _commit_interrupted_before_anything(producer: ShmProducer, meanwhile: Callab
         producer.commit_transaction(10)
 
 
-def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted_at_its_very_beginning(
-    make, broker: FakeBroker
-) -> None:
+def test_nothing_is_produced_after_a_commit_interrupted_at_its_start(make, broker: FakeBroker) -> None:
     producer, native = make(transactional_id="t", linger_ms=60_000)
     _begun(producer, broker)
     producer.produce("events", b"x", partition=0)
@@ -161,7 +155,7 @@ def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted_at_
 def test_a_commit_that_was_interrupted_does_not_end_without_a_record_that_failed_since(
     make, broker: FakeBroker
 ) -> None:
-    """One that another thread produced in that moment."""
+    """Produced by another thread at that moment."""
     producer, native = make(transactional_id="t", linger_ms=60_000, delivery_timeout_ms=100)
     _begun(producer, broker)
     reports = Reports()
@@ -183,8 +177,8 @@ def test_a_commit_that_was_interrupted_does_not_end_without_a_record_that_failed
 
 
 def test_a_handler_that_raises_the_same_exception_again_loses_no_records(make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the first one had interrupted when records were taken counted for the second, when none
-    were.
+    """The state of the first interrupt, which hit while records were taken, was applied to the
+    second, which hit when none were.
     """
     producer, native = make(linger_ms=60_000)
     producer.produce("events", b"known", partition=1)
@@ -223,10 +217,10 @@ def test_a_handler_that_raises_the_same_exception_again_loses_no_records(make, m
         ("transactions", "_take", True),
     ],
 )
-def test_an_end_of_a_transaction_that_is_interrupted_behind_the_coordinators_answer_can_be_repeated(
+def test_an_end_of_transaction_interrupted_after_the_response_can_be_repeated(
     make, broker: FakeBroker, interrupt, owner: str, name: str, behind: bool, commits: bool
 ) -> None:
-    """The coordinator is not asked again: under the next epoch it has no such transaction."""
+    """No second EndTxn is sent: under the next epoch the coordinator has no such transaction."""
     producer, native = make(transactional_id="t")
     _begun(producer, broker)
     producer.produce("events", b"x", partition=0)
@@ -287,7 +281,7 @@ def test_records_whose_accounting_is_interrupted_are_written_once_and_reported_o
 
 
 def test_a_part_of_a_batch_is_accounted_for_once(make) -> None:
-    """Ctrl-C between two batches of one call: what is done is not done twice."""
+    """Ctrl-C between two batches of one call: finished work is not repeated."""
     producer, _ = make()
     fates, rows = producer.fates, [Reports()] * 4
     fates.before_append(rows)
@@ -301,9 +295,9 @@ def test_a_part_of_a_batch_is_accounted_for_once(make) -> None:
     fates.batches.clear()
 
 
-def test_outcomes_that_ctrl_c_leaves_undealt_with_are_reported(make, interrupt) -> None:
-    """They were lost: flush() returned 0 without their reports, and later the records had timed
-    out, though they were written.
+def test_outcomes_left_unprocessed_by_ctrl_c_are_reported(make, interrupt) -> None:
+    """They were lost: flush() returned 0 without their reports, and later the records timed out,
+    though they were written.
     """
     producer, native = make()
     producer.produce("events", b"known", partition=0)
@@ -330,9 +324,7 @@ def test_outcomes_that_ctrl_c_leaves_undealt_with_are_reported(make, interrupt) 
 @pytest.mark.parametrize(
     ("owner", "name"), [("native", "append_batch"), ("appender", "append_batch"), ("fates", "appended_whole")]
 )
-def test_a_compressed_batch_that_the_core_took_when_ctrl_c_came_is_written_once(
-    make, interrupt, owner: str, name: str
-) -> None:
+def test_a_compressed_batch_accepted_during_ctrl_c_is_written_once(make, interrupt, owner: str, name: str) -> None:
     producer, native = make(compression_type="lz4", linger_ms=60_000)
     producer.produce("events", b"known", partition=1)
     assert producer.flush(10) == 0

@@ -1,4 +1,4 @@
-"""A transactional producer learns of a question when the transaction is over in which it asked."""
+"""A transactional producer gets a response after the transaction that sent the request has ended."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.unit.client.client_native import broker, make  # noqa: F401 (fixtures
 
 @pytest.mark.parametrize("comes", ["while it ends", "between", "in the next"])
 @pytest.mark.parametrize("code", [0, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_PRODUCER_EPOCH])
-def test_an_answer_that_comes_after_its_transaction_says_nothing_of_the_next(
+def test_a_late_response_does_not_affect_the_next_transaction(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, code: int, comes: str
 ) -> None:
-    """Its topic counted as joined, and records went there that the coordinator did not know of; or
-    the transaction failed, or, as the abort had renewed the epoch, the producer.
+    """Its topic counted as added, and records were sent for which the coordinator had no partition;
+    or the transaction failed, or, as the abort had renewed the epoch, the producer.
     """
     broker.transaction_version = 1
     broker.answers |= {
@@ -49,7 +49,7 @@ def test_an_answer_that_comes_after_its_transaction_says_nothing_of_the_next(
     broker.answers[requests.INIT_PRODUCER_ID] = lambda request: (
         comes == "while it ends" and responses[0](late, None) or renewed(request)
     )
-    # else nothing is to be ended
+    # otherwise there is nothing to end
     producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
     producer.abort_transaction(10)
     with producer.attachment.lock:

@@ -1,5 +1,5 @@
-"""The shared-memory producer's transactions: what breaks them, what the coordinator answers,
-versions; by a C core and a broker that the test plays.
+"""The shared-memory producer's transactions: failures, the coordinator's responses, versions; with
+a fake C core and a fake broker.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _seen(broker: FakeBroker, *keys: int) -> list[int]:
     ]
 
 
-def test_version_2_gives_the_next_epoch(make, broker: FakeBroker) -> None:
+def test_version_2_returns_the_next_epoch(make, broker: FakeBroker) -> None:
     producer, native = make(transactional_id="t")
     producer.init_transactions(10)
     for _ in range(2):
@@ -108,8 +108,8 @@ def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroke
 
 
 def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(make, broker: FakeBroker) -> None:
-    """Of an EndTxn of version 2 the coordinator makes the next epoch, which a producer of version 1
-    does not take over.
+    """For an EndTxn of version 2 the coordinator bumps the epoch, which a producer of version 1
+    does not adopt.
     """
     epoch, versions = 0, []
     usual = broker.answer
@@ -174,26 +174,26 @@ def test_a_failed_record_breaks_the_transaction(make, broker: FakeBroker) -> Non
     assert committed == [False, True]
 
 
-def _topic_that_never_comes(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+def _unknown_topic(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
     producer.produce("typo", b"payment", on_delivery=reports)
     producer.produce("events", b"order", on_delivery=reports)
 
 
-def _partition_that_is_not_there(producer: ShmProducer, broker: FakeBroker, reports: Reports) -> None:
+def _unknown_partition(producer: ShmProducer, broker: FakeBroker, reports: Reports) -> None:
     producer.produce("late", b"payment", partition=7, on_delivery=reports)  # nothing is known of the topic yet
     producer.produce("late", b"order", partition=0, on_delivery=reports)
     broker.topics["late"] = 3
 
 
-def _purged_before_it_left(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+def _purged_before_sending(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
     producer.produce("typo", b"payment", on_delivery=reports)
     producer.purge(in_flight=False)
 
 
-def _purged_before_it_was_compressed(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+def _purged_before_compression(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
     producer.produce("events", b"order", on_delivery=reports)
     assert producer.flush(10) == 0
-    producer.produce("events", bytes(20 << 10), on_delivery=reports)  # goes over at once, and lingers there
+    producer.produce("events", bytes(20 << 10), on_delivery=reports)  # sent at once, and lingers there
     assert producer.compressor.records == 1
     producer.purge()
 
@@ -201,10 +201,10 @@ def _purged_before_it_was_compressed(producer: ShmProducer, _broker: FakeBroker,
 @pytest.mark.parametrize(
     ("work", "config"),
     [
-        (_topic_that_never_comes, {"topic_metadata_propagation_max_ms": 100}),
-        (_partition_that_is_not_there, {}),
-        (_purged_before_it_left, {}),
-        (_purged_before_it_was_compressed, {"compression_type": "lz4", "linger_ms": 60_000}),
+        (_unknown_topic, {"topic_metadata_propagation_max_ms": 100}),
+        (_unknown_partition, {}),
+        (_purged_before_sending, {}),
+        (_purged_before_compression, {"compression_type": "lz4", "linger_ms": 60_000}),
     ],
 )
 def test_no_transaction_commits_without_one_of_its_records(
@@ -225,8 +225,8 @@ def test_no_transaction_commits_without_one_of_its_records(
     assert last and not any(before)
 
 
-def test_nothing_is_produced_into_a_transaction_that_fails_as_room_is_made(make, broker: FakeBroker) -> None:
-    """It was taken, and flush() waited for it until its time was over."""
+def test_nothing_is_produced_into_a_transaction_that_fails_while_waiting_for_space(make, broker: FakeBroker) -> None:
+    """It was accepted, and flush() waited for it until its timeout."""
     producer, _ = _begun(make, linger_ms=60_000, queue_buffering_max_messages=2)
     producer.produce("late", b"payment", partition=7)  # nothing is known of the topic yet
     producer.produce("late", b"order", partition=0)
@@ -239,12 +239,10 @@ def test_nothing_is_produced_into_a_transaction_that_fails_as_room_is_made(make,
 
 
 @pytest.mark.parametrize("topic", ["events", "late"])
-def test_a_record_whose_transaction_fails_while_it_is_looked_at_ends(
+def test_a_record_whose_transaction_fails_while_it_is_partitioned_ends(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, topic: str
 ) -> None:
-    """By a partitioner that takes its time, here. It was not taken from its stage any more, and
-    flush() waited until its time was over.
-    """
+    """By a slow partitioner here. It stayed in its stage, and flush() waited until its timeout."""
 
     def partitioner(_key: object, _count: int) -> int:
         with producer.attachment.lock:
@@ -260,7 +258,7 @@ def test_a_record_whose_transaction_fails_while_it_is_looked_at_ends(
 
 
 def test_a_batch_whose_transaction_fails_meanwhile_is_refused(make, broker: FakeBroker) -> None:
-    """It waited for ever: for room in a transaction that takes nothing any more."""
+    """It waited forever, for space in a transaction that accepts nothing more."""
     producer, _ = _begun(make)
     producer.produce("events", b"x", partition=7)  # of three, which is not known yet
     with pytest.raises(KafkaException) as refused:
@@ -296,7 +294,7 @@ def test_a_busy_coordinator_gets_the_request_again(make, broker: FakeBroker) -> 
 
 
 def _offset_answers(broker: FakeBroker, *codes: int) -> None:
-    """Of the n-th TxnOffsetCommit; the last for all that follow."""
+    """The error of the n-th TxnOffsetCommit; the last for all that follow."""
     left = list(codes)
     response = TxnOffsetCommitResponse
 
@@ -320,7 +318,7 @@ def _offset_answers(broker: FakeBroker, *codes: int) -> None:
 
 def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the producer, which aborts and continues; the coordinator would fence it when the
-    transaction's time is over.
+    transaction times out.
     """
     monkeypatch.setattr(transactional, "_GONE_S", 0.3)
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -336,14 +334,14 @@ def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monke
     assert producer.fatal is None
 
 
-def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(
+def test_offsets_of_a_deleted_topic_are_given_up_over_several_short_calls(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactional, "_GONE_S", 1.0)
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     producer, _ = make(transactional_id="t")
     producer.init_transactions(10)
-    for _ in range(2):  # the second transaction has a time of its own
+    for _ in range(2):  # the second transaction has its own time limit
         producer.begin_transaction()
         began, calls = time.monotonic(), 0
         while True:
@@ -356,10 +354,10 @@ def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(
         producer.abort_transaction(10)
 
 
-def test_offsets_of_a_deleted_topic_are_given_up_also_beside_others_whose_coordinator_loads(
+def test_offsets_of_a_deleted_topic_are_given_up_while_a_coordinator_loads(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That error comes first in the response; it is no end of the producer."""
+    """That error comes first in the response; it does not end the producer."""
     monkeypatch.setattr(transactional, "_GONE_S", 0.3)
     response, codes = (
         TxnOffsetCommitResponse,
@@ -383,9 +381,9 @@ def test_offsets_of_a_deleted_topic_are_given_up_also_beside_others_whose_coordi
     producer.abort_transaction(10)
 
 
-def test_an_abort_does_not_cross_a_commit_of_another_thread(make, broker: FakeBroker) -> None:
-    """The commit returned, though the coordinator had aborted: close(), too, met it between two
-    looks.
+def test_an_abort_waits_for_a_commit_of_another_thread(make, broker: FakeBroker) -> None:
+    """The commit returned, though the coordinator had aborted: close() could do the same between
+    two polls.
     """
     producer, _ = _begun(make)
     producer.produce("events", b"x", partition=0)
@@ -413,7 +411,7 @@ def test_an_abort_does_not_cross_a_commit_of_another_thread(make, broker: FakeBr
     assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True]
 
 
-def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_late(
+def test_the_time_limit_of_a_deleted_topic_does_not_apply_to_a_late_one(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = 0.0
@@ -433,7 +431,7 @@ def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_l
     assert raised.value.args[0].txn_requires_abort()
 
 
-def test_offsets_of_a_topic_that_comes_late_are_committed(make, broker: FakeBroker) -> None:
+def test_offsets_of_a_topic_that_appears_late_are_committed(make, broker: FakeBroker) -> None:
     _offset_answers(
         broker,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,

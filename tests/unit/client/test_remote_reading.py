@@ -1,5 +1,5 @@
-"""Readers of partitions on other hosts over a librdkafka that is the test: what reaches whom, what
-is dropped, when it is held back.
+"""Readers of partitions on other hosts over a fake librdkafka: which records reach which reader,
+which are dropped, and flow control.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Message:
 
 
 class FakeConsumer:
-    """librdkafka: gives what is in `coming`; its calls, in order."""
+    """librdkafka: returns the messages in `coming`; records its calls."""
 
     made: list[FakeConsumer] = []
 
@@ -165,13 +165,13 @@ def test_records_in_order_and_the_end(records: RemoteRecords) -> None:
     consumer().coming.put([Message(0, 5), Message(1, 0), Message(0, 6), Message(0, 9, KafkaError._PARTITION_EOF)])
     assert offsets(one, 2) == [5, 6] and offsets(other, 1) == [0]
     assert one.lag_end() == 9 and other.lag_end() == -1
-    assert one.read(10, 1) is None and one.position == 9  # behind a transaction's markers
+    assert one.read(10, 1) is None and one.position == 9  # after a transaction's markers
     consumer().coming.put([Message(0, 9)])
     assert offsets(one, 1) == [9] and one.lag_end() == -1
 
 
 def test_messages_consumed_before_a_seek_are_dropped(records: RemoteRecords) -> None:
-    """V1: the messages are in the thread's hands when the application seeks."""
+    """V1: the thread is handling the messages when the application seeks."""
     reader = records.open("t", 0, 100)
     eventually(lambda: consumer().calls)
     consumer().coming.put([Message(0, 100)])
@@ -185,7 +185,7 @@ def test_messages_consumed_before_a_seek_are_dropped(records: RemoteRecords) -> 
     assert offsets(reader, 1) == [7] and reader.position == 8
 
 
-def test_who_reads_slowly_is_paused(records: RemoteRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_is_paused(records: RemoteRecords, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_reading, "AHEAD_RECORDS", 10)
     reader = records.open("t", 0, 0)
     eventually(lambda: consumer().calls)
@@ -227,7 +227,7 @@ def failed(reader: remote_reading.RemoteReader) -> bool:
     return problem is not None and problem[:2] == FAILED
 
 
-def test_a_librdkafka_that_cannot_be_made_is_every_readers_problem(
+def test_an_error_creating_librdkafka_is_reported_by_every_reader(
     records: RemoteRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, reported = threading.Event(), []
@@ -251,7 +251,7 @@ def test_a_librdkafka_that_cannot_be_made_is_every_readers_problem(
     later.close()
 
 
-def test_a_partition_that_cannot_be_placed_is_every_readers_problem(records: RemoteRecords) -> None:
+def test_an_error_assigning_a_partition_is_reported_by_every_reader(records: RemoteRecords) -> None:
     first = records.open("t", 0, 0)
     eventually(lambda: consumer().calls)
     both = threading.Event()

@@ -1,5 +1,5 @@
-"""Records as a local consumer reads them: from a segment file, without a broker, against what the
-protocol's own decoder makes of the same bytes.
+"""Records as a local consumer reads them: from a segment file, without a broker, compared with the
+protocol decoder's result for the same bytes.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def test_views_outlive_reader_file_and_batch(log: Log) -> None:
         reader.read()
 
 
-def test_columns_that_are_held_are_not_filled_again(log: Log) -> None:
+def test_columns_in_use_are_not_reused(log: Log) -> None:
     for start in range(0, BLOCK_RECORDS * 8, BLOCK_RECORDS // 4):
         log.append(
             encode_batch([Record(value=b"%d" % i) for i in range(start, start + BLOCK_RECORDS // 4)], base_offset=start)
@@ -221,7 +221,7 @@ def test_compressed_batches(log: Log, codec: str, records_max: int) -> None:
         assert _all(reader, records_max) == log.expected()[offset:]
 
 
-def test_compressed_batches_go_together_and_what_is_left_waits(log: Log) -> None:
+def test_compressed_batches_are_combined_and_the_rest_waits(log: Log) -> None:
     for start in range(0, 1000, 10):
         log.append(encode_batch(_records(10, start), base_offset=start, compression="zstd"))
     reader = log.reader(5)
@@ -248,7 +248,7 @@ def test_raw_snappy_and_batches_without_records(log: Log) -> None:
     assert _all(log.reader()) == log.expected()
 
 
-def test_damage_is_reported_after_what_is_whole(log: Log) -> None:
+def test_damage_is_reported_after_the_intact_records(log: Log) -> None:
     log.append(encode_batch(_records(3)))
     bad = bytearray(encode_batch(_records(3, 3), base_offset=3))
     bad[-1] ^= 1
@@ -314,7 +314,7 @@ def test_aborted_transactions_are_left_out(log: Log) -> None:
     assert [record.offset for record in _all(log.reader())] == [0, 1, 2, 3, 5, 6]
 
 
-def test_batches_from_messages_have_the_same_face() -> None:
+def test_batches_from_messages_have_the_same_interface() -> None:
     messages = [
         Message(
             "t",
@@ -353,7 +353,7 @@ def test_batches_from_messages_have_the_same_face() -> None:
     assert not empty and len(empty) == 0 and empty.values.to_list() == [] and "no records" in repr(empty)
 
 
-def test_blobs_check_positions_that_somebody_changed() -> None:
+def test_blobs_check_corrupted_positions() -> None:
     blobs = Blobs.of_list([b"abc", b"defg", None])
     assert Blobs(blobs.buffer, blobs.positions, blobs.sizes).to_list() == [b"abc", b"defg", None]
     blobs.positions[1] = 1000
@@ -373,7 +373,7 @@ def _has_arrow() -> bool:
     return True
 
 
-def test_any_log_reads_as_the_decoder_does(tmp_path: Path) -> None:
+def test_any_log_is_read_as_by_the_decoder(tmp_path: Path) -> None:
     for seed in range(40):
         chance = random.Random(seed)
         (tmp_path / str(seed)).mkdir()
@@ -410,7 +410,7 @@ def test_any_log_reads_as_the_decoder_does(tmp_path: Path) -> None:
         assert reader.position == offset
 
 
-def test_header_sections_are_what_messages_read() -> None:
+def test_header_sections_match_the_headers_of_messages() -> None:
     headers = [("a", b"x"), ("b", None)]
     batch = RecordBatchView(
         "t",

@@ -1,6 +1,4 @@
-"""Whatever shapes a stage's entries have, the columns made of them hold the same records in the
-same order.
-"""
+"""Stage entries of any shape become columns with the same records in the same order."""
 
 import numpy as np
 from hypothesis import given
@@ -63,7 +61,7 @@ def test_entries_of_the_quick_shapes(entries):
 
 
 @given(st.lists(st.tuples(_bytes, st.none() | _bytes, st.integers(0, 5)), min_size=1, max_size=20))
-def test_triples_alone(entries):
+def test_only_triples(entries):
     _check(entries)
 
 
@@ -72,7 +70,7 @@ def test_all_shapes_mixed(entries):
     _check(entries)
 
 
-def test_records_with_times_of_their_own_come_before_the_first_mark() -> None:
+def test_records_with_explicit_timestamps_precede_the_first_mark() -> None:
     stage = Stage("topic")
     stage.entries += [Entry(b"own", None, -1, 5, None, None, 0.0, None)] * 2
     for now_ms in (1000, 1001):

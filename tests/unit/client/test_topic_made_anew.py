@@ -1,5 +1,5 @@
-"""A topic that is deleted and created again under its name while a consumer reads it: an offset of the
-old one means nothing in the new one.
+"""A topic that is deleted and recreated under its name while a consumer reads it: an offset of the
+old one is meaningless in the new one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.unit.client.client_consumer import (  # noqa: F401 (fixtures)
     NEW,
     TOPIC,
     ConsumerWorld,
-    consume_is_left,
-    hears_that_it_is_gone,
+    interrupt_consume,
+    learns_of_deletion,
     look_again,
     make,
     next_record,
@@ -37,7 +37,7 @@ def position(world: ConsumerWorld) -> int:
 
 
 def test_an_offset_is_requested_again_from_a_worker_without_its_partitions(world: ConsumerWorld) -> None:
-    """The metadata still has the topic: the application gets no error."""
+    """The metadata still contains the topic: the application gets no error."""
     world.list_errors = [int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)] * 3
     world.consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
     message = world.consumer.poll(PATIENCE_S)
@@ -47,7 +47,7 @@ def test_an_offset_is_requested_again_from_a_worker_without_its_partitions(world
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 @pytest.mark.parametrize(("committed", "begin"), [(-1, 0), (7, 7)])
-def test_it_is_read_from_what_is_committed_of_it_or_from_where_the_application_wants_to_begin(
+def test_the_new_topic_is_read_from_its_committed_offset_or_the_configured_reset(
     world: ConsumerWorld, committed: int, begin: int
 ) -> None:
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
@@ -59,7 +59,7 @@ def test_it_is_read_from_what_is_committed_of_it_or_from_where_the_application_w
     assert world.commits == [{0: begin + 1}]
 
 
-def test_at_its_end_where_the_application_wants_what_comes(world: ConsumerWorld) -> None:
+def test_the_new_topic_is_read_from_its_end_with_latest(world: ConsumerWorld) -> None:
     """auto.offset.reset=latest, the default."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.recreate(NEW, 100)
@@ -85,7 +85,7 @@ def test_prefetched_records_of_the_old_topic_are_not_handed_out_or_committed(wor
     assert world.commits == [{0: 1}]
 
 
-def test_a_seek_after_the_error_is_one_in_the_new_topic(world: ConsumerWorld) -> None:
+def test_a_seek_after_the_error_applies_to_the_new_topic(world: ConsumerWorld) -> None:
     assert next_record(world).offset() == 0
     world.broker.topics.clear()
     world.recreate(NEW, 100)
@@ -100,7 +100,7 @@ def test_a_seek_after_the_error_is_one_in_the_new_topic(world: ConsumerWorld) ->
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 def test_a_remote_reader_learns_of_it_from_the_metadata(world: ConsumerWorld) -> None:
-    """Its reader asks by name and reports no error; the replicas are the same."""
+    """Its reader uses names and reports no error; the replicas are the same."""
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part: Any = consumer.parts.get((TOPIC, 0))
@@ -113,7 +113,7 @@ def test_a_remote_reader_learns_of_it_from_the_metadata(world: ConsumerWorld) ->
 
 
 def read_elsewhere(world: ConsumerWorld) -> Any:
-    """As from another host, whose reader asks by name."""
+    """Reads from another host, whose reader uses names."""
     part: Any = world.consumer.parts.get((TOPIC, 0))
     part.remote_view = world.consumer._fetcher._view_of(part)
     world.readers[0].is_remote = True
@@ -186,7 +186,7 @@ def recreated_at_its_end(world: ConsumerWorld) -> Callable[[], None]:
     return at_end
 
 
-def test_consume_ends_when_a_topic_of_which_it_has_records_is_another(make: Callable[..., ConsumerWorld]) -> None:
+def test_consume_ends_when_a_topic_whose_records_it_has_is_recreated(make: Callable[..., ConsumerWorld]) -> None:
     world = with_fifty_read(make)
     consumer = world.consumer
     world.at_end = recreated_at_its_end(world)
@@ -200,14 +200,14 @@ def test_consume_ends_when_a_topic_of_which_it_has_records_is_another(make: Call
     assert places([next_record(world) for _ in range(2)]) == [(0, 0), (0, 1)]
 
 
-def test_consume_that_raises_after_that_begins_the_new_one_at_its_begin(
+def test_a_consume_that_raises_after_that_reads_the_new_topic_from_its_start(
     make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So does the other partition, which is looked at only then."""
+    """So does the other partition, which is only read then."""
     world = with_fifty_read(make)
     world.at_end = recreated_at_its_end(world)
     part: Any = world.consumer.parts.get((TOPIC, 0))
-    consume_is_left(world, monkeypatch, lambda: part.topic_id == NEW)
+    interrupt_consume(world, monkeypatch, lambda: part.topic_id == NEW)
     found = [next_record(world) for _ in range(101)]
     assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [
         *((0, offset) for offset in range(100)),
@@ -229,9 +229,7 @@ def test_records_of_the_old_topic_do_not_move_the_position_in_the_new_one(make: 
     assert message.value() == NEW and message.offset() == 0
 
 
-def test_consume_continues_when_it_has_no_record_of_what_is_another_and_reads_that_again_when_it_raises(
-    make: Callable[..., ConsumerWorld],
-) -> None:
+def test_consume_continues_when_it_has_no_records_of_the_recreated_topic(make: Callable[..., ConsumerWorld]) -> None:
     world = make(0, 3, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
     recreated = recreated_at_its_end(world)
 
@@ -258,12 +256,12 @@ def test_consume_continues_when_it_has_no_record_of_what_is_another_and_reads_th
 # -- seek() ----------------------------------------------------------------------------------------
 
 
-def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit(make: Callable[..., ConsumerWorld]) -> None:
+def test_a_seek_after_the_error_leaves_no_old_offset_to_commit(make: Callable[..., ConsumerWorld]) -> None:
     world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="latest")
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.recreate(NEW, 100)
-    part = hears_that_it_is_gone(world)
+    part = learns_of_deletion(world)
     look_again(world)
     consumer.seek(TopicPartition(TOPIC, 0, 0))
     while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
@@ -275,7 +273,7 @@ def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit(make: Ca
 
 
 @pytest.mark.parametrize("offset", [0, OFFSET_BEGINNING, 30])
-def test_a_seek_when_the_metadata_know_the_new_one_is_one_in_that(world: ConsumerWorld, offset: int) -> None:
+def test_a_seek_with_new_metadata_applies_to_the_new_topic(world: ConsumerWorld, offset: int) -> None:
     """Its reader does not know yet, and would return the old topic's records."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.recreate(NEW, 100)
@@ -286,10 +284,10 @@ def test_a_seek_when_the_metadata_know_the_new_one_is_one_in_that(world: Consume
     assert (message.value(), message.offset()) == (NEW, max(offset, 0))
 
 
-def test_a_seek_begun_in_the_old_topic_before_the_client_knows_holds_in_the_new_one(world: ConsumerWorld) -> None:
+def test_a_seek_before_the_client_knows_applies_to_the_new_topic(world: ConsumerWorld) -> None:
     """The error was reported, but the metadata are still the old ones."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
-    part = hears_that_it_is_gone(world)
+    part = learns_of_deletion(world)
     world.consumer.seek(TopicPartition(TOPIC, 0, 30))
     assert part.phase is Phase.ACTIVE and part.topic_id != NEW
     world.recreate(NEW, 100)
@@ -298,10 +296,10 @@ def test_a_seek_begun_in_the_old_topic_before_the_client_knows_holds_in_the_new_
 
 
 @pytest.mark.parametrize("incremental", [True, False])
-def test_an_assigned_offset_is_one_in_the_new_topic_before_the_client_knows(
+def test_an_assigned_offset_before_the_client_knows_applies_to_the_new_topic(
     world: ConsumerWorld, incremental: bool
 ) -> None:
-    """As one that is sought."""
+    """Like an offset given to seek()."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.consumer.unassign()
     world.recreate(NEW, 100)

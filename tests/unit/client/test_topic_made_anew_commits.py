@@ -21,7 +21,7 @@ from tests.unit.client.client_consumer import (
     NEW,
     TOPIC,
     ConsumerWorld,
-    hears_that_it_is_gone,
+    learns_of_deletion,
     look_again,
     make,  # noqa: F401 (a fixture of `world`)
     next_record,
@@ -53,7 +53,7 @@ def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(
         by_name_only(world)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.recreate(NEW, 100)
-    part = hears_that_it_is_gone(world)
+    part = learns_of_deletion(world)
     if looks:
         look_again(world)
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_commit_includes_briefly_unknown_partitions_by_id(make: Callable[..., Co
     if not knows_ids:
         by_name_only(world)
     assert {(message := next_record(world)).partition() for _ in range(10)} == {0, 1} and message.error() is None
-    hears_that_it_is_gone(world)
+    learns_of_deletion(world)
     world.consumer.commit(asynchronous=False)
     assert world.commits == [{0: 5, 1: 5} if knows_ids else {1: 5}]
 
@@ -172,7 +172,7 @@ def test_commit_says_nothing_of_what_is_gone_and_was_committed(make: Callable[..
     world = make(5, 5, enable_auto_commit=False)
     assert {next_record(world).partition() for _ in range(10)} == {0, 1}
     world.consumer.commit(asynchronous=False)
-    hears_that_it_is_gone(world)
+    learns_of_deletion(world)
     world.consumer.commit(asynchronous=False)
     assert world.commits == [{0: 5, 1: 5}, {1: 5}]
 
@@ -184,7 +184,7 @@ def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_kno
     """As soon as one id is unknown: the deleted topic might be taken for the recreated one."""
     world = make(5, 5)
     assert {next_record(world).partition() for _ in range(10)} == {0, 1}
-    hears_that_it_is_gone(world)
+    learns_of_deletion(world)
     other = world.consumer.parts.get((TOPIC, 1))
     assert other is not None
     other.topic_id = None
@@ -202,7 +202,7 @@ def test_commit_of_what_is_gone_alone_gets_an_error(make: Callable[..., Consumer
         by_name_only(world)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.recreate(NEW, 100)
-    hears_that_it_is_gone(world)
+    learns_of_deletion(world)
     with pytest.raises(KafkaException) as raised:
         world.consumer.commit(asynchronous=False)
     assert raised.value.args[0].code() == (ErrorCode.UNKNOWN_TOPIC_ID if knows_ids else KafkaError._NO_OFFSET)
@@ -230,7 +230,7 @@ def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_
     consumer: Any = world.consumer
     while consumer.consume_batch(100, 30).next_offset < 5:
         pass
-    part = hears_that_it_is_gone(world)
+    part = learns_of_deletion(world)
     consumer._offsets.due = 0.0
     assert consumer.consume_batch(100, 0) is None
     assert not world.commits and 0.0 < consumer._offsets.due < float("inf")
@@ -289,6 +289,6 @@ def test_offsets_of_a_topic_unknown_for_a_moment_are_committed_before_it_is_revo
 ) -> None:
     world = make(5, auto_commit_interval_ms=3_600_000)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
-    hears_that_it_is_gone(world)
+    learns_of_deletion(world)
     world.consumer.close()
     assert world.commits == [{0: 5}]

@@ -1,4 +1,4 @@
-"""How many members and partitions a group needs: for groups whose rates are known."""
+"""How many members and partitions a group needs, for groups whose rates are known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def after_while(
     lag: int = 100_000,
     members_before: dict[str, set[Partition]] | None = None,
 ) -> Advice:
-    """`written`, `read`: records a second. `lag`: of each partition, at first."""
+    """`written`, `read`: records per second. `lag`: of each partition, at first."""
 
     def look(at_s: float, held: dict[str, set[Partition]]) -> Look:
         return Look(
@@ -55,14 +55,14 @@ def test_a_group_that_catches_up() -> None:
     assert "3 members would also read what waits within 10 min" in found.lines
 
 
-def test_a_group_that_keeps_up_does_not_show_what_it_could_do() -> None:
-    # records between two commits are no lag
+def test_the_capacity_of_a_group_that_keeps_up_is_unknown() -> None:
+    # records between two commits are not lag
     found = after_while(flights(2, 1000), flights(2, 1000), {"a": {("flights", 0), ("flights", 1)}}, lag=5_000)
     assert (found.member_reads_s, found.to_hold) == (None, None)
     assert found.lines[0].startswith("it keeps up: 1 member is enough")
 
 
-def test_only_the_members_that_are_busy_count() -> None:
+def test_only_busy_members_count() -> None:
     written = {("flights", 0): 1000.0, ("flights", 1): 10.0}
     read = {("flights", 0): 300.0, ("flights", 1): 510.0}
     held: dict[str, set[Partition]] = {"a": {("flights", 0)}, "b": {("flights", 1)}}
@@ -72,7 +72,7 @@ def test_only_the_members_that_are_busy_count() -> None:
     assert any("more members do not help flights-0" in line for line in found.lines)
 
 
-def test_partitions_by_what_is_written_to_their_topics() -> None:
+def test_partitions_by_the_write_rate_of_their_topics() -> None:
     written = {("flights", 0): 3000.0, ("gates", 0): 1000.0}
     read = dict.fromkeys(written, 500.0)
     found = after_while(written, read, {"a": {("flights", 0)}, "b": {("gates", 0)}})
@@ -104,7 +104,7 @@ def test_offsets_that_were_set_back_and_topics_that_are_gone() -> None:
     assert (found.records_in_s, found.records_read_s, found.lag, found.partitions) == (1, 0, 100, 1)
 
 
-def test_two_looks_at_once() -> None:
+def test_two_samples_at_the_same_time() -> None:
     look = Look(1.0, {}, {}, {})
     with pytest.raises(ValueError, match="no rate"):
         advise(look, look, 60)

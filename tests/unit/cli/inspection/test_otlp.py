@@ -1,4 +1,4 @@
-"""A metrics page as OpenTelemetry's collectors receive it."""
+"""A metrics page as received by an OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def collector() -> Iterator[Collector]:
 
 
 class _Broker:
-    """Its page says what is assigned here."""
+    """A broker whose metrics page is set by the test."""
 
     records = 7
 
@@ -82,7 +82,7 @@ def test_each_kind_of_metric_arrives(collector: Collector, broker: _Broker, monk
     )
 
 
-def test_a_counter_that_falls_has_begun_again(collector: Collector, broker: _Broker) -> None:
+def test_a_counter_that_falls_has_restarted(collector: Collector, broker: _Broker) -> None:
     export = export_to(collector)
     points = []
     for broker.records in (7, 9, 2, 3):
@@ -128,7 +128,7 @@ def test_an_address_without_a_scheme_is_refused() -> None:
         address("localhost:4318")
 
 
-def test_nothing_else_imports_it() -> None:
+def test_no_other_module_imports_it() -> None:
     code = (
         "import sys, mqd.cli.main, mqd.acceptor.__main__, mqd.worker.worker, mqd.cli.otlp.command;"
         " print([name for name in sys.modules if name.startswith('opentelemetry')])"

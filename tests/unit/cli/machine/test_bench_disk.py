@@ -1,4 +1,4 @@
-"""`mqd bench disk`: what it measures, in how much space and time, and how it says that."""
+"""`mqd bench disk`: its measurements, the space and time they take, and its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def figures(p50_ms: float, p99_ms: float = 1.0, is_cached: bool = False) -> Figu
     return Figures(one, one._replace(size_bytes=COMMIT_BYTES), 5e8, 1e9, is_cached)
 
 
-def test_it_measures_and_leaves_nothing(tmp_path: Path) -> None:
+def test_it_measures_and_leaves_no_files(tmp_path: Path) -> None:
     found = disk.measure(tmp_path, 4 * MIB, 0.1)
     for one, size in ((found.single, RECORD_BYTES), (found.commit, COMMIT_BYTES)):
         assert one.size_bytes == size and one.appends >= 1
@@ -39,7 +39,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert shown["directory"] == str(tmp_path) and shown["append_and_flush"][0]["size_bytes"] == RECORD_BYTES
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["bench", "disk", str(tmp_path / "no")], standalone_mode=False)
     assert isinstance(done.exception, CliError) and "is not a directory" in str(done.exception)
 
@@ -61,7 +61,7 @@ def test_a_write_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         disk.measure(tmp_path, 4 * MIB, 0.1)
 
 
-def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     responses = threading.Event()
     monkeypatch.setattr(os, "fdatasync", lambda _fd: responses.wait())
     try:
@@ -93,7 +93,7 @@ def test_the_kind_of_disk_in_words(p50_ms: float, said: str) -> None:
     assert said in disk.advice(figures(p50_ms, p50_ms), "ext4")[0]
 
 
-def test_what_else_is_reported() -> None:
+def test_the_report() -> None:
     assert any("1,000 records/s" in line for line in disk.advice(figures(1.0), "xfs"))
     assert any("one flush in a hundred takes 80.0 ms" in line for line in disk.advice(figures(1.0, 80.0), "xfs"))
     assert not any("in a hundred" in line for line in disk.advice(figures(10.0, 80.0), "xfs"))

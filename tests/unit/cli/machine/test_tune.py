@@ -1,4 +1,4 @@
-"""`mqd tune` on faked machines: what it says, what it changes, and what it restores."""
+"""`mqd tune` on faked machines: its findings, its changes, and their restoration."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_raid_with_the_defaults_of_a_distribution(machine: Machine) -> None:
     assert found["/srv/my data: stripe"].now == "1536 KB" == found["/srv/my data: stripe"].wanted
     assert "node 1: 2-3" in found["NUMA"].why
     assert not any(one.is_risk for one in found.values())
-    assert not [name for name in found if name.startswith("nvme0n1")]  # not the broker's
+    assert not [name for name in found if name.startswith("nvme0n1")]  # not the broker's disks
 
 
 def test_an_ssd_by_its_partition(machine: Machine) -> None:
@@ -157,7 +157,7 @@ def test_settings_that_put_records_at_risk(machine: Machine) -> None:
     assert machine.tune().output.count("RECORDS AT RISK") == 2
 
 
-def test_a_machine_that_shows_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_sysfs(tmp_path: Path) -> None:
     found = settings.read_settings(tmp_path, [Path("/srv")])
     assert [(one.name, one.now) for one in found] == [("/srv: file system", "not known")]
 
@@ -190,7 +190,7 @@ def test_apply_and_undo(machine: Machine) -> None:
     assert isinstance(again.exception, CliError) and "has changed nothing" in str(again.exception)
 
 
-def test_undo_restores_the_first_value_and_leaves_what_others_changed(machine: Machine) -> None:
+def test_undo_restores_the_first_value_and_leaves_later_changes_by_others(machine: Machine) -> None:
     machine.tune("--apply")
     machine.write("proc/sys/vm/swappiness", "90")
     machine.write("proc/sys/net/core/somaxconn", "200")

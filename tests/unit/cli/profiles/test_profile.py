@@ -1,4 +1,4 @@
-"""`mqd profile`, and what --profile makes of a command."""
+"""`mqd profile`, and the effect of --profile on a command."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def seen(settings: Settings) -> None:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user of its own, and a command `cluster` that only shows what it would ask."""
+    """A new user, and a command `cluster` that only prints its connection settings."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("MQD_BOOTSTRAP", "MQD_CLIENT_CONFIG", "MQD_PROFILE"):
-        monkeypatch.setenv(name, "")  # so that what a command sets is undone
+        monkeypatch.setenv(name, "")  # so that changes by a command are undone
         monkeypatch.delenv(name)
     monkeypatch.setattr(main.LazyGroup, "get_command", _get_command)
     return tmp_path
@@ -79,7 +79,7 @@ def test_a_command_uses_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said("--profile", "production", "cluster") == f"a:9092 {config}"
     assert said("cluster", "--profile", "production") == f"a:9092 {config}"
     assert said("--profile", "production", "cluster", "--profile", "test") == "t:9092"
-    # options given in full take precedence
+    # options given explicitly take precedence
     assert said("--profile", "production", "cluster", "-b", "x:1") == f"x:1 {config}"
     assert said("cluster", "--client-config", str(other), "--profile", "production") == f"a:9092 {other}"
     # a profile replaces both variables: no credentials go to another cluster

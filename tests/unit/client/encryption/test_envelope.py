@@ -1,4 +1,4 @@
-"""The format of sealed values, held to its published vectors, and everything that is no such value."""
+"""The format of sealed values, compared with its published vectors, and invalid values."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _open(vector: dict, data: bytes | None = None) -> bytes:
     )
 
 
-def test_the_vectors_are_those_of_this_code() -> None:
-    """What compressors make may change with their versions; all else may not."""
+def test_the_vectors_match_this_code() -> None:
+    """The output of compressors may change with their versions; the rest may not."""
     made = make()
     assert {name: made[name] for name in ("version", "keys")} == {name: PUBLISHED[name] for name in ("version", "keys")}
     assert [one for one in made["vectors"] if one["codec"] == "none"] == [
@@ -68,7 +68,7 @@ def test_broken_envelopes_are_refused_with_a_reason(vector: dict) -> None:
     assert re.search(vector["why"], str(raised.value)), raised.value
 
 
-def test_every_bit_and_every_length_counts() -> None:
+def test_a_change_of_any_bit_or_length_is_detected() -> None:
     vector = PUBLISHED["vectors"][0]
     data = bytes.fromhex(vector["envelope"])
     opener = Opener(Encryption(PROVIDER), PROVIDER)  # one that has the data key already
@@ -86,8 +86,8 @@ def test_every_bit_and_every_length_counts() -> None:
 
 
 @pytest.mark.parametrize("codec", range(1, len(CODECS)), ids=CODECS[1:])
-def test_what_becomes_too_much_is_stopped(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also from a holder of the keys: both the stated size and the bytes are checked."""
+def test_oversized_decompression_is_stopped(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even from a holder of the keys: both the stated size and the actual bytes are checked."""
     monkeypatch.setattr(envelope, "VALUE_BYTES_MAX", 1 << 16)
     bomb = compress(codec, bytes(1 << 20))
     for message, why in ((1 << 20, "maximum of 65536"), (1 << 16, "more than 65536 bytes"), (1, "more than 1 bytes")):

@@ -1,4 +1,4 @@
-"""What seals and opens: settings, key files and their rotation, data keys, providers that fail."""
+"""Sealing and opening: settings, key files and their rotation, data keys, providers that fail."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_settings() -> None:
         ({**FILE, "encryption.topic.names": "copy.*=orders"}, "COPY=ORIGINAL"),
     ],
 )
-def test_settings_that_cannot_be(wrong: dict, message: str) -> None:
+def test_invalid_settings_are_refused(wrong: dict, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         take(wrong)
     assert message in str(raised.value)
 
 
-def test_which_topics_and_by_which_name() -> None:
+def test_topics_and_the_name_they_are_sealed_with() -> None:
     reported = Encryption("", ("orders", "*.orders"), (("dc1.*", "*"), ("old.orders", "orders")))
     names = {name: reported.bound_name(name) for name in ("orders", "dc1.orders", "old.orders", "dc2.orders", "pay")}
     assert names == {
@@ -109,7 +109,7 @@ def test_a_copied_topic_is_opened_by_its_first_name() -> None:
     assert Opener(Encryption(provider, names=(("dc1.*", "*"),)), provider).open("dc1.orders", b"k", data) == b"v"
 
 
-def test_what_is_let_pass() -> None:
+def test_values_that_are_passed_through() -> None:
     provider, other = Provider("a"), Provider("b")
     data = Sealer(Encryption(provider), provider).seal("t", None, b"v")
     with pytest.raises(PayloadError, match=r"its key 'a' cannot be obtained: the provider has no key 'a'; it has b"):
@@ -119,7 +119,7 @@ def test_what_is_let_pass() -> None:
     assert Opener(Encryption(other, gives_raw=True), other).open("t", None, data) == data
     plain = Opener(Encryption(provider, takes_plain=True), provider)
     assert plain.open("t", None, b"v") == b"v" and plain.open("t", None, data) == b"v"
-    with pytest.raises(PayloadError):  # what says that it is sealed has to be
+    with pytest.raises(PayloadError):  # a value marked as sealed has to be valid
         plain.open("t", b"other key", data)
 
 
@@ -138,8 +138,8 @@ def test_a_data_key_ends_by_count_and_by_time(monkeypatch: pytest.MonkeyPatch) -
     assert _data_key(sealer.seal("t", None, b"v")) != found[-1] and provider.wrapped == 4
 
 
-def test_every_value_has_a_nonce_of_its_own() -> None:
-    """Of the kernel, at each call: a copy of the process has no nonce in store."""
+def test_every_value_has_its_own_nonce() -> None:
+    """From the kernel, at each call: a forked process has no nonce in stock."""
     requests: list[int] = []
     provider = Provider("a")
 
@@ -248,7 +248,7 @@ def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest
         (keys.text_of({"one": bytes(32)}) * 2, "line 2: there are two keys 'one'"),
     ],
 )
-def test_text_that_has_no_keys(text: str, message: str) -> None:
+def test_invalid_key_files(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         keys.parse(text, "the file")
     assert message in str(raised.value) and "c2hv" not in str(raised.value)

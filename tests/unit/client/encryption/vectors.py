@@ -1,7 +1,7 @@
 """The test vectors of docs/payload-encryption.md: payload_vectors.json beside this file.
 
-`python -m tests.unit.client.encryption.vectors` writes it again. Envelopes of published versions
-never change: readers of every version must open its values.
+`python -m tests.unit.client.encryption.vectors` rewrites it. Envelopes of published versions never
+change: readers of every version must open its values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sealed(
     key_id: str = "2026-a",
     text: bytes | None = None,
 ) -> dict[str, Any]:
-    """One vector; `text`: what is enciphered instead of what the format says."""
+    """One vector; `text`: the plaintext, instead of the format's."""
     data_key, nonce = _bytes(f"data key {name}", 32), _bytes(f"nonce {name}", 12)
     head = envelope.prefix(codec, key_id, wrapped := aes_key_wrap(KEYS[key_id], data_key))
     if text is None:
@@ -103,7 +103,7 @@ def make() -> dict[str, Any]:
 
 
 def _broken(good: dict[str, Any], name: str, data: bytes, why: str) -> dict[str, Any]:
-    """`why`: a regular expression that what a reader says of it fits."""
+    """`why`: a regular expression that matches a reader's error message."""
     return {"name": name, "topic": good["topic"], "record_key": good["record_key"], "envelope": data.hex(), "why": why}
 
 

@@ -1,4 +1,4 @@
-"""A share group's member: when which heartbeat is sent, and the effect of each response."""
+"""A share group's member: when it sends which heartbeat, and the effect of each response."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_retriable_errors_keep_the_assignment(code: int) -> None:
     assert again is not None and again.member_epoch == 5
 
 
-def test_a_refusal_is_final_and_one_of_a_topic_is_not() -> None:
+def test_a_refusal_of_the_group_is_final_and_one_of_a_topic_is_not() -> None:
     member = joined()
     member.request(1_000)
     problem = member.on_response(response_of(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), 5, 1_000)

@@ -1,4 +1,4 @@
-"""The records of a share group's fetch: acquired ones, gaps, and what cannot be read."""
+"""The records of a share group's fetch: acquired ones, gaps, and invalid ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_offsets_without_a_record_are_gaps() -> None:
     assert covered(found) == dict.fromkeys([11, 13, 14, 15, 16, 17, 18, 19], GAP)
 
 
-def test_a_control_batch_and_what_no_batch_has_are_gaps() -> None:
+def test_control_batches_and_missing_offsets_are_gaps() -> None:
     marker = encode_batch([Record(b"m", b"k", offset=5)], base_offset=5, is_control=True)
     found = fetched(batch(3, 4) + marker, run(3, 9))
     assert found.offsets == [3, 4] and covered(found) == {5: GAP, 6: GAP, 7: GAP, 8: GAP, 9: GAP}
@@ -76,21 +76,21 @@ def test_a_damaged_batch_is_rejected_and_the_next_one_read() -> None:
     assert "offset 4" in found.problem and "checksum" in found.problem
 
 
-def test_a_batch_that_says_too_many_records_is_rejected() -> None:
+def test_a_batch_that_declares_too_many_records_is_rejected() -> None:
     lying = bytearray(batch(0, 1))
     struct.pack_into(">i", lying, 57, 1 << 30)
     found = fetched(bytes(lying), run(0, 1), crc=False)
     assert not found.offsets and covered(found) == {0: REJECT, 1: REJECT} and "1073741824" in found.problem
 
 
-def test_a_batch_whose_head_cannot_be_read_rejects_the_rest() -> None:
+def test_a_batch_with_an_invalid_header_rejects_the_rest() -> None:
     data = bytearray(batch(2, 3))
     data[16] = 1  # magic
     found = fetched(batch(0, 1) + bytes(data), run(0, 3))
     assert found.offsets == [0, 1] and covered(found) == {2: REJECT, 3: REJECT} and "magic" in found.problem
 
 
-def test_a_run_of_any_length_costs_no_more_than_its_records() -> None:
+def test_the_cost_of_a_run_depends_only_on_its_records() -> None:
     found = fetched(batch(0, 1), run(0, OFFSET_MAX - 1))
     assert found.offsets == [0, 1] and found.acknowledgements == [Range(2, OFFSET_MAX - 1, GAP)]
 
@@ -99,12 +99,12 @@ def test_a_run_of_any_length_costs_no_more_than_its_records() -> None:
     "runs",
     [[run(5, 4)], [run(-1, 4)], [run(0, 4), run(4, 5)], [run(8, 9), run(0, 4)], [run(0, OFFSET_MAX)], [run(0, 1, 0)]],
 )
-def test_runs_that_are_not_sound_are_refused(runs: list[Acquired]) -> None:
+def test_invalid_runs_are_refused(runs: list[Acquired]) -> None:
     with pytest.raises(ProtocolError, match="acquired"):
         read(PLACE, batch(0, 1), runs, True)
 
 
-def test_nothing_acquired_is_nothing() -> None:
+def test_no_acquired_records() -> None:
     assert fetched(batch(0, 1)) == Fetched([], [], [])
     assert read(PLACE, None, [run(3, 4)], True).acknowledgements == [Range(3, 4, GAP)]
 

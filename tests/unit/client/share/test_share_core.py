@@ -1,4 +1,4 @@
-"""Single rules of a share consumer's core that random histories (tests/sim/client) do not show."""
+"""Rules of a share consumer's core that random histories (tests/sim/client) do not cover."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMITS = Limits(4, 100)
 
 
 class Scene:
-    """A world without faults that is served when the test says so."""
+    """A world without faults that is served when the test calls for it."""
 
     def __init__(self) -> None:
         self.world = World(1, faults=0)
@@ -28,7 +28,7 @@ class Scene:
         self.now_ms = 0
 
     def sent(self, api_key: int) -> list[Send]:
-        """Serves all others, until one of these is sent."""
+        """Serves all other requests, until one of these is sent."""
         for _ in range(20):
             sends = self.core.take_sends()
             found = [send for send in sends if send.api_key == api_key]
@@ -115,7 +115,7 @@ def test_a_topic_that_may_not_be_read_is_reported_once_until_it_is_taken() -> No
     assert scene.core.fatal is None
 
 
-def test_a_leader_that_the_broker_names_is_asked_next() -> None:
+def test_a_leader_named_in_the_response_gets_the_next_request() -> None:
     scene = Scene()
     scene.core.want(LIMITS, 0)
     first = scene.sent(SHARE_FETCH)[0]
@@ -131,7 +131,7 @@ def test_a_leader_that_the_broker_names_is_asked_next() -> None:
     assert (TOPIC_ID, moved) in scene.core._by_leader()[other]
 
 
-def test_a_response_whose_runs_are_not_sound_is_a_problem_and_nothing_is_handed_out() -> None:
+def test_a_response_with_invalid_runs_is_an_error_without_records() -> None:
     scene = Scene()
     scene.core.want(LIMITS, 0)
     send = scene.sent(SHARE_FETCH)[0]
