@@ -128,6 +128,9 @@ int mqd_slot_opening(void *control, uint32_t slot);
 void mqd_slot_opened(void);
 /* -1 MQD_E_INVALID: no such slot; a free slot returns state FREE */
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
+/* The slots that are not free, and those whose controller died while assigning them, in order.
+ * `slots` has room for all there are. Returns how many were found. */
+uint32_t mqd_slots_used(void *control, uint32_t *slots);
 int mqd_slot_traffic(void *control, uint32_t slot, struct mqd_partition_traffic *out);
 
 enum mqd_counter {

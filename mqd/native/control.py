@@ -386,31 +386,28 @@ class Control:
         return traffic.records_in, traffic.bytes_in, traffic.bytes_out
 
     def slots_in_use(self) -> tuple[dict[int, SlotView], list[int]]:
-        """The contents of the used slots, and the torn slots, whose writer died while writing.
-        Every start reads all slots, so free ones create no objects.
-        """
+        """The contents of the used slots, and the torn slots, whose writer died while writing."""
         used: dict[int, SlotView] = {}
         torn: list[int] = []
         view = ffi.new("struct mqd_partition_view *")
         memory, view_bytes, read, free = self._memory, ffi.buffer(view), _read_slot, lib.MQD_SLOT_FREE
-        for slot in range(PARTITION_SLOT_COUNT):
+        for slot in self._used_slots():
             if read(memory, slot, view) < 0:
                 torn.append(slot)
             elif view.state != free:
                 used[slot] = SlotView(*_unpack_view(view_bytes))
         return used, torn
 
+    def _used_slots(self) -> list[int]:
+        """Of some of them it may turn out that they are torn, or by now free."""
+        slots = ffi.new("uint32_t[]", PARTITION_SLOT_COUNT)
+        return ffi.unpack(slots, lib.mqd_slots_used(self._memory, slots))
+
     def partition_counts(self) -> list[int]:
-        """Number of assigned partitions of every worker; reads all slots, which takes some
-        milliseconds."""
-        counts, memory, view, read, free = (
-            [0] * self.worker_count,
-            self._memory,
-            ffi.new("struct mqd_partition_view *"),
-            lib.mqd_slot_view,
-            lib.MQD_SLOT_FREE,
-        )
-        for slot in range(PARTITION_SLOT_COUNT):
+        """Number of assigned partitions of every worker."""
+        counts, view = [0] * self.worker_count, ffi.new("struct mqd_partition_view *")
+        memory, read, free = self._memory, lib.mqd_slot_view, lib.MQD_SLOT_FREE
+        for slot in self._used_slots():
             if read(memory, slot, view) == 0 and view.state != free and view.owner < len(counts):
                 counts[view.owner] += 1
         return counts

@@ -270,3 +270,14 @@ int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)
                          "next one assigns it again",
                          index);
 }
+
+uint32_t mqd_slots_used(void *control, uint32_t *slots)
+{
+    uint32_t count = 0;
+    for (uint32_t index = 0; index < MQD_PARTITION_SLOT_COUNT; index++) {
+        const struct mqd_partition_slot *slot = mqd_control_partition(control, index);
+        if (mqd_load_acquire(&slot->state) != MQD_SLOT_FREE || mqd_load_acquire(&slot->identity_version) & 1)
+            slots[count++] = index;
+    }
+    return count;
+}
