@@ -81,6 +81,7 @@ class TimerStarter:
         if schedules != self._published and (topics or (self._run_dir / schedule_board.SCHEDULES).exists()):
             try:
                 schedule_board.write(self._run_dir, schedule_board.SCHEDULES, schedules)
+                schedule_board.wake(self._run_dir)
                 self._published = schedules
             except OSError as error:
                 log.error("the timer does not learn of changed schedules; tried again", reason=str(error))

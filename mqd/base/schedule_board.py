@@ -3,18 +3,24 @@ by a rename, and may be read by anyone at any time.
 
     run/schedules.json     acceptor -> timer: the schedules of this host
     run/timer.json         timer -> acceptor: how they are doing, for the metrics page
+    run/timer.wake         acceptor -> timer: a FIFO, written when schedules.json has changed
+    run/timer.lock         locked by the timer as long as it lives, and touched when it starts
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-SCHEDULES, STATUS = "schedules.json", "timer.json"
+SCHEDULES, STATUS, WAKE, LOCK = "schedules.json", "timer.json", "timer.wake", "timer.lock"
 LATE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0)
+_FLOCK = struct.Struct("@hhqqi")
 CONFIG = ("log.format", "log.level", "process.sandbox", "core.files.allow")
 
 
@@ -69,3 +75,45 @@ def read_status(run_dir: Path) -> list[PartitionStatus]:
         return msgspec.json.decode((run_dir / STATUS).read_bytes(), type=list[PartitionStatus])
     except (OSError, msgspec.MsgspecError):
         return []
+
+
+def enter(run_dir: Path) -> int:
+    """For the timer, once. Returns a descriptor that becomes readable when it is to look again.
+    Raises OSError, also when another timer runs.
+    """
+    lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # until the process ends
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.utime(lock)
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(run_dir / WAKE, 0o600)
+        return os.open(run_dir / WAKE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        os.close(lock)
+        raise
+
+
+def wake(run_dir: Path) -> None:
+    """Without effect while no timer runs; the next one looks anyway."""
+    with contextlib.suppress(OSError):
+        fd = os.open(run_dir / WAKE, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"\0")
+        finally:
+            os.close(fd)
+
+
+def timer_process(run_dir: Path) -> tuple[int, int] | None:
+    """(pid, milliseconds since 1970 of its start) of the timer that runs, by its lock."""
+    try:
+        fd = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, wanted))
+        return (pid, os.fstat(fd).st_mtime_ns // 1_000_000) if kind != fcntl.F_UNLCK else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

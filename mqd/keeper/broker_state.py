@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
-from mqd.base import cluster_config, listeners, logging
+from mqd.base import cluster_config, listeners, logging, restarts, schedule_board
 from mqd.base.clock import now_ms
 from mqd.keeper.resources import Resources
 from mqd.keeper.settings import Settings
 from mqd.shm.keeper_messages import ProcessStatus, Status
+
+TIMER_NAME = "mqd-timer"
 
 log = logging.get("keeper")
 
@@ -91,6 +93,16 @@ class BrokerState:
             if one.pid
         ]
 
+    def _timer_statuses(self) -> list[ProcessStatus]:
+        """The timer, which supervisord starts when there are schedules: the keeper does not watch it."""
+        run_dir = self.settings.places.run_dir
+        timer = schedule_board.timer_process(run_dir)
+        if timer is None:
+            return []
+        counts = (restarts.read(run_dir) or {}).get(TIMER_NAME, {})
+        pid, started_ms = timer
+        return [ProcessStatus(TIMER_NAME, "timer", pid, "running", started_ms, sum(counts.values()))]
+
     def status(self) -> Status:
         control = self.resources.control
         host, port = self.resources.addresses[0]
@@ -101,7 +113,7 @@ class BrokerState:
             port=port,
             started_ms=self.started_ms,
             data_dir=str(self.settings.places.data_dir),
-            processes=self.process_statuses(),
+            processes=[*self.process_statuses(), *self._timer_statuses()],
             connections=[control.connection_count(worker) for worker in range(self.settings.worker_count)],
             partitions=control.partition_counts(),
             log_level=logging.level_name(control.log_level),

@@ -11,11 +11,14 @@ Exit status: 0 after SIGTERM, and when there is no schedule any more; otherwise 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqd.base import logging, paths, schedule_board
@@ -25,7 +28,7 @@ from mqd.security import confinement
 if TYPE_CHECKING:
     from mqd.timer.partition import PartitionTimer
 
-LOOK_S = 0.2
+ENDING_S = 0.1  # how often it is seen whether the threads that are to end have ended
 STATUS_S = 1.0
 IDLE_S = 60.0
 JOIN_S = 5.0
@@ -33,15 +36,19 @@ KEPT_BYTES_MAX = 64 << 20
 
 
 class Timer:
-    """The partitions of one host's schedules."""
+    """The partitions of one host's schedules. `wake`: makes the process look again; called by any
+    thread.
+    """
 
-    def __init__(self, places: paths.Layout) -> None:
+    def __init__(self, places: paths.Layout, wake: Callable[[], None] = lambda: None) -> None:
         self._places = places
+        self._wake = wake
         self._timers: dict[tuple[bytes, int], PartitionTimer] = {}
         self._ending: list[PartitionTimer] = []
         self._seen: tuple[int, int] | None = None
         self._wanted_at = time.monotonic()
         self._status_at = 0.0
+        self._has_news = False  # that are not published
 
     def look(self) -> bool:
         """False: there has been no schedule for a while."""
@@ -55,12 +62,27 @@ class Timer:
             self._follow(schedule_board.read_schedules(self._places.run_dir).topics)
         now = time.monotonic()
         self._ending = [timer for timer in self._ending if not timer.join(0)]
-        if now - self._status_at >= STATUS_S:
-            self._status_at = now
+        if self._has_news and now - self._status_at >= STATUS_S:
+            self._status_at, self._has_news = now, False
             self._publish()
         if self._timers or self._ending:
             self._wanted_at = now
         return now - self._wanted_at < IDLE_S
+
+    def wait_s(self) -> float | None:
+        """When to look again, unless woken before; None: only then."""
+        if self._ending:
+            return ENDING_S
+        now = time.monotonic()
+        if self._has_news:
+            return max(0.0, self._status_at + STATUS_S - now)
+        return None if self._timers else max(0.0, self._wanted_at + IDLE_S - now)
+
+    def _on_news(self) -> None:
+        """Something to publish has changed. Any thread."""
+        if not self._has_news:
+            self._has_news = True
+            self._wake()
 
     def _follow(self, topics: list[ScheduleTopic]) -> None:
         from mqd.timer.partition import PartitionTimer  # the client library: only where there are schedules
@@ -74,10 +96,16 @@ class Timer:
         for key, topic in wanted.items():
             if key not in self._timers:
                 timer = PartitionTimer(
-                    topic, key[1], self._places.client_socket, self._places.data_dir, KEPT_BYTES_MAX // len(wanted)
+                    topic,
+                    key[1],
+                    self._places.client_socket,
+                    self._places.data_dir,
+                    KEPT_BYTES_MAX // len(wanted),
+                    self._on_news,
                 )
                 self._timers[key] = timer
                 timer.start()
+        self._has_news = True
 
     def _remove_indexes(self, topics: list[ScheduleTopic]) -> None:
         """Those of deleted topics. The rest stay: a partition may be led here again."""
@@ -108,21 +136,34 @@ def _differ(one: ScheduleTopic, other: ScheduleTopic, partition: int) -> bool:
     return (one.target, one.delay_ms, one.led[partition]) != (other.target, other.delay_ms, other.led[partition])
 
 
+def _wake(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):  # it is full: the process is awake
+        os.write(fd, b"\0")
+
+
 def main() -> int:
     paths.keep_private()
     places = paths.layout(paths.default_data_dir())
     config = schedule_board.read_schedules(places.run_dir).config
     log = logging.setup("timer", 0, config)
+    try:
+        wake_fd = schedule_board.enter(places.run_dir)
+    except OSError as error:
+        log.error("the timer cannot start, or another one runs", reason=error.strerror)
+        return 1
     log.info("process confined", in_force=confinement.confine(config, places))
     stopping = threading.Event()
+    signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    timer = Timer(places)
+    timer = Timer(places, lambda: _wake(wake_fd))
     while not stopping.is_set():
         if not timer.look():
             log.info("timer ended", reason="there is no schedule any more")
             return 0
-        stopping.wait(LOOK_S)
+        if select.select([wake_fd], [], [], timer.wait_s())[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_fd, 4096)
     timer.stop()
     log.info("timer ended", reason="SIGTERM")
     return 0

@@ -9,6 +9,7 @@ transaction was committed is then known.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from bisect import bisect_left
@@ -34,7 +35,9 @@ LOOK_UP_COUNT_MAX = 512  # records of one look-up: they are in memory until they
 KEPT_MS = 60_000  # records that are due so soon are kept in memory, as far as there is room
 KEPT_OVERHEAD_BYTES = 300
 NEAR_COUNT = 64  # records between two that are looked up are read over, and not sought past
-IDLE_S, BUSY_S = 0.5, 0.0
+# how long nothing may be looked at without a reason: while records are pending, whose time may come
+# sooner than expected if the clock is set; and otherwise
+PENDING_S, IDLE_S = 5.0, 60.0
 COMMIT_S, SAVE_S, TRIM_S = 1.0, 10.0, 30.0
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0
 TIMEOUT_S = 30.0
@@ -68,9 +71,15 @@ class PartitionTimer:
     """`status` is read by other threads. `stop()`, then `join()`."""
 
     def __init__(
-        self, schedule: ScheduleTopic, partition: int, socket_path: Path, data_dir: Path, kept_bytes_max: int
+        self,
+        schedule: ScheduleTopic,
+        partition: int,
+        socket_path: Path,
+        data_dir: Path,
+        kept_bytes_max: int,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
-        """`kept_bytes_max`: of records that are due soon."""
+        """`kept_bytes_max`: of records that are due soon. `on_news`: `status` may have changed."""
         self.topic = schedule
         self.index = partition
         self.status = PartitionStatus(schedule.topic, partition)
@@ -78,6 +87,8 @@ class PartitionTimer:
         self._name = f"{schedules.GROUP_PREFIX}{schedule.topic}"
         self._directory = data_dir / "timer" / f"{schedule.topic_id.hex()}-{partition}"
         self._stopping = threading.Event()
+        self._on_news = on_news
+        self._reading: Any = None
         self._clients: list[Any] = []
         self._delivered = 0
         self._kept: dict[int, Record] = {}
@@ -89,6 +100,9 @@ class PartitionTimer:
 
     def stop(self) -> None:
         self._stopping.set()
+        reading = self._reading
+        if reading is not None:
+            reading._implementation.interrupt()
 
     def join(self, timeout_s: float) -> bool:
         self._thread.join(timeout_s)
@@ -188,7 +202,7 @@ class PartitionTimer:
     def _turns(self, schedule: Schedule, log_start: int) -> None:
         committed_at = saved_at = trimmed_at = time.monotonic()
         saved_offset = -1
-        wait_s = BUSY_S
+        wait_s = 0.0
         while not self._stopping.is_set():
             took_all = self._read(schedule, wait_s)
             now_ms = _now_ms()
@@ -209,10 +223,18 @@ class PartitionTimer:
             self.status.pending = schedule.pending_count
             next_ms = schedule.index.next_due_ms()
             self.status.behind_s = 0.0 if next_ms is None else max(0.0, (_now_ms() - next_ms) / 1000)
+            self._on_news()
             if tick is not None and tick.entries or schedule.end_offset < schedule.progress.end_offset:
-                wait_s = BUSY_S
+                wait_s = 0.0
             else:
-                wait_s = IDLE_S if next_ms is None else min(IDLE_S, max(0.001, (next_ms - _now_ms()) / 1000))
+                wait_s = IDLE_S if next_ms is None else min(PENDING_S, max(0.001, (next_ms - _now_ms()) / 1000))
+                # what this turn had to leave undone
+                due = [
+                    committed_at + COMMIT_S if tick is not None and tick.progress != schedule.progress else math.inf,
+                    saved_at + SAVE_S if schedule.is_settled and saved_offset != schedule.end_offset else math.inf,
+                    trimmed_at + TRIM_S if schedule.first_pending() > log_start else math.inf,
+                ]
+                wait_s = min(wait_s, max(0.0, min(due) - now))
             if not took_all:
                 self._stopping.wait(0.01)
 

@@ -179,7 +179,7 @@ class ShmConsumer:
         return None
 
     def interrupt(self) -> None:
-        """Ends a waiting take(), or the next one that would wait. Any thread."""
+        """Ends a waiting take() or consume_batch(), or the next one that would wait. Any thread."""
         self._interrupted = True
         self._inbox.notice()
 
@@ -304,7 +304,8 @@ class ShmConsumer:
                 self._offsets.moved(part, batch.next_offset, batch.leader_epoch)
                 self._offsets.expect()
                 return batch
-            if not self._fetcher.events and not self._wait(deadline):
+            if not self._fetcher.events and (self._interrupted or not self._wait(deadline)):
+                self._interrupted = False
                 return None
 
     def _bytes_max(self) -> int:

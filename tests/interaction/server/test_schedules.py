@@ -113,6 +113,7 @@ def test_schedules(start_broker: Callable[..., Broker]) -> None:
     for count in (10, 40):
         target.take(1 + count)
         os.kill(timer_pid(broker), signal.SIGKILL)
+    eventually(lambda: broker.pid("mqd-timer") == timer_pid(broker) != 0, broker.status)
     assert sorted(target.take(83)) == sorted(["at once", *dues, "instead", "last"])
     for value, came in target.records:
         assert came >= dues.get(value, begin), value

@@ -5,6 +5,8 @@ and they are read again.
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -302,6 +304,16 @@ def test_an_interrupt_that_comes_too_late_does_not_end_the_next_wait(monkeypatch
         assert places([await task]) == [(0, 1)]
 
     run(monkeypatch, world, body)
+
+
+def test_an_interrupt_ends_one_wait_for_a_batch() -> None:
+    consumer = ConsumerWorld(0).consumer
+    timer = threading.Timer(0.05, consumer.interrupt)
+    timer.start()
+    assert consumer.consume_batch(10, 60) is None
+    timer.join()
+    began = time.monotonic()
+    assert consumer.consume_batch(10, 0.05) is None and time.monotonic() >= began + 0.05
 
 
 # -- over TCP --------------------------------------------------------------------------------------

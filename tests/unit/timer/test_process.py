@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqd.base import paths, schedule_board
 from mqd.base.schedule_board import PartitionStatus, Schedules, ScheduleTopic
 from mqd.timer import partition
-from mqd.timer.__main__ import IDLE_S, Timer
+from mqd.timer.__main__ import IDLE_S, STATUS_S, Timer
 from mqd.timer.core import START, Progress
 from mqd.timer.index import Entry, Index
 from mqd.timer.partition import progress_of, progress_text
 from mqd.timer.storage import Directory
+from tests.polling import PATIENCE_S
 
 TOPIC, OTHER = b"t" * 16, b"o" * 16
 
@@ -23,8 +28,9 @@ class Played:
 
     alive: list[Played] = []
 
-    def __init__(self, schedule: ScheduleTopic, index: int, *_: object) -> None:
+    def __init__(self, schedule: ScheduleTopic, index: int, *others: Any) -> None:
         self.topic, self.index = schedule, index
+        self.on_news: Callable[[], None] = others[-1]
         self.status = PartitionStatus(schedule.topic, index)
 
     def start(self) -> None:
@@ -73,6 +79,41 @@ def test_what_is_served(places: paths.Layout, monkeypatch: pytest.MonkeyPatch) -
     assert look() == []
     now += IDLE_S
     assert not timer.look(), "there was no schedule for a minute"
+
+
+def test_it_sleeps_until_there_is_something_to_do(places: paths.Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, woken = 1000.0, []
+    monkeypatch.setattr("mqd.timer.__main__.time.monotonic", lambda: now)
+    timer = Timer(places, lambda: woken.append(now))
+    assert timer.look() and timer.wait_s() == IDLE_S
+    schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, [schedule(TOPIC, {0: 5})]))
+    assert timer.look() and timer.wait_s() == STATUS_S, "its status was published just now"
+    now += STATUS_S
+    assert timer.look() and timer.wait_s() is None
+    (partition_timer,) = Played.alive
+    for _ in range(3):
+        partition_timer.on_news()
+    assert woken == [now], "once, until it has looked"
+    now += 0.25
+    assert timer.look() and timer.wait_s() == STATUS_S - 0.25
+    now += 0.75
+    assert timer.look() and timer.wait_s() is None
+
+
+def test_a_timer_that_runs_is_found_and_woken(tmp_path: Path) -> None:
+    schedule_board.wake(tmp_path)  # no effect
+    assert schedule_board.timer_process(tmp_path) is None
+    program = "import select, sys; from pathlib import Path; from mqd.base import schedule_board; "
+    program += "fd = schedule_board.enter(Path(sys.argv[1])); print('entered', flush=True); select.select([fd], [], [])"
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"entered\n"
+        found = schedule_board.timer_process(tmp_path)
+        assert found is not None and found[0] == process.pid
+        with pytest.raises(BlockingIOError):
+            schedule_board.enter(tmp_path)
+        schedule_board.wake(tmp_path)
+        assert process.wait(PATIENCE_S) == 0
+    assert schedule_board.timer_process(tmp_path) is None
 
 
 def test_indexes_of_deleted_topics_are_removed(places: paths.Layout) -> None:
