@@ -43,6 +43,12 @@ int64_t mqd_share_next(struct mqd_share *share)
     return offset < share->end || may_open(share) ? offset : -1;
 }
 
+int64_t mqd_share_reach(const struct mqd_share *share)
+{
+    int64_t room = (int64_t)share->settings.open_max - share->open_count;
+    return share->end + (room > 0 ? room : 0);
+}
+
 static struct mqd_share_page *page_to_change(struct mqd_share *share, int64_t offset)
 {
     struct mqd_share_page *page = mqd_share_page_make(share, offset);

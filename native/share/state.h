@@ -144,6 +144,9 @@ int64_t mqd_share_next(struct mqd_share *share);
  * MQD_SHARE_NEVER. */
 int64_t mqd_share_hashed(const struct mqd_share *share);
 
+/* No offset at or above it can be acquired now (S7): batches that begin there need not be looked at. */
+int64_t mqd_share_reach(const struct mqd_share *share);
+
 struct mqd_share_record {
     int32_t delta; /* of its offset from the batch's first one */
     uint32_t hash; /* of its key; 0: it has none, and no order */

@@ -148,12 +148,14 @@ static void add(struct walk *w, const struct mqd_batch *batch, uint32_t position
     w->places[w->batch_count] = position + (uint32_t)batch->size_bytes;
 }
 
-/* Reads the headers of all batches in the range. false: a file that cannot be read, or is damaged. */
+/* Reads the headers of the batches in the range as far as records may be acquired, of one at least. false:
+ * a file that cannot be read, or is damaged. */
 static bool read_headers(struct walk *w)
 {
     uint8_t *chunk = w->r->shares->chunk;
     int fd = mqd_segment_ref_fd(w->range.segment);
     uint64_t at = w->range.position, end = at + w->range.size_bytes, chunk_at = 0, chunk_end = 0;
+    int64_t reach = mqd_share_reach(&w->owned->partition.state);
     uint32_t last_bytes = 0;
     struct mqd_batch batch;
     w->batch_count = 0;
@@ -171,6 +173,8 @@ static bool read_headers(struct walk *w)
             (uint64_t)batch.size_bytes > end - at ||
             (w->batch_count && batch.base_offset <= w->batches[w->batch_count - 1].last))
             return false;
+        if (w->batch_count && batch.base_offset >= reach)
+            break;
         add(w, &batch, (uint32_t)at);
         last_bytes = (uint32_t)batch.size_bytes;
         at += last_bytes;

@@ -96,6 +96,9 @@ class Share:
     def hashed(self) -> int:
         return lib.mqd_share_hashed(self.native)
 
+    def reach(self) -> int:
+        return lib.mqd_share_reach(self.native)
+
     def next(self) -> int:
         return lib.mqd_share_next(self.native)
 

@@ -5,6 +5,7 @@ each planted bug is found.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Collection, Sequence
 
@@ -115,10 +116,13 @@ class History:
         batches = [self.with_keys(batch) for batch in batches]
         member, records_max = self.random.choice(MEMBERS), self.random.choice([1, 4, 100, 500])
         strict = self.random.random() < 0.5
-        requested = (member, self.now_ms, records_max, strict, position, batches)
-        runs, expected = self.core.acquire(*requested), self.model.acquire(*requested)
+        beyond = copy.deepcopy(self.model) if self.random.random() < 0.1 else None
+        requested = (member, self.now_ms, records_max, strict, position)
+        reached = [batch for batch in batches[1:] if batch.first < self.core.reach()]
+        runs = self.core.acquire(*requested, batches[:1] + reached)
         got = [(offset, run.count) for run in runs for offset in range(run.first, run.last + 1)]
-        assert got == expected
+        assert got == self.model.acquire(*requested, batches[:1] + reached)
+        assert beyond is None or got == beyond.acquire(*requested, batches), "what was not looked at is acquired"
         skipped = {offset for batch in batches if batch.skipped for offset in range(batch.first, batch.last + 1)}
         for offset, count in got:
             assert offset not in self.accepted, "S2"
