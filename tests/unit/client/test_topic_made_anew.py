@@ -310,9 +310,7 @@ def test_an_assigned_offset_before_the_client_knows_applies_to_the_new_topic(
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 @pytest.mark.parametrize("has_read", [True, False])
-def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new_one(
-    world: ConsumerWorld, has_read: bool
-) -> None:
+def test_a_seek_completed_in_the_old_topic_does_not_apply_to_the_new_one(world: ConsumerWorld, has_read: bool) -> None:
     """It has read from there on, or waits there for more."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.consumer.seek(TopicPartition(TOPIC, 0, 4 if has_read else 5))
@@ -330,9 +328,7 @@ def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "that only reading tells"])
-def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(
-    world: ConsumerWorld, is_known: bool
-) -> None:
+def test_a_seek_beyond_the_end_of_the_old_topic_applies_to_the_new_one(world: ConsumerWorld, is_known: bool) -> None:
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.consumer.seek(TopicPartition(TOPIC, 0, 30))
     looked: list[int] = []
@@ -350,8 +346,8 @@ def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_a_paused_partition_learns_of_it_from_the_metadata_and_stays_paused(world: ConsumerWorld) -> None:
-    """Its reader is not asked; a commit of what the application says would name the old one."""
+def test_a_paused_partition_follows_the_metadata_and_stays_paused(world: ConsumerWorld) -> None:
+    """Its reader is not used; a commit of the application's offset would be for the old one."""
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     consumer.pause([TopicPartition(TOPIC, 0)])

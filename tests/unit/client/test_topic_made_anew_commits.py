@@ -1,5 +1,5 @@
-"""Commits of a consumer whose topic is deleted, and perhaps made again under its name: nothing of
-the old one is committed for the new one, and nothing else stays uncommitted for it.
+"""Commits of a consumer whose topic is deleted, and perhaps recreated with its name: no offset of
+the old one is committed for the new one, and all other offsets are.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tests.unit.client.client_consumer import (
 
 
 def settled(world: ConsumerWorld) -> None:
-    """Every commit has been answered."""
+    """Every commit has a response."""
     commits = world.consumer._offsets.commits
     while not world.consumer.until(lambda: not commits.is_busy, time.monotonic() + 0.01):
         pass
 
 
 def by_name_only(world: ConsumerWorld) -> None:
-    """The broker speaks OffsetCommit up to 9."""
+    """The broker supports OffsetCommit up to version 9."""
     control = world.consumer.control
     control.api = requests.ApiTable(control.api.versions | {requests.OFFSET_COMMIT: (2, 9)}, control.api.features)
 
 
 @pytest.mark.parametrize("knows_ids", [True, False])
 @pytest.mark.parametrize("looks", [True, False])
-def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(
+def test_an_automatic_commit_omits_a_deleted_topic(
     make: Callable[..., ConsumerWorld], knows_ids: bool, looks: bool
 ) -> None:
     world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest")
@@ -98,7 +98,7 @@ def test_a_commit_of_old_records_before_the_client_knows_is_refused_by_the_broke
 
 
 def started_over(world: ConsumerWorld) -> Message:
-    """Five records have been handed out when it is; returns the last one."""
+    """Five records have been returned before the topic is recreated; returns the last one."""
     records = [next_record(world) for _ in range(5)]
     world.recreate(NEW, 100)
     starts_over(world)
@@ -110,7 +110,7 @@ def started_over(world: ConsumerWorld) -> Message:
 def test_a_record_of_the_old_one_cannot_be_committed_for_the_new_one(
     make: Callable[..., ConsumerWorld], knows_ids: bool, given: int
 ) -> None:
-    """Nor when `given` records of the new one have been handed out; those can."""
+    """Not even after `given` records of the new one have been returned; those can be committed."""
     reported: list[int] = []
     world = make(
         5,
@@ -157,7 +157,9 @@ def test_a_record_of_the_old_one_cannot_be_stored_for_the_new_one(make: Callable
 
 @pytest.mark.parametrize("knows_ids", [True, False])
 def test_commit_includes_briefly_unknown_partitions_by_id(make: Callable[..., ConsumerWorld], knows_ids: bool) -> None:
-    """In on_revoke it is the last chance. By its name alone it might be taken for another topic's."""
+    """on_revoke is the last chance to commit. With the name only it might be taken for another
+    topic's.
+    """
     world = make(5, 5, enable_auto_commit=False)
     if not knows_ids:
         by_name_only(world)
@@ -167,8 +169,8 @@ def test_commit_includes_briefly_unknown_partitions_by_id(make: Callable[..., Co
     assert world.commits == [{0: 5, 1: 5} if knows_ids else {1: 5}]
 
 
-def test_commit_says_nothing_of_what_is_gone_and_was_committed(make: Callable[..., ConsumerWorld]) -> None:
-    """It would be refused, each time, and the commits of the others raise."""
+def test_commit_omits_committed_offsets_of_deleted_topics(make: Callable[..., ConsumerWorld]) -> None:
+    """It would be refused each time, and commits of other topics would raise."""
     world = make(5, 5, enable_auto_commit=False)
     assert {next_record(world).partition() for _ in range(10)} == {0, 1}
     world.consumer.commit(asynchronous=False)
@@ -178,10 +180,8 @@ def test_commit_says_nothing_of_what_is_gone_and_was_committed(make: Callable[..
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_know(
-    make: Callable[..., ConsumerWorld], leaves: bool
-) -> None:
-    """As soon as one id is unknown: the deleted topic might be taken for the recreated one."""
+def test_a_commit_by_name_omits_unknown_topics(make: Callable[..., ConsumerWorld], leaves: bool) -> None:
+    """As soon as one id is unknown: the deleted topic might be mistaken for the recreated one."""
     world = make(5, 5)
     assert {next_record(world).partition() for _ in range(10)} == {0, 1}
     learns_of_deletion(world)
@@ -196,7 +196,7 @@ def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_kno
 
 
 @pytest.mark.parametrize("knows_ids", [True, False])
-def test_commit_of_what_is_gone_alone_gets_an_error(make: Callable[..., ConsumerWorld], knows_ids: bool) -> None:
+def test_commit_of_only_a_deleted_topic_gets_an_error(make: Callable[..., ConsumerWorld], knows_ids: bool) -> None:
     world = make(5, enable_auto_commit=False)
     if not knows_ids:
         by_name_only(world)
@@ -209,9 +209,9 @@ def test_commit_of_what_is_gone_alone_gets_an_error(make: Callable[..., Consumer
     assert not world.commits and world.refused == ([{0: 5}] if knows_ids else [])
 
 
-def test_without_an_interval_of_automatic_commits_what_leaves_is_committed(make: Callable[..., ConsumerWorld]) -> None:
-    """auto.commit.interval.ms=0: no timer, which was due at once, and again, in each turn of a
-    poll() that waited.
+def test_without_a_commit_interval_revoked_partitions_are_committed(make: Callable[..., ConsumerWorld]) -> None:
+    """auto.commit.interval.ms=0: no timer, which would be due again in each turn of a waiting
+    poll().
     """
     world = make(5, auto_commit_interval_ms=0)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
@@ -220,11 +220,9 @@ def test_without_an_interval_of_automatic_commits_what_leaves_is_committed(make:
     assert world.commits == [{0: 5}]
 
 
-def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_moment_is_made_later(
-    make: Callable[..., ConsumerWorld],
-) -> None:
-    """Also where no more records come that would cause another commit. The application gets no
-    error: the metadata still has the topic.
+def test_an_automatic_commit_of_a_briefly_unknown_topic_is_retried(make: Callable[..., ConsumerWorld]) -> None:
+    """Also where no more records arrive that would cause another commit. The application gets no
+    error: the metadata still contains the topic.
     """
     world = make(5, auto_commit_interval_ms=3_600_000, fetch_error_backoff_ms=1)
     consumer: Any = world.consumer
@@ -248,7 +246,7 @@ def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_
 def test_a_rebalance_before_the_consumer_knows_commits_nothing_of_the_old_topic(
     make: Callable[..., ConsumerWorld], strategy: str, looks: bool, knows_ids: bool
 ) -> None:
-    """As its coordinator takes away the old one and gives the new one."""
+    """When its coordinator revokes the old one and assigns the new one."""
     world = make(
         5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", partition_assignment_strategy=strategy
     )
@@ -284,7 +282,7 @@ def test_a_rebalance_before_the_consumer_knows_commits_nothing_of_the_old_topic(
     assert world.commits == [{0: 1}]
 
 
-def test_offsets_of_a_topic_unknown_for_a_moment_are_committed_before_it_is_revoked(
+def test_offsets_of_a_briefly_unknown_topic_are_committed_before_it_is_revoked(
     make: Callable[..., ConsumerWorld],
 ) -> None:
     world = make(5, auto_commit_interval_ms=3_600_000)

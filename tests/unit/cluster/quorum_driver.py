@@ -1,4 +1,4 @@
-"""Drives one quorum core by single events: its disk, its clock, and what others would say to it."""
+"""Drives one quorum core by single events: its disk, its clock, and messages from other members."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Driver:
         return self(events.Received(sender, message))
 
     def disk(self) -> list[events.Effect]:
-        """Done with everything so far, and with what that leads to."""
+        """Completes everything written so far, and its consequences."""
         found: list[events.Effect] = []
         while (
             last := max((effect.sequence for effect in self.effects if hasattr(effect, "sequence")), default=0)
@@ -77,7 +77,7 @@ class Driver:
         return found
 
     def elect(self) -> None:
-        """Of three: node 2 votes, first that it would, then that it does."""
+        """In a quorum of three: node 2 grants its pre-vote, then its vote."""
         for is_pre_vote in (True, False):
             while not (
                 requests := [

@@ -1,5 +1,5 @@
-"""Brokers and the active controller together, by single traces: how a broker comes and goes, how
-replicas follow, what each side believes of the other.
+"""Brokers and the active controller together, by single traces: a broker joins and leaves, replicas
+follow, and what each side knows of the other.
 """
 
 import pytest
@@ -31,7 +31,7 @@ def cut_off(world: World, node: int) -> None:
 
 
 def run(world: World, milliseconds: int, step_ms: int = 100) -> None:
-    """Links lose nothing but what is cut; everybody applies at once."""
+    """Links lose nothing except cut ones; all hosts apply at once."""
     end = world.now_ms + milliseconds
     world.random.seed(1)
     while world.now_ms < end:
@@ -124,7 +124,7 @@ def test_without_a_lease_of_its_own_the_controller_neither_grants_nor_fences(wor
     assert response.message.lease_ms == 0 and not response.message.fenced
 
 
-def test_proof_of_death_fences_at_once(world: World) -> None:
+def test_a_proof_of_death_fences_at_once(world: World) -> None:
     led = [partition.index for partition in partitions(world) if partition.leader == 2]
     began = world.now_ms
     world.on_broker(world.hosts[2], broker_core.HostDied())
@@ -164,7 +164,7 @@ def test_partitions_of_a_dead_worker_are_led_by_others_at_once(world: World) -> 
     )
 
 
-def test_a_dead_worker_that_is_needed_leads_on_in_another_epoch() -> None:
+def test_a_needed_dead_worker_leads_again_in_another_epoch() -> None:
     world = World(7, 2)
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", 4, 2, {}, {"min.insync.replicas": "2"})).error == 0
@@ -183,7 +183,7 @@ def test_a_dead_worker_that_is_needed_leads_on_in_another_epoch() -> None:
         assert (new.leader, new.leader_epoch, new.in_sync_replicas) == (2, old.leader_epoch + 1, old.in_sync_replicas)
 
 
-def test_an_old_report_of_a_dead_worker_counts_only_where_it_is_still_true(world: World) -> None:
+def test_an_old_report_of_a_dead_worker_only_applies_where_still_valid(world: World) -> None:
     active = world.hosts[world.active].core
     topic_id, epoch = world.unlogged.topics["t"].topic_id, world.unlogged.brokers[2].epoch
     for partition in partitions(world):
@@ -231,8 +231,8 @@ def test_a_controlled_shutdown_leaves_nothing_led_and_all_in_sync(world: World) 
 
 
 def test_a_shutdown_waits_for_a_replica_that_catches_up(world: World) -> None:
-    """A rolling restart that is too quick would leave partitions with fewer in sync than producers
-    ask for.
+    """A rolling restart that is too quick would leave partitions with fewer in-sync replicas than
+    producers require.
     """
     world.crash(3)
     run(world, OPTIONS.session_ms + 2_000)
@@ -249,7 +249,7 @@ def test_a_shutdown_waits_for_a_replica_that_catches_up(world: World) -> None:
     assert host.ended
 
 
-def test_a_shutdown_without_a_response_ends_all_the_same(world: World) -> None:
+def test_a_shutdown_without_a_response_completes(world: World) -> None:
     world.depose()
     host = world.hosts[2]
     world.on_broker(host, broker_core.ShutdownRequested())
@@ -259,12 +259,12 @@ def test_a_shutdown_without_a_response_ends_all_the_same(world: World) -> None:
     assert host.ended
 
 
-def test_lost_replicas_get_a_home_after_the_delay_and_keep_theirs_when_the_host_returns(world: World) -> None:
+def test_lost_replicas_are_replaced_after_the_delay_unless_the_host_returns(world: World) -> None:
     held = [partition.index for partition in partitions(world) if 3 in partition.replicas]
     world.crash(3)
     run(world, OPTIONS.replication_delay_ms - 5_000, 500)
     assert all(3 in partitions(world)[index].replicas for index in held)
-    # No replica copies: the moves stay under way.
+    # No replica copies data: the moves do not complete.
     cut_off(world, 4)
     fetch, world.fetch = world.fetch, lambda *_: None
     world.cut.clear()
@@ -282,7 +282,7 @@ def test_lost_replicas_get_a_home_after_the_delay_and_keep_theirs_when_the_host_
     )
 
 
-def test_lost_replicas_get_a_home(world: World) -> None:
+def test_lost_replicas_are_replaced(world: World) -> None:
     world.crash(3)
     run(world, OPTIONS.replication_delay_ms + OPTIONS.session_ms + 10_000, 500)
     for partition in partitions(world):
@@ -346,7 +346,7 @@ def test_internal_topics_grow_with_the_cluster() -> None:
     assert len(partitions(world, "other")[0].replicas) == 3
 
 
-def test_leaderships_go_back_to_who_is_preferred_and_stable(world: World) -> None:
+def test_leadership_returns_to_stable_preferred_replicas(world: World) -> None:
     world.crash(2)
     run(world, OPTIONS.session_ms + 2_000)
     assert not [partition for partition in partitions(world) if partition.leader == 2]
@@ -355,7 +355,7 @@ def test_leaderships_go_back_to_who_is_preferred_and_stable(world: World) -> Non
     assert all(partition.leader == partition.replicas[0] for partition in partitions(world))
 
 
-def test_a_host_that_is_new_gets_its_share(world: World) -> None:
+def test_a_new_host_gets_its_share(world: World) -> None:
     world.hosts[5] = Host(5, None)
     world.boot(world.hosts[5])
     run(world, 2_000)

@@ -46,7 +46,7 @@ def test_proposals_of_a_stopped_controller_may_still_be_committed(world: World) 
     assert all("a" in host.core.committed.topics for host in world.hosts.values())
 
 
-def test_offsets_of_control_records_are_passed_over(world: World) -> None:
+def test_offsets_of_control_records_are_skipped(world: World) -> None:
     host = world.hosts[world.active]
     version = host.core.tail.version
     actions = host.core.handle(metadata_core.OffsetsTaken(version + 2), world.now_ms)
@@ -99,7 +99,7 @@ def test_a_message_under_another_id_is_ignored(world: World) -> None:
     )
 
 
-def test_a_host_that_is_not_the_controller_says_so(world: World) -> None:
+def test_a_host_that_is_not_the_controller_refuses(world: World) -> None:
     host = next(host for host in world.hosts.values() if host.node != world.active)
     for message in (
         registration(2),
@@ -155,8 +155,8 @@ def test_a_stale_broker_registers_again(world: World) -> None:
 
 
 def test_a_restarted_controller_process_changes_no_lease(world: World) -> None:
-    """What its predecessor wrote into the control segment continues until the next heartbeat is
-    answered.
+    """The lease that its predecessor wrote into the control segment stays in force until the next
+    heartbeat gets a response.
     """
     host = world.hosts[3]
     text = host.sent
@@ -175,7 +175,7 @@ def test_a_restarted_controller_process_changes_no_lease(world: World) -> None:
     assert [action for action in actions if isinstance(action, broker_core.SetBroker)] == [text]
 
 
-def test_a_host_that_alone_votes_needs_no_lease(world: World) -> None:
+def test_the_only_voter_needs_no_lease(world: World) -> None:
     host = world.hosts[3]
     (message,) = host.broker.handle(broker_core.ControllerKnown(world.active, world.epoch, alone=True), world.now_ms)
     assert message.lease_until_ms == broker_core.INT64_MAX
@@ -184,8 +184,8 @@ def test_a_host_that_alone_votes_needs_no_lease(world: World) -> None:
 
 
 def test_a_refusal_of_an_older_controller_does_not_end_a_proposal(world: World) -> None:
-    """Found by chance (seed 129): the first copy was committed by a controller that ended; its
-    successor refused the second, and the leader forgot whom it had proposed.
+    """Found by a random history (seed 129): the first copy was committed by a controller that
+    ended; its successor refused the second, and the leader forgot its proposal.
     """
     partition = partitions(world)[0]
     host = world.hosts[partition.leader]
@@ -224,7 +224,7 @@ def test_changes_without_a_controller_are_refused_retriably(world: World) -> Non
     assert world.answers[client].error == E.NOT_CONTROLLER
 
 
-def test_a_change_is_answered_when_this_hosts_workers_have_it(world: World) -> None:
+def test_a_change_is_acknowledged_when_this_hosts_workers_have_it(world: World) -> None:
     node = next(node for node in world.hosts if node != world.active)
     host = world.hosts[node]
     client = world.request(messages.CreateTopic("x", 1, -1, {}, {}), node=node)
@@ -242,7 +242,7 @@ def test_a_change_is_answered_when_this_hosts_workers_have_it(world: World) -> N
     assert world.answers[client].error == 0
 
 
-def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -> None:
+def test_proposals_made_while_one_is_in_flight_are_batched(world: World) -> None:
     topic_id = world.unlogged.topics["t"].topic_id
     assert (
         world.send_request(messages.CreateTopic("many", -1, -1, {index: [3, 1, 2] for index in range(20)}, {})).error
@@ -274,8 +274,8 @@ def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -
 
 
 def test_an_answer_to_a_proposal_of_an_older_leader_epoch_is_not_for_this_one(world: World) -> None:
-    """Found by chance (seed 5289): sequences begin again with a leader epoch, and a late response to
-    the first proposal of the older one ended the first of this one.
+    """Found by a random history (seed 5289): sequence numbers restart with a leader epoch, and a
+    late response to the first proposal of the older one ended the first of this one.
     """
     partition = partitions(world)[0]
     host = world.hosts[partition.leader]
@@ -297,7 +297,7 @@ def test_an_answer_to_a_proposal_of_an_older_leader_epoch_is_not_for_this_one(wo
         assert len([action for action in actions if isinstance(action, broker_core.ToWorker)]) == reported
 
 
-def test_a_host_whose_node_id_another_one_has_says_so_once_and_asks_on(world: World) -> None:
+def test_a_host_whose_node_id_is_taken_logs_it_once_and_keeps_trying(world: World) -> None:
     host = world.hosts[3]
     core = broker_core.BrokerCore(3, host.core.committed, OPTIONS)
     core.handle(broker_core.Started(registration(3, incarnation=1), 1), world.now_ms)

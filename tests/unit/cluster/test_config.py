@@ -1,4 +1,4 @@
-"""Listeners between hosts, seeds and the cluster's key."""
+"""Inter-broker listeners, seeds and the cluster's key."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ def config(**settings: str) -> dict[str, str]:
     return load_broker(None, {}, {name.replace("_", "."): value for name, value in settings.items()})
 
 
-def test_a_host_alone_does_not_listen():
+def test_a_single_host_has_no_inter_broker_listener():
     assert cluster_config.cluster_listeners(config()) is None and sockets.listen_cluster(config()) is None
     assert cluster_config.seeds(config()) == ()
 
@@ -43,7 +43,7 @@ def test_seeds_are_compared_in_one_form():
             config(cluster_seeds=bad)
 
 
-def test_without_a_key_only_this_machine():
+def test_without_a_key_only_loopback_is_allowed():
     open_to_all = {"listeners": "PLAINTEXT://127.0.0.1:9092", "controller_listener": "192.0.2.1:9094"}
     with pytest.raises(ConfigError, match="mqd cluster key"):
         config(**open_to_all)
@@ -52,7 +52,7 @@ def test_without_a_key_only_this_machine():
     assert config(**open_to_all, cluster_key_file="/etc/mqd.key")
 
 
-def test_a_wildcard_needs_an_address_to_tell():
+def test_a_wildcard_needs_an_advertised_address():
     with pytest.raises(ConfigError, match=r"set advertised\.controller\.listener"):
         config(controller_listener="0.0.0.0:9094", cluster_key_file="/k")
     places = cluster_config.cluster_listeners(
@@ -158,7 +158,7 @@ def test_sockets_between_hosts_are_bound_as_configured():
         made.close()
 
 
-def test_replicas_of_a_host_alone():
+def test_replication_factor_of_a_single_host():
     with pytest.raises(ConfigError, match="one host keeps one"):
         config(min_insync_replicas="2")
     assert config(min_insync_replicas="2", cluster_seeds="127.0.0.1:9094")["min.insync.replicas"] == "2"

@@ -1,5 +1,5 @@
-"""The keeper's proof of death: who may send it, what it contains, what must happen before it is
-sent, and when none is sent.
+"""The keeper's proof of death: who may send it, its content, the steps before it is sent, and when
+none is sent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_only_a_holder_of_the_key_can_send_a_notice() -> None:
 
 
 class Control:
-    """As native.Control, as far as the keeper uses it here."""
+    """The part of native.Control that the keeper uses here."""
 
     generation, broker_epoch, broker_incarnation = 11, 5, 11
 
@@ -57,7 +57,7 @@ class Control:
 
 
 class Datagrams:
-    """A socket that records earlier actions before it sends."""
+    """A socket that records the actions before each send."""
 
     def __init__(self, control: Control, fails: bool = False) -> None:
         self.control, self.fails = control, fails
@@ -113,12 +113,12 @@ def test_orders_that_are_not_for_now_are_not_followed(tmp_path: Path, orders: Or
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"incarnation": "x"}', bytes(range(256))])
-def test_damaged_orders_are_none(tmp_path: Path, content: bytes) -> None:
+def test_damaged_orders_are_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / death_notice.ORDERS_NAME).write_bytes(content)
     assert death_notice.read_orders(tmp_path, 11) is None
 
 
-def test_orders_are_replaced_and_taken_away(tmp_path: Path, orders: Orders) -> None:
+def test_orders_are_replaced_and_removed(tmp_path: Path, orders: Orders) -> None:
     death_notice.write_orders(tmp_path, orders)
     assert death_notice.read_orders(tmp_path, 11) == orders
     death_notice.write_orders(tmp_path, None)
@@ -146,7 +146,7 @@ def test_both_versions_understand_each_other() -> None:
 
 @pytest.mark.parametrize("led", [True, False])
 def test_the_end_of_the_controller_alone_is_announced_only_if_it_led(tmp_path: Path, orders: Orders, led: bool) -> None:
-    """The host keeps its lease: its workers live."""
+    """The host keeps its lease: its workers are alive."""
     death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, led=led))
     control = Control()
     control.leases.append((0, 0, 0))  # Datagrams requires an entry
@@ -177,7 +177,7 @@ def test_all_processes_ended_with_a_leading_controller(tmp_path: Path, orders: O
 
 
 class Quorum:
-    """As QuorumCore, as far as last words go."""
+    """The part of QuorumCore that last words use."""
 
     def __init__(self, leader: int, epoch: int) -> None:
         self.key, self.leader, self.epoch = ReplicaKey(1, b"d" * 16), leader, epoch
@@ -191,7 +191,7 @@ def broker(node: int, epoch: int, incarnation: int = 4, controller_host: str = "
     )
 
 
-def test_last_words_are_of_the_registration_and_the_epoch_in_force() -> None:
+def test_last_words_have_the_current_registration_and_epoch() -> None:
     state = MetadataState()
     assert last_words(Quorum(2, 7), state, 4, None) is None, "no other host counts on this one yet"
     state.brokers[1] = broker(1, 30)

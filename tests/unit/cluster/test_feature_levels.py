@@ -1,5 +1,5 @@
-"""Hosts of two versions in one cluster (mqd/cluster/metadata/features.py, V1-V5): what is in force
-while they coexist, which are admitted, what is written.
+"""Hosts of two versions in one cluster (mqd/cluster/metadata/features.py, V1-V5): the levels in
+force while they coexist, which hosts are admitted, which records are written.
 """
 
 import msgspec
@@ -34,7 +34,7 @@ def raise_level(world: World, to: int = 1, validate_only: bool = False) -> messa
 
 
 def upgrade(world: World, node: int) -> None:
-    """Stopped, installed, started."""
+    """Stops the host, installs the version, starts it."""
     if world.active == node:
         world.depose()
         world.elect(1 + node % len(world.hosts))
@@ -52,7 +52,7 @@ def world() -> World:
     return found
 
 
-def test_a_rolling_upgrade_changes_nothing_before_the_last_host_is_there_and_somebody_says_so(world: World) -> None:
+def test_a_rolling_upgrade_changes_no_level_until_an_operator_raises_it(world: World) -> None:
     assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 9)
     for node in (1, 2):
         upgrade(world, node)
@@ -71,7 +71,7 @@ def test_a_rolling_upgrade_changes_nothing_before_the_last_host_is_there_and_som
     assert raise_level(world).error == 0, "said again"
 
 
-def test_a_host_that_is_down_counts(world: World) -> None:
+def test_a_host_that_is_down_is_counted(world: World) -> None:
     for node in (1, 2):
         upgrade(world, node)
     world.crash(3)
@@ -86,7 +86,7 @@ def test_a_host_that_is_down_counts(world: World) -> None:
         )
 
 
-def test_a_host_that_was_left_behind_is_not_let_in(world: World) -> None:
+def test_a_host_of_an_older_version_is_not_admitted(world: World) -> None:
     for node in (1, 2, 3):
         upgrade(world, node)
     assert raise_level(world).error == 0
@@ -103,10 +103,10 @@ def test_a_host_that_was_left_behind_is_not_let_in(world: World) -> None:
     assert world.hosts[1].core.committed.brokers[3].incarnation == world.hosts[3].incarnation
 
 
-def test_what_older_hosts_cannot_read_is_not_written_until_all_are_upgraded(
+def test_new_records_are_not_written_until_all_hosts_are_upgraded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if GroupConfigured had come with level 1."""
+    """As if GroupConfigured had been introduced with level 1."""
     monkeypatch.setitem(features.RECORD_LEVELS, GroupConfigured, 1)
     change = messages.AlterConfig(
         32, "g", [messages.ConfigOperation("consumer.session.timeout.ms", "set", "50000")], False
@@ -147,7 +147,7 @@ def test_a_level_of_mqd_never_falls(world: World) -> None:
         assert response.error == E.INVALID_UPDATE_VERSION and "already be stored" in response.message
 
 
-def test_a_new_cluster_begins_with_what_its_founder_supports() -> None:
+def test_a_new_cluster_begins_with_its_founders_levels() -> None:
     world = World(5, 1)
     host = world.hosts[1]
     host.core.committed.cluster_id = host.core.tail.cluster_id = ""
@@ -159,7 +159,7 @@ def test_a_new_cluster_begins_with_what_its_founder_supports() -> None:
 # -- what a newer version says ---------------------------------------------------------------------
 
 
-def test_a_message_of_a_newer_version_is_passed_over_and_so_is_a_field() -> None:
+def test_messages_and_fields_of_a_newer_version_are_skipped() -> None:
     body = {
         "type": "Heartbeat",
         "node_id": 1,
@@ -185,7 +185,7 @@ def test_a_message_of_a_newer_version_is_passed_over_and_so_is_a_field() -> None
         peer_messages.decode(msgspec.msgpack.encode({**body, "node_id": "one"}))
 
 
-def test_a_field_of_a_newer_version_is_passed_over_in_a_record_and_an_unknown_record_is_not() -> None:
+def test_unknown_fields_of_records_are_skipped_and_unknown_records_refused() -> None:
     value = msgspec.msgpack.decode(encode_record(FeatureLevelSet("a", 1)))
     assert decode_record(msgspec.msgpack.encode({**value, "of_a_newer_version": 7})) == FeatureLevelSet("a", 1)
     with pytest.raises(ValueError, match="this version of mqd knows"):

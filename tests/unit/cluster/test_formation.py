@@ -1,5 +1,5 @@
 """How empty hosts become one cluster: named scenarios, and random histories of late starts, lost
-responses and wiped disks in which never two clusters get a majority.
+responses and wiped disks in which two clusters never get a majority.
 """
 
 import random
@@ -33,7 +33,7 @@ class Host:
 
 
 class World:
-    """Hosts, questions and answers under way; nothing arrives by itself."""
+    """Hosts, requests and responses in flight; nothing arrives by itself."""
 
     def __init__(self, seeds: list[str], seed: int = 0) -> None:
         self.random = random.Random(seed)
@@ -104,7 +104,7 @@ def test_three_empty_seeds_found_the_same_cluster():
     assert all(decision.voter for decision in decisions if isinstance(decision, Join))
 
 
-def test_two_of_three_wait_and_say_for_whom():
+def test_two_of_three_wait_and_name_the_missing_host():
     world = World(SEEDS)
     world.start(1, "a:1", "directory-1")
     world.start(2, "b:1", "directory-2")
@@ -120,7 +120,7 @@ def advices(core: FormationCore, event: formation.Event, now_ms: int) -> list[st
     return [effect.advice for effect in core.handle(event, now_ms) if isinstance(effect, Wait) and effect.advice]
 
 
-def test_what_to_look_at_is_reported_once_when_a_seed_is_silent_for_long():
+def test_advice_is_logged_once_when_a_seed_is_silent_for_long():
     core = FormationCore(Member(2, "d2", "b", 1), ["a:1"])
     assert not advices(core, Start(), 1_000)
     core.handle(Unreachable("a:1", 1, "Connection refused"), 1_001)
@@ -163,7 +163,7 @@ def test_a_later_host_joins_and_never_founds():
     assert isinstance(late.decision, Join) and not late.decision.voter
 
 
-def test_a_host_that_is_no_seed_waits_also_when_all_seeds_are_empty():
+def test_a_host_that_is_not_a_seed_waits_even_when_all_seeds_are_empty():
     world = World(SEEDS[:1])
     late = world.start(9, "d:1", "directory-9")
     world.start(1, "a:1", "directory-1", seeds=["a:1", "x:1"])
@@ -180,7 +180,7 @@ def test_seeds_that_differ_are_reported():
     assert first.decision is None and any("names other seeds: a:1, b:1" in reason for reason in first.waiting)
 
 
-def test_one_node_id_twice_is_reported():
+def test_a_duplicate_node_id_is_reported():
     world = World(SEEDS)
     first = world.start(1, "a:1", "directory-1")
     world.start(2, "b:1", "directory-2")
@@ -197,8 +197,8 @@ def test_order_and_spelling_of_seeds_do_not_matter():
             formation.normalise(bad)
 
 
-def test_an_answer_to_an_older_question_is_not_counted():
-    """A seed that was wiped since: what it said before must not found a cluster."""
+def test_a_response_to_an_older_request_is_not_counted():
+    """A seed that was wiped since: its earlier response must not found a cluster."""
     core = FormationCore(Member(1, "d1", "a", 1), ["a:1", "b:1"])
     asks = {effect.seed: effect.ask for effect in core.handle(Start(), 0) if isinstance(effect, AskSeed)}
     assert set(asks) == {"a:1", "b:1"}
@@ -241,8 +241,8 @@ def test_never_two_clusters_with_a_majority(first):
 
 
 def check_one_majority(world: World, had_majority: list[str]) -> None:
-    """A cluster that had more than half of its voters' disks at one moment may have decided
-    something: another may come only when none of its disks is left.
+    """A cluster that once had more than half of its voters' disks may have committed something:
+    another one may be founded only when none of its disks is left.
     """
     decided = {host.decision.cluster_id for host in world.hosts.values() if host.decision is not None}
     assert len(decided) <= 1, "living hosts are of different clusters: one of them is stuck for ever"

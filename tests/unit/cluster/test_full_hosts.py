@@ -1,5 +1,5 @@
-"""Hosts whose disks are full, or have failed, get no replicas while there are others, and hold no
-move up, by single traces of the rules.
+"""Hosts whose disks are full, or have failed, get no replicas while there are others, and delay no
+move; by single traces of the rules.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 def disks(state: MetadataState, **free: int) -> Directories:
-    """Free bytes of host n as `hN`, of all others a GiB; -1: its directory cannot be used."""
+    """Free bytes of host n as `hN`, a GiB on all others; -1: its directory is unusable."""
     found = {}
     for node in state.brokers:
         bytes_free = free.get(f"h{node}", 1024 * MIB)
@@ -37,7 +37,7 @@ def disks(state: MetadataState, **free: int) -> Directories:
 
 
 def begin(state: MetadataState, directories: Directories, *leaving: int, moves_max: int = 50) -> list[tuple[int, ...]]:
-    """The hosts to which the replicas of these begin to move."""
+    """The hosts to which the replicas of these partitions begin to move."""
     found = reassign_rules.replacements(View(state), leaving, directories, moves_max)
     for entry, change in found:
         state.apply(PartitionsChanged(entry.topic_id, (change,)))
@@ -45,7 +45,7 @@ def begin(state: MetadataState, directories: Directories, *leaving: int, moves_m
     return [change.adding_replicas for _, change in found]
 
 
-# -- what counts as full ---------------------------------------------------------------------------
+# -- when a host is full ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def begin(state: MetadataState, directories: Directories, *leaving: int, moves_m
     ],
 )
 def test_a_host_is_full_below_its_reserve_or_beside_much_larger_ones(free: int, largest: int, is_full: bool) -> None:
-    """Where all are below the reserve, beside the others."""
+    """If all are below the reserve, full compared to the others."""
     state = cluster(2)
     found = disks(state, h1=free, h2=largest)
     assert (
@@ -70,7 +70,7 @@ def test_a_host_is_full_below_its_reserve_or_beside_much_larger_ones(free: int, 
     )
 
 
-def test_the_reserve_is_the_one_in_force() -> None:
+def test_the_configured_reserve_is_used() -> None:
     state = cluster(2)
     state.apply(BrokerConfigured("1", {"log.dirs.free.bytes.min": str(400 * MIB)}))
     assert (
@@ -103,7 +103,7 @@ def test_a_host_is_full_when_all_its_directories_are_and_unreported_ones_are_not
     )
 
 
-# -- who gets replicas -----------------------------------------------------------------------------
+# -- placement ---------------------------------------------------------------------------------
 
 
 def test_new_replicas_go_where_there_is_space_then_to_other_racks() -> None:
@@ -130,9 +130,9 @@ def test_a_balance_only_takes_from_full_hosts() -> None:
     assert balance(state, [1, 2, 3, 4], lambda _: True, full={1, 2, 3, 4}) is not None
 
 
-def test_a_balance_leaves_topics_alone_that_are_being_retired() -> None:
-    """What moves one partition moves those that follow it: the next plan took the last one back, as
-    long as the topic was being retired.
+def test_balancing_skips_topics_that_are_being_retired() -> None:
+    """Moving one partition moves those that follow it: as long as the topic was being retired, the
+    next plan moved the previous one back.
     """
     state = topic(
         topic(cluster(6), replicas=(1, 2, 3), count=20, name="u", topic_id=b"u" * 16), replicas=(1, 2, 3), count=8
@@ -143,7 +143,7 @@ def test_a_balance_leaves_topics_alone_that_are_being_retired() -> None:
     assert moves and {move.name for move in moves} == {"u"}
 
 
-# -- moves of mqd's own ----------------------------------------------------------------------------
+# -- moves that mqd starts itself --------------------------------------------------------------
 
 
 def test_a_full_host_attracts_no_moves() -> None:
@@ -168,7 +168,7 @@ def stuck(state: MetadataState) -> PartitionState:
     return state.topics["t"].partitions[0]
 
 
-def test_a_move_to_a_directory_that_failed_gets_another_goal() -> None:
+def test_a_move_to_a_failed_directory_gets_another_target() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3))
     do(state, broker_rules.fence(state, [1]))
     (added,) = begin(state, disks(state), 1)[0]
@@ -182,7 +182,7 @@ def test_a_move_to_a_directory_that_failed_gets_another_goal() -> None:
     assert begin(state, disks(state, **{f"h{added}": 0}), 1) == []
 
 
-def test_a_move_that_has_filled_a_disk_waits_and_fills_no_other() -> None:
+def test_a_move_that_has_filled_a_disk_waits() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3), count=2)
     do(state, broker_rules.fence(state, [1]))
     ((added,),) = begin(state, disks(state), 1, moves_max=1)
@@ -193,7 +193,7 @@ def test_a_move_that_has_filled_a_disk_waits_and_fills_no_other() -> None:
     assert stuck(state).adding_replicas == (added,)
 
 
-def test_a_host_that_is_drained_is_no_measure_of_the_others() -> None:
+def test_a_drained_host_is_not_compared_with_the_others() -> None:
     state = cluster(5, {1: "a", 2: "a", 3: "b", 4: "b", 5: "b"})
     state.apply(BrokerChanged(1, 10, draining=True))
     full = disks(state, h1=400_000 * MIB, h2=3_500 * MIB, h3=4_500 * MIB, h4=4_500 * MIB, h5=4_500 * MIB).full_hosts(
@@ -202,7 +202,7 @@ def test_a_host_that_is_drained_is_no_measure_of_the_others() -> None:
     assert not full
 
 
-def test_a_move_whose_directory_failed_goes_to_another_host_also_when_this_one_has_space() -> None:
+def test_a_move_from_a_failed_directory_goes_to_another_host_even_with_local_space() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3))
     do(state, broker_rules.fence(state, [1]))
     (added,) = begin(state, disks(state), 1)[0]
@@ -225,7 +225,7 @@ def test_a_move_that_has_caught_up_stays() -> None:
 
 
 class Growing:
-    """__consumer_offsets with one replica, on 1, in a cluster of four; upkeep by an active
+    """__consumer_offsets with one replica, on 1, in a cluster of four; maintained by an active
     controller.
     """
 
@@ -238,7 +238,7 @@ class Growing:
         return self.state.topics["__consumer_offsets"].partitions[0]
 
     def grow(self, now_ms: int = 0, **free: int) -> set[int]:
-        """The replicas then; what is free as in disks()."""
+        """Returns the replicas afterwards; free space as in disks()."""
         for node in self.state.brokers:
             bytes_free = free.get(f"h{node}", 1024 * MIB)
             self.active.report(node, [Directory(f"d{node}", "/d", max(0, bytes_free), bytes_free >= 0)])
@@ -254,7 +254,7 @@ class Growing:
         self.state.apply(PartitionsChanged(entry.topic_id, (View(self.state).settled(entry, target),)))
 
 
-def test_an_internal_topic_grows_to_no_full_host() -> None:
+def test_an_internal_topic_does_not_grow_to_a_full_host() -> None:
     one = Growing()
     assert one.grow(h2=0, h3=0, h4=0) == {1}
     assert one.grow(h2=0, h4=0) == {1, 3}
@@ -263,9 +263,9 @@ def test_an_internal_topic_grows_to_no_full_host() -> None:
     assert one.grow(h2=0) == {1, 3, 4}
 
 
-def test_an_internal_topic_that_has_filled_a_disk_by_growing_grows_elsewhere_after_a_pause() -> None:
-    """What it leaves behind has space again. Without the pause it went to and fro between two disks
-    that are too small for it, every second.
+def test_an_internal_topic_that_filled_a_disk_grows_elsewhere_after_a_pause() -> None:
+    """The disk that it leaves has space again. Without the pause it moved back and forth between
+    two disks that are too small for it, every second.
     """
     one, turns, now_ms = Growing(), 0, 0
     assert one.grow() == {1, 2, 3}
@@ -279,7 +279,7 @@ def test_an_internal_topic_that_has_filled_a_disk_by_growing_grows_elsewhere_aft
     assert {1, 3} < set(one.partition.replicas) and len(one.partition.replicas) == 3
 
 
-def test_an_internal_topic_waits_for_a_full_disk_while_no_other_has_space_and_not_for_one_that_failed() -> None:
+def test_an_internal_topic_waits_for_a_full_disk_but_not_for_a_failed_one() -> None:
     one = Growing()
     assert one.grow() == {1, 2, 3}
     assert one.grow(GROW_ELSEWHERE_MS, h2=0, h4=0) == one.grow(3 * GROW_ELSEWHERE_MS, h2=0, h4=0) == {1, 2, 3}
@@ -288,7 +288,7 @@ def test_an_internal_topic_waits_for_a_full_disk_while_no_other_has_space_and_no
 
 
 def test_a_lost_host_is_replaced_beside_a_full_one() -> None:
-    """By the cores: what a host reports of its disks reaches the active controller with its
+    """With the real cores: a host's report about its disks reaches the active controller with its
     heartbeats.
     """
     world = World(7, 5, lossy=False)

@@ -121,9 +121,7 @@ class Bench:
 
 
 def test_precedence() -> None:
-    """Every pair of what was said and what is said then, at the incarnation before, the same and
-    the next.
-    """
+    """Every pair of a first and a second claim, at the previous, the same and the next incarnation."""
     make = {
         ALIVE: lambda i: alive(3, i),
         SUSPECT: lambda i: Suspect(3, directory(3), i, 2),
@@ -143,7 +141,7 @@ def test_precedence() -> None:
                 if second == ALIVE:
                     expected = ALIVE if step > 0 else first
                 elif second == SUSPECT and first in (DEAD, LEFT):
-                    expected = first  # only the host itself comes back from that
+                    expected = first  # only the host itself can refute that
                 else:
                     expected = second if step >= 0 and rank(second) > rank(first) else first
                 assert bench.state(3) == expected, (first, second, step)
@@ -247,7 +245,7 @@ def test_a_state_does_not_declare_hosts_dead() -> None:
     assert bench.state(3) == SUSPECT and bench.core.view(9) is None
 
 
-def test_datagrams_that_are_none_change_nothing() -> None:
+def test_invalid_datagrams_change_nothing() -> None:
     bench = Bench()
     good = bench.peers[2].says(Dead(3, directory(3), REFUTATIONS, 2)).data
     other = Seal(b"x" * 32, "cluster"), Seal(b"k" * 32, "another")
@@ -315,9 +313,9 @@ def test_a_dead_member_is_forgotten_after_a_while() -> None:
     assert bench.core.view(3) is None
 
 
-def test_a_member_that_is_called_back_receives_the_whole_state() -> None:
-    """Only by the host that called: a member that another host called exchanges states with that
-    one.
+def test_a_member_that_is_contacted_again_receives_the_whole_state() -> None:
+    """Only by the host that contacted it: a member that another host contacted exchanges states
+    with that one.
     """
     bench = Bench(5, Settings(push_pull_interval_ms=10**9))
     for number in (3, 4):
@@ -369,7 +367,7 @@ def test_nacks_count_against_the_target_not_against_this_host() -> None:
         assert bench.core.health.score == expected
 
 
-def test_an_answer_that_was_not_asked_for_counts_for_nothing() -> None:
+def test_an_unsolicited_response_is_ignored() -> None:
     bench = Bench(5)
     bench.core.health.worse(4)
     while not bench.core.prober.probes:
@@ -395,7 +393,7 @@ def test_relayed_ping() -> None:
     assert any(packet.body == Nack(99) for packet in bench.packets(bench.wait(151)))
 
 
-def test_controller_hint_rises_only() -> None:
+def test_the_controller_hint_never_decreases() -> None:
     bench = Bench()
     assert events.ControllerSeen(3, 5) in bench.send(2, controller=(5, 3))
     assert bench.send(4, controller=(4, 2)) == [] and bench.core.controller == events.ControllerSeen(3, 5)
@@ -406,7 +404,7 @@ def test_controller_hint_rises_only() -> None:
     )
 
 
-def test_load_rides_along_and_only_the_newest_counts() -> None:
+def test_load_is_piggybacked_and_only_the_newest_counts() -> None:
     bench = Bench()
     bench.send(2, Load(3, directory(3), 1, 5, cpu_permille=500))
     bench.send(2, Load(3, directory(3), 1, 4, cpu_permille=100), Load(88, directory(88), 1, 1))
@@ -462,7 +460,7 @@ def test_exchanges_are_bounded_and_given_up() -> None:
 
 
 def test_the_longest_datagram() -> None:
-    """Hosts of the longest names, everything at once: within the frame."""
+    """Hosts with the longest names, everything at once: within the frame."""
     profile = Profile(
         2**31 - 1, b"\xff" * 16, "h" * 255, 65535, "r" * 200, "v" * 64, 1 << 61, 1 << 61, 1 << 61, 1 << 61
     )
@@ -515,9 +513,9 @@ def test_states_are_checked() -> None:
             decode_stream(bad)
 
 
-def test_random_bytes_under_a_valid_seal_are_taken_or_refused() -> None:
-    """A host of another version, or one that lies: whatever it sends is taken or refused, and the
-    core stays whole.
+def test_random_bytes_under_a_valid_seal_are_accepted_or_refused() -> None:
+    """From a host of another version, or a faulty one: each datagram is accepted or refused, and
+    the core stays consistent.
     """
     rng = random.Random(5)
     bench = Bench()
@@ -548,7 +546,7 @@ def test_window_against_a_set() -> None:
     assert window.accept(2, 1) and not window.accept(1, top + 1) and not window.accept(2, 1)
 
 
-def test_broadcasts_send_each_so_often_and_the_least_sent_first() -> None:
+def test_broadcasts_repeat_each_a_few_times_least_sent_first() -> None:
     queue = Broadcasts(100)
     for key in range(20):
         queue.put(key, bytes([key]) * 10)

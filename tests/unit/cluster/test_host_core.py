@@ -1,5 +1,5 @@
-"""The host core of one host among several: partitions elsewhere are published, replicas come and go,
-roles and brokers change.
+"""The host core of one host among several: partitions elsewhere are published, replicas are added
+and removed, roles and brokers change.
 """
 
 import random
@@ -131,7 +131,7 @@ def test_partitions_elsewhere_have_no_slot_and_are_reported(host: Host) -> None:
     assert {entry[1] for entry in host.slots.values()} == {0, 2}
 
 
-def test_a_replica_that_leaves_gives_its_slot_back_when_all_workers_know(host: Host) -> None:
+def test_a_removed_replicas_slot_is_freed_when_all_workers_know(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2)), partition(1, (2, 3))))
     host.apply_all()
     host.report()
@@ -148,7 +148,7 @@ def test_a_replica_that_leaves_gives_its_slot_back_when_all_workers_know(host: H
     assert {entry[1] for entry in host.slots.values()} == {1}
 
 
-def test_a_replica_that_comes_chooses_a_directory_before_it_has_a_slot(host: Host) -> None:
+def test_a_new_replica_chooses_a_directory_before_it_has_a_slot(host: Host) -> None:
     host.commit(topic(partition(0, (1, 3))))
     change = PartitionChange(0, replicas=(1, 3, 2), directories=("d1", "d3", ""), adding_replicas=(2,))
     actions = host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
@@ -162,7 +162,7 @@ def test_a_replica_that_comes_chooses_a_directory_before_it_has_a_slot(host: Hos
     assert not any(isinstance(action, host_core.RecordMove) for action in host.actions)
 
 
-def test_a_new_leader_epoch_reaches_the_slot_also_where_another_host_leads(host: Host) -> None:
+def test_a_new_leader_epoch_reaches_the_slot_of_a_follower_too(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2))))
     host.commit(
         PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=2, in_sync_replicas=(2,)),)),
@@ -173,9 +173,9 @@ def test_a_new_leader_epoch_reaches_the_slot_also_where_another_host_leads(host:
     assert (image.leader, image.leader_epoch, image.in_sync_replicas, image.partition_epoch) == (2, 1, [2], 1)
 
 
-def test_the_acceptor_learns_of_withheld_topics_before_their_effects_and_after_their_publication() -> None:
-    """A coordinator takes a topic that it never received for deleted, and removes its committed
-    offsets.
+def test_the_acceptor_receives_withheld_topics_in_order() -> None:
+    """A coordinator takes a topic that it never received for a deleted one, and removes its
+    committed offsets.
     """
     host = Host(slot_count=3)
     host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1))))
@@ -203,7 +203,7 @@ def test_the_acceptor_learns_of_withheld_topics_before_their_effects_and_after_t
     )
 
 
-def test_vanished_partitions_lose_their_slots(host: Host) -> None:
+def test_deleted_partitions_lose_their_slots(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1)), partition(2, (1, 3))))
     assert host.report()[-1].topic.first_leader_epoch == 0
     host.commit(PartitionsVanished(TOPIC, 1))
@@ -214,7 +214,7 @@ def test_vanished_partitions_lose_their_slots(host: Host) -> None:
     assert {entry[1] for entry in host.slots.values()} == {0}
 
 
-def test_a_dead_worker_s_led_partitions_need_new_epochs_its_followed_ones_continue(host: Host) -> None:
+def test_only_led_partitions_of_a_dead_worker_need_new_epochs(host: Host) -> None:
     host = Host(worker_count=1)
     host.commit(topic(partition(0, (2, 1)), partition(1, (1, 2))))
     actions = host.give(host_core.WorkerDied(0, 1))
@@ -228,7 +228,7 @@ def test_a_dead_worker_s_led_partitions_need_new_epochs_its_followed_ones_contin
     assert isinstance(host.report("w0.2")[0], messages.Image)
 
 
-def test_leaders_that_moved_away_meanwhile_hold_no_worker(host: Host) -> None:
+def test_leaders_that_moved_away_meanwhile_delay_no_worker(host: Host) -> None:
     host = Host(worker_count=1)
     host.commit(topic(partition(0, (2, 1))))
     host.give(host_core.WorkerDied(0, 1))
@@ -240,7 +240,7 @@ def test_leaders_that_moved_away_meanwhile_hold_no_worker(host: Host) -> None:
     assert isinstance(host.report("w0.2")[0], messages.Image)
 
 
-def test_a_controller_that_starts_again_takes_stale_slots_of_followers_over(host: Host) -> None:
+def test_a_restarted_controller_takes_over_stale_follower_slots(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1)), partition(1, (1, 2))))
     seen = tuple(
         host_core.SlotSeen(slot, entry[0], entry[1], entry[3], entry[2], True, 0)
@@ -347,9 +347,7 @@ def test_random_moves_leave_exactly_the_slots_of_the_replicas_here(seed: int) ->
     assert placed <= here and len(placed) == min(4, len(here))
 
 
-def test_a_host_that_chooses_a_directory_itself_takes_the_one_with_fewest_replicas_and_none_that_is_nearly_full() -> (
-    None
-):
+def test_the_directory_with_the_fewest_replicas_that_is_not_nearly_full_is_chosen() -> None:
     host = Host(slot_count=16)
     host.core._log_dirs.update({"e2": 1, "f2": 2})
     # the first has less than a tenth of the best

@@ -1,4 +1,4 @@
-"""TLS between hosts, two ends joined by hand."""
+"""TLS between hosts, two ends connected in memory."""
 
 import ssl
 
@@ -17,7 +17,7 @@ def pair(tmp_path, initiators=None, responders=None) -> tuple[HostTls, HostTls]:
 
 
 def join(initiator: HostTls, responder: HostTls, step: int = 1 << 20) -> dict[HostTls, str]:
-    """Returns what the sides failed with."""
+    """Returns the errors of both sides."""
     failures: dict[HostTls, str] = {}
     to = {responder: initiator.begin(), initiator: responder.begin()}
     while any(to.values()):
@@ -44,7 +44,7 @@ def test_two_hosts_talk(tmp_path, step):
     assert initiator.open(responder.seal(b"an answer")) == b"an answer"
 
 
-def test_data_that_arrives_with_the_verdict_is_kept(tmp_path):
+def test_data_that_arrives_with_the_handshakes_end_is_kept(tmp_path):
     """T1: the responder may send as soon as it has accepted the initiator's certificate."""
     initiator, responder = pair(tmp_path)
     to_responder = initiator.feed(responder.feed(initiator.begin()))
@@ -73,7 +73,7 @@ def test_a_stolen_certificate_is_valid_for_its_own_host_only(tmp_path, thief):
     ],
 )
 @pytest.mark.parametrize("of", ["initiator", "responder"])
-def test_both_sides_know_why(tmp_path, certificate, here, there, of):
+def test_both_sides_get_the_reason(tmp_path, certificate, here, there, of):
     initiator, responder = pair(tmp_path, **{f"{of}s": certificate()})
     failures = join(initiator, responder)
     bad, good = (initiator, responder) if of == "initiator" else (responder, initiator)
@@ -82,7 +82,7 @@ def test_both_sides_know_why(tmp_path, certificate, here, there, of):
     assert not bad.done and not good.done
 
 
-def test_garbage_and_a_reason_without_end(tmp_path):
+def test_garbage_and_an_endless_reason(tmp_path):
     _, responder = pair(tmp_path)
     with pytest.raises(HandshakeFailed):
         responder.feed(b"GET / HTTP/1.1\r\n\r\n" * 10)
@@ -95,7 +95,7 @@ def test_garbage_and_a_reason_without_end(tmp_path):
 
 
 def test_older_tls_is_refused(tmp_path):
-    """TLS 1.2 would show the certificates in clear."""
+    """TLS 1.2 would show the certificates in plaintext."""
     one, two = host(tmp_path, 1), host(tmp_path, 2)
     one.client.minimum_version = ssl.TLSVersion.TLSv1_2
     one.client.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -103,7 +103,7 @@ def test_older_tls_is_refused(tmp_path):
     assert len(failures) == 2
 
 
-def test_the_end_is_seen(tmp_path):
+def test_the_end_of_the_connection_is_detected(tmp_path):
     initiator, responder = pair(tmp_path)
     join(initiator, responder)
     with pytest.raises(ssl.SSLError):

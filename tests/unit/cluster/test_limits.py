@@ -1,4 +1,4 @@
-"""What a cluster cannot be larger than is refused with words, before it is made."""
+"""Limits of a cluster's size: what exceeds them is refused with a message, before it is created."""
 
 import msgspec
 import pytest
@@ -54,7 +54,7 @@ def reassigned(state: MetadataState, replicas: tuple[int, ...]):
     return reassign_rules.reassign(view, found, found.partitions[0], replicas, Directories(state, {}))
 
 
-def test_a_reassignment_has_room_for_those_that_come_and_those_that_go() -> None:
+def test_the_limit_of_a_reassignment_counts_old_and_new_replicas() -> None:
     state = topic(cluster(HOSTS), (1, 2, 3))
     with pytest.raises(Refusal, match="would have 17 replicas"):
         reassigned(state, tuple(range(1, 18)))
@@ -83,8 +83,8 @@ def test_the_number_of_partitions_is_limited_by_the_size_of_an_image(monkeypatch
 
 
 @pytest.mark.parametrize("replicas", [1, 3, 16])
-def test_an_image_is_no_larger_than_it_is_taken_for(replicas: int) -> None:
-    """Large numbers, and a reassignment under way on each."""
+def test_an_image_is_not_larger_than_estimated(replicas: int) -> None:
+    """Large numbers, and a reassignment in progress on each."""
     nodes = [30_000 + number for number in range(replicas)]
     partitions = [
         PartitionImage(
@@ -111,7 +111,7 @@ def test_a_limit_of_the_native_core() -> None:
     )
 
 
-def test_two_replicas_that_cannot_serve_do_not_hand_it_to_each_other() -> None:
+def test_leadership_does_not_alternate_between_two_failed_replicas() -> None:
     """Found by the simulator: twenty thousand leader epochs in half a minute."""
     state = topic(
         cluster(3), (1, 2, 3), config={"min.insync.replicas": "2", "flush.on.ack": "true"}, in_sync_replicas=(1, 2)
@@ -119,7 +119,7 @@ def test_two_replicas_that_cannot_serve_do_not_hand_it_to_each_other() -> None:
     active = ActiveController(1, state, ControllerOptions(), 0, True)
 
     def fails(node: int, now_ms: int) -> int:
-        """The leader after it."""
+        """The leader afterwards."""
         for record in active.replicas_failed(
             state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), now_ms
         ):
@@ -135,7 +135,7 @@ def test_two_replicas_that_cannot_serve_do_not_hand_it_to_each_other() -> None:
 
 
 def host_with(count: int) -> tuple[MetadataState, Placement]:
-    """One host that holds so many partitions of users' topics."""
+    """One host with this many partitions of users' topics."""
     state = topic(cluster(1), (1,), count=count)
     return state, Placement(1, View(state, NONE), Directories(state, {}), PARTITIONS_MAX)
 
@@ -151,7 +151,7 @@ def send_request(state: MetadataState, where: Placement, name: str, count: int, 
 
 @pytest.mark.parametrize("assigned", [False, True])
 def test_a_host_full_of_partitions_has_slots_for_internal_topics(assigned: bool) -> None:
-    """16,384 partitions used to be all there is: then groups and transactions were not possible."""
+    """16,384 partitions used to be the total: then groups and transactions were impossible."""
     assert PARTITIONS_MAX == 16_384
     state, where = host_with(PARTITIONS_MAX)
     with pytest.raises(Refusal, match="room for 0 more") as refusal:
@@ -167,7 +167,7 @@ def test_a_host_full_of_partitions_has_slots_for_internal_topics(assigned: bool)
 
 
 @pytest.mark.parametrize("assigned", [False, True])
-def test_internal_topics_take_nothing_of_what_users_may_have(assigned: bool) -> None:
+def test_internal_topics_do_not_reduce_users_limits(assigned: bool) -> None:
     state, where = host_with(10)
     (record,) = send_request(state, where, "__consumer_offsets", 50, assigned)
     state.apply(record)

@@ -1,4 +1,4 @@
-"""What a cluster lacks, as metrics of one host."""
+"""Cluster health as metrics of one host."""
 
 import msgspec
 
@@ -27,7 +27,7 @@ def partition(
     return PartitionImage(0, -1, -1, 0, leader, 0, list(replicas), in_sync, adding=list(adding))
 
 
-def test_each_host_counts_what_it_leads_and_all_count_leaderless_partitions() -> None:
+def test_each_host_counts_partitions_it_leads_and_leaderless_ones() -> None:
     seen = metadata(
         partition(1, [1, 2, 3]), partition(1, [1, 2]), partition(1, [1]), partition(2, [2]), partition(-1, [])
     )
@@ -36,12 +36,12 @@ def test_each_host_counts_what_it_leads_and_all_count_leaderless_partitions() ->
     assert cluster_metrics.partitions(seen, 3) == (1, 0, 0)
 
 
-def test_min_in_sync_is_what_is_configured_and_a_replica_that_only_comes_is_not_missed() -> None:
+def test_min_in_sync_is_the_configured_one_and_added_replicas_are_not_missing() -> None:
     assert cluster_metrics.partitions(metadata(partition(1, [1]), config={"min.insync.replicas": "1"}), 1) == (0, 1, 0)
     assert cluster_metrics.partitions(metadata(partition(1, [1, 2], (1, 2, 3), (3,))), 1) == (0, 0, 0)
 
 
-def test_a_host_alone_lacks_nothing() -> None:
+def test_a_single_host_lacks_nothing() -> None:
     assert cluster_metrics.partitions(metadata(partition(-1, []), brokers=1), 1) == (0, 0, 0)
 
 
@@ -59,7 +59,9 @@ def test_brokers_are_counted_by_state() -> None:
 
 
 def test_elections_are_counted() -> None:
-    """A change of the in-sync set is none, a new partition is none, an unclean election is both."""
+    """A change of the in-sync set is not an election, nor is a new partition; an unclean one counts
+    twice.
+    """
 
     def state(index: int, leader: int, epoch: int, recovering: bool = False) -> PartitionImage:
         return PartitionImage(index, -1, -1, 0, leader, epoch, [1, 2], [1], recovering=recovering)

@@ -1,4 +1,4 @@
-"""min.insync.replicas: what is written with a new topic, and when the number may change."""
+"""min.insync.replicas: the value written with a new topic, and when it may change."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from tests.unit.cluster.test_rules import cluster, topic
 from tests.unit.controller.controller_world import World
 
 
-def test_a_smaller_minimum_does_not_forget_who_is_eligible() -> None:
+def test_a_smaller_minimum_keeps_eligible_replicas() -> None:
     state = topic(cluster(), in_sync_replicas=(1,), eligible_leader_replicas=(2,))
     rules = ConfigRules(load_broker(None, {}, {"cluster.seeds": "127.0.0.1:9094"}))
     place = metadata_rules.Placement(1, View(state), Directories(state, {}), 100)
@@ -54,8 +54,8 @@ def test_defaults_of_the_controllers_file_go_into_the_log() -> None:
 
 
 def test_a_new_topic_of_two_replicas_continues_with_one() -> None:
-    """Written out: a topic from before has no such entry and keeps 2. Internal topics grow with the
-    cluster.
+    """Written explicitly: an existing topic has no such entry and keeps 2. Internal topics grow
+    with the cluster.
     """
     world = World(5, 2)
     world.settle(20)

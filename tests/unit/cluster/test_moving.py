@@ -1,5 +1,5 @@
 """Reassignments while hosts are lost: no move releases the last replica with acknowledged records,
-and none waits for a host that cannot take it, by single traces of the rules.
+and none waits for a host that cannot hold it; by single traces of the rules.
 """
 
 import pytest
@@ -26,8 +26,8 @@ from tests.unit.controller.controller_world import World
 
 
 def returned(state: MetadataState, node: int, clean: bool = False, directory: str = "") -> PartitionState:
-    """The host's next start: `again`, with other disks; or on the same, and not `clean` is a start
-    after which memory may be gone.
+    """The host's next start: `again`, with other disks; or on the same ones, where not `clean`
+    means that the page cache may be lost.
     """
     old = state.brokers[node]
     clean_epoch = old.epoch if clean else -1
@@ -53,7 +53,7 @@ def returned(state: MetadataState, node: int, clean: bool = False, directory: st
 
 
 def in_sync_by(state: MetadataState, *members: int) -> PartitionState:
-    """As its leader proposes it, in the members' current sessions."""
+    """Proposed by its leader, in the members' current sessions."""
     entry = state.topics["t"]
     target = reassign_rules.Target(entry.partitions[0])
     target.in_sync = tuple(node for node in entry.partitions[0].replicas if node in members)
@@ -62,8 +62,8 @@ def in_sync_by(state: MetadataState, *members: int) -> PartitionState:
 
 
 def only_the_added_one_is_left(config: dict[str, str], clean: bool = True) -> MetadataState:
-    """{1, 2} is moved to {3, 4}; 3 has caught up, when 1 and 2 are lost and come back without what
-    they had, and 3 restarts.
+    """{1, 2} is moved to {3, 4}; 3 has caught up when 1 and 2 are lost and return without their
+    data, and 3 restarts.
     """
     state = topic(cluster(5), replicas=(1, 2), config=config)
     move(state, 3, 4)
@@ -78,7 +78,7 @@ def only_the_added_one_is_left(config: dict[str, str], clean: bool = True) -> Me
 
 
 @pytest.mark.parametrize("config", [{}, {"min.insync.replicas": "1"}])
-def test_another_target_does_not_let_go_of_the_last_who_has_all_records(config: dict[str, str]) -> None:
+def test_another_target_keeps_the_last_replica_with_all_records(config: dict[str, str]) -> None:
     state = only_the_added_one_is_left(config)
     partition = move(state, 1, 2)
     assert (
@@ -120,7 +120,7 @@ def test_a_shortened_replica_can_be_the_last_known_eligible_one() -> None:
     assert partition.replicas == (1, 2) and not partition.removing_replicas
 
 
-def test_a_copy_that_counts_while_too_few_are_in_sync_stays_until_enough_are() -> None:
+def test_a_needed_copy_stays_until_enough_replicas_are_in_sync() -> None:
     state = topic(cluster(6))
     move(state, 4, 5, 6)
     in_sync(state, 1, 2, 3, 4)
@@ -143,8 +143,8 @@ def test_a_copy_that_counts_while_too_few_are_in_sync_stays_until_enough_are() -
 
 
 def sent_astray() -> tuple[MetadataState, int]:
-    """A move of mqd's own from 1, the others lost: its first goal has caught up and is drained as
-    well, but needed.
+    """A move of mqd's own from 1, with the others lost: its first target has caught up and is then
+    drained too, but is still needed.
     """
     state = topic(cluster(6), replicas=(1, 2, 3))
     begin(state, 1)
@@ -161,7 +161,7 @@ def sent_astray() -> tuple[MetadataState, int]:
     return state, first
 
 
-def test_a_needed_goal_that_was_given_up_is_no_replica_for_good() -> None:
+def test_an_abandoned_but_needed_target_does_not_stay_a_replica() -> None:
     state, first = sent_astray()
     (second,) = state.topics["t"].partitions[0].adding_replicas
     begin(state, 1, first, second)
@@ -179,7 +179,7 @@ def test_a_needed_goal_that_was_given_up_is_no_replica_for_good() -> None:
     assert len(partition.replicas) == 3 and not {1, first, second} & set(partition.replicas)
 
 
-def test_nor_when_the_move_is_taken_back() -> None:
+def test_an_abandoned_target_is_removed_when_the_move_is_cancelled() -> None:
     state, first = sent_astray()
     for entry, change in reassign_rules.taken_back(View(state), 1):
         do(state, [PartitionsChanged(entry.topic_id, (change,))])
@@ -194,9 +194,9 @@ def test_nor_when_the_move_is_taken_back() -> None:
     assert set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas and partition.replacing == -1
 
 
-def test_nor_when_a_controller_of_an_earlier_version_ends_it() -> None:
-    """It does not know of those that went astray, and says nothing of them: a later reassignment
-    that is called off would go back to fewer replicas than there were.
+def test_an_abandoned_target_is_removed_when_an_older_controller_completes_the_move() -> None:
+    """It does not know of targets given up, and does not report them: a cancelled later
+    reassignment would go back to fewer replicas than before.
     """
     state, first = sent_astray()
     partition = state.topics["t"].partitions[0]
@@ -224,8 +224,8 @@ def test_nor_when_a_controller_of_an_earlier_version_ends_it() -> None:
 
 
 def of_another_goal() -> MetadataState:
-    """{1, 2, 3} is moved to {4, 5, 6}, 2 and 3 are lost, and it gets another goal: 4 has caught up,
-    and two have to be in sync.
+    """{1, 2, 3} is moved to {4, 5, 6}, 2 and 3 are lost, and the move gets another target: 4 has
+    caught up, and two must be in sync.
     """
     state = topic(cluster(7))
     move(state, 4, 5, 6)
@@ -240,9 +240,9 @@ def of_another_goal() -> MetadataState:
     return state
 
 
-def test_a_cancel_brings_back_the_first_replicas_also_after_another_goal() -> None:
-    """The needed copy of the first goal stood among the replicas that there were before (KIP-455:
-    those are what a cancel goes back to).
+def test_a_cancel_restores_the_original_replicas_after_a_changed_target() -> None:
+    """The needed copy of the first target used to be among the original replicas (KIP-455: those to
+    which a cancel returns).
     """
     state = of_another_goal()
     partition = cancel(state)
@@ -258,7 +258,7 @@ def test_a_cancel_brings_back_the_first_replicas_also_after_another_goal() -> No
     assert set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas and not partition.astray_replicas
 
 
-def test_a_goal_of_before_counts_for_no_replication_factor_and_may_be_the_goal_again() -> None:
+def test_a_previous_target_does_not_count_and_may_be_the_target_again() -> None:
     state = of_another_goal()
     for target, error in (((1, 2, 5), 0), ((1, 2, 5, 6), E.INVALID_REPLICATION_FACTOR)):
         try:
@@ -281,11 +281,11 @@ def test_a_goal_of_before_counts_for_no_replication_factor_and_may_be_the_goal_a
     assert set(partition.replicas) == {1, 2, 3, 4} and partition.removing_replicas == (4,)
 
 
-# -- retired partitions, and those that take their records, while replicas move --------------------
+# -- retired partitions, and those that take their records, during reassignments ---------------
 
 
 class Slow:
-    """Hosts that get nothing of some partitions copied."""
+    """Hosts to which some partitions are not copied."""
 
     def __init__(self, world: World, *copies: tuple[int, int]) -> None:
         self.copies, self._fetch = set(copies), world.fetch
@@ -318,7 +318,7 @@ def reassign(world: World, *replicas: int) -> None:
 
 
 def apart_ms(world: World, milliseconds: int) -> int:
-    """The longest that they are apart in this time."""
+    """The longest time in this period during which they are on different hosts."""
     longest = since = 0
     for _ in range(milliseconds // 100):
         run(world, 100)
@@ -334,7 +334,7 @@ def moved_to(world: World, *replicas: int) -> bool:
 
 
 @pytest.mark.parametrize("how", ["drain", "reassign"])
-def test_they_are_together_while_a_large_one_is_copied(how: str) -> None:
+def test_they_stay_on_one_host_while_a_large_one_is_copied(how: str) -> None:
     world = retired(4, 1, 2, 3)
     slow = Slow(world, (4, 1))
     if how == "drain":
@@ -377,7 +377,7 @@ def test_one_host_that_has_both_is_enough(late: int) -> None:
     assert set(early.replicas) == {4, 5, 6} and early.leader == other.leader == 4 and other.adding_replicas == (4, 5, 6)
 
 
-def test_a_retired_one_does_not_wait_for_a_host_that_is_gone() -> None:
+def test_a_retired_partition_does_not_wait_for_a_lost_host() -> None:
     world = retired(4, 1, 2, 3)
     Slow(world, (4, 1))
     reassign(world, 4, 2, 3)
@@ -390,7 +390,7 @@ def test_a_retired_one_does_not_wait_for_a_host_that_is_gone() -> None:
     assert moved_to(world, 1, 2, 3)
 
 
-def test_a_reassignment_is_called_off_for_all() -> None:
+def test_a_reassignment_is_cancelled_for_all() -> None:
     world = retired(6, 1, 2, 3, reached=1)
     Slow(world, (4, 0), (5, 1))
     reassign(world, 4, 5, 6)
@@ -428,7 +428,7 @@ def led(state: MetadataState) -> list[int]:
     return [partition.leader for partition in state.topics["t"].partitions]
 
 
-def test_a_goal_is_led_where_most_can_follow_and_stays_there() -> None:
+def test_a_target_is_led_where_most_partitions_can_follow() -> None:
     assert led(state_of((1, 2, 3, 4), (2, 3), (3, 4), leader=1)) == [3, 3, 3], "in one look"
     state = state_of((1, 2, 3, 4), (2,), (3,), leader=3)
     assert [led(state) for _ in range(3)] == [[3, 2, 3]] * 3, "not to and fro"
@@ -444,7 +444,7 @@ def test_a_goal_is_led_where_most_can_follow_and_stays_there() -> None:
     ] == [1]
 
 
-def test_it_is_led_where_the_other_one_is_also_when_that_one_leaves() -> None:
+def test_it_is_led_beside_the_other_one_even_when_that_one_moves() -> None:
     state = state_of((1, 2, 3, 4), (2, 1, 3, 4), leader=1)
     entry = state.topics["t"]
     for index in (0, 1):
@@ -465,7 +465,7 @@ def test_it_is_led_where_the_other_one_is_also_when_that_one_leaves() -> None:
     assert led(state) == [1, 1]
 
 
-def test_reassignments_that_waited_for_one_that_goes_end_with_it() -> None:
+def test_reassignments_waiting_for_a_deleted_partition_end() -> None:
     state = state_of((1, 2, 3, 4), (2, 3, 4), leader=2)
     entry = state.topics["t"]
     state.apply(PartitionsChanged(entry.topic_id, (PartitionChange(1, retiring=3),)))
@@ -475,7 +475,7 @@ def test_reassignments_that_waited_for_one_that_goes_end_with_it() -> None:
     assert len(state.topics["t"].partitions) == 1
 
 
-def test_a_retired_one_without_a_leader_holds_nothing_up() -> None:
+def test_a_retired_partition_without_a_leader_delays_nothing() -> None:
     state = state_of((1, 2, 3, 4), (), leader=2)
     assert led(state) == [2, -1]
     assert move(state, 5).adding_replicas == (5,)

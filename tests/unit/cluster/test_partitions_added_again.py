@@ -1,5 +1,5 @@
 """A topic gets partitions again after others of it were retired: they have the same topic id and
-index as those that are gone, and are distinguished by their leader epochs.
+index as the deleted ones, and are distinguished by their leader epochs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WAY_OUT = ("mqd topic reassign", "--election-type unclean", "lost permanently")
 
 
 def retired(world: World, name: str, to: int) -> list[PartitionState]:
-    """The whole way; the partitions as they were last."""
+    """A complete retirement; returns the partitions' last state."""
     topic_id = world.unlogged.topics[name].topic_id
     assert world.send_request(messages.RetirePartitions(name, to)).error == 0
     last, end = list(partitions(world, name)), world.now_ms + 120_000
@@ -54,9 +54,9 @@ def retired(world: World, name: str, to: int) -> list[PartitionState]:
     return last[to:]
 
 
-def test_partitions_that_are_added_after_a_retirement_begin_above_every_leader_epoch_that_vanished() -> None:
-    """Clients that have seen the old ones take no older leader epoch for true while the topic has
-    its id: the partition would not be there for them.
+def test_partitions_added_after_a_retirement_begin_above_all_old_leader_epochs() -> None:
+    """Clients that have seen the old ones accept no older leader epoch while the topic keeps its
+    id: for them the partition would not exist.
     """
     world = World(7, 4, lossy=False)
     world.settle(20)
@@ -103,10 +103,8 @@ def test_snapshots_keep_removed_partitions_and_older_snapshots_are_read() -> Non
     assert decode_record(msgspec.msgpack.encode(fields)) == record
 
 
-def test_proposals_of_the_partition_that_is_gone_count_for_nothing_and_those_of_the_new_one_do() -> None:
-    """R6b goes by the newest leader epoch that was judged: that of the old one would have stood for
-    good.
-    """
+def test_proposals_of_the_deleted_partition_are_ignored_and_those_of_the_new_one_accepted() -> None:
+    """R6b uses the newest judged leader epoch: that of the old partition would have stayed forever."""
     proposals, state = Proposals(), topic(cluster(), count=2)
 
     def judge(expected) -> int:
@@ -125,8 +123,8 @@ def test_proposals_of_the_partition_that_is_gone_count_for_nothing_and_those_of_
 
 
 def test_partitions_are_not_added_by_a_broker_with_old_metadata() -> None:
-    """It has not asked whether a transaction is open that wrote to them. Only the controller knows
-    that its metadata is old.
+    """It has not checked for open transactions that wrote to them. Only the controller knows that
+    its metadata is old.
     """
     world = World(7, 4, lossy=False)
     world.settle(20)
@@ -150,10 +148,8 @@ def test_partitions_are_not_added_by_a_broker_with_old_metadata() -> None:
     )
 
 
-def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_an_operator_says_so() -> None:
-    """The way out that the refusal names: until then it is unknown whether a transaction is open
-    on it.
-    """
+def test_an_operator_can_restart_a_partition_of_lost_hosts_empty_elsewhere() -> None:
+    """The remedy named in the error: until then it is unknown whether a transaction is open on it."""
     world = World(7, 4, lossy=False)
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", -1, -1, {0: [1], 1: [4]}, {})).error == 0
@@ -173,10 +169,10 @@ def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_a
     assert (lost.leader, lost.replicas, lost.in_sync_replicas) == (2, (2,), (2,))
 
 
-def test_a_refusal_names_the_partition_that_cannot_be_asked_and_the_way_out(tmp_path: Path) -> None:
-    """Partitions are not added to a topic that has shrunk while a leader cannot say whether a
-    transaction is open; where it is lost permanently that was for ever, and the refusal said only:
-    try again.
+def test_a_refusal_names_the_unreachable_partition_and_the_remedy(tmp_path: Path) -> None:
+    """Partitions are not added to a topic that has shrunk while a leader cannot report whether a
+    transaction is open; when the leader is lost permanently this was forever, and the error only
+    said: try again.
     """
 
     async def scenario() -> None:
@@ -205,7 +201,7 @@ def test_a_refusal_names_the_partition_that_cannot_be_asked_and_the_way_out(tmp_
     asyncio.run(scenario())
 
 
-def test_the_way_out_in_the_refusal_is_documented() -> None:
+def test_the_remedy_in_the_refusal_is_documented() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
     section = page.split("## A topic with fewer partitions")[1].split("\n## ")[0]
     assert all(word in section for word in WAY_OUT)
@@ -221,9 +217,9 @@ async def add(broker: HandlerBroker, count: int) -> tuple[int, str | None]:
     return response.results[0].error_code, response.results[0].error_message
 
 
-def test_partitions_are_not_added_while_a_transaction_is_open_that_wrote_to_one_that_is_gone(tmp_path: Path) -> None:
-    """Its marker goes to where the records are by the number of partitions that there are: it would
-    go to the new one, and the end of the transaction would never be read.
+def test_partitions_are_not_added_while_a_transaction_on_a_deleted_one_is_open(tmp_path: Path) -> None:
+    """The current number of partitions decides where its marker is written: it would go to the new
+    one, and the end of the transaction would never be read.
     """
 
     def producer(producer_id: int, first_offset: int) -> ProducerView:

@@ -1,6 +1,4 @@
-"""Connections between controllers on the loopback address: messages both ways, who is let in, what
-happens when a host is away.
-"""
+"""Connections between controllers on loopback: messages both ways, access, and unavailable hosts."""
 
 import asyncio
 import contextlib
@@ -102,7 +100,7 @@ def run(work) -> None:
     asyncio.run(work())
 
 
-def test_a_peer_that_answers_under_another_id_is_skipped():
+def test_a_peer_with_another_id_is_skipped():
     async def work():
         async with Host(1) as one, Host(2) as two, Host(2) as impostor:
             impostor.directory_id = "another"
@@ -115,7 +113,7 @@ def test_a_peer_that_answers_under_another_id_is_skipped():
     run(work)
 
 
-def test_an_address_that_is_no_name_is_passed_over():
+def test_an_invalid_address_is_skipped():
     async def work():
         async with Host(1) as one, Host(2) as two:
             one.peers.know(2, "127.0.0.1", two.port)
@@ -127,7 +125,7 @@ def test_an_address_that_is_no_name_is_passed_over():
 
 
 class JoinsMeanwhile(Host):
-    """Belongs to a cluster as soon as it has stated that it belongs to none."""
+    """Joins a cluster right after stating that it belongs to none."""
 
     def decide(self, hello: Hello) -> Identity | Refusal:
         stated, self.cluster_id = self.identity(), "cluster"
@@ -145,13 +143,13 @@ def test_a_connection_from_before_this_host_joined_is_not_kept():
                     one.peers.send(2, heartbeat(7))
                     two.peers.send(1, heartbeat(8))
                     await asyncio.sleep(0.01)
-            assert set(seen) == {"cluster"}  # messages of a host of no cluster are ignored
+            assert set(seen) == {"cluster"}  # messages of a host without a cluster are ignored
 
     run(work)
 
 
 class Joiner:
-    """A connection from a host that is let in."""
+    """A connection from a host that is admitted."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity, self.ended, self.writer = identity, False, self
@@ -162,8 +160,8 @@ class Joiner:
 
 
 def test_a_node_id_in_service_belongs_to_one_directory():
-    """What is said to a node id goes over one connection: the host in service would hear nothing
-    any more, and lose its lease to the newcomer.
+    """Messages to a node id use one connection: the host in service would no longer receive any,
+    and lose its lease to the newcomer.
     """
     broker = BrokerState(
         2, "h", 9092, None, 5, 1, {}, controller_host="127.0.0.2", controller_port=9094, directory_id="directory-2"
@@ -251,7 +249,7 @@ def test_both_connect_at_once():
     run(work)
 
 
-def test_a_host_that_was_away_is_reached_again():
+def test_a_host_that_was_unavailable_is_reached_again():
     async def work():
         async with Host(1) as one:
             two = Host(2)
@@ -261,7 +259,7 @@ def test_a_host_that_was_away_is_reached_again():
             one.peers.send(2, heartbeat(1))
             while one.peers._nodes[2].failure_count == 0:
                 await asyncio.sleep(0.005)
-            assert not one.peers._nodes[2].pending  # what waited is lost: the cores say it again
+            assert not one.peers._nodes[2].pending  # waiting messages are lost: the cores send them again
             async with Host(2, port=port) as two:
                 async with asyncio.timeout(10):
                     while not two.received:
@@ -298,7 +296,7 @@ def test_peers_of_other_clusters_are_refused():
     run(work)
 
 
-def test_a_message_that_is_none_ends_the_connection():
+def test_an_invalid_message_closes_the_connection():
     async def work():
         async with Host(1) as one, Host(2) as two:
             connection = await two.peers.open("127.0.0.1", one.port, "controller")
@@ -335,8 +333,8 @@ def test_other_purposes_get_the_stream():
     run(work)
 
 
-def test_a_voter_that_lives_is_not_displaced_by_another_host_of_its_node_id():
-    """While there is no leader both are heard; what is sent to the voter (a request for its vote)
+def test_a_live_voter_is_not_displaced_by_another_host_with_its_node_id():
+    """While there is no leader both are accepted; messages to the voter (such as a vote request)
     must not go to the newcomer.
     """
 
@@ -397,7 +395,7 @@ def long_name(text: str, size: int = 50) -> broker_messages.Heartbeat:
     )
 
 
-def test_messages_between_secured_hosts_are_not_in_clear(tmp_path):
+def test_messages_between_secured_hosts_are_encrypted(tmp_path):
     async def work():
         async with secured(tmp_path, 1) as one, secured(tmp_path, 2) as two:
             with Recorder(("127.0.0.1", two.port)) as wire:
@@ -478,8 +476,8 @@ def test_a_rolling_restart(tmp_path):
 
 
 @pytest.mark.parametrize("thief", [1, 2])
-def test_a_wrong_hosts_certificate_is_refused_and_both_say_so(tmp_path, thief, caplog):
-    """And the connection is made once the certificate is right."""
+def test_another_hosts_certificate_is_refused_and_both_log_it(tmp_path, thief, caplog):
+    """The connection is established once the certificate is right."""
     stolen = pki.issue_host(authority(), 3, NOW)
 
     async def work():
@@ -507,7 +505,9 @@ def test_a_wrong_hosts_certificate_is_refused_and_both_say_so(tmp_path, thief, c
 
 
 def test_certificates_rotate_under_load(tmp_path):
-    """Connections come and go, messages flow, and each certificate is replaced again and again."""
+    """Connections are opened and closed, messages flow, and each certificate is replaced
+    repeatedly.
+    """
 
     async def work():
         async with secured(tmp_path, 1) as one, secured(tmp_path, 2) as two:
@@ -538,7 +538,9 @@ def test_certificates_rotate_under_load(tmp_path):
 
 
 def test_the_key_rotates_under_load(tmp_path, caplog):
-    """Three hosts get each step's file in another order, connect all the time, and none is refused."""
+    """Three hosts get the file of each step in different orders and connect all the time; none is
+    refused.
+    """
     caplog.set_level(logging.INFO)
     origin = tmp_path / "key"
     cluster_key.make(origin)
@@ -587,7 +589,7 @@ def test_a_key_file_that_cannot_be_used_leaves_the_previous_in_use(tmp_path, cap
         write(file, content, mode)
         assert not proofs.reload() and not proofs.reload() and proofs.secrets == before
     assert len([record for record in caplog.records if "cannot be used" in record.getMessage()]) == 2
-    file.chmod(0o600)  # what the message asks for
+    file.chmod(0o600)  # as the message advises
     assert proofs.reload() and proofs.secrets == (b"x" * 43,)
     file.unlink()
     assert not proofs.reload() and proofs.secrets == (b"x" * 43,)

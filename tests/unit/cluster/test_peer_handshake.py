@@ -1,4 +1,4 @@
-"""The handshake between hosts: two ends joined by hand, and everything an outsider may try."""
+"""The handshake between hosts: two ends connected in memory, and possible attacks of an outsider."""
 
 import random
 
@@ -54,8 +54,8 @@ def test_both_sides_know_each_other(step):
     assert responder.peer.identity == A and responder.peer.purpose == "data" and responder.peer.worker == 3
 
 
-def test_bytes_that_follow_are_not_taken():
-    """H4: a descriptor that is handed on must still hold the protocol's first byte."""
+def test_bytes_after_the_handshake_are_not_read():
+    """H4: a descriptor that is handed on must still have the protocol's first byte unread."""
     initiator, responder = pair()
     challenge, _ = give(responder, initiator.opening())
     proof, _ = give(initiator, challenge)
@@ -76,7 +76,7 @@ def test_a_peer_without_the_key_learns_nothing():
     assert not responder.done and responder.peer is None and responder.missing_bytes == 0
 
 
-def test_a_responder_without_the_key_is_found_out():
+def test_a_responder_without_the_key_is_detected():
     initiator, _ = pair()
     _, impostor = pair(key_b=b"x" * 32)
     challenge, _ = give(impostor, initiator.opening())
@@ -95,7 +95,7 @@ def test_a_refusal_is_reported_and_proven():
         run(initiator, responder)
     assert refused.value.code == handshake.REFUSED_CLUSTER and responder.refused == refusal
     assert not responder.done and responder.peer is None and not initiator.done
-    # H5: the same words without the key
+    # H5: the same message without the key
     initiator, responder = pair()
     challenge, _ = give(responder, initiator.opening())
     give(initiator, challenge)
@@ -107,7 +107,7 @@ def test_a_refusal_is_reported_and_proven():
 
 
 def test_a_key_that_is_being_replaced():
-    """Each side is one step ahead of the other, or not."""
+    """One side may be one step ahead of the other."""
     old, new = KEY, handshake.derive_key(b"the next secret of the cluster", "handshake")
     steps = [(old,), (old, new), (new, old), (new,)]
     for one, mine in enumerate(steps):
@@ -179,8 +179,8 @@ def test_a_release_that_knows_nothing_of_tls():
             assert not initiator.done
 
 
-def test_tls_cannot_be_taken_away_without_the_key():
-    """H6: a host in the middle changes what the initiator says."""
+def test_tls_cannot_be_downgraded_without_the_key():
+    """H6: a host in the middle changes the initiator's Hello."""
     initiator, responder = Initiator(KEY, "data", A, nonce(1), tls=1), Responder(KEY, lambda hello: B, nonce(2), tls=1)
     hello = msgspec.msgpack.decode(initiator.opening()[8:], type=handshake.Hello)
     weaker = msgspec.msgpack.encode(msgspec.structs.replace(hello, tls=0))
@@ -190,7 +190,7 @@ def test_tls_cannot_be_taken_away_without_the_key():
         give(responder, proof)
 
 
-def test_decide_is_not_asked_before_the_proof():
+def test_decide_is_not_called_before_the_proof():
     requests = []
     initiator, responder = pair(key_a=b"wrong" * 7, decide=lambda hello: requests.append(hello) or B)
     with pytest.raises(HandshakeFailed):
@@ -208,8 +208,8 @@ def test_a_recorded_connection_cannot_be_replayed():
 
 
 def test_own_proof_cannot_be_reflected():
-    """H2: an attacker without the key connects to a host and echoes what that host proved as an
-    initiator elsewhere: the roles differ.
+    """H2: an attacker without the key connects to a host and echoes that host's proof from its role
+    as initiator elsewhere: the roles differ.
     """
     victim, _ = pair()
     nonce_of_attacker = nonce(9)

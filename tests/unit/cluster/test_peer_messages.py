@@ -1,4 +1,4 @@
-"""The envelope of what controllers say to each other."""
+"""The envelope of messages between controllers."""
 
 import random
 
@@ -25,8 +25,8 @@ def test_every_core_has_its_messages_in_one_union():
         assert body_bytes(frame[:4]) == len(frame) - 4 and decode(frame[4:]) == message
 
 
-def test_unknown_messages_and_fields_are_passed_over():
-    """Hosts of two versions live together."""
+def test_unknown_messages_and_fields_are_skipped():
+    """Hosts of two versions coexist."""
     assert decode(msgspec.msgpack.encode({"type": "Tomorrow", "x": 1})) is None
     assert decode(
         msgspec.msgpack.encode({"type": "FormationAsk", "ask_id": 1, "tomorrow": 2})

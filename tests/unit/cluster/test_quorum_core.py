@@ -1,5 +1,5 @@
-"""The quorum core by single events: a quorum of one, elections, the leader, followers; what waits
-for the disk and what is refused.
+"""The quorum core by single events: a quorum of one, elections, the leader, followers; waiting for
+the disk, and refusals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_one_voter_elects_itself_and_commits_with_its_own_flush_alone() -> None:
     assert driver.core.next_deadline_ns == NO_DEADLINE == driver.core.lease_deadline_ns(driver.now)
 
 
-def test_one_flush_may_stand_for_many_appends() -> None:
+def test_one_flush_may_cover_many_appends() -> None:
     driver = Driver()
     driver.disk()
     for number in range(3):
@@ -70,7 +70,7 @@ def test_a_write_to_a_full_disk_at_the_start_is_retried() -> None:
     assert driver.core.is_active
 
 
-def test_batches_seen_by_others_are_not_dropped_but_left_to_a_new_epoch() -> None:
+def test_batches_sent_to_others_are_not_dropped_but_left_to_a_new_epoch() -> None:
     driver = Driver()
     driver.disk()
     driver.fetch(9)
@@ -90,7 +90,7 @@ def test_a_proposal_made_for_another_offset_is_refused() -> None:
     assert of(driver(events.Propose("large", (b"a" * (9 << 20),), 1)), events.ProposalRefused)
 
 
-def test_a_restart_applies_what_the_log_has_only_after_an_election() -> None:
+def test_a_restart_applies_the_log_only_after_an_election() -> None:
     log = (leader_change_batch(0, 1, key(1)), make_batch(1, 1, DATA, (b"a",)))
     driver = Driver(stored=Stored(VoteState(1, key(1)), meta(1), 10, log))
     assert not of(driver.effects, events.Committed)
@@ -105,14 +105,14 @@ def test_batches_known_to_be_committed_are_applied_at_once() -> None:
 
 
 def test_the_only_voter_keeps_a_promise_that_it_may_have_made() -> None:
-    """It may be the last of several voters, and have followed a leader that is gone."""
+    """It may be the last of several voters, and have followed a lost leader."""
     driver = Driver(stored=Stored(VoteState(3, None, key(2)), meta(1)))
     assert not of(driver.effects, events.PersistVote)
     assert not of(driver.after(1.9), events.PersistVote)
     assert of(driver.after(0.2), events.PersistVote)
 
 
-def test_a_slow_disk_does_not_make_it_begin_one_epoch_after_the_other() -> None:
+def test_a_slow_disk_does_not_cause_repeated_elections() -> None:
     driver = Driver()
     driver.after(60)
     driver.disk()
@@ -141,7 +141,7 @@ def test_nothing_is_sent_before_the_vote_is_durable() -> None:
     assert messages(driver.receive(2, request), VoteResponse)[0].granted is True
 
 
-def test_a_vote_is_for_this_directory_only() -> None:
+def test_a_vote_request_for_another_directory_is_refused() -> None:
     driver = Driver(stored=Stored(snapshot=meta(1, 2, 3)))
     assert not driver.receive(2, VoteRequest(1, 5, key(2), ReplicaKey(1, b"another-director"), 0, 0, False, 7))
 
@@ -170,7 +170,7 @@ def test_a_follower_does_not_vote_while_its_promise_lasts() -> None:
     assert messages(driver.disk(), VoteResponse)[0].granted is True
 
 
-def test_a_promise_ends_when_the_leader_says_that_it_has_gone() -> None:
+def test_a_promise_ends_when_the_leader_resigns() -> None:
     driver = follower()
     driver.receive(2, FetchResponse(1, 4, 2, key(2), messages(driver.effects, Fetch)[-1].sequence, 55, 0))
     driver.disk()
@@ -180,7 +180,7 @@ def test_a_promise_ends_when_the_leader_says_that_it_has_gone() -> None:
     )
 
 
-def test_the_named_successor_stands_at_once() -> None:
+def test_the_named_successor_campaigns_at_once() -> None:
     driver = follower()
     driver.receive(2, EndEpoch(1, 4, key(2), (1, 3)))
     effects = driver.after(0.01)
@@ -199,7 +199,7 @@ def test_a_leader_is_active_when_a_record_of_its_own_epoch_is_committed() -> Non
     assert driver.core.is_active
 
 
-def test_the_lease_counts_from_when_the_answer_was_sent() -> None:
+def test_the_lease_counts_from_when_the_response_was_sent() -> None:
     driver = three()
     assert driver.core.lease_deadline_ns(driver.now) == 0
     driver.after(0.6)
@@ -213,7 +213,7 @@ def test_the_lease_counts_from_when_the_answer_was_sent() -> None:
     )
 
 
-def test_a_fetch_waits_for_news_and_gets_it() -> None:
+def test_a_fetch_waits_for_new_records() -> None:
     driver = three()
     assert not messages(driver.fetch(2, sequence=5), FetchResponse)
     effects = driver(events.Propose("p", (b"a",), 1))
@@ -232,7 +232,7 @@ def test_its_own_disk_counts_only_when_it_is_flushed() -> None:
     assert of(driver.disk(), events.Committed)[0].next_offset == 2
 
 
-def test_others_commit_without_us_but_we_hand_out_what_we_have() -> None:
+def test_others_commit_without_us_but_we_apply_only_flushed_records() -> None:
     driver = three()
     driver(events.Propose("p", (b"a",), 1))
     driver.fetch(2, offset=2)
@@ -265,7 +265,7 @@ def test_a_transfer_waits_until_the_successor_has_everything() -> None:
     assert messages(effects, EndEpoch)[0].successors[0] == 2 and of(effects, events.Deposed)
 
 
-def test_describe_tells_who_has_what() -> None:
+def test_describe_reports_the_offsets_of_all() -> None:
     driver = three()
     driver.fetch(8, offset=0)
     driver.now += SECOND
@@ -280,8 +280,8 @@ def test_describe_tells_who_has_what() -> None:
 
 
 def test_a_follower_that_keeps_up_with_a_growing_log_has_caught_up() -> None:
-    """KIP-836: as of the fetch before, when it has by now what the log held then. It is never at
-    the end: something is appended while its own flush takes its time.
+    """KIP-836: as of the previous fetch, if it now has everything that the log contained then. It
+    is never at the end: records are appended while it flushes.
     """
     driver = three()
     driver.fetch(2)
@@ -314,14 +314,14 @@ def test_the_next_fetch_waits_for_the_disk_and_repeats_the_stamp() -> None:
     assert of(effects, events.Committed)[0].batches == (batch,)
 
 
-def test_the_followed_leader_is_on_disk_before_it_is_answered() -> None:
+def test_the_followed_leader_is_persisted_before_a_response() -> None:
     driver = follower()
     effects = answer(driver)
     assert of(effects, events.PersistVote)[0].vote == VoteState(4, None, key(2)) and not of(effects, events.Send)
     assert messages(driver.disk(), Fetch)
 
 
-def test_a_damaged_batch_is_not_taken() -> None:
+def test_a_damaged_batch_is_refused() -> None:
     driver = follower()
     answer(driver)
     driver.disk()
@@ -337,7 +337,7 @@ def test_a_damaged_batch_is_not_taken() -> None:
     assert of(answer(driver, batches=(sound,)), events.AppendLog)
 
 
-def test_logs_that_part_are_cut_at_a_batch_and_never_below_what_is_committed() -> None:
+def test_diverging_logs_are_truncated_at_a_batch_and_never_below_committed_records() -> None:
     log = (leader_change_batch(0, 1, key(1)), make_batch(1, 1, DATA, (b"a", b"b")), make_batch(3, 2, DATA, (b"c",)))
     driver = follower(vote=VoteState(2), batches=log, committed_offset=1)
     effects = answer(driver, diverging=(1, 2))
@@ -348,7 +348,7 @@ def test_logs_that_part_are_cut_at_a_batch_and_never_below_what_is_committed() -
         answer(driver, diverging=(0, 0))
 
 
-def test_an_answer_to_an_older_question_is_ignored() -> None:
+def test_a_response_to_an_older_request_is_ignored() -> None:
     driver = follower()
     requested = messages(driver.effects, Fetch)[-1]
     driver.after(0.8)
@@ -368,7 +368,7 @@ def test_a_replica_whose_disk_is_busy_does_not_blame_the_leader() -> None:
     assert driver.core.leader == -1
 
 
-def test_a_full_disk_makes_a_follower_ask_again_later() -> None:
+def test_a_follower_with_a_full_disk_fetches_again_later() -> None:
     driver = follower()
     answer(driver)
     driver.disk()

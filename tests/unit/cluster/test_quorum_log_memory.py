@@ -1,4 +1,4 @@
-"""The quorum's log in memory, held against a list of records."""
+"""The quorum's log in memory, compared with a list of records."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def founded(offset: int = 0, epoch: int = 0) -> MemoryLog:
 
 @pytest.mark.parametrize("seed", quick(range(30), range(10)))
 def test_histories_agree_with_a_plain_list(seed: int) -> None:
-    """Appends, truncations and snapshots; every question is also asked of the list of (epoch of
+    """Appends, truncations and snapshots; every query is also evaluated on the list of (epoch of
     each record, voter set after it, its course).
     """
     chance = random.Random(seed)
-    log, records, batches = founded(), [], [0]  # batches: where each begins, and the end
-    epoch, base, first = 0, 0, (0, voters(1), FOUNDED)  # of what comes before the first record
+    log, records, batches = founded(), [], [0]  # batches: the start of each, and the end
+    epoch, base, first = 0, 0, (0, voters(1), FOUNDED)  # of the state before the first record
     for _ in range(200):
         step = chance.random()
         if step < 0.6:
@@ -81,7 +81,7 @@ def test_histories_agree_with_a_plain_list(seed: int) -> None:
 
 
 def changed(chance: random.Random, before: tuple[Voter, ...], course: int) -> tuple[tuple[Voter, ...], int]:
-    """A voter more, one less, or one that has moved; and what that says of how many there are."""
+    """A voter more, one less, or one that has moved; and the change of their number."""
     nodes = {voter.node_id for voter in before}
     kind = chance.randrange(3)
     if kind == 0 and len(nodes) < 5:

@@ -1,6 +1,6 @@
 """The quorum's store: recovery from every torn end, refusal of corruption, snapshots, truncation,
-the vote, logs from before clusters, the ballast on a full disk. On real files through the native
-file layer.
+the vote, logs from before clusters, the ballast file on a full disk. On real files through the
+native file layer.
 """
 
 import errno
@@ -82,7 +82,7 @@ def apply(state: MetadataState, batches: Sequence[Batch]) -> MetadataState:
 
 
 def opened(directory: Path, **options) -> tuple[QuorumStore, MetadataState]:
-    """A log, begun if there was none, and all that it holds."""
+    """A log, created if there was none, and its content."""
     log = QuorumStore(directory, KEY, **options)
     recovered = log.open()
     if recovered.stored.snapshot is None:
@@ -131,7 +131,7 @@ def files(directory: Path) -> tuple[Path, Path]:
     return next(iter(sorted(place.glob("*.log")))), place / "committed"
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_written_records_are_read_back(tmp_path: Path) -> None:
     state = write(tmp_path, changes(20))
     recovered = reopen(tmp_path)
     assert recovered.state == state and recovered.cut_bytes == 0
@@ -155,7 +155,7 @@ def test_batches_are_kafka_record_batches(tmp_path: Path) -> None:
 
 
 def test_torn_end_at_every_byte(tmp_path: Path) -> None:
-    """The last write was interrupted anywhere: whatever was answered before is there, nothing else."""
+    """The last write was interrupted at any byte: exactly what was acknowledged before is there."""
     groups = changes(5)
     before = write(tmp_path / "a", groups[:-1])
     log, committed = files(tmp_path / "a")
@@ -175,7 +175,7 @@ def test_torn_end_at_every_byte(tmp_path: Path) -> None:
         assert reopen(tmp_path / "b").state.next_producer_id == 10**6
 
 
-def test_torn_end_of_garbage_or_zeroes_is_cut(tmp_path: Path) -> None:
+def test_a_torn_end_of_garbage_or_zeroes_is_truncated(tmp_path: Path) -> None:
     state = write(tmp_path, changes(4))
     log, _ = files(tmp_path)
     whole = log.read_bytes()
@@ -222,7 +222,7 @@ def test_lost_end_is_refused(tmp_path: Path) -> None:
         reopen(tmp_path)
 
 
-def test_way_out_of_a_refusal_works(tmp_path: Path) -> None:
+def test_the_remedy_named_in_a_refusal_works(tmp_path: Path) -> None:
     write(tmp_path, changes(6))
     log, committed = files(tmp_path)
     position = len(metadata_files.encode_batch(make_batch(0, 0, DATA, (b"",)), 0))  # anywhere inside the first batches
@@ -238,16 +238,16 @@ def test_way_out_of_a_refusal_works(tmp_path: Path) -> None:
     assert reopen(tmp_path).state.version > 0
 
 
-def test_snapshots_take_the_place_of_a_long_log(tmp_path: Path) -> None:
+def test_snapshots_replace_a_long_log(tmp_path: Path) -> None:
     state = write(tmp_path, changes(200), snapshot_every=30)
     place = tmp_path / TOPIC_DIRECTORY
     assert len(list(place.glob("*.log"))) == 1 and len(list(place.glob("*.checkpoint"))) == 1
     assert reopen(tmp_path).state == state
 
 
-def test_a_snapshot_of_less_than_the_log_holds(tmp_path: Path) -> None:
-    """What came after the snapshot's offset, committed or not, stays; files go when a snapshot
-    stands for all of them.
+def test_a_snapshot_of_a_part_of_the_log(tmp_path: Path) -> None:
+    """Records after the snapshot's offset, committed or not, stay; files are deleted when a
+    snapshot covers them completely.
     """
     log, state = opened(tmp_path)
     groups = changes(12)
@@ -262,7 +262,7 @@ def test_a_snapshot_of_less_than_the_log_holds(tmp_path: Path) -> None:
     assert reopen(tmp_path).state == state
     snapshot(log, states[-1])
     assert reopen(tmp_path).state == state and len(reopen(tmp_path).stored.batches) == 1
-    snapshot(log, states[7])  # an older one is no news
+    snapshot(log, states[7])  # an older one changes nothing
     assert reopen(tmp_path).stored.snapshot.offset == states[-1].version
     log.close()
     assert write(tmp_path, [[ProducerIdsAllocated(10**8)]]) == reopen(tmp_path).state
@@ -336,8 +336,8 @@ def test_snapshot_interrupted_between_any_two_steps(tmp_path: Path, monkeypatch:
 
 
 def test_truncation_interrupted_between_any_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a file boundary: afterwards the log is the whole one, or one that was cut at a batch
-    from the truncation's offset on; then other batches follow.
+    """Across a file boundary: afterwards the log is complete, or truncated at a batch from the
+    truncation's offset on; then other batches follow.
     """
 
     def prepare(directory):
@@ -369,8 +369,8 @@ def test_truncation_interrupted_between_any_two_steps(tmp_path: Path, monkeypatc
 def test_install_interrupted_between_any_two_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
-    """The leader's snapshot instead of the own log, which was shorter or had another history:
-    afterwards the one or the other, never a mixture.
+    """The leader's snapshot replaces the local log, which was shorter or had another history:
+    afterwards there is one or the other, never a mixture.
     """
     leaders = MetadataState()
     leaders.apply(ClusterCreated("cluster", 1))
@@ -508,7 +508,7 @@ def test_the_vote_is_kept_and_never_guessed(tmp_path: Path) -> None:
         reopen(tmp_path)
 
 
-def test_the_key_of_a_directory_is_drawn_once(tmp_path: Path) -> None:
+def test_the_key_of_a_directory_is_generated_once(tmp_path: Path) -> None:
     first = settle_key(tmp_path, 1, b"a" * 16)
     assert first == ReplicaKey(1, b"a" * 16) == settle_key(tmp_path, 1, b"b" * 16)
     with pytest.raises(MetadataCorrupt, match=r"node\.id 1"):

@@ -31,7 +31,7 @@ from tests.unit.cluster.test_quorum_store import (
 
 
 def legacy(directory: Path, groups: list[list], checkpoint_at: int | None = None) -> MetadataState:
-    """As mqd wrote it before there were clusters."""
+    """As written by mqd before there were clusters."""
     place = directory / TOPIC_DIRECTORY
     place.mkdir(parents=True)
     state, base, data = MetadataState(), 0, b""
@@ -85,7 +85,7 @@ def test_adopting_an_old_log_interrupted_between_any_two_steps(tmp_path: Path, m
 
 
 def adopt(state: MetadataState) -> None:
-    """open() of the newest directory: at_every_step makes one per step."""
+    """open() of the newest directory: at_every_step creates one per step."""
     newest = max((path for path in adopt.root.iterdir()), key=lambda path: int(path.name))
     QuorumStore(newest, KEY).open()
 
@@ -131,10 +131,10 @@ def test_full_disk_gives_up_the_reserve_once(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
-def test_no_room_for_a_file_leaves_the_reserve_for_later(
+def test_without_space_for_it_the_reserve_is_created_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """The controller asks for it again and again, and serves without it; a start does as well."""
+    """The controller requests it repeatedly, and serves without it; so does a start."""
     log, state = opened(tmp_path)
     append(log, state, [ClusterCreated("cluster", 1)])
     reserve = tmp_path / TOPIC_DIRECTORY / "reserve"
@@ -171,6 +171,6 @@ def test_failed_flush_is_never_retried(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         native, "file_append", lambda fd, data, position: (written.append(bytes(data)), real(fd, data, position))[1]
     )
-    # the page cache has it: it counts only after it was written and flushed again (M4)
+    # it is in the page cache: it counts only after it was written and flushed again (M4)
     assert reopen(tmp_path).state.version == 1
     assert any(b"cluster_created" in data for data in written)

@@ -1,4 +1,4 @@
-"""The quorum core by single events: how voters and snapshots come and go, generations."""
+"""The quorum core by single events: changes of voters, snapshots, generations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_new_voter_must_have_caught_up_and_is_committed_by_the_new_majority() 
     assert of(effects, events.VoterChangeEnded) == [events.VoterChangeEnded("add", 0)]
 
 
-def test_a_voter_set_says_whether_it_grows_or_was_shrunk_also_in_snapshots_and_after_a_restart() -> None:
+def test_a_voter_set_records_whether_it_grows_or_was_shrunk_across_restarts() -> None:
     driver = Driver()
     driver.disk()
 
@@ -63,8 +63,8 @@ def test_a_voter_set_says_whether_it_grows_or_was_shrunk_also_in_snapshots_and_a
         return driver.core.log.voters_course
 
     def after_restart() -> int:
-        """What the next controller reads of a snapshot that has the set, when the log before it is
-        gone.
+        """The next controller's state from a snapshot with the voter set, when the log before it is
+        deleted.
         """
         found = msgspec.msgpack.decode(
             msgspec.msgpack.encode(driver.core.snapshot_meta(driver.core.applied_offset)), type=SnapshotMeta
@@ -87,7 +87,7 @@ def test_a_voter_set_says_whether_it_grows_or_was_shrunk_also_in_snapshots_and_a
     assert standalone(driver.core.snapshot_meta(driver.core.applied_offset), (voter(1),)).course == FOUNDED
 
 
-def test_a_version_that_knows_no_course_reads_and_writes_what_it_knows() -> None:
+def test_a_version_without_course_reads_and_writes_the_other_fields() -> None:
     class Before(msgspec.Struct, array_like=True):
         offset: int
         epoch: int
@@ -102,7 +102,7 @@ def test_a_version_that_knows_no_course_reads_and_writes_what_it_knows() -> None
     )
 
 
-def test_a_new_voter_that_does_not_come_is_given_up() -> None:
+def test_a_new_voter_that_does_not_catch_up_is_given_up() -> None:
     driver = Driver()
     driver.disk()
     driver(events.AddVoter("add", voter(2)))
@@ -120,7 +120,7 @@ def test_a_new_voter_that_does_not_come_is_given_up() -> None:
         (events.UpdateVoter("c", voter(5)), ErrorCode.VOTER_NOT_FOUND),
     ],
 )
-def test_changes_that_cannot_be_are_refused(change, error: int) -> None:
+def test_invalid_changes_are_refused(change, error: int) -> None:
     driver = Driver()
     driver.disk()
     assert of(driver(change), events.VoterChangeEnded)[0].error == error
@@ -138,14 +138,14 @@ def test_one_change_at_a_time() -> None:
     assert of(driver.fetch(2), events.VoterChangeEnded) == [events.VoterChangeEnded("one", 0)]
 
 
-def test_no_voter_is_removed_when_the_rest_is_not_there() -> None:
+def test_no_voter_is_removed_when_the_rest_is_unavailable() -> None:
     driver = three()
     driver.fetch(2)
     assert of(driver(events.RemoveVoter("r", key(2))), events.VoterChangeEnded)[0].error == ErrorCode.INVALID_REQUEST
 
 
 def test_no_voter_is_removed_when_the_rest_does_not_keep_up() -> None:
-    """Its disk is full: it fetches on, and nothing can be committed with its help."""
+    """Its disk is full: it keeps fetching, but does not help to commit."""
     driver = three()
     driver.fetch(2)
     driver.fetch(3)
@@ -162,7 +162,7 @@ def test_no_voter_is_removed_when_the_rest_does_not_keep_up() -> None:
     assert not of(driver(events.RemoveVoter("r", key(2))), events.VoterChangeEnded), "now it has everything"
 
 
-def test_a_leader_that_removes_itself_goes_when_the_others_have_it() -> None:
+def test_a_leader_that_removes_itself_resigns_when_that_is_committed() -> None:
     driver = three()
     driver.fetch(2)
     driver.fetch(3)
@@ -205,8 +205,8 @@ def test_a_follower_below_the_log_start_gets_the_snapshot_in_pieces() -> None:
 
 
 def route(one: Driver, other: Driver, state: bytes, piece: int) -> None:
-    """Messages between the two (all that were not carried yet), and their disks, until nothing
-    moves any more.
+    """Delivers messages between the two (all that were not delivered yet), and completes disk
+    operations, until nothing is left.
     """
     drivers = {1: other, 2: one}
     for driver in drivers.values():
@@ -226,7 +226,7 @@ def route(one: Driver, other: Driver, state: bytes, piece: int) -> None:
                     driver(events.SnapshotRead(effect, state[effect.position : effect.position + piece]))
 
 
-def test_a_snapshot_that_is_gone_is_requested_again() -> None:
+def test_a_deleted_snapshot_is_requested_again() -> None:
     driver = Driver(stored=Stored(), node=1)
     driver(events.PeersKnown((2,)))
     driver.receive(2, FetchResponse(1, 4, 2, key(2), 0, 0))
@@ -241,7 +241,7 @@ def test_a_snapshot_that_is_gone_is_requested_again() -> None:
     assert messages(driver.after(0.6), Fetch)
 
 
-def test_a_long_log_asks_for_a_snapshot_once() -> None:
+def test_a_long_log_requests_a_snapshot_once() -> None:
     driver = Driver(settings=QuorumSettings(log_bytes_max=100, retained_bytes=10))
     driver.disk()
     for number in range(8):

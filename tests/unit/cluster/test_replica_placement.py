@@ -1,4 +1,4 @@
-"""Where replicas are placed, what failing disks change, feature levels, and moves that mqd begins by itself."""
+"""Placement of replicas, failing disks, feature levels, and moves that mqd starts itself."""
 
 import random
 from collections import Counter
@@ -44,7 +44,7 @@ def test_leaders_and_replicas_are_spread_also_over_many_small_topics() -> None:
     assert max(counts) - min(counts) <= 2
 
 
-def test_replicas_lie_in_as_many_racks_as_there_are() -> None:
+def test_replicas_are_spread_over_all_racks() -> None:
     state = cluster(9, {1: "a", 2: "a", 3: "a", 4: "a", 5: "b", 6: "b", 7: "c", 8: "c", 9: "c"})
     loads = Loads(state, View(state).nodes())
     for _ in range(60):
@@ -56,7 +56,7 @@ def test_replicas_lie_in_as_many_racks_as_there_are() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_balance_ends_even_and_loses_no_rack(seed: int) -> None:
+def test_balancing_ends_even_and_keeps_racks_spread(seed: int) -> None:
     rng = random.Random(seed)
     racks = {node: rng.choice("ab") for node in range(1, 7)} if seed % 2 else {}
     state = cluster(6, racks)
@@ -159,7 +159,7 @@ def test_a_failed_disk_is_reported_until_others_lead() -> None:
     assert all(2 in partitions(world)[index].in_sync_replicas for index in led)
 
 
-def test_a_replica_on_a_full_disk_leaves_where_enough_are_in_sync_without_it() -> None:
+def test_a_replica_on_a_full_disk_leaves_the_isr_if_enough_others_are_in_sync() -> None:
     state = topic(cluster(), config={"flush.on.ack": "false"})
     after = do(state, broker_rules.full(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)]))
     assert (after.leader, after.leader_epoch, after.in_sync_replicas, after.eligible_leader_replicas) == (
@@ -180,7 +180,7 @@ def test_a_replica_on_a_full_disk_leaves_where_enough_are_in_sync_without_it() -
     )
 
 
-def test_full_directories_are_left_by_their_owners_replicas_until_there_is_space() -> None:
+def test_replicas_in_full_directories_leave_the_isr_until_there_is_space() -> None:
     world = World(7, 3)
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", 12, 3, {}, {})).error == 0
@@ -291,7 +291,7 @@ def test_records_of_the_version_before_clusters_are_read() -> None:
     )
 
 
-# -- replicas that mqd moves by itself -------------------------------------------------------------
+# -- replicas that mqd moves by itself --------------------------------------------------------
 
 
 def begin(state: MetadataState, *leaving: int, moves_max: int = 50) -> list:
@@ -309,7 +309,7 @@ def test_partitions_that_cannot_be_copied_do_not_delay_others() -> None:
     assert change.adding_replicas == (4,) and state.topics["t"].partitions[0].replacing == 1
 
 
-def test_a_move_to_a_host_that_is_lost_too_gets_another_goal() -> None:
+def test_a_move_to_a_host_that_is_lost_too_gets_another_target() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3))
     do(state, broker_rules.fence(state, [1]))
     begin(state, 1)

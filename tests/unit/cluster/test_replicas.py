@@ -1,5 +1,5 @@
-"""Replicas that move, partitions that go, leaders that a human chooses, and where replicas are put:
-the rules by single traces.
+"""Reassigned replicas, retired partitions, leaders elected by an operator, and placement: the rules
+by single traces.
 """
 
 import pytest
@@ -76,14 +76,14 @@ def test_replicas_are_exchanged_when_the_new_ones_are_in_sync() -> None:
     assert (1, "d1") not in state.partition_counts
 
 
-def test_the_leader_stays_when_it_may_and_gets_another_epoch() -> None:
+def test_the_leader_stays_if_it_is_a_target_and_gets_another_epoch() -> None:
     state = topic(cluster(4))
     move(state, 1, 2, 4)
     after = in_sync(state, 1, 2, 3, 4)
     assert (after.replicas, after.leader, after.leader_epoch) == ((1, 2, 4), 1, 6)
 
 
-def test_another_order_is_no_move() -> None:
+def test_another_order_is_not_a_move() -> None:
     after = move(topic(cluster()), 3, 1, 2)
     assert (after.replicas, after.directories, after.adding_replicas, after.leader, after.leader_epoch) == (
         (3, 1, 2),
@@ -108,20 +108,20 @@ def test_removal_of_replicas_waits_until_those_that_stay_are_in_sync() -> None:
 
 
 def _early_end() -> PartitionState:
-    """All that was added are in sync, and with them one of two that min.insync.replicas asks for."""
+    """All added replicas are in sync, and with them one of the two required by min.insync.replicas."""
     state = topic(cluster(5), replicas=(1, 2, 3), in_sync_replicas=(1, 2))
     move(state, 3, 4)
     judge(state, proposal([1, 2, 4], 1, 5, 8))
     return state.topics["t"].partitions[0]
 
 
-def test_it_ends_only_with_enough_in_sync() -> None:
+def test_a_reassignment_ends_only_with_enough_in_sync() -> None:
     assert _early_end().removing_replicas == (1, 2)
     with planted("R14"):
         assert _early_end().in_sync_replicas == (4,), "the trace shows nothing without the bug"
 
 
-def test_growing_keeps_taking_records() -> None:
+def test_records_are_accepted_while_replicas_are_added() -> None:
     state = topic(cluster(), replicas=(1,))
     during = move(state, 1, 2, 3)
     assert state.min_in_sync(state.topics["t"], during) == 1
@@ -129,7 +129,7 @@ def test_growing_keeps_taking_records() -> None:
     assert state.min_in_sync(state.topics["t"], after) == 2 and not after.adding_replicas and after.leader == 1
 
 
-def test_a_cancelled_move_leaves_all_as_it_was() -> None:
+def test_a_cancelled_move_restores_the_replicas() -> None:
     state = topic(cluster(6))
     before = state.topics["t"].partitions[0]
     move(state, 4, 5, 6)
@@ -157,7 +157,7 @@ def test_a_cancel_that_would_leave_too_few_is_refused() -> None:
     assert refused.value.error == E.INVALID_REPLICA_ASSIGNMENT and "min.insync.replicas" in refused.value.message
 
 
-def test_another_target_takes_the_place_of_the_first() -> None:
+def test_another_target_replaces_the_first() -> None:
     state = topic(cluster(6))
     move(state, 4, 5, 6)
     during = move(state, 1, 2, 4)
@@ -196,7 +196,7 @@ def test_a_host_without_a_usable_directory_gets_no_replica() -> None:
     assert refused.value.error == E.KAFKA_STORAGE_ERROR
 
 
-def test_only_so_many_move_at_a_time() -> None:
+def test_the_number_of_concurrent_moves_is_bounded() -> None:
     state = topic(cluster(5), count=40)
     found = reassign_rules.replacements(View(state), [2], Directories(state, {}), 7)
     assert len(found) == 7 and all(change.replacing == 2 and change.removing_replicas == (2,) for _, change in found)
@@ -232,7 +232,7 @@ def elect(state: MetadataState, kind: int) -> PartitionState:
     )
 
 
-def test_the_preferred_replica_is_asked_for() -> None:
+def test_the_preferred_replica_is_elected() -> None:
     state = topic(cluster(), leader=3)
     after = elect(state, 0)
     assert (after.leader, after.leader_epoch, after.in_sync_replicas) == (1, 6, (1, 2, 3))
@@ -270,7 +270,7 @@ def test_without_a_live_replica_the_election_is_refused() -> None:
     assert refused.value.error == E.ELIGIBLE_LEADERS_NOT_AVAILABLE
 
 
-def test_only_the_stable_and_the_much_imbalanced_get_leaderships_back() -> None:
+def test_leadership_returns_only_to_stable_hosts_with_a_large_imbalance() -> None:
     def found(stable, percent: int = 10, moves: int = 100, elsewhere: int = 4) -> int:
         state = topic(cluster(), count=20)
         for index in range(elsewhere):
@@ -324,7 +324,7 @@ def test_a_topic_that_is_compacted_by_the_brokers_default_keeps_its_partitions(w
     assert world.send_request(messages.RetirePartitions("t", 3)).error == 0
 
 
-def test_partitions_are_sealed_then_redirected_then_hidden_then_gone(world: World) -> None:
+def test_partitions_are_sealed_then_redirected_then_hidden_then_deleted(world: World) -> None:
     epochs = [partition.leader_epoch for partition in partitions(world)]
     assert world.send_request(messages.RetirePartitions("t", 3)).error == 0
     assert phases(world) == [0] * 6, "not before they lie where their records will go"
@@ -367,7 +367,7 @@ def test_consumers_that_have_read_end_the_wait(world: World) -> None:
     assert world.answers[client].error == 0 and phases(world) == [0, 0, 0, 2, 2, 2]
 
 
-def test_a_partition_that_was_emptied_in_an_older_epoch_may_hold_records_again(world: World) -> None:
+def test_a_partition_emptied_in_an_older_epoch_may_have_records_again(world: World) -> None:
     assert world.send_request(messages.RetirePartitions("t", 3)).error == 0
     run(world, 5_000)
     stale = [
@@ -388,7 +388,7 @@ def test_a_partition_that_was_emptied_in_an_older_epoch_may_hold_records_again(w
 
 
 def test_retired_partitions_follow_the_ones_that_take_their_records() -> None:
-    """Where their replicas are, and where it is led, also when its leader is lost."""
+    """On the same hosts, and led by the same one, even when the leader is lost."""
     world = World(7, 5)
     world.settle(20)
     assignments = {0: [1, 2, 3], 1: [2, 3, 4], 2: [4, 5, 1], 3: [5, 3, 2]}

@@ -1,5 +1,5 @@
-"""The active controller's rules by single traces: in-sync replicas, leaders, registrations.
-Mutants that chance does not find are shown here.
+"""The active controller's rules by single traces: in-sync replicas, leaders, registrations. Mutants
+that random histories do not detect are covered here.
 """
 
 import msgspec
@@ -125,7 +125,7 @@ def judge(state: MetadataState, expected, node: int = 1, epoch: int = 10, propos
         (msgspec.structs.replace(proposal([1]), topic_id=b"x" * 16), 1, 10, E.UNKNOWN_TOPIC_ID),
     ],
 )
-def test_a_proposal_rests_on_what_is_so(expected, node: int, epoch: int, error: int) -> None:
+def test_a_proposal_must_be_based_on_the_current_state(expected, node: int, epoch: int, error: int) -> None:
     state = topic(cluster(4))
     before = state.copy()
     result = judge(state, expected, node, epoch)
@@ -151,7 +151,7 @@ def test_a_stopping_replica_may_stay_in_the_isr() -> None:
 
 def _late_copy() -> PartitionState:
     """The first copy of an expansion is late; the second was refused while the follower was fenced;
-    then it is back, and the first one comes.
+    then the follower is back, and the first copy arrives.
     """
     state, proposals = topic(cluster(), in_sync_replicas=(1, 2)), Proposals()
     expected = proposal([1, 2, 3])
@@ -177,14 +177,14 @@ def test_an_older_proposal_is_not_attempted_after_a_newer_one() -> None:
     assert judge(state, proposal([1, 2, 3], 3), proposals=proposals).error == 0
 
 
-def test_a_repeated_proposal_gets_the_same_answer() -> None:
+def test_a_repeated_proposal_gets_the_same_response() -> None:
     state, proposals = topic(cluster()), Proposals()
     first = judge(state, proposal([1, 2]), proposals=proposals)
     assert judge(state, proposal([1, 2]), proposals=proposals) == first and first.error == 0
     assert state.topics["t"].partitions[0].partition_epoch == 8
 
 
-def test_a_judged_proposal_that_was_not_written_is_refused_for_good() -> None:
+def test_a_judged_proposal_that_was_not_written_is_finally_refused() -> None:
     state, proposals = topic(cluster()), Proposals()
     before = state.copy()
     assert judge(state, proposal([1, 2]), proposals=proposals).error == 0
@@ -195,7 +195,7 @@ def test_a_judged_proposal_that_was_not_written_is_refused_for_good() -> None:
 
 def test_a_stale_leader_changes_nothing() -> None:
     def trace() -> PartitionState:
-        """The leader was moved away and back; what it asked in its first epoch comes now."""
+        """Leadership was moved away and back; a proposal of the leader's first epoch arrives now."""
         state = topic(cluster())
         do(state, [PartitionsChanged(TOPIC, (msgspec.structs.replace(_change(leader=2), new_epoch=True),))])
         do(
@@ -218,9 +218,9 @@ def _change(**fields):
     return PartitionChange(0, **fields)
 
 
-def test_an_incarnation_that_has_not_fetched_is_not_taken_in() -> None:
+def test_an_incarnation_that_has_not_fetched_does_not_join_the_isr() -> None:
     """KIP-903: the follower fetched, was restarted without its files, and registered again: the
-    proposal rests on what it had.
+    proposal is based on its old files.
     """
 
     def trace() -> PartitionState:
@@ -253,7 +253,7 @@ def test_the_minimum_follows_the_replicas() -> None:
     assert effective_min_in_sync(-1, 3, 2) == 1, "a partition that grows from one to three takes records meanwhile"
 
 
-def test_a_fenced_leader_gives_way() -> None:
+def test_a_fenced_leader_is_replaced() -> None:
     state = topic(cluster())
     after = do(state, broker_rules.fence(state, [1]))
     assert (
@@ -271,7 +271,7 @@ def test_a_fenced_follower_leaves_the_leader_in_its_epoch() -> None:
     assert (after.leader, after.leader_epoch, after.partition_epoch, after.in_sync_replicas) == (1, 5, 8, (1, 2))
 
 
-def test_below_the_minimum_who_leaves_stays_eligible() -> None:
+def test_below_the_minimum_a_leaving_replica_stays_eligible() -> None:
     state = topic(cluster())
     do(state, broker_rules.fence(state, [1]))
     after = do(state, broker_rules.fence(state, [2]))
@@ -292,7 +292,7 @@ def test_below_the_minimum_who_leaves_stays_eligible() -> None:
     assert (after.in_sync_replicas, after.eligible_leader_replicas) == ((1, 2), ())
 
 
-def test_two_at_once_leave_one_epoch_behind() -> None:
+def test_two_fenced_at_once_change_the_epoch_once() -> None:
     state = topic(cluster())
     after = do(state, broker_rules.fence(state, [1, 2]))
     assert (after.leader, after.leader_epoch, after.in_sync_replicas, sorted(after.eligible_leader_replicas)) == (
@@ -355,15 +355,15 @@ def test_an_unclean_start_is_neither_in_sync_nor_eligible() -> None:
     assert do(state, broker_rules.unfence(state, 1)).leader == -1
 
 
-def test_an_only_replica_is_not_forgotten() -> None:
-    """No host could have more of it; a host on its own starts without help."""
+def test_an_only_replica_stays_eligible() -> None:
+    """No host could have more of it; a single host starts without help."""
     state = topic(cluster(), replicas=(1,))
     do(state, broker_rules.register(state, registration()))
     assert do(state, broker_rules.unfence(state, 1)).leader == 1
 
 
 def test_an_only_replica_whose_disk_is_gone_is_not_led_by_an_empty_one() -> None:
-    """Found by chance (seed 6455)."""
+    """Found by a random history (seed 6455)."""
     state = topic(cluster(), replicas=(1,))
     do(state, broker_rules.fence(state, [1]))
     after = do(state, broker_rules.register(state, registration(directory_id="other")))
@@ -376,8 +376,8 @@ def test_an_only_replica_whose_disk_is_gone_is_not_led_by_an_empty_one() -> None
     assert do(state, broker_rules.unfence(state, 1)).leader == -1, "a human says that the records are lost"
 
 
-def test_an_emptied_directory_has_nothing_that_counts() -> None:
-    """Also after a clean end, and where only what is flushed counts."""
+def test_an_emptied_directory_is_not_eligible() -> None:
+    """Even after a clean shutdown, and where only flushed records count."""
     state = topic(cluster(), replicas=(1, 2), in_sync_replicas=(1,), config={"flush.on.ack": "true"})
     reports = [broker_messages.DirectoryReport("d1", "/d", 10, True, fresh=True)]
     after = do(state.copy(), broker_rules.register(state, registration(clean_epoch=10, directories=reports)))
@@ -391,7 +391,7 @@ def test_an_emptied_directory_has_nothing_that_counts() -> None:
     ).eligible_leader_replicas == (1,)
 
 
-def test_a_clean_start_remembers() -> None:
+def test_a_clean_start_keeps_eligibility() -> None:
     state = topic(cluster(), replicas=(1,))
     after = do(state, broker_rules.register(state, registration(clean_epoch=10)))
     assert (after.eligible_leader_replicas, after.last_known_eligible) == ((1,), ())
@@ -428,7 +428,7 @@ def test_a_second_host_of_the_same_number_waits_or_is_refused() -> None:
         broker_rules.register(state, msgspec.structs.replace(registration(directory_id="other"), incarnation=1))
 
 
-def test_a_wiped_host_begins_empty_in_the_directories_it_has() -> None:
+def test_a_wiped_host_starts_with_empty_replicas() -> None:
     state = topic(cluster(), replicas=(1, 2, 3), count=4)
     do(state, broker_rules.fence(state, [1]))
     reports = [
@@ -445,7 +445,7 @@ def test_a_wiped_host_begins_empty_in_the_directories_it_has() -> None:
     ]
 
 
-def test_a_version_that_cannot_do_what_is_in_force_is_refused() -> None:
+def test_a_version_without_the_levels_in_force_is_refused() -> None:
     with pytest.raises(Refusal) as refused:
         broker_rules.register(cluster(), registration(4, features={**FEATURES, "transaction.version": (0, 1)}))
     assert refused.value.error == E.UNSUPPORTED_VERSION and "transaction.version" in refused.value.message

@@ -1,5 +1,5 @@
 """Random histories of a small cluster: the active controller's rules and the brokers' cores, with a
-model of the replicas' logs (controller_world.py). A failing seed replays as it is.
+model of the replicas' logs (controller_world.py). A failing seed can be replayed.
 """
 
 import pytest
@@ -33,8 +33,8 @@ def test_long_history(seed: int) -> None:
 
 
 @pytest.mark.parametrize("rule", ["R8", "R9", "L2"])
-def test_a_rule_that_is_off_is_noticed(rule: str) -> None:
-    """Bugs in the others are found by traces: test_rules.py."""
+def test_a_disabled_rule_is_detected(rule: str) -> None:
+    """Bugs in the other rules are detected by traces: test_rules.py."""
     for seed in range(30):
         try:
             with planted(rule):

@@ -1,5 +1,5 @@
-"""An unclean election where the leader lives and cannot serve: its disk failed, and no other host has
-all records. Until somebody decides, the partition is neither written nor read.
+"""An unclean election where the leader is alive and cannot serve: its disk failed, and no other
+host has all records. Until an operator decides, the partition is neither written nor read.
 """
 
 import msgspec
@@ -27,10 +27,10 @@ OPTIONS = ControllerOptions()
 
 
 class Controller:
-    """The active one; `state`: a partition with replicas on 1, 2 and 3."""
+    """The active controller; `state`: a partition with replicas on 1, 2 and 3."""
 
     def __init__(self, of_file: bool = False, config: dict[str, str] | None = None, **fields) -> None:
-        """`of_file`: unclean.leader.election.enable of the active controller's file."""
+        """`of_file`: unclean.leader.election.enable in the active controller's file."""
         config = {"min.insync.replicas": "1", "flush.on.ack": "true", **(config or {})}
         self.state: MetadataState = topic(cluster(3), (1, 2, 3), config=config, **fields)
         options = msgspec.structs.replace(OPTIONS, unclean_elections=of_file)
@@ -48,13 +48,13 @@ class Controller:
 
     def after(self, milliseconds: int, lease_valid: bool = False) -> None:
         self.now_ms += milliseconds
-        self.hears(*(node for node, broker in self.state.brokers.items() if not broker.fenced))
+        self.receive_heartbeat(*(node for node, broker in self.state.brokers.items() if not broker.fenced))
         self.apply(self.active.tick(self.state, self.now_ms, lease_valid))
 
     def unable(self) -> dict[tuple[bytes, int], set[int]]:
         return self.active.unable(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms)
 
-    def hears(self, *nodes: int) -> None:
+    def receive_heartbeat(self, *nodes: int) -> None:
         for node in nodes:
             self.active.sessions.heard(node, self.now_ms)
 
@@ -78,7 +78,7 @@ class Controller:
         )
 
     def elect(self, partitions: list[tuple[str, int]] | None = [("t", 0)], kind: int = ELECT_UNCLEAN) -> list[int]:
-        """The error of each."""
+        """The error code of each partition."""
         request = messages.Request(1, messages.ElectLeaders(kind, partitions))
         place = Placement(1, self.active.view(self.state), self.active.directories(self.state), 1_000_000)
         decision = changes.decide(self.state, self.active, request, place, ConfigRules({}), lambda: b"n" * 16)
@@ -86,7 +86,7 @@ class Controller:
         return [result.error for result in decision.answer.results]
 
 
-def test_a_leader_that_cannot_serve_gives_way_to_any_live_replica_when_an_operator_says_so() -> None:
+def test_an_operator_can_replace_a_failed_leader_by_any_live_replica() -> None:
     one = Controller(in_sync_replicas=(1,))
     assert one.elect() == [E.ELECTION_NOT_NEEDED], "it serves"
     one.fails(1)
@@ -145,14 +145,14 @@ def test_an_outdated_report_of_a_failed_replica_loses_no_records(heals: str) -> 
 
 
 def test_a_replica_in_a_missing_directory_is_not_elected_even_if_it_reported_nothing() -> None:
-    """Its replica is not in sync, so it says nothing of it; its directories are known all the same."""
+    """Its replica is not in sync, so it is not reported; but its directories are known."""
     one = Controller(in_sync_replicas=(1,))
     one.reports(2, d2=False)
     one.fenced(1)
     assert one.partition.leader == -1
     assert one.elect() == [0] and one.partition.leader == 3
     one = Controller(in_sync_replicas=(1,))
-    one.reports(2, other=True)  # d2 is no entry of log.dirs any more
+    one.reports(2, other=True)  # d2 is no longer in log.dirs
     one.reports(3, d3=False)
     one.fenced(1)
     before = one.partition
@@ -161,7 +161,7 @@ def test_a_replica_in_a_missing_directory_is_not_elected_even_if_it_reported_not
     assert one.elect() == [0] and one.partition.leader == 2, "asked again"
 
 
-def test_an_election_may_be_repeated_when_the_one_that_was_chosen_cannot_serve() -> None:
+def test_an_election_may_be_repeated_when_the_new_leader_cannot_serve() -> None:
     one = Controller(in_sync_replicas=(1,))
     one.fenced(1)
     assert one.elect() == [0] and one.partition.leader == 2
@@ -170,7 +170,7 @@ def test_an_election_may_be_repeated_when_the_one_that_was_chosen_cannot_serve()
     assert one.elect() == [0] and one.partition.leader == 3
 
 
-def test_a_clean_election_does_not_choose_it_either() -> None:
+def test_a_clean_election_does_not_choose_a_missing_directory_either() -> None:
     one = Controller()
     one.reports(2, d2=False)
     one.fenced(1)
@@ -183,9 +183,9 @@ def test_a_clean_election_does_not_choose_it_either() -> None:
     assert one.partition.leader == -1
 
 
-def test_a_worker_that_dies_keeps_its_place_where_no_other_can_serve() -> None:
-    """Its successor has its files in a moment. The other one in sync is in a directory that cannot
-    be used, and everybody would wait for it for ever.
+def test_a_dead_worker_stays_leader_where_no_other_can_serve() -> None:
+    """Its successor opens its files in a moment. The other in-sync replica is in an unusable
+    directory, and clients would wait for it forever.
     """
     one = Controller(in_sync_replicas=(1, 2))
     one.reports(2, d2=False)
@@ -204,7 +204,7 @@ def test_a_worker_that_dies_keeps_its_place_where_no_other_can_serve() -> None:
 
 
 @pytest.mark.parametrize("flushed", ["true", "false"])
-def test_the_only_one_in_sync_leads_no_more_when_its_disk_failed_and_leads_again_when_it_is_back(flushed: str) -> None:
+def test_the_only_in_sync_replica_loses_leadership_with_its_disk_and_regains_it(flushed: str) -> None:
     """Clients and operators see that it has none. No record is given up by that."""
     one = Controller(in_sync_replicas=(1,))
     one.state.topics["t"].config["flush.on.ack"] = flushed
@@ -224,8 +224,8 @@ def test_the_only_one_in_sync_leads_no_more_when_its_disk_failed_and_leads_again
     ) == (1, (1,), 7, False)
 
 
-def test_those_whose_hosts_are_all_lost_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second: tens of thousands of them would take a good part of it."""
+def test_partitions_whose_hosts_are_all_lost_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This runs every second: tens of thousands of them would take much of it."""
     state = topic(cluster(3), (1, 2), count=3, in_sync_replicas=(1,))
     active = ActiveController(1, state, OPTIONS, 0, True)
     for record in active.fence(state, [1], 0):
@@ -246,14 +246,14 @@ def test_those_whose_hosts_are_all_lost_are_passed_over(monkeypatch: pytest.Monk
     assert [change.leader for _, change in found_again(active.view(state))] == [1] * 3 and settled == [0, 1, 2]
 
 
-def test_a_host_alone_leads_on() -> None:
-    """No other host shows its records; and it serves again at once when it can."""
+def test_a_single_host_stays_leader() -> None:
+    """No other host has its records; and it serves again as soon as it can."""
     state = topic(cluster(1), (1,))
     active = ActiveController(1, state, OPTIONS, 0, False)
     assert active.replicas_failed(state, broker_messages.ReplicasFailed(1, 10, [(TOPIC, 0)]), 0) == []
 
 
-def test_two_in_sync_that_cannot_serve_are_both_known_to_have_all_of_it() -> None:
+def test_two_failed_in_sync_replicas_both_stay_eligible() -> None:
     one = Controller(in_sync_replicas=(1, 2))
     one.reports(2, d2=False)
     one.fails(1)
@@ -267,11 +267,11 @@ def test_two_in_sync_that_cannot_serve_are_both_known_to_have_all_of_it() -> Non
     assert one.partition.in_sync_replicas == (2,)
 
 
-def test_a_new_controller_waits_until_it_knows_who_cannot_serve() -> None:
+def test_a_new_controller_waits_for_reports_of_failed_replicas() -> None:
     one = Controller(in_sync_replicas=(1,))
     one.fails(1)
     one.active = ActiveController(2, one.state, OPTIONS, one.now_ms, True)
-    one.hears(1, 2, 3)
+    one.receive_heartbeat(1, 2, 3)
     one.after(1, lease_valid=True)
     one.fails(1)
     one.after(OPTIONS.heartbeat_ms, lease_valid=True)
@@ -283,9 +283,9 @@ def test_a_new_controller_waits_until_it_knows_who_cannot_serve() -> None:
     assert one.partition.leader == -1
 
 
-def test_by_default_a_topic_has_as_many_replicas_as_hosts_with_a_usable_directory_can_hold() -> None:
-    """One of three whose disk is gone would refuse every new topic, and keep the internal ones from
-    growing to the two that can.
+def test_the_default_replication_factor_counts_only_hosts_with_usable_directories() -> None:
+    """One of three hosts with a lost disk would cause the refusal of every new topic, and keep the
+    internal ones from growing to the other two.
     """
     one = Controller()
     for node in (1, 2):
@@ -312,7 +312,7 @@ GRACE_MS = UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms  # for a new active controll
 
 
 def altered(one: Controller, resource: int, name: str, config: dict[str, str]) -> int:
-    """The error."""
+    """The error code."""
     operations = [messages.ConfigOperation(key, "set", value) for key, value in config.items()]
     request = messages.Request(1, messages.AlterConfig(resource, name, operations, False))
     place = Placement(1, one.active.view(one.state), one.active.directories(one.state), 1_000_000)
@@ -336,7 +336,7 @@ def altered(one: Controller, resource: int, name: str, config: dict[str, str]) -
         (True, "false", "true", True),
     ],
 )
-def test_whose_configuration_counts(of_file: bool, of_all: str | None, of_topic: str | None, elects: bool) -> None:
+def test_precedence_of_configurations(of_file: bool, of_all: str | None, of_topic: str | None, elects: bool) -> None:
     one = Controller(of_file, {ENABLE: of_topic} if of_topic else None, in_sync_replicas=(1,))
     if of_all:
         assert altered(one, RESOURCE_BROKER, "", {ENABLE: of_all}) == 0
@@ -369,7 +369,7 @@ def test_a_replica_that_has_everything_is_preferred() -> None:
     assert (one.partition.leader, one.partition.recovering) == (3, False), "back in time"
 
 
-def test_a_leader_whose_disk_failed_gives_way() -> None:
+def test_a_leader_whose_disk_failed_is_replaced() -> None:
     one = Controller(True, in_sync_replicas=(1,))
     one.fails(1)
     assert one.partition.leader == -1
@@ -385,5 +385,5 @@ def test_without_a_live_replica_there_is_no_leader() -> None:
     assert one.partition.leader == -1
 
 
-def test_it_is_not_for_one_broker() -> None:
+def test_it_cannot_be_set_for_one_broker() -> None:
     assert altered(Controller(), RESOURCE_BROKER, "1", {ENABLE: "true"}) == E.INVALID_CONFIG

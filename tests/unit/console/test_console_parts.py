@@ -1,4 +1,4 @@
-"""Sessions, the cache, what the metrics say, and how hostile text is written."""
+"""Sessions, the cache, metrics, and the rendering of hostile text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Clock:
 
 
 def test_the_console_starts_without_the_core_and_the_coordinators() -> None:
-    """They would cost a quarter of its start, and memory."""
+    """They would cost a quarter of its start-up time, and memory."""
     heavy = ("mqd.native", "mqd.coordinator.log")
     code = f"import sys, mqd.console.app; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -64,7 +64,7 @@ def test_sessions_are_bounded() -> None:
     assert sessions.find(first) is None
 
 
-def test_a_token_is_of_one_cookie_and_one_process() -> None:
+def test_a_token_is_bound_to_one_cookie_and_one_process() -> None:
     sessions = Sessions()
     token = sessions.token("cookie")
     assert sessions.is_token("cookie", token)
@@ -76,7 +76,7 @@ def test_a_token_is_of_one_cookie_and_one_process() -> None:
 # -- the cache -------------------------------------------------------------------------------------
 
 
-def test_a_look_costs_a_twentieth_of_a_core_at_most() -> None:
+def test_refreshing_costs_a_twentieth_of_a_core_at_most() -> None:
     clock, looks = Clock(), []
     cache = Cache(clock)
 
@@ -94,7 +94,7 @@ def test_a_look_costs_a_twentieth_of_a_core_at_most() -> None:
     assert cache.get("x", 3.0, look) == 3
 
 
-def test_two_that_ask_at_once_look_once() -> None:
+def test_concurrent_requests_share_one_refresh() -> None:
     cache, looks, begun, go = Cache(), [], threading.Event(), threading.Event()
 
     def look() -> str:
@@ -108,14 +108,14 @@ def test_two_that_ask_at_once_look_once() -> None:
     for thread in threads:
         thread.start()
     assert begun.wait(10)
-    assert cache.get("y", 60.0, lambda: "other") == "other"  # another one does not wait
+    assert cache.get("y", 60.0, lambda: "other") == "other"  # another key does not wait
     go.set()
     for thread in threads:
         thread.join(10)
     assert found == ["seen"] * 5 and len(looks) == 1
 
 
-def test_a_failure_is_not_kept() -> None:
+def test_a_failure_is_not_cached() -> None:
     cache = Cache()
     with pytest.raises(ZeroDivisionError):
         cache.get("x", 60.0, lambda: 1 // 0)
@@ -126,7 +126,7 @@ def test_a_failure_is_not_kept() -> None:
 # -- moves -----------------------------------------------------------------------------------------
 
 
-def test_the_time_left_follows_from_the_pace() -> None:
+def test_the_remaining_time_follows_from_the_rate() -> None:
     pace = Pace()
     assert pace.left_s(1000, 10.0) is None and pace.left_s(1000, 12.0) is None
     assert pace.left_s(600, 14.0) == 6.0  # 400 in 4 s
@@ -151,7 +151,7 @@ mqd_nonsense
 """
 
 
-def test_a_page_becomes_rates() -> None:
+def test_rates_are_computed_from_metrics_pages() -> None:
     before, after = parse(PAGE % (100, 10, 10, 10), 50.0), parse(PAGE % (400, 108, 109, 110), 60.0)
     assert [(one.name, one.labels["topic"]) for one in after.samples] == [("mqd_partition_online", 'a"\\b')]
     point = between(before, after)
@@ -172,7 +172,7 @@ mqd_consumergroup_lag_seconds{consumergroup="g",topic="t",partition="2"} 5.0
 """
 
 
-def test_a_hanging_flush_and_a_record_that_is_not_passed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_flush_and_a_blocking_record_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler(Options("", ClientSecurity(), "", 0, frozenset(), metrics=("url",)))
     pages = iter([ILL % (0, 1), ILL % (30, 2), ILL % (0, 3)])
     monkeypatch.setattr(sampler, "_read", lambda url: next(pages))
@@ -227,7 +227,7 @@ def test_templates_escape() -> None:
     assert "<script" not in template.render(name='"><script>alert(1)</script>')
 
 
-def test_times_that_clients_made_up_are_numbers() -> None:
+def test_invalid_client_timestamps_are_shown_as_numbers() -> None:
     assert rendering.moment(-1) == "–" and rendering.moment(1 << 62) == f"{1 << 62} ms"
     assert rendering.moment(0).startswith(("1970", "1969"))
 

@@ -1,4 +1,4 @@
-"""What a search keeps, and how records are shown."""
+"""The filters of a search, and the rendering of records."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_condition_on_json(path: str, kept: bool) -> None:
 @pytest.mark.parametrize(
     "value", [None, b"", b"\xff\xfe", b"{", b"[" * 100_000, b'{"id": ' + b"9" * 5000 + b"}", b"NaN", b'"\\ud800"']
 )
-def test_a_filter_takes_any_value(value: bytes | None) -> None:
+def test_a_filter_accepts_any_value(value: bytes | None) -> None:
     assert not filters.parse("", "", "", "$.id = 7").keeps(Message(value))
     record_view.record(Message(value, key=value, headers=[("h", value)]), 4096)
 
@@ -75,7 +75,7 @@ def test_a_wild_card_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("path", ["id = 7", "$.id ? 7", "$.", "$[x]", "$" + ".a" * 33, "$.a = " + "x" * 300])
-def test_a_condition_that_is_not_understood_says_how(path: str) -> None:
+def test_an_invalid_condition_is_reported_with_an_example(path: str) -> None:
     with pytest.raises(BadFilter):
         filters.parse("", "", "", path)
 
@@ -115,7 +115,7 @@ def test_parts_of_key_value_and_headers(given: dict[str, str], kept: bool) -> No
         (b"\xff<b>", "hex", "000000  ff 3c 62 3e" + " " * 38 + ".<b>"),
     ],
 )
-def test_bytes_become_something_to_read(data: bytes | None, kind: str, text: str) -> None:
+def test_bytes_are_rendered_readably(data: bytes | None, kind: str, text: str) -> None:
     found = record_view.view(data, 4096)
     assert (found.kind, found.text) == (kind, text)
 

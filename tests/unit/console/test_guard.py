@@ -1,4 +1,4 @@
-"""Which requests the console's pages are given at all, and what every response carries."""
+"""Which requests reach the console's pages, and headers of every response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqd.console.rendering import FOLDER
 from mqd.security.client import ClientSecurity
 from tests.console_client import HOST, Browser, options
 
-NOWHERE = "127.0.0.1:1"  # no broker is needed: the guard stands before it
+NOWHERE = "127.0.0.1:1"  # no broker is needed: the guard runs first
 SASL = ClientSecurity({"security.protocol": "SASL_SSL"})
 HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -41,7 +41,7 @@ def test_the_name_in_a_host_header(header: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:9180", "10.0.0.1:9180", ""])
-def test_a_name_that_was_rebound_to_this_address_is_refused(browser: Browser, host: str) -> None:
+def test_dns_rebinding_is_refused(browser: Browser, host: str) -> None:
     response = browser.get("/", headers=[("host", host)])
     assert response.status == 421 and "--allow-host" in response.text
 
@@ -63,13 +63,13 @@ def test_a_name_that_was_rebound_to_this_address_is_refused(browser: Browser, ho
         ("OPTIONS", {"origin": "http://evil.example"}, 405),
     ],
 )
-def test_where_a_request_comes_from(method: str, headers: dict[str, str], status: int | None) -> None:
+def test_cross_site_requests_are_refused(method: str, headers: dict[str, str], status: int | None) -> None:
     refused = refusal(method, {"host": HOST, **headers}, HOSTS, "http")
     assert (refused and refused[0]) == status
 
 
 @pytest.mark.parametrize("path", ["/", "/no-such-page", "/static/console.css"])
-def test_each_answer_has_the_headers(browser: Browser, path: str) -> None:
+def test_each_response_has_the_headers(browser: Browser, path: str) -> None:
     headers = browser.get(path).headers
     policy = headers["content-security-policy"]
     assert policy.startswith("default-src 'none';") and "unsafe" not in policy and "http" not in policy
@@ -82,13 +82,13 @@ def test_only_the_folder_of_static_files_is_served(browser: Browser, path: str) 
     assert browser.get(path).status == 404
 
 
-def test_the_cookie_is_for_our_pages_alone() -> None:
+def test_the_cookie_is_restricted_to_the_consoles_pages() -> None:
     cookie = Browser(options(NOWHERE)).get("/").headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Path=/" in cookie
 
 
-def test_templates_keep_to_the_policy() -> None:
-    """No script or style in a page, nothing from elsewhere, no text that is taken for HTML."""
+def test_templates_respect_the_content_security_policy() -> None:
+    """No inline script or style, nothing from other hosts, no text that is parsed as HTML."""
     for path in [*(FOLDER / "templates").iterdir(), *(FOLDER / "static").iterdir()]:
         text = path.read_text()
         assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:|\|\s*safe\b", text), path.name
@@ -115,8 +115,8 @@ def test_requests_without_a_valid_session_are_refused(changed: dict, security: C
         options(NOWHERE, security, **changed)
 
 
-def test_users_bring_their_own_credentials() -> None:
-    """Those of the file are the operator's: no page acts by them."""
+def test_users_need_their_own_credentials() -> None:
+    """Credentials in the file are the operator's: no page uses them."""
     settings = {"security.protocol": "SASL_SSL", "sasl.username": "root", "sasl.password": "secret"}
     chosen = options(NOWHERE, ClientSecurity(settings))
     assert chosen.has_login and "secret" not in str(chosen.security)
@@ -138,7 +138,7 @@ def test_without_a_login_no_page_is_shown() -> None:
 
 
 @pytest.mark.parametrize("to", ["//evil.example", "/\\evil.example", "https://evil.example", "evil", "/a\nb"])
-def test_a_login_leads_to_our_pages_alone(to: str) -> None:
+def test_a_login_only_redirects_to_the_consoles_pages(to: str) -> None:
     assert Browser(options(NOWHERE, SASL)).get("/login", to=to).fields["to"] == "/"
 
 

@@ -1,5 +1,5 @@
-"""What happens by chance in the small cluster of controller_world.py: its next step, its faults,
-its clients' changes.
+"""Random events in the small cluster of controller_world.py: its next step, its faults, its
+clients' changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Chance:
-    """Of a World."""
+    """Mixed into World."""
 
     def step(self: World) -> None:
         dice = self.random.random()

@@ -1,4 +1,4 @@
-"""What is checked after each step of the small cluster of controller_world.py."""
+"""The checks after each step of the small cluster of controller_world.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Checks:
-    """Of a World."""
+    """Mixed into World."""
 
     def check_epochs(self: World, before, brokers, records) -> None:
         for record in records:
@@ -52,13 +52,14 @@ class Checks:
                             node not in old_partition.in_sync_replicas
                             and node not in old_partition.eligible_leader_replicas
                         ):
-                            self.forgotten.discard((record.topic_id, change.index, node))  # its leader has taken it in
+                            # its leader has added it to the in-sync set again
+                            self.forgotten.discard((record.topic_id, change.index, node))
 
     def forget(self: World, node: int, wiped: bool) -> None:
         for topic in self.unlogged.topics.values():
             for partition in topic.partitions:
                 if partition.replicas == (node,) and not wiped:
-                    self.lost.add((topic.topic_id, partition.index))  # an only replica is believed whatever it has
+                    self.lost.add((topic.topic_id, partition.index))  # an only replica is trusted whatever its log has
                 elif node in partition.replicas:
                     self.forgotten.add((topic.topic_id, partition.index, node))
 
@@ -81,7 +82,7 @@ class Checks:
                     host = self.hosts[node]
                     registered = state.brokers.get(node)
                     if host.up and host.broker.broker_epoch != (registered.epoch if registered is not None else None):
-                        continue  # restarted, and not yet known of
+                        continue  # restarted, and not registered yet
                     if not host.up and registered is not None and host.clean_epoch != registered.epoch:
                         continue
                     if node in partition.replicas and key in host.logs:

@@ -1,21 +1,21 @@
 """Several hosts with the real metadata and broker cores, an atomic log between them, links that
-lose, repeat and delay, and a model of the replicas' logs. Driven by one seed. What happens by
-chance is in controller_chance.py, what is checked in controller_checks.py.
+lose, repeat and delay, and a model of the replicas' logs. Driven by one seed. Random events are in
+controller_chance.py, checks in controller_checks.py.
 
-The quorum is a list: what is proposed waits in `proposed`, is committed in order, or dropped with
-its controller. Every host learns what is committed in its own time. A replica's log is the list of
-leader epochs of its records; a leader counts what its followers have when they fetch (R4, R7), asks
-for other in-sync sets (R5), and an unclean restart loses a random end of every log.
+The quorum is a list: proposals wait in `proposed`, and are committed in order, or dropped with
+their controller. Every host applies committed records in its own time. A replica's log is the list
+of leader epochs of its records; a leader counts its followers' positions when they fetch (R4, R7),
+proposes in-sync sets (R5), and an unclean restart loses a random suffix of every log.
 
 Checked after each step: both cores' check(), and over the model
     P2  every member of in-sync and eligible set with a current registration has every record below
         the true high watermark
     P6  the true high watermark never falls: a new leader has everything below it
-    P8  a replica that may have forgotten is in no in-sync or eligible set before its leader has
-        taken it in again
-    P10 no replica in sync and none eligible: then min.insync.replicas are remembered
+P8  a replica that may have lost records is in no in-sync or eligible set before its leader has
+added it again
+P10 no replica in sync and none eligible: min.insync.replicas of them are still known
     I6  epochs rise: controller, broker, leader; a partition's own by one
-    L2  a host that is fenced for its silence has no lease any more
+L2  a host that is fenced for its silence has no lease
 """
 
 import random
@@ -48,7 +48,7 @@ FEATURES = {"metadata.version": (25, 29), "transaction.version": (0, 2), "group.
 
 
 class Leader:
-    """What the leader of one partition knows, in one leader epoch."""
+    """A leader's knowledge of one partition, in one leader epoch."""
 
     def __init__(self, epoch: int, log_end_offset: int, high_watermark: int) -> None:
         self.epoch = epoch
@@ -103,8 +103,8 @@ class World(Chance, Checks):
         self.number = 0
         self.true_high_watermark: dict[tuple[bytes, int], list[int]] = {}
         self.forgotten: set[tuple[bytes, int, int]] = set()
-        self.lost: set[tuple[bytes, int]] = set()  # partitions that lost what they alone had: P2, P6 are off
-        self.clean: dict[tuple[int, int], int] = {}  # (node, incarnation) -> what its clean marker said
+        self.lost: set[tuple[bytes, int]] = set()  # partitions that lost records of their only replica: P2, P6 are off
+        self.clean: dict[tuple[int, int], int] = {}  # (node, incarnation) -> the content of its clean marker
         self.unlogged = MetadataState()  # everything committed
         self.hosts = {node: Host(node, f"rack-{node % racks}" if racks else None) for node in range(1, host_count + 1)}
         for host in self.hosts.values():
@@ -182,8 +182,8 @@ class World(Chance, Checks):
     # -- the quorum --------------------------------------------------------------------------------
 
     def depose(self) -> None:
-        """Its proposals survive up to a random point; another leader cannot be before its lease is
-        over.
+        """Its proposals survive up to a random point; another leader cannot be elected before its
+        lease has expired.
         """
         host = self.hosts[self.active]
         for _ in range(self.random.randint(0, len(self.proposed))):
@@ -213,7 +213,7 @@ class World(Chance, Checks):
         self.metadata(self.hosts[self.active], metadata_core.LeaseChanged(self.lease_until_ms))
 
     def commit(self, report: bool = True) -> None:
-        """The oldest proposal; the active controller learns of it at once."""
+        """The oldest proposal; the active controller applies it at once."""
         persist = self.proposed.pop(0)
         assert persist.base_offset == len(self.log)
         before = {topic_id: self.unlogged.topics[name] for topic_id, name in self.unlogged.topics_by_id.items()}
@@ -322,11 +322,11 @@ class World(Chance, Checks):
     # -- replicas ----------------------------------------------------------------------------------
 
     def serves(self, host: Host) -> bool:
-        """R10, and nothing else: a lease makes nothing safe."""
+        """R10 only: a lease does not make anything safe."""
         return host.up and host.broker.ready and not host.ended
 
     def follow_metadata(self, host: Host) -> None:
-        """The host's worker takes in what its metadata says."""
+        """The host's worker applies its metadata."""
         for topic in host.core.committed.topics.values():
             for partition in topic.partitions:
                 key = (topic.topic_id, partition.index)
@@ -379,7 +379,7 @@ class World(Chance, Checks):
             self.move_high_watermark(host, key, self.partition_of(host, key)[1])
 
     def fetch(self, host: Host | None = None, key: tuple[bytes, int] | None = None) -> None:
-        """One follower, one round: truncate by epoch, be counted at the position that it had, copy."""
+        """One follower, one round: truncate by epoch, report its position, copy."""
         if host is None:
             candidates = [
                 (other, other_key)
@@ -442,8 +442,8 @@ class World(Chance, Checks):
                 true[:] = host.logs[key][: leader.high_watermark]
 
     def propose(self) -> None:
-        """A leader wants another in-sync set: without one who is silent, or with one who has caught
-        up (R7).
+        """A leader proposes another in-sync set: without a silent follower, or with one that has
+        caught up (R7).
         """
         leading = [(host, key) for host, key in self.leading() if host.leaders[key].proposed is None]
         if not leading:
@@ -495,7 +495,7 @@ class World(Chance, Checks):
             return
         if response.error:
             leader.proposed = None  # safe: R6b
-        # success: the metadata tells the rest
+        # on success the metadata will change
 
     # -- clients -----------------------------------------------------------------------------------
 
@@ -520,7 +520,7 @@ class World(Chance, Checks):
         raise AssertionError(f"{change} was not answered")
 
     def settle(self, rounds: int = 60, milliseconds: int = 100) -> None:
-        """Everything lives and arrives."""
+        """All processes live and all messages arrive."""
         self.quiet = True
         self.cut.clear()
         for host in self.hosts.values():
@@ -551,8 +551,8 @@ class World(Chance, Checks):
         self.quiet = False
 
     def heal(self) -> None:
-        """Every host lives and hears every other: then everything that began ends, and each that can
-        lead does.
+        """Every host is up and reaches every other: then all changes in progress end, and every
+        partition that may have a leader has one.
         """
         for host in self.hosts.values():
             if host.up and (host.ended or host.broker.shutting_down):
@@ -566,7 +566,7 @@ class World(Chance, Checks):
             for partition in topic.partitions:
                 what = f"{topic.name}-{partition.index}: {partition}"
                 if not partition.in_sync_replicas and not partition.eligible_leader_replicas:
-                    continue  # only a human can say what is lost
+                    continue  # only an operator can decide what is lost
                 assert partition.leader in partition.in_sync_replicas, what
                 assert sorted(partition.in_sync_replicas) == sorted(partition.replicas), what
                 assert not partition.adding_replicas and not partition.removing_replicas, what

@@ -1,5 +1,5 @@
-"""The controller's two cores of one host, driven together as the controller process drives them,
-with workers that the test plays.
+"""The controller's two cores of one host, driven together as by the controller process, with
+workers played by the test.
 """
 
 import random
@@ -20,8 +20,8 @@ ACCEPTOR = "acceptor"
 
 
 class World:
-    """Both cores, a log that may refuse, workers that apply late, die and come back. Every event is
-    followed by check() of both.
+    """Both cores, a log that may refuse, workers that apply late, die and are restarted. Every
+    event is followed by check() of both.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class World:
         self.alive: set[int] = set(range(worker_count))
         self.views: dict[int, dict] = {}  # what each worker process has applied
         self.reported: dict[int, dict] = {}  # the partitions sent to each worker: (topic id, index) -> leader epoch
-        self.lost: dict[int, dict] = {}  # the same of its predecessors
+        self.lost: dict[int, dict] = {}  # the same of their predecessors
         self.request_id = 0
         self.start()
 
     def start(self) -> None:
-        """A controller process starts over the same log and control segment."""
+        """A controller process starts with the same log and control segment."""
         state = MetadataState()
         for record in self.log:
             state.apply(decode_record(encode_record(record)))
@@ -70,7 +70,7 @@ class World:
         )
 
     def is_stale(self, slot: int) -> bool:
-        """Its owner has died since."""
+        """Whether its owner has died since."""
         entry = self.slots.get(slot)
         return entry is not None and entry[2] != host_core.OWNER_NONE and entry[5] != self.generations[entry[2]]
 
@@ -154,7 +154,7 @@ class World:
             if partition.owner == index:
                 key = (topic_id, partition.index)
                 dead = partition.leader_epoch <= self.lost.get(index, {}).get(key, -1)
-                placed = self.slots[partition.slot]  # every worker reads by what it finds there
+                placed = self.slots[partition.slot]  # every worker reads from the location in the slot
                 assert (
                     placed[:4] == (topic_id, partition.index, partition.owner, partition.log_dir)
                     and placed[4] >= partition.leader_epoch
@@ -166,7 +166,7 @@ class World:
                 self.reported.setdefault(index, {})[key] = partition.leader_epoch
 
     def flush_log(self, fail: bool = False, started: bool = True) -> None:
-        """Queued writes go to the disk together, or not at all."""
+        """Queued writes are flushed together, or not at all."""
         if not self.queue:
             return
         batch, self.queue = self.queue, []
@@ -180,8 +180,8 @@ class World:
         self.metadata(metadata_core.Persisted(batch[-1].version), started)
 
     def die_writing(self, count: int | None = None) -> None:
-        """The controller process dies when the first `count` queued writes (None: all)
-        are on disk, and nothing of it was carried out. The next one starts.
+        """The controller process dies when the first `count` queued writes (None: all) are on disk,
+        before any of it was carried out. The next one starts.
         """
         for persist in self.queue[:count]:
             self.log += persist.records
@@ -190,7 +190,7 @@ class World:
     # -- the processes -----------------------------------------------------------------------------
 
     def join(self, index: int) -> str:
-        """A connection of the worker process; its view, as long as the process lives, outlasts
+        """A connection of the worker process; its view lives as long as the process, across
         connections and controllers.
         """
         client = f"worker-{index}.{self.generations[index]}.{self.random.random()}"
@@ -200,7 +200,7 @@ class World:
         return client
 
     def apply(self, client: str) -> None:
-        """The worker takes in everything that was sent, then answers."""
+        """The worker applies everything that was sent, then responds."""
         index = self.subscribed[client]
         view = self.views[index]
         reported = False
@@ -280,7 +280,7 @@ class World:
         return self.request_id
 
     def settle(self) -> None:
-        """Every process lives, every message arrives."""
+        """All processes live and all messages arrive."""
         for _ in range(10):
             self.now_ms += 1000
             self.metadata(metadata_core.Tick())

@@ -1,4 +1,4 @@
-"""What tools change through the controller's socket is in logs/audit.log."""
+"""Changes by tools through the controller's socket are written to logs/audit.log."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_refused_changes_are_not_audited(tmp_path: Path) -> None:
     assert events(tmp_path, messages.CreateAcls([RULE]), error=int(ErrorCode.POLICY_VIOLATION)) == []
 
 
-def test_a_tool_that_leaves_before_its_answer(tmp_path: Path) -> None:
+def test_a_tool_that_disconnects_before_its_response(tmp_path: Path) -> None:
     path, arrived = tmp_path / "controller.sock", asyncio.Event()
 
     async def run() -> None:

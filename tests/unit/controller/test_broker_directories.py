@@ -1,4 +1,4 @@
-"""What a host tells the controller of directories of its own that fail."""
+"""A host's reports to the controller about its failed directories."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from mqd.cluster.host import messages
 from tests.unit.controller.controller_world import World
 
 
-def test_a_directory_that_fails_for_a_while_is_reported_as_long_as_it_does_and_no_longer() -> None:
-    """Also when nothing else happens in the cluster: the report decides on unclean
-    elections.
-    """
+def test_a_temporarily_failed_directory_is_reported_exactly_while_it_fails() -> None:
+    """Even when nothing else happens in the cluster: unclean elections depend on the report."""
     world = World(7, 3)
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", 6, 1, {}, {})).error == 0
@@ -48,7 +46,7 @@ def test_a_directory_that_fails_for_a_while_is_reported_as_long_as_it_does_and_n
 
 
 def reported_by(world: World, node: int, *reports: broker_messages.DirectoryReport) -> set[tuple[bytes, int]]:
-    """What this host says it does not serve, with these directories."""
+    """The partitions that this host reports as not served, with these directories."""
     core = world.hosts[node].broker
     core.handle(broker_core.DirectoriesSeen(reports), world.now_ms)
     actions = [action for step in range(1, 40) for action in core.handle(broker_core.Tick(), world.now_ms + 100 * step)]
@@ -61,7 +59,7 @@ def reported_by(world: World, node: int, *reports: broker_messages.DirectoryRepo
 
 
 def test_partitions_without_a_leader_are_reported_by_all_hosts_that_cannot_serve_them() -> None:
-    """Else an unclean election chooses it."""
+    """Otherwise an unclean election chooses it."""
     world = World(7, 3)
     world.settle(20)
     assert world.send_request(messages.CreateTopic("t", 1, 3, {}, {})).error == 0
@@ -87,8 +85,8 @@ def test_partitions_without_a_leader_are_reported_by_all_hosts_that_cannot_serve
 
 
 def test_partitions_in_a_directory_no_longer_configured_fail_too() -> None:
-    """Also where the registration does not name that directory: the metadata directory was lost as
-    well, and no other could be used.
+    """Even if the registration does not name that directory: the metadata directory was lost too,
+    and no other was usable.
     """
     world = World(7, 3)
     world.settle(20)
@@ -106,8 +104,8 @@ def test_partitions_in_a_directory_no_longer_configured_fail_too() -> None:
     assert led and reported_by(world, 2, broker_messages.DirectoryReport("new", "/a", 0, False)) == led
 
 
-def test_a_new_controller_learns_of_the_directories_at_once() -> None:
-    """Until it does, it takes all of them for usable."""
+def test_a_new_controller_gets_the_directories_at_once() -> None:
+    """Until then it considers all of them usable."""
     world = World(7, 3)
     world.settle(20)
     core = world.hosts[2].broker

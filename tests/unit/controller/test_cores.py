@@ -1,4 +1,4 @@
-"""The controller's two cores by seeded random histories; and named scenarios of topics, workers and
+"""The controller's two cores in seeded random histories; and named scenarios of topics, workers and
 restarts.
 """
 
@@ -75,8 +75,8 @@ def random_security_change(world: World):
 
 
 def random_move(world: World) -> None:
-    """A worker, alive or not any more, says that it has moved a partition, its own or another's. A
-    worker has opened its partitions before it moves one.
+    """A worker, alive or not, reports that it has moved a partition, its own or another's. A worker
+    has opened its partitions before it moves one.
     """
     partitions = [
         (topic.topic_id, partition.index) for topic in world.core.tail.topics.values() for partition in topic.partitions
@@ -103,7 +103,7 @@ def test_random_history_of_rules_and_credentials(seed: int) -> None:
 
 
 def random_history(seed: int, security: float = 0) -> None:
-    """`security`: share of changes that are of rules and credentials; then no replica moves."""
+    """`security`: share of changes to rules and credentials; then no replica moves."""
     world = World(seed, worker_count=1 + seed % 4, slot_count=20)
     if security:
         world.settle()
@@ -155,7 +155,7 @@ def random_history(seed: int, security: float = 0) -> None:
                 world.join(index)
     world.settle()
     assert world.core.idle and not world.host._fenced and not world.host._slots.retiring
-    # every request of the last controller was answered, and the log alone gives the same state
+    # every request of the last controller has a response, and the log alone gives the same state
     replayed = MetadataState()
     for record in world.log:
         replayed.apply(decode_record(encode_record(record)))
@@ -186,7 +186,7 @@ def random_history(seed: int, security: float = 0) -> None:
 # -- scenarios -------------------------------------------------------------------------------------
 
 
-def test_topic_is_answered_only_when_every_worker_has_it(world: World) -> None:
+def test_a_topic_is_acknowledged_only_when_every_worker_has_it(world: World) -> None:
     number = world.request(create("orders", 3))
     world.flush_log()
     clients = sorted(world.subscribed)
@@ -212,7 +212,9 @@ def test_dead_worker_is_not_waited_for(world: World) -> None:
 
 
 def test_after_a_controller_restart_a_change_waits_for_workers_that_have_not_subscribed_again(world: World) -> None:
-    """No subscriber does not mean that all are served: the workers live, and will subscribe again."""
+    """Without subscribers it must not count as done: the workers are alive, and will subscribe
+    again.
+    """
     world.send_request(create("orders", 3))
     live = sorted(set(world.subscribed.values()))
     world.start()
@@ -224,12 +226,12 @@ def test_after_a_controller_restart_a_change_waits_for_workers_that_have_not_sub
     assert number not in world.answers, "the last one has not even subscribed"
     world.die(live[-1])
     world.flush_log()
-    for client in list(world.subscribed):  # the new leader epochs of the dead worker's partitions are news too
+    for client in list(world.subscribed):  # the new leader epochs of the dead worker's partitions are sent too
         world.apply(client)
     assert world.answers[number].error == 0
 
 
-def test_without_any_living_worker_a_change_is_answered(world: World) -> None:
+def test_without_live_workers_a_change_is_acknowledged(world: World) -> None:
     for index in range(world.worker_count):
         world.die(index)
     number = world.request(create("orders", 3))
@@ -282,8 +284,10 @@ def test_death_before_a_controller_restart_is_noticed(world: World) -> None:
     assert epochs == {0: 1, 1: 0, 2: 0}
 
 
-def test_death_is_still_known_when_the_next_controller_dies_too(world: World) -> None:
-    """Found by seed 35: assigning the slot again, in the old epoch, erased the trace of the death."""
+def test_a_death_is_still_noticed_when_the_next_controller_dies_too(world: World) -> None:
+    """Found by seed 35: assigning the slot again, in the old epoch, erased the evidence of the
+    death.
+    """
     world.send_request(create("orders", 3))
     world.die(0, notice=False)
     world.start()
@@ -294,8 +298,8 @@ def test_death_is_still_known_when_the_next_controller_dies_too(world: World) ->
 
 
 def test_image_is_not_sent_between_two_publications_of_one_commit(world: World) -> None:
-    """Found by seed 57: the committed state was ahead of what subscribers know, and a successor got
-    the epoch that had died.
+    """Found by seed 57: the committed state was ahead of the subscribers', and a successor got the
+    epoch of its dead predecessor.
     """
     world.send_request(create("orders", 3))
     world.request(create("other", 1))
@@ -330,7 +334,7 @@ def test_host_restart_raises_every_leader_epoch(world: World) -> None:
     assert {entry[4] for entry in world.slots.values()} == {1}
 
 
-def test_slot_is_reused_only_after_every_worker_let_go(world: World) -> None:
+def test_a_slot_is_reused_only_after_every_worker_released_it(world: World) -> None:
     topic = world.send_request(create("orders", 1)).topic
     slot = topic.partitions[0].slot
     number = world.request(messages.DeleteTopic("orders", None))
@@ -382,8 +386,8 @@ def test_full_table_waits_for_slots_of_a_deletion(world: World) -> None:
 
 
 def moved_by_its_owner(world: World) -> tuple[messages.TopicImage, messages.PartitionImage]:
-    """A topic of one partition, as it was before its owner said that it lies in the other
-    directory; nothing of that is written yet.
+    """A topic of one partition, before its owner reports that it has moved to the other directory;
+    nothing of that is written yet.
     """
     image = world.send_request(create("orders", 1)).topic
     (partition,) = image.partitions
@@ -393,14 +397,12 @@ def moved_by_its_owner(world: World) -> tuple[messages.TopicImage, messages.Part
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is_carried_out_by_the_next(
-    world: World, dies: bool
-) -> None:
-    """The metadata say that it lies in the other directory, the slot that it lies in the old one:
-    readers go by the slot, and the old one's files are deleted.
+def test_a_written_move_of_a_dead_controller_is_completed_by_the_next(world: World, dies: bool) -> None:
+    """The metadata have it in the other directory, the slot in the old one: readers use the slot,
+    and the old directory's files are deleted.
     """
     image, partition = moved_by_its_owner(world)
-    if dies:  # its slot is the witness: it stays as it is until there is a newer epoch
+    if dies:  # its slot is the evidence: it stays as it is until there is a newer epoch
         world.die(partition.owner, notice=False)
     before = world.slots[partition.slot]
     world.die_writing()
@@ -415,8 +417,8 @@ def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is
 
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_move_does_not_hide_the_death_of_the_worker_that_moved_it(world: World, noticed: bool) -> None:
-    """The worker dies between its word and the publication, the controller before the new epoch is
-    written: the next controller has the slot alone to go by.
+    """The worker dies between its report and the publication, the controller before the new epoch
+    is written: the next controller only has the slot.
     """
     _, partition = moved_by_its_owner(world)
     world.die(partition.owner, notice=noticed)
@@ -430,9 +432,7 @@ def test_a_move_does_not_hide_the_death_of_the_worker_that_moved_it(world: World
 
 
 @pytest.mark.parametrize("was_offline", [True, False])
-def test_a_log_directory_that_is_usable_to_the_next_controller_alone_decides_who_owns_its_partitions(
-    world: World, was_offline: bool
-) -> None:
+def test_a_log_directory_usable_only_to_the_next_controller(world: World, was_offline: bool) -> None:
     image = world.send_request(create("orders", 1)).topic
     (partition,) = image.partitions
     owner, place = (host_core.OWNER_NONE, 0) if was_offline else (partition.owner, partition.log_dir)
@@ -465,7 +465,7 @@ def test_torn_slot_goes_to_the_partition_that_lacks_one(world: World) -> None:
     assert [(action.slot, action.index) for action in assigned] == [(torn.slot, 1)]
 
 
-def test_failed_write_leaves_nothing_behind(world: World) -> None:
+def test_a_failed_write_has_no_effect(world: World) -> None:
     first, second = world.request(create("orders")), world.request(create("orders"))
     world.flush_log(fail=True)
     assert world.answers[first].error == world.answers[second].error == ErrorCode.KAFKA_STORAGE_ERROR
@@ -473,7 +473,7 @@ def test_failed_write_leaves_nothing_behind(world: World) -> None:
     assert world.send_request(create("orders")).error == 0
 
 
-def test_refusal_that_rests_on_an_unwritten_record_waits_for_it(world: World) -> None:
+def test_a_refusal_based_on_an_unwritten_record_waits_for_it(world: World) -> None:
     world.request(create("orders"))
     second = world.request(create("orders"))
     assert second not in world.answers
@@ -557,7 +557,7 @@ def test_topic_configuration(world: World) -> None:
     assert world.core.committed.topics["orders"].config == {"flush.ms": "9"}
     assert world.send_request(alter("orders", [("flush.ms", "delete", None)])).error == 0
     assert world.send_request(alter("orders", [("nothing.of.the.kind", "delete", None)])).error == 0, "as in Kafka"
-    # what kafka-reassign-partitions does to brokers
+    # as kafka-reassign-partitions does to brokers
     for verb, value in (("set", "1000000"), ("delete", None), ("delete", None)):
         throttles = (
             "leader.replication.throttled.rate",
@@ -568,7 +568,7 @@ def test_topic_configuration(world: World) -> None:
     assert world.core.committed.topics["orders"].config == {}
 
 
-def test_broker_configuration_of_one_goes_over_that_of_all(world: World) -> None:
+def test_one_brokers_configuration_overrides_that_of_all(world: World) -> None:
     assert world.send_request(alter("", [("log.retention.ms", "set", "1000")], kind=4)).error == 0
     assert world.send_request(alter("1", [("log.retention.ms", "set", "2000")], kind=4)).error == 0
     assert world.core.committed.broker_config(NODE) == {"log.retention.ms": "2000"}

@@ -1,5 +1,5 @@
-"""What the controller asks of the file systems of log.dirs while it runs: one that hangs keeps
-no caller waiting.
+"""The controller's queries of the file systems of log.dirs while it runs: one that hangs delays no
+caller.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ FREE = 1 << 40
 
 
 class FileSystems:
-    """In place of statvfs. `hung`: what does not respond until it is let go; `asked`: every
-    question.
+    """Replaces statvfs. `hung`: paths that do not respond until they are released; `asked`: every
+    query.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def run(scenario) -> None:
     asyncio.run(asyncio.wait_for(scenario, 30))
 
 
-def test_a_file_system_that_hangs_is_not_usable_is_asked_once_and_the_others_are_measured(systems: FileSystems) -> None:
+def test_a_hung_file_system_is_unusable_and_the_others_are_measured(systems: FileSystems) -> None:
     async def scenario() -> None:
         measures = Measures([entry("a"), entry("b")])
         assert seen(await measures.take()) == [("a", FREE, True), ("b", FREE, True)]
@@ -87,7 +87,7 @@ def test_a_file_system_that_hangs_is_not_usable_is_asked_once_and_the_others_are
 
 
 def test_a_directory_unusable_at_the_start_stays_unusable(tmp_path: Path) -> None:
-    """An empty mount point in place of the disk answers well, and holds nothing; no worker has
+    """An empty mount point instead of the disk responds, but is empty; no worker has opened it.
     opened it.
     """
 
@@ -100,11 +100,9 @@ def test_a_directory_unusable_at_the_start_stays_unusable(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("own", ["metadata", "other metadata"])
-def test_a_host_whose_metadata_were_lost_with_its_disks_begins_with_the_directories_that_it_has(
-    tmp_path: Path, own: str
-) -> None:
-    """What an earlier host of that number had there is not its own, and its replicas are placed
-    again. With its metadata it misses the disk.
+def test_a_host_without_its_metadata_starts_with_its_current_directories(tmp_path: Path, own: str) -> None:
+    """Data of an earlier host with its node id is not its own, and its replicas are placed again.
+    With its metadata it notices the missing disk.
     """
     place = str(tmp_path / "log")
     (tmp_path / "log").mkdir()
@@ -152,7 +150,7 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(directories.os, "scandir", slowly(directories.os.scandir))
     monkeypatch.setattr(directories.os, "stat", slowly(directories.os.stat))
     monkeypatch.setattr(directories.os, "statvfs", slowly(directories.os.statvfs))
-    late = threading.Timer(20, let_go.set)  # what waits for it fails, and does not hang
+    late = threading.Timer(20, let_go.set)  # a test that waits for it fails instead of hanging
     late.daemon = True
     late.start()
     yield places
@@ -160,8 +158,8 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     let_go.set()
 
 
-def test_a_start_waits_for_no_log_directory_that_hangs(hung: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """It is offline, the others serve; and the loop turns meanwhile."""
+def test_a_start_does_not_wait_for_a_hung_log_directory(hung: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """It is offline, the others serve; and the event loop keeps running."""
     state = topic(cluster(2), (1, 2))
     state.brokers[1] = msgspec.structs.replace(
         state.brokers[1], directories={"hung": hung[0], "sound": hung[1]}, directory_id=directory_text(b"k" * 16)
@@ -185,9 +183,7 @@ def test_a_start_waits_for_no_log_directory_that_hangs(hung: list[str], caplog: 
     assert any("does not respond" in record.getMessage() for record in caplog.records)
 
 
-def test_a_session_without_the_devices_of_a_log_directory_that_hangs_counts_when_it_ended_cleanly(
-    hung: list[str], tmp_path: Path
-) -> None:
+def test_a_clean_session_counts_without_the_devices_of_a_hung_log_directory(hung: list[str], tmp_path: Path) -> None:
     process = object.__new__(Process)
     process.log_dirs = hung
     began = time.monotonic()
@@ -201,7 +197,7 @@ def test_a_session_without_the_devices_of_a_log_directory_that_hangs_counts_when
         )
 
 
-def test_metadata_that_are_lost_beside_a_log_directory_that_hangs_are_refused(hung: list[str], tmp_path: Path) -> None:
+def test_lost_metadata_beside_a_hung_log_directory_are_refused(hung: list[str], tmp_path: Path) -> None:
     with pytest.raises(controller.Refused, match="hung does not respond"):
         run(controller._refuse_lost_metadata(SimpleNamespace(metadata_dir=tmp_path), hung))
     run(controller._refuse_lost_metadata(SimpleNamespace(metadata_dir=tmp_path), hung[1:]))
@@ -216,7 +212,7 @@ def test_a_loop_that_ends_does_not_wait_for_a_hung_file_system(systems: FileSyst
 def test_the_controllers_ticks_do_not_wait_for_a_file_system(
     systems: FileSystems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own heartbeats and everybody's sessions hang on them."""
+    """Its own heartbeats and all sessions depend on them."""
     monkeypatch.setattr(shells, "MEASURE_S", 0.0)
     monkeypatch.setattr(directories, "ANSWER_S", 30.0)
     systems.hung.add("/a")
@@ -271,7 +267,7 @@ def test_an_error_while_directories_are_measured_ends_the_ticks(monkeypatch: pyt
     run(scenario())
 
 
-def test_the_load_that_gossip_tells_of_waits_for_no_file_system() -> None:
+def test_the_load_in_gossip_does_not_wait_for_a_file_system() -> None:
     async def work() -> None:
         gossip, answered = object.__new__(HostGossip), threading.Event()
         gossip._used_bytes, gossip._disk_check = 5, None
@@ -296,7 +292,7 @@ def test_the_load_that_gossip_tells_of_waits_for_no_file_system() -> None:
 
 
 @pytest.mark.parametrize("hangs", ["nothing", "the marker", "the device"])
-def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_clean(
+def test_shutdown_does_not_wait_for_a_hung_log_directory_and_is_not_recorded_as_clean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: str
 ) -> None:
     let_go = threading.Event()
@@ -341,12 +337,12 @@ def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_
     let_go.set()
 
 
-def test_a_session_once_doubted_stays_so_when_its_beginning_is_remembered_late(
+def test_a_doubtful_session_stays_doubtful_when_its_start_is_recorded_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks for the devices of the log directories; one hangs, and the disk then fails its flush:
-    what the page cache holds proves nothing any more. A later session, after a restart of the host,
-    is another.
+    """It queries the devices of the log directories; one hangs, and the disk then fails its flush:
+    the page cache no longer proves anything. A later session, after a restart of the host, is
+    another one.
     """
     hangs, let_go = threading.Event(), threading.Event()
     of = controller.session.devices

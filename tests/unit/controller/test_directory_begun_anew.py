@@ -1,5 +1,5 @@
-"""A log directory whose meta.properties was written by hand in place of a lost one is reported as such;
-one that merely holds nothing yet is not.
+"""A log directory whose meta.properties was written by hand to replace a lost one is reported as
+such; one that is merely empty is not.
 """
 
 from pathlib import Path

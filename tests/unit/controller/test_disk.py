@@ -1,6 +1,4 @@
-"""The controller's queue to the disk, which hosts become voters, what is remembered of a
-session.
-"""
+"""The controller's queue to the disk, the choice of voters, and records of sessions."""
 
 import asyncio
 import errno
@@ -76,7 +74,7 @@ def append(sequence: int, offset: int) -> events.AppendLog:
 
 
 def run(work: list, failures: list[Exception | None] = ()) -> tuple[list[tuple], list, list[str]]:
-    """(what the store was asked, what the quorum heard, why the process had to end)"""
+    """(requests to the store, events for the quorum, the reason why the process had to end)"""
     store, received, ended = Store(), [], []
 
     async def act() -> None:
@@ -128,7 +126,7 @@ def test_a_failed_flush_ends_the_process_and_nothing_follows():
     assert calls == [("append", [0], 7)] and received == [] and "unknown" in ended[0]
 
 
-def test_a_snapshot_that_cannot_be_read_is_refused_and_anything_else_of_that_kind_is_a_fault():
+def test_an_unreadable_snapshot_is_refused_and_other_read_errors_are_fatal():
     install = events.InstallSnapshot(1, SnapshotMeta(9, 1, (), 1), b"")
     _, received, ended = run([install], [ValueError("no state")])
     assert isinstance(received[0], events.DiskRefused) and not ended
@@ -150,7 +148,7 @@ def voter(node_id: int) -> Voter:
     return Voter(ReplicaKey(node_id, bytes([node_id]) * 16), f"host-{node_id}", 9094)
 
 
-def test_one_voter_becomes_three_and_no_other_number_changes_by_itself():
+def test_one_voter_grows_to_three_and_other_numbers_stay():
     brokers = [broker(1), broker(2), broker(3), broker(4)]
     assert [one.node_id for one in promotion.candidates((voter(1),), brokers, FOUNDED)] == [2, 3, 4]
     assert [one.node_id for one in promotion.candidates((voter(1), voter(2)), brokers, GROWING)] == [3, 4]
@@ -167,8 +165,8 @@ def test_one_voter_becomes_three_and_no_other_number_changes_by_itself():
 
 
 class GrowingCluster:
-    """Four hosts; the first has founded the cluster; a quorum that accepts all requests.
-    Each host has its own controller.
+    """Four hosts; the first has founded the cluster; a quorum that accepts all requests. Each host
+    has its own controller.
     """
 
     def __init__(self) -> None:
@@ -176,7 +174,7 @@ class GrowingCluster:
         self.brokers = {node: broker(node, fenced=False) for node in (1, 2, 3, 4)}
 
     def controller(self) -> VoterChanges:
-        """As a process has it that has just become active."""
+        """As in a process that has just become active."""
         describe = lambda now_ns: SimpleNamespace(
             observers=[
                 SimpleNamespace(key=promotion.key_of(one), last_caught_up_age_ns=0) for one in self.brokers.values()
@@ -200,13 +198,13 @@ class GrowingCluster:
         self.log.append(voters_batch(self.log.end_offset, 1, tuple(voter(node) for node in sorted(nodes))))
 
     def after_ticks(self) -> list[int]:
-        """Each by another controller."""
+        """Each change by another controller."""
         for _ in range(5):
             self.controller().tick()
         return [one.node_id for one in self.log.voters]
 
 
-def test_growing_to_three_continues_under_the_next_controller_and_what_an_operator_removed_stays_away():
+def test_growth_continues_under_the_next_controller_and_removed_voters_stay_removed():
     cluster = GrowingCluster()
     assert cluster.after_ticks() == [1, 2, 3]
     cluster.vote(1, 3)
@@ -227,7 +225,7 @@ def test_growing_to_three_continues_under_the_next_controller_and_what_an_operat
         {"directory_id": ""},
     ],
 )
-def test_unreachable_or_leaving_hosts_are_no_candidates(unfit):
+def test_unreachable_or_leaving_hosts_are_not_candidates(unfit):
     assert promotion.candidates((voter(1),), [broker(1), broker(2), broker(3, **unfit)], FOUNDED) == []
 
 
@@ -256,7 +254,7 @@ def test_a_session_ended_well_if_recorded_or_if_the_machine_did_not_restart(tmp_
     assert session.clean_epoch(path, "d", "boot-1", [1, 2]) == -1
 
 
-def test_a_quorum_that_has_failed_sets_its_timer_no_more() -> None:
+def test_a_failed_quorum_does_not_rearm_its_timer() -> None:
     """Its deadline has passed and nothing handles it any more, while the process ends."""
 
     class Core:

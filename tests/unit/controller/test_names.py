@@ -1,6 +1,4 @@
-"""Host names that the controller looks up: one for which the resolver does not answer keeps nothing
-else waiting.
-"""
+"""Host names that the controller looks up: a lookup that hangs delays nothing else."""
 
 import asyncio
 import socket
@@ -19,8 +17,8 @@ from mqd.controller.shell import Shell
 
 
 class Resolver:
-    """In place of getaddrinfo(). `dead`: names without a response until it is let go; `unknown`:
-    those that there are not.
+    """Replaces getaddrinfo(). `dead`: names without a response until they are released; `unknown`:
+    names that do not exist.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +52,7 @@ def run(scenario, resolver: Resolver) -> None:
             async with asyncio.timeout(10):
                 await scenario
         finally:
-            resolver.let_go()  # else the end waits for an executor's threads
+            resolver.let_go()  # otherwise shutdown waits for an executor's threads
 
     asyncio.run(bounded())
 
@@ -64,7 +62,7 @@ async def until(holds) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_name_is_looked_up_once_at_a_time_and_keeps_no_other_waiting(resolver: Resolver) -> None:
+def test_a_name_has_one_lookup_at_a_time_and_delays_no_other(resolver: Resolver) -> None:
     async def scenario() -> None:
         sent: list[tuple[bytes, tuple]] = []
         names = gossip._Names(socket.AF_INET, lambda data, address: sent.append((data, address)))
@@ -98,7 +96,7 @@ def test_a_name_that_is_not_found_is_looked_up_again(resolver: Resolver) -> None
     run(scenario(), resolver)
 
 
-def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_with(
+def test_hung_lookups_delay_neither_orders_nor_gossips_input(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = (("dead.example", 1), ("unknown.example", 2), ("sound.example", 3))
@@ -140,8 +138,10 @@ def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_w
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_doubt_is_remembered_at_once(resolver: Resolver, caplog: pytest.LogCaptureFixture, fails: bool) -> None:
-    """Also when the loop's own threads all wait for something else; and when it cannot be, that is reported."""
+def test_a_doubt_is_recorded_at_once(resolver: Resolver, caplog: pytest.LogCaptureFixture, fails: bool) -> None:
+    """Even when the loop's own threads are all busy; and if it cannot be recorded, that is
+    reported.
+    """
 
     async def scenario() -> None:
         doubted: list[int] = []

@@ -1,5 +1,5 @@
-"""The controller's two cores: partitions that are moved between log directories, records that are
-deleted, directories that are gone; quotas and features.
+"""The controller's two cores: partitions moved between log directories, deletion of records,
+missing directories; quotas and features.
 """
 
 import pytest
@@ -27,7 +27,7 @@ def client_of(world: World, worker: int) -> str:
     return next(client for client, index in world.subscribed.items() if index == worker)
 
 
-def test_a_moved_partition_counts_when_it_is_on_disk_and_all_processes_know(world: World) -> None:
+def test_a_move_is_complete_when_it_is_on_disk_and_all_processes_know(world: World) -> None:
     image = world.send_request(create("orders", 1)).topic
     (before,) = image.partitions
     client = client_of(world, before.owner)
@@ -39,12 +39,12 @@ def test_a_moved_partition_counts_when_it_is_on_disk_and_all_processes_know(worl
         (message,) = world.inbox[name]
         assert isinstance(message, messages.TopicPut) and message.topic.partitions[0].log_dir == 1 - before.log_dir
     log = list(world.log)
-    moved(world, image, client)  # said again, as after a reconnection
+    moved(world, image, client)  # reported again, as after a reconnection
     world.settle()
     assert world.log == log
 
 
-def test_only_the_worker_that_lives_and_owns_it_says_where_a_partition_lies(world: World) -> None:
+def test_only_the_live_owner_reports_a_partitions_directory(world: World) -> None:
     image = world.send_request(create("orders", 1)).topic
     owner = image.partitions[0].owner
     log = list(world.log)
@@ -59,7 +59,7 @@ def test_only_the_worker_that_lives_and_owns_it_says_where_a_partition_lies(worl
     assert {type(record).__name__ for record in world.log[len(log) :]} == {"LeaderEpochsRaised"}
 
 
-def test_a_successor_learns_of_the_move_that_its_predecessor_completed(world: World) -> None:
+def test_a_successor_gets_the_move_that_its_predecessor_completed(world: World) -> None:
     image = world.send_request(create("orders", 1)).topic
     owner = image.partitions[0].owner
     moved(world, image, client_of(world, owner))
@@ -107,7 +107,7 @@ def test_quotas_and_features_are_reported_to_all(world: World) -> None:
     assert world.log == log, "all or none"
 
 
-def test_delete_records_goes_to_the_owner_and_back(world: World) -> None:
+def test_delete_records_is_sent_to_the_owner(world: World) -> None:
     image = world.send_request(create("orders", 3)).topic
     number = world.request(messages.DeleteRecords("orders", 1, 77))
     client, command = next(
@@ -120,7 +120,7 @@ def test_delete_records_goes_to_the_owner_and_back(world: World) -> None:
     )
     other = next(name for name in world.subscribed if name != client)
     world.on_host(host_core.CommandEnded(other, messages.CommandDone(command.command_id, 0, 1)))
-    assert number not in world.answers  # only the worker that was asked may answer
+    assert number not in world.answers  # only the worker that got the request may respond
     world.on_host(host_core.CommandEnded(client, messages.CommandDone(command.command_id, 0, 70)))
     assert world.answers[number].error == 0 and world.answers[number].offset == 70
 
@@ -133,7 +133,7 @@ def test_delete_records_ends_with_its_worker(world: World) -> None:
     assert world.send_request(messages.DeleteRecords("orders", 4, -1)).error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_partition_in_a_directory_that_is_gone_has_no_owner(world: World) -> None:
+def test_a_partition_in_a_missing_directory_has_no_owner(world: World) -> None:
     world.send_request(create("orders", 2))
     host = host_core.HostCore(NODE, NODE, 3, 40, {"directory-a": 0})
     actions = host.handle(host_core.Started(world.core.committed, (), (), {}), 0)

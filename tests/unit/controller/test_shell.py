@@ -7,7 +7,7 @@ from mqd.controller.shell import Shell
 
 
 def shell(committed: int, log_end_offset: int, alone: bool = False) -> Shell:
-    """Its quorum is played by the test."""
+    """With a quorum played by the test."""
     found = object.__new__(Shell)
     found.failed = asyncio.get_running_loop().create_future()
     found.core = SimpleNamespace(committed=SimpleNamespace(cluster_id="cluster", version=committed), active=False)
@@ -20,7 +20,7 @@ def shell(committed: int, log_end_offset: int, alone: bool = False) -> Shell:
 
 
 async def is_done(task: asyncio.Task[None]) -> bool:
-    await asyncio.sleep(0.02)  # ten looks
+    await asyncio.sleep(0.02)  # ten polls
     return task.done()
 
 
@@ -59,7 +59,7 @@ def test_truncated_batches_were_not_committed() -> None:
     run(scenario())
 
 
-def test_a_host_that_is_alone_waits_until_it_decides() -> None:
+def test_a_single_host_waits_until_it_is_elected() -> None:
     async def scenario() -> None:
         one = shell(committed=12, log_end_offset=12, alone=True)
         waiting = asyncio.create_task(one.wait_metadata(12, 12))

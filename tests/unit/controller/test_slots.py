@@ -1,6 +1,4 @@
-"""Partition slots in a real control segment: what the host core says of them, and what the next
-controller finds.
-"""
+"""Partition slots in a real control segment: written by the host core, read by the next controller."""
 
 import mmap
 
@@ -36,7 +34,7 @@ def seen(control: native.Control) -> SlotSeen:
     return found
 
 
-def test_assigned_slots_are_seen(control: native.Control) -> None:
+def test_assigned_slots_are_read_back(control: native.Control) -> None:
     assign(control, log_dir=4)
     assert seen(control) == SlotSeen(SLOT, TOPIC, 2, 3, 1, False, 4)
     assert slots.seen(control, MetadataState()).alive == {
@@ -47,7 +45,7 @@ def test_assigned_slots_are_seen(control: native.Control) -> None:
     assert slots.seen(control, MetadataState()).slots == ()
 
 
-def test_a_move_is_seen_and_leaves_the_slot_of_a_dead_owner_as_it_is(control: native.Control) -> None:
+def test_a_move_is_read_back_and_does_not_change_a_dead_owners_slot(control: native.Control) -> None:
     assign(control)
     assert assign(control, log_dir=1, moved=True).log_dir == 1 and not seen(control).stale
     control.set_endpoint_state(1, native.ProcessState.DEAD, 4711)

@@ -1,5 +1,5 @@
-"""A shell for one group with the protocol of KIP-848, over group_shell.py: heartbeats by member,
-topics as a test sets them.
+"""A shell for one group with the protocol of KIP-848, on top of group_shell.py: heartbeats by
+member, topics set by the test.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ConsumerShell(GroupShell):
 
     def restart(self) -> None:
         self.core = self._new()
-        for key, value in dict(self.log).items():  # as a compacted log
+        for key, value in dict(self.log).items():  # as in a compacted log
             if value is not None:
                 self.core.replay(key, value)
         self.timers.clear()
@@ -56,7 +56,7 @@ class ConsumerShell(GroupShell):
         self.core.check()
 
     def send_request(self, make) -> object:
-        """The response to an event that is answered at once."""
+        """The response to an event that gets one at once."""
         self.number += 1
         self.handle(make(self.number))
         return self.replies[self.number]

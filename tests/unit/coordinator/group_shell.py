@@ -1,5 +1,5 @@
-"""A shell for one group's core: requests by number, timers by name, a log in memory. What a core
-says is there at once; `written=False` holds replies back as a disk would.
+"""A shell for one group's core: requests by number, timers by name, a log in memory. A core's
+records are written at once; `written=False` holds responses back as a disk would.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class GroupShell:
         )
 
     def join_twice(self, **options) -> tuple[int, str]:
-        """As clients since KIP-394 do: without an id, then with the one they were given. The second
+        """As clients since KIP-394: without an id, then with the assigned one. Returns the second
         request's number and the id.
         """
         member_id = self.reply(self.join(**options)).member_id
@@ -129,7 +129,7 @@ class GroupShell:
         return self._send_request(lambda number: SyncGroup(number, message))
 
     def beat(self, member_id: str, generation: int, instance: str | None = None) -> int:
-        """The error code."""
+        """Returns the error code."""
         message = HeartbeatRequest(
             group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance
         )
@@ -149,7 +149,7 @@ class GroupShell:
         return self.reply(self._send_request(DeleteGroup))
 
     def stable(self, count: int, instances: bool = False, **options) -> list[str]:
-        """A stable group of that many members; the first one leads. Each has the assignment a0, a1
+        """A stable group of `count` members; the first one leads. They have the assignments a0, a1
         ...
         """
         joins = [

@@ -1,5 +1,5 @@
-"""Records with a right checksum and wrong contents: what is replayed of them either names what is
-wrong, or gives a core that continues.
+"""Records with a valid checksum and invalid contents: replaying them either reports the error, or
+gives a core that works.
 """
 
 from __future__ import annotations
@@ -165,13 +165,14 @@ def _event(chance: random.Random, group: Group, number: int) -> object:
     )
 
 
-def test_numbers_at_the_end_of_their_range_are_not_believed() -> None:
-    """The next one could not be written: the group's partition would be thrown out with every
+def test_numbers_at_the_end_of_their_range_are_refused() -> None:
+    """The next one could not be written: the group's partition would be reloaded with every
     attempt.
     """
     log = [*consumer_log(), *classic_log()]
     group = Group("g", ClassicSettings(), OffsetsSettings(), FixedCluster({"t": 6}))
-    epochs = {3: 2, 6: 2, 8: 2, 2: 2 + 2 + len("consumer")}  # key type -> where the value has its epoch or generation
+    # key type -> offset of the epoch or generation in the value
+    epochs = {3: 2, 6: 2, 8: 2, 2: 2 + 2 + len("consumer")}
     seen = 0
     for key, value in log:
         at = epochs.get(key[1])

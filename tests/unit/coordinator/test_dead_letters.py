@@ -1,4 +1,4 @@
-"""Dead letters: the mover of a share-partition, step by step, and the records it has written. Whole
+"""Dead letters: the mover of a share-partition, step by step, and the records that it writes. Whole
 histories: tests/sim/share/test_letters_sim.py.
 """
 
@@ -47,7 +47,7 @@ SOURCE = Source("orders", 3, "jobs", 5)
 
 
 class Mover:
-    """Each method is one event; the actions are kept."""
+    """Each method is one event; the actions are recorded."""
 
     def __init__(self, *runs: Run, note: str | None = None, note_bytes_max: int = 4_000) -> None:
         self.now_ms, self.core = 1_000, Letters(7, note_bytes_max)
@@ -84,7 +84,7 @@ def dead(first: int, last: int, deliveries: int = 1) -> Run:
     return Run(first, last, ARCHIVING, deliveries)
 
 
-def test_one_transaction_then_what_came_meanwhile() -> None:
+def test_records_rejected_meanwhile_are_in_the_next_transaction() -> None:
     mover = Mover(dead(5, 6), dead(9, 9, 5))
     assert mover.expect(WRITING).letters == (Letter(5, 1), Letter(6, 1), Letter(9, 5))
     mover.observe(dead(20, 20))
@@ -109,11 +109,11 @@ def test_records_named_in_the_note_have_their_dead_letter() -> None:
 
 
 @pytest.mark.parametrize("note", [note_of(3, [5]), "", "5", "2;4;5", "1;4;x", "1;4"])
-def test_a_note_of_another_state_epoch_or_version_names_nothing(note: str) -> None:
+def test_a_note_of_another_state_epoch_or_version_is_ignored(note: str) -> None:
     assert Mover(dead(5, 5), note=note).expect(WRITING).letters == (Letter(5, 1),)
 
 
-def test_a_failure_begins_again_after_a_backoff_without_end() -> None:
+def test_failures_are_retried_with_backoff_forever() -> None:
     mover = Mover(dead(5, 5))
     waited: list[int] = []
     for _ in range(8):
@@ -136,7 +136,7 @@ def test_archive_is_sent_again_to_an_owner_that_does_not_archive() -> None:
     mover.expect(FENCING)
 
 
-def test_another_state_epoch_begins_again() -> None:
+def test_another_state_epoch_restarts_the_mover() -> None:
     mover = Mover(dead(5, 5))
     stale = mover.core.token
     mover.observe(dead(8, 8), state_epoch=5)
@@ -159,7 +159,7 @@ def test_records_without_a_letter_are_archived() -> None:
     assert mover.archive() == ((5, 6),) and mover.core.letter_count == 0
 
 
-def test_a_transaction_is_as_large_as_its_note_may_be() -> None:
+def test_a_transaction_is_bounded_by_the_size_of_its_note() -> None:
     scattered = [dead(offset, offset) for offset in range(0, 4_000, 2)]
     assert len(Mover(*scattered).expect(WRITING).letters) == LETTERS_MAX
     letters = Mover(*scattered, note_bytes_max=100).expect(WRITING).letters
@@ -184,7 +184,7 @@ def test_headers_say_which_record_and_why() -> None:
     assert dict(second.headers)["__dlq.errors.message"] == EXHAUSTED.encode()
 
 
-def test_a_letter_that_is_too_large_has_headers_alone() -> None:
+def test_a_letter_that_is_too_large_has_only_headers() -> None:
     copied = {8: Copied(b"k", bytes(1_000)), 9: Copied(b"k", bytes(10))}
     first, second = letter_records(SOURCE, [Letter(8, 1), Letter(9, 1)], copied, 50, 1_000)
     assert first.value is None and second.value == bytes(10)

@@ -1,4 +1,4 @@
-"""group.coordinator.memory.bytes: what is counted, what is refused, and what continues."""
+"""group.coordinator.memory.bytes: what is counted, what is refused, and what still works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSED, REJOIN = int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), int(ErrorCode.REB
 
 
 class World:
-    """One loaded partition, and requests as the runtime passes them on."""
+    """One loaded partition, and requests as passed on by the runtime."""
 
     def __init__(self, loaded: Loaded | None = None, budget: GroupBudget | None = None) -> None:
         self.budget = budget or GroupBudget(LIMIT)
@@ -49,7 +49,7 @@ class World:
         self.shard.on_loaded(0)
 
     def send_request(self, group: str, make) -> object:
-        """The refusal, or the reply once everything is written."""
+        """The refusal, or the response once everything is written."""
         self.number += 1
         event = make(self.number)
         error = self.budget.refusal(group, self.shard.core(group), event)
@@ -127,11 +127,11 @@ def test_the_budget_is_returned_when_members_and_groups_go() -> None:
     assert world.commit("g", *range(100)).error == 0 and world.used() < 100_000
     assert world.send_request("g", DeleteGroup) == 0
     assert world.used() == 0
-    world.join("h", MB, version=4)  # an id that its client does not come back with
+    world.join("h", MB, version=4)  # its client never uses the assigned id
     assert 0 < world.used() < 20_000
 
 
-def test_a_shard_that_is_discarded_gives_everything_back() -> None:
+def test_a_discarded_shard_frees_its_budget() -> None:
     world = World()
     for number in range(5):
         world.join(f"g{number}", 1000)
@@ -158,7 +158,7 @@ def test_state_from_the_log_is_counted_and_never_refused() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 9])
-def test_new_groups_are_refused_first_then_members_then_what_members_add(version: int) -> None:
+def test_new_groups_are_refused_first_then_members_then_other_additions(version: int) -> None:
     world = World()
     first = world.join("old", 1000)
     assert world.sync("old", first.member_id, first.generation_id, 100).error_code == 0
@@ -210,7 +210,7 @@ def test_members_of_the_consumer_protocol() -> None:
     assert heartbeat("g", "m", -1, None).error_code == 0
 
 
-def test_pending_offsets_of_transactions_are_counted_until_they_count_or_not() -> None:
+def test_pending_offsets_are_counted_until_their_transaction_ends() -> None:
     world = World()
     world.commit("g", 0)
     before = world.used()

@@ -1,4 +1,4 @@
-"""Classic groups, one situation each: what Kafka's clients rely on, by error code."""
+"""Classic groups, one situation each: behaviour that Kafka's clients rely on, by error code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shell() -> GroupShell:
 # -- joining ---------------------------------------------------------------------------------------
 
 
-def test_a_new_member_is_asked_to_join_with_its_id(shell: GroupShell) -> None:
+def test_a_new_member_must_join_again_with_its_id(shell: GroupShell) -> None:
     first = shell.reply(shell.join(version=4))
     assert (first.error_code, first.member_id) == (E.MEMBER_ID_REQUIRED, "m-1")
     number = shell.join(first.member_id, version=4)
@@ -46,7 +46,7 @@ def test_an_unknown_member_id(shell: GroupShell) -> None:
     assert shell.core.is_empty
 
 
-def test_the_first_rebalance_waits_for_the_last_one_who_comes() -> None:
+def test_the_first_rebalance_waits_for_further_members() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=300)
     first = shell.join(version=3)
     shell.advance(250)
@@ -58,7 +58,7 @@ def test_the_first_rebalance_waits_for_the_last_one_who_comes() -> None:
     assert len(shell.reply(first).members) == 2 and shell.reply(second).members == []
 
 
-def test_the_first_rebalance_does_not_wait_for_ever() -> None:
+def test_the_first_rebalance_does_not_wait_forever() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=300)
     first = shell.join(version=3, rebalance=1_000)
     for _ in range(11):
@@ -80,16 +80,16 @@ def test_the_protocol_that_most_members_want_and_all_support() -> None:
 
 
 @pytest.mark.parametrize("options", [{"kind": "connect"}, {"protocols": {"other": b""}}, {"kind": ""}])
-def test_a_member_that_does_not_fit(shell: GroupShell, options: dict) -> None:
+def test_a_member_with_inconsistent_protocols(shell: GroupShell, options: dict) -> None:
     shell.stable(1)
     assert shell.reply(shell.join(**options)).error_code == E.INCONSISTENT_GROUP_PROTOCOL
 
 
-def test_a_group_begins_with_a_protocol(shell: GroupShell) -> None:
+def test_the_first_member_must_have_a_protocol(shell: GroupShell) -> None:
     assert shell.reply(shell.join(kind="")).error_code == E.INCONSISTENT_GROUP_PROTOCOL
 
 
-def test_a_follower_that_missed_its_answer_gets_it_again(shell: GroupShell) -> None:
+def test_a_follower_that_missed_its_response_gets_it_again(shell: GroupShell) -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     leader, follower = shell.stable(2)
     again = shell.reply(shell.join(follower))
@@ -97,7 +97,7 @@ def test_a_follower_that_missed_its_answer_gets_it_again(shell: GroupShell) -> N
     assert shell.core.state_name == "Stable"
 
 
-def test_a_leader_that_joins_again_wants_a_rebalance() -> None:
+def test_a_leader_that_rejoins_causes_a_rebalance() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     leader, follower = shell.stable(2)
     number = shell.join(leader)
@@ -108,7 +108,7 @@ def test_a_leader_that_joins_again_wants_a_rebalance() -> None:
     assert shell.reply(number).generation_id == 2
 
 
-def test_changed_metadata_means_a_rebalance() -> None:
+def test_changed_metadata_causes_a_rebalance() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     _, follower = shell.stable(2)
     shell.join(follower, protocols={"range": b"other topics"})
@@ -127,7 +127,7 @@ def test_a_member_that_does_not_rejoin_in_time_is_removed() -> None:
     assert shell.beat(follower, 1) == E.UNKNOWN_MEMBER_ID
 
 
-def test_a_join_repeated_over_another_connection_answers_the_first() -> None:
+def test_a_join_repeated_over_another_connection_completes_the_first() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     leader, _ = shell.stable(2)
     first, second = shell.join(leader), shell.join(leader)
@@ -149,7 +149,7 @@ def test_a_static_member_of_a_full_group_may_come_back() -> None:
 
 def test_pending_members_are_bounded(shell: GroupShell) -> None:
     first = shell.reply(shell.join()).member_id
-    shell.core.check = lambda: None  # it looks at everybody, every time
+    shell.core.check = lambda: None  # it visits all members, every time
     for _ in range(PENDING_MAX):
         shell.join()
     assert (
@@ -159,8 +159,8 @@ def test_pending_members_are_bounded(shell: GroupShell) -> None:
 
 
 def test_a_pending_member_is_not_kept_for_a_long_session(shell: GroupShell) -> None:
-    """Half an hour's session is half an hour in which a group of its own is kept without members, and
-    rebalances of a real one wait.
+    """With a half-hour session, an otherwise empty group would be kept for half an hour, and
+    rebalances of a real one would wait.
     """
     shell.join(version=9, session=1_800_000)
     shell.advance(shell.settings.pending_timeout_ms - 1)
@@ -169,7 +169,7 @@ def test_a_pending_member_is_not_kept_for_a_long_session(shell: GroupShell) -> N
     assert shell.core.is_empty
 
 
-def test_a_pending_member_goes_with_its_session_and_delays_no_other_for_longer() -> None:
+def test_a_pending_member_expires_with_its_session() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     (leader,) = shell.stable(1)
     shell.join(session=6_000)
@@ -179,7 +179,7 @@ def test_a_pending_member_goes_with_its_session_and_delays_no_other_for_longer()
     assert shell.reply(number).generation_id == 2
 
 
-def test_a_new_member_that_left_without_a_word_is_not_waited_for_for_ever() -> None:
+def test_a_new_member_that_disappeared_does_not_block_the_group() -> None:
     shell = GroupShell(new_member_join_timeout_ms=50_000, initial_rebalance_delay_ms=1)
     leader, follower = shell.stable(2, rebalance=300_000)
     number = shell.join(version=3, rebalance=300_000)
@@ -192,7 +192,7 @@ def test_a_new_member_that_left_without_a_word_is_not_waited_for_for_ever() -> N
 # -- syncing ---------------------------------------------------------------------------------------
 
 
-def test_assignments_go_to_whom_they_are_for_and_into_the_log() -> None:
+def test_assignments_go_to_their_members_and_into_the_log() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     ids = shell.stable(3)
     for number, member_id in enumerate(ids):
@@ -211,14 +211,14 @@ def test_assignments_go_to_whom_they_are_for_and_into_the_log() -> None:
         (None, 1, "sticky", E.INCONSISTENT_GROUP_PROTOCOL),
     ],
 )
-def test_a_sync_that_does_not_fit(
+def test_an_inconsistent_sync(
     shell: GroupShell, member: str | None, generation: int, protocol: str, error: int
 ) -> None:
     (only,) = shell.stable(1)
     assert shell.reply(shell.sync(member or only, generation, protocol=protocol)).error_code == error
 
 
-def test_a_rebalance_sends_members_that_wait_for_an_assignment_back(shell: GroupShell) -> None:
+def test_a_rebalance_makes_members_waiting_for_an_assignment_rejoin(shell: GroupShell) -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     numbers = [shell.join(version=3) for _ in range(2)]
     shell.advance(1)
@@ -231,7 +231,7 @@ def test_a_rebalance_sends_members_that_wait_for_an_assignment_back(shell: Group
     assert shell.reply(shell.sync(leader, 1)).error_code == E.REBALANCE_IN_PROGRESS
 
 
-def test_a_member_that_never_syncs_is_out() -> None:
+def test_a_member_that_never_syncs_is_removed() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     numbers = [shell.join(version=3, rebalance=5_000) for _ in range(2)]
     shell.advance(1)
@@ -265,12 +265,12 @@ def test_a_generation_too_large_for_a_record_is_refused() -> None:
         (None, -1, E.ILLEGAL_GENERATION),
     ],
 )
-def test_heartbeats_that_do_not_fit(shell: GroupShell, member: str | None, generation: int, error: int) -> None:
+def test_inconsistent_heartbeats(shell: GroupShell, member: str | None, generation: int, error: int) -> None:
     (only,) = shell.stable(1)
     assert shell.beat(only if member is None else member, generation) == error
 
 
-def test_silence_ends_a_session_and_a_heartbeat_prolongs_it() -> None:
+def test_a_session_expires_unless_prolonged_by_a_heartbeat() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     alive, silent = shell.stable(2, session=10_000)
     shell.advance(9_000)
@@ -280,7 +280,7 @@ def test_silence_ends_a_session_and_a_heartbeat_prolongs_it() -> None:
     assert "sent no heartbeat" in shell.classic.rebalance_reason
 
 
-def test_a_commit_is_a_sign_of_life(shell: GroupShell) -> None:
+def test_a_commit_prolongs_the_session(shell: GroupShell) -> None:
     (only,) = shell.stable(1, session=10_000)
     for _ in range(3):
         shell.advance(9_000)
@@ -303,7 +303,7 @@ def test_after_a_restart_members_have_a_whole_session() -> None:
 
 
 @pytest.mark.parametrize("version", [5, 8, 9])
-def test_a_static_member_comes_back_unnoticed(version: int) -> None:
+def test_a_static_member_returns_without_a_rebalance(version: int) -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     ids = shell.stable(2, instances=True)
     response = shell.reply(shell.join(instance="i1", version=version))
@@ -321,7 +321,7 @@ def test_a_static_member_comes_back_unnoticed(version: int) -> None:
     assert shell.beat(response.member_id, 1, "i1") == 0, "its new id is in the log"
 
 
-def test_a_static_leader_that_comes_back_knows_whether_it_leads() -> None:
+def test_a_static_leader_that_returns_knows_whether_it_leads() -> None:
     for version, skips in ((8, False), (9, True)):
         shell = GroupShell(initial_rebalance_delay_ms=1)
         ids = shell.stable(2, instances=True)
@@ -360,7 +360,7 @@ def test_an_absent_static_member_stays_through_a_rebalance() -> None:
 # -- leaving ---------------------------------------------------------------------------------------
 
 
-def test_leaving_one_by_one_and_many_at_once() -> None:
+def test_members_leave_one_by_one_and_together() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     ids = shell.stable(4, instances=True)
     assert shell.leave((ids[0], "i0"), ("", "i1"), ("nobody", None), ("wrong", "i2"), ("", None), ("", "i9")) == [
@@ -445,14 +445,14 @@ def test_deleting(shell: GroupShell) -> None:
     assert shell.core.is_empty
 
 
-def test_an_empty_group_without_offsets_goes_by_itself(shell: GroupShell) -> None:
+def test_an_empty_group_without_offsets_is_deleted(shell: GroupShell) -> None:
     (only,) = shell.stable(1)
     shell.leave((only, None))
     shell.advance(600_000)
     assert shell.core.is_empty and shell.log[-1][1] is None
 
 
-def test_a_group_larger_than_allowed_after_a_restart_joins_again() -> None:
+def test_a_group_above_the_limit_after_a_restart_rejoins() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     ids = shell.stable(3)
     shell.settings = type(shell.settings)(max_size=2)

@@ -1,4 +1,4 @@
-"""GroupMetadata as Kafka lays it out, and bytes that are none."""
+"""GroupMetadata in Kafka's layout, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ VERSION_4 = (
 )
 
 
-def test_there_and_back() -> None:
+def test_values_are_encoded_and_decoded() -> None:
     assert records.decode_value(records.encode_value(GROUP)) == GROUP
 
 
-def test_the_bytes_are_kafkas() -> None:
+def test_the_encoding_is_kafkas() -> None:
     assert records.encode_key("gr") == b"\0\x02\0\x02gr"
     assert records.encode_value(GroupRecord("consumer", 8, None, None, 1234, ())) == VERSION_3_EMPTY
 

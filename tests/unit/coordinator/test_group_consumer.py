@@ -1,4 +1,4 @@
-"""Consumer groups (KIP-848), one situation each: what clients rely on, by error code."""
+"""Consumer groups (KIP-848), one situation each: behaviour that clients rely on, by error code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_version_0_gets_its_member_id(shell: ConsumerShell) -> None:
     assert shell.enter("").member_id == "made-up"
 
 
-def test_a_second_member_waits_for_what_the_first_lets_go(shell: ConsumerShell) -> None:
+def test_a_second_member_waits_for_partitions_that_the_first_releases(shell: ConsumerShell) -> None:
     shell.enter("m1")
     second = shell.enter("m2")
     assert (second.member_epoch, shell.report(second)) == (2, {})
@@ -53,8 +53,8 @@ def test_a_second_member_waits_for_what_the_first_lets_go(shell: ConsumerShell) 
     assert shell.core.state_name == "Stable"
 
 
-def test_an_answer_that_was_lost(shell: ConsumerShell) -> None:
-    """The old epoch with only its own partitions gets the response again, else it is fenced."""
+def test_a_lost_response(shell: ConsumerShell) -> None:
+    """The old epoch with only its own partitions gets the response again, otherwise it is fenced."""
     shell.enter("m1")
     shell.enter("m2")
     kept = shell.report(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
@@ -123,7 +123,7 @@ def test_a_member_that_revokes_nothing_is_removed_despite_its_heartbeats(shell: 
     assert set(shell.consumer.members) == {"m2"}
 
 
-def test_a_static_member_comes_back_and_no_partition_moves(shell: ConsumerShell) -> None:
+def test_a_static_member_returns_and_no_partition_moves(shell: ConsumerShell) -> None:
     shell.enter("m1", instance_id="i1")
     shell.enter("m2", instance_id="i2")
     kept = shell.report(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
@@ -142,7 +142,7 @@ def test_a_static_member_comes_back_and_no_partition_moves(shell: ConsumerShell)
 
 
 def test_a_static_member_changes_to_the_consumer_protocol_within_its_session(shell: ConsumerShell) -> None:
-    """It is stopped without LeaveGroup, as static members are, and comes back at once with
+    """It is stopped without LeaveGroup, like static members, and restarted immediately with
     group.protocol=consumer.
     """
     joined = shell.classic_join("", "a", instance_id="i")
@@ -164,7 +164,7 @@ def test_a_static_member_changes_to_the_consumer_protocol_within_its_session(she
     )
 
 
-def test_a_static_member_that_does_not_come_back(shell: ConsumerShell) -> None:
+def test_a_static_member_that_does_not_return(shell: ConsumerShell) -> None:
     shell.enter("m1", instance_id="i1")
     shell.heartbeat("m1", -2, instance_id="i1")
     shell.advance(45_000)
@@ -189,11 +189,11 @@ def test_expressions(shell: ConsumerShell) -> None:
     assert shell.enter("m2", subscribed_topic_regex="[").error_code == E.INVALID_REGULAR_EXPRESSION
     shell.enter("m3", subscribed_topic_names=["others"])
     described = {member.member_id: member.subscribed_topic_regex for member in shell.describe().members}
-    assert described == {"m1": "orders-.*", "m3": ""}  # as Kafka: never null
+    assert described == {"m1": "orders-.*", "m3": ""}  # as in Kafka: never null
 
 
 def test_an_expression_matches_what_its_member_may_describe(shell: ConsumerShell) -> None:
-    """By the rights of each member, also after a restart and when rights change."""
+    """By the rights of each member, even after a restart and when rights change."""
     expression = {"subscribed_topic_names": None, "subscribed_topic_regex": "orders-.*"}
     for name in ("orders-1", "orders-2", "orders-3"):
         shell.cluster.set(name, 1)
@@ -226,7 +226,7 @@ def test_the_principal_of_a_member_is_kept_only_with_an_expression(shell: Consum
     assert b"User:alice" not in b"".join(value or b"" for _, value in shell.log)
 
 
-def test_an_expression_that_would_take_for_ever() -> None:
+def test_an_expensive_expression_is_bounded() -> None:
     matcher = regex.RegexMatcher()
     assert matcher.matching("(a+)+$", frozenset(["a" * 240 + "b", "aaa"])) == {"aaa"}
     with pytest.raises(regex.BadExpression):
@@ -235,7 +235,7 @@ def test_an_expression_that_would_take_for_ever() -> None:
         matcher.check("((x{500}){500}){500}")
 
 
-def test_topics_change(shell: ConsumerShell) -> None:
+def test_topic_changes_cause_a_rebalance(shell: ConsumerShell) -> None:
     shell.enter("m1", "a", "b")
     shell.cluster.set("a", 5)
     assert shell.report(shell.heartbeat("m1", 1)) == {"a": (0, 1, 2, 3, 4)}
@@ -248,14 +248,14 @@ def test_topics_change(shell: ConsumerShell) -> None:
     assert (response.member_epoch, shell.report(response)) == (4, {"b": (0,)})
 
 
-def test_a_topic_that_is_recreated_is_another_one(shell: ConsumerShell) -> None:
+def test_a_recreated_topic_is_a_new_topic(shell: ConsumerShell) -> None:
     old = shell.enter("m1").assignment.topic_partitions[0].topic_id
     shell.cluster.set("a", 2)
     response = shell.heartbeat("m1", 1, {})
     assert response.assignment.topic_partitions[0].topic_id != old and shell.report(response) == {"a": (0, 1)}
 
 
-def test_most_members_choose_the_assignor(shell: ConsumerShell) -> None:
+def test_the_majority_chooses_the_assignor(shell: ConsumerShell) -> None:
     shell.enter("m1", server_assignor="range")
     assert shell.consumer.assignor == "range"
     shell.enter("m2", server_assignor="uniform")
@@ -278,7 +278,7 @@ def test_a_large_group_makes_few_targets() -> None:
 # -- offsets ---------------------------------------------------------------------------------------
 
 
-def test_commits_are_held_against_the_epoch(shell: ConsumerShell) -> None:
+def test_commits_are_checked_against_the_epoch(shell: ConsumerShell) -> None:
     shell.enter("m1")
 
     def commit(member_id: str, epoch: int, version: int = 9) -> int:
@@ -336,7 +336,7 @@ def test_a_damaged_log_never_gives_a_partition_to_two(shell: ConsumerShell) -> N
     old = {key: value for key, value in shell.log if key[:2] == b"\x00\x08" and key.endswith(b"m1")}
     shell.heartbeat("m1", 1, kept)
     shell.heartbeat("m2", 2)
-    shell.log += old.items()  # m1's former partitions are restored, not its present ones
+    shell.log += old.items()  # m1's former partitions are restored, not its current ones
     shell.restart()
     assert len(shell.consumer.members) == 1
     survivor = next(iter(shell.consumer.members))
@@ -344,7 +344,7 @@ def test_a_damaged_log_never_gives_a_partition_to_two(shell: ConsumerShell) -> N
     assert list(shell.consumer.members) == [survivor], "and that is what is in the log"
 
 
-def test_an_empty_group_goes_with_its_last_offset(shell: ConsumerShell) -> None:
+def test_an_empty_group_is_deleted_with_its_last_offset(shell: ConsumerShell) -> None:
     shell.enter("m1")
     shell.heartbeat("m1", -1)
     assert shell.core.exists
@@ -419,7 +419,7 @@ def test_a_policy_may_forbid_migration() -> None:
     assert shell.core.kind == "classic" and shell.core.state_name == "Stable"
 
 
-def test_groups_of_another_type_stay_what_they_are(shell: ConsumerShell) -> None:
+def test_groups_of_another_type_are_unchanged(shell: ConsumerShell) -> None:
     shell.join(version=3, kind="connect")
     shell.advance(1)
     assert shell.enter("new").error_code == E.GROUP_ID_NOT_FOUND and shell.core.kind == "classic"
@@ -432,7 +432,7 @@ def test_an_upgrade_that_is_refused_changes_nothing(shell: ConsumerShell) -> Non
     assert shell.core.kind == "classic" and shell.log == log and shell.core.state_name == "Stable"
 
 
-def test_an_empty_group_changes_its_kind_without_more_ado(shell: ConsumerShell) -> None:
+def test_an_empty_group_changes_its_type(shell: ConsumerShell) -> None:
     shell.enter("m1")
     shell.heartbeat("m1", -1)
     shell.classic_join("", "a")
@@ -477,7 +477,7 @@ def test_a_member_that_claims_an_unknown_instance_id_is_unknown(shell: ConsumerS
     assert (claimed.error_code, claimed.member_id) == (E.UNKNOWN_MEMBER_ID, "")
 
 
-def test_a_classic_member_that_does_not_come_to_join_is_put_out(shell: ConsumerShell) -> None:
+def test_a_classic_member_that_does_not_rejoin_is_removed(shell: ConsumerShell) -> None:
     shell.enter("m1")
     joined = shell.reply(shell.classic_join("", "a"))
     shell.sync(joined.member_id, joined.generation_id)
@@ -518,7 +518,7 @@ def test_a_classic_member_that_does_not_come_to_join_is_put_out(shell: ConsumerS
         ({"server_assignor": "range"}, 1, None),
     ],
 )
-def test_requests_that_make_no_sense(fields: dict, version: int, error: E | None) -> None:
+def test_invalid_requests_are_refused(fields: dict, version: int, error: E | None) -> None:
     whole = {
         "group_id": "g",
         "member_id": "m",

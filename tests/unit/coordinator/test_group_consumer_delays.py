@@ -1,4 +1,6 @@
-"""Rebalances of consumer groups (KIP-848) that do not end: since when, and because of which member."""
+"""Rebalances of consumer groups (KIP-848) that do not end: since when, and which member delays
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ def shell() -> ConsumerShell:
     return ConsumerShell()
 
 
-def test_members_that_hold_up_a_rebalance(shell: ConsumerShell) -> None:
+def test_members_that_delay_a_rebalance(shell: ConsumerShell) -> None:
     shell.enter("m1")
     assert shell.core.held_up_by() == []
     shell.advance(1_000)

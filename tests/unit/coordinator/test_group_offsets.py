@@ -1,5 +1,5 @@
-"""Committed offsets of a group: the core by itself, histories by chance against a plain model, and
-what a log of them adds up to.
+"""Committed offsets of a group: the core by itself, random histories against a plain model, and
+state derived from the log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SETTINGS = OffsetsSettings(retention_ms=1000, check_interval_ms=100, metadata_by
 
 
 class Members:
-    """A group that allows everything but what a test says."""
+    """A group that allows everything that a test does not forbid."""
 
     def __init__(self) -> None:
         self.error = 0
@@ -90,7 +90,7 @@ class World:
         self.log: list[Persist] = []
 
     def do(self, event: object) -> object:
-        """The reply, if any; collects the persisted records."""
+        """The response, if any; collects the persisted records."""
         return self.take(self.offsets.handle(event, self.members, self.now))
 
     def take(self, actions: list[Action]) -> object:
@@ -154,8 +154,8 @@ def test_metadata_has_a_bound_in_bytes() -> None:
 
 
 def test_a_commit_larger_than_a_batch_is_refused_whole() -> None:
-    """A group id of 32 KiB is in the key of every record: a small request could want a batch that
-    cannot be written.
+    """A group id of 32 KiB is in the key of every record: a small request could require a batch
+    that is too large to write.
     """
     world = World()
     world.offsets = Offsets("g" * 32767, SETTINGS)
@@ -209,7 +209,7 @@ def test_a_refused_commit_changes_nothing() -> None:
     assert world.offsets.is_empty and world.log == []
 
 
-def test_a_transactions_offsets_count_with_its_marker() -> None:
+def test_a_transactions_offsets_take_effect_with_its_marker() -> None:
     world = World()
     world.do(commit(("t", 0, 5)))
     world.do(commit(("t", 0, 50), ("t", 1, 51), producer_id=9))
@@ -258,7 +258,7 @@ def test_deletion() -> None:
     assert world.offsets.is_empty
 
 
-def test_offsets_of_partitions_that_are_gone_go_pending_ones_too() -> None:
+def test_offsets_of_deleted_partitions_are_removed_including_pending_ones() -> None:
     world = World()
     world.do(commit(("t", 0, 5), ("t", 3, 6), ("t", 4, 7), ("u", 9, 8)))
     world.do(commit(("t", 2, 50), ("t", 5, 51), ("v", 6, 52), producer_id=9))
@@ -281,7 +281,7 @@ def test_offsets_of_partitions_that_are_gone_go_pending_ones_too() -> None:
     assert len(world.log) == count, "nothing is left to remove"
 
 
-def test_offsets_without_members_expire_by_their_commit() -> None:
+def test_offsets_without_members_expire_by_their_commit_time() -> None:
     world = World()
     world.do(commit(("t", 0, 5)))
     world.now = 500
@@ -323,7 +323,7 @@ def test_offsets_of_members_expire_by_the_end_of_the_group_and_by_subscription()
     assert world.fetch() == {}
 
 
-def test_an_expiration_time_of_its_own_wins() -> None:
+def test_an_explicit_expiration_time_takes_precedence() -> None:
     world = World()
     world.do(commit(("t", 0, 5), retention_ms=50))
     world.do(commit(("t", 1, 5), retention_ms=5000))
@@ -339,7 +339,7 @@ def test_an_expiration_time_of_its_own_wins() -> None:
 
 
 def test_the_timer_is_never_due_in_the_turn_in_which_it_is_armed() -> None:
-    """It came again and again, and the coordinator did nothing else."""
+    """It fired again immediately, and the coordinator did nothing else."""
     world = World()
     world.offsets._settings = OffsetsSettings(retention_ms=1000, check_interval_ms=1, metadata_bytes_max=10)
     (timer,) = [
@@ -354,7 +354,7 @@ def test_the_timer_is_never_due_in_the_turn_in_which_it_is_armed() -> None:
     assert timer.at_ms >= 7100
 
 
-def test_the_timer_is_armed_while_there_is_something() -> None:
+def test_the_timer_is_armed_while_there_are_offsets() -> None:
     world = World()
     _, timer, _ = world.offsets.handle(commit(("t", 0, 5)), world.members, 0)
     assert isinstance(timer, Timer) and timer.name == EXPIRATION_TIMER and 50 <= timer.at_ms < 150
@@ -368,8 +368,8 @@ def test_the_timer_is_armed_while_there_is_something() -> None:
 
 
 class Model:
-    """A model of committed offsets, as simple as possible. A pending offset carries the time of
-    its writing, so does a committed one: the later counts.
+    """A model of committed offsets, as simple as possible. A pending offset has the time of its
+    writing, and so does a committed one: the later one counts.
     """
 
     def __init__(self) -> None:
@@ -476,7 +476,7 @@ def test_random_bytes_are_refused_with_nothing_but_value_errors() -> None:
 
 
 def test_a_group_outlives_its_last_offset_until_it_is_looked_at() -> None:
-    """As with Kafka: after deleting the offsets a user can still list and delete the group."""
+    """As in Kafka: after deleting the offsets a user can still list and delete the group."""
     interval_ms = OffsetsSettings().check_interval_ms
 
     def shell() -> GroupShell:

@@ -1,5 +1,5 @@
-"""A joint transaction's core, step by step: what is hard to meet by chance, its bounds, and its
-records as bytes. Histories by chance: tests/sim/coordinator/test_joint_sim.py.
+"""A joint transaction's core, step by step: cases that random histories rarely reach, its bounds,
+and its encoded records. Random histories: tests/sim/coordinator/test_joint_sim.py.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Driver:
         return again
 
     def send_request(self, kind: type, *arguments: object, **options: object) -> object:
-        """The response; None when it waits."""
+        """The response; None while it waits."""
         self.number += 1
         self.report(kind(self.number, *arguments, **options))
         return self.answer(self.number)
@@ -122,7 +122,7 @@ def test_winners_are_committed_and_all_others_aborted() -> None:
     assert {it.child(1)[1] for _ in range(3)} == {1}, "the same producer ids, with the next epoch"
 
 
-def test_an_answer_that_is_late_is_given_all_the_same() -> None:
+def test_a_late_response_is_still_sent() -> None:
     it = Driver()
     winner = it.child(0, A)
     it.end(0, winner)
@@ -136,7 +136,7 @@ def test_an_answer_that_is_late_is_given_all_the_same() -> None:
     assert it.enlist(0) == error(0, 0), "known while its markers are written"
 
 
-def test_those_that_wait_are_bounded() -> None:
+def test_waiting_requests_are_bounded() -> None:
     it = Driver()
     it.end(0, it.child(0, A))
     assert [it.enlist(1) for _ in range(HELD_MAX - 1)] == [None] * (HELD_MAX - 1)
@@ -169,7 +169,7 @@ def test_a_transaction_without_heartbeats_ends() -> None:
     assert it.end(0, child) == error(UNKNOWN_PRODUCER) and it.end(0, again) is None
 
 
-def test_a_time_out_starts_again_when_the_coordinator_does() -> None:
+def test_a_timeout_restarts_with_the_coordinator() -> None:
     it = Driver()
     it.child(0, A)
     it.now += 60_000
@@ -188,7 +188,7 @@ def test_the_next_coordinator_carries_out_decided_transactions() -> None:
     assert sorted((one.producer_id, one.committed) for one in again) == [(winner[0], True), (loser[0], False)]
 
 
-def test_runs_that_were_overtaken_are_remembered_up_to_a_bound() -> None:
+def test_overtaken_runs_are_remembered_up_to_a_bound() -> None:
     it = Driver()
     for number in range(joint_state.FENCED_RUNS_MAX + 2):
         it.child(0, run=f"run-{number}")
@@ -219,7 +219,7 @@ def test_an_aborted_run_is_over_and_its_remaining_tasks_are_fenced() -> None:
     )
 
 
-def test_an_abort_before_the_first_task_is_remembered_and_forgotten_in_time() -> None:
+def test_an_abort_before_the_first_task_is_remembered_for_a_while() -> None:
     it = Driver()
     assert (
         it.end(0, committed=False) == error(0)
@@ -235,7 +235,7 @@ def test_an_abort_before_the_first_task_is_remembered_and_forgotten_in_time() ->
     assert it.core.is_empty and set(it.log.values()) == {None}
 
 
-def test_an_abort_behind_the_time_out_is_remembered() -> None:
+def test_an_abort_after_the_timeout_is_remembered() -> None:
     it = Driver()
     it.child(0, A)
     it.wait(5_000)
@@ -245,14 +245,14 @@ def test_an_abort_behind_the_time_out_is_remembered() -> None:
     assert it.enlist(0) == error(FENCED)
 
 
-def test_the_abort_of_one_run_leaves_another_ones_transaction() -> None:
+def test_aborting_one_run_does_not_affect_another() -> None:
     it = Driver()
     child = it.child(0, A)
     assert it.end(0, committed=False, run="stillborn") == error(0) and it.enlist(0, "stillborn") == error(FENCED)
     assert it.core.state == State.ONGOING and it.replayed().durable() == it.core.durable() and it.end(0, child) is None
 
 
-def test_a_time_out_that_may_not_be_is_refused() -> None:
+def test_an_invalid_timeout_is_refused() -> None:
     it = Driver()
     assert it.enlist(0, timeout_ms=60_001) == error(INVALID_TIMEOUT) and it.enlist(0, timeout_ms=0) == error(
         INVALID_TIMEOUT
@@ -281,7 +281,7 @@ def test_children_whose_epochs_run_out_leave(monkeypatch: pytest.MonkeyPatch) ->
 # -- records ---------------------------------------------------------------------------------------
 
 
-def test_the_name_says_which_core() -> None:
+def test_the_name_selects_the_core() -> None:
     cores = Transactions(SETTINGS)
     assert type(cores.make(NAME)) is JointTransaction and type(cores.make("orders")) is Transaction
     key, child = records.TRANSACTION.encode_key(NAME), records.CHILD.encode_key(NAME, 7)
@@ -296,7 +296,7 @@ def test_the_name_says_which_core() -> None:
     rest=st.binary(max_size=40),
     value=st.none() | st.binary(max_size=60),
 )
-def test_damaged_records_raise_value_errors_alone(kind: int, rest: bytes, value: bytes | None) -> None:
+def test_damaged_records_only_raise_value_errors(kind: int, rest: bytes, value: bytes | None) -> None:
     key = kind.to_bytes(2, "big") + rest
     core = JointTransaction(NAME, SETTINGS)
     try:
@@ -307,7 +307,7 @@ def test_damaged_records_raise_value_errors_alone(kind: int, rest: bytes, value:
     core.check()
 
 
-def test_records_that_make_no_sense_are_refused() -> None:
+def test_invalid_records_are_refused() -> None:
     core = JointTransaction(NAME, SETTINGS)
     value = records.TRANSACTION.value.cls(
         serial=1, state=9, batch_id=0, run_id="r", committed_batch_id=-1, timeout_ms=1, start_ms=0, last_update_ms=0

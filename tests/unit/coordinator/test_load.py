@@ -1,4 +1,4 @@
-"""A coordinator's partition read from its files: what counts, transactions, damage."""
+"""A coordinator's partition read from its files: the latest records, transactions, damage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqd.protocol.records import Record, decode_batch_header, encode_batch
 
 
 class Book:
-    """A core that remembers."""
+    """A core that records its events."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[bytes, bytes | None]] = []
@@ -42,7 +42,7 @@ class Book:
 
 
 class Books:
-    """The core of a record is named by its key's first byte."""
+    """The first byte of a record's key names its core."""
 
     def core_of(self, key: bytes) -> str | None:
         if not key:
@@ -64,7 +64,7 @@ class Files:
         self.path.write_bytes(b"")
 
     def append(self, batch: bytes) -> int:
-        """Stamps the base offset as the owner does; returns it."""
+        """Sets the base offset as the owner does; returns it."""
         offset = self.next_offset
         with open(self.path, "ab") as file:
             self.positions.append(file.tell())
@@ -112,7 +112,7 @@ def test_the_last_record_of_each_key_in_the_order_of_the_log(files: Files) -> No
     assert (loaded.end_offset, loaded.record_count, loaded.skipped_count) == (7, 7, 0)
 
 
-def test_nothing_beyond_the_end_is_looked_at(files: Files) -> None:
+def test_nothing_beyond_the_end_is_read(files: Files) -> None:
     files.put((b"k1", b"a"))
     end = files.put((b"k1", b"b"))
     assert lines(files.load(end)) == [(b"k1", b"a")]
@@ -125,7 +125,7 @@ def test_nothing_beyond_the_end_is_looked_at(files: Files) -> None:
 def test_compressed_and_sparse_batches(files: Files) -> None:
     for codec in ("gzip", "snappy", "lz4", "zstd"):
         files.append(encode_batch([Record(b"v", codec.encode().join([b"k", b""]))], compression=codec))
-    # as compaction leaves it
+    # as left by compaction
     files.append(encode_batch([Record(b"v", b"k1", offset=0), Record(b"w", b"k2", offset=5)], last_offset_delta=9))
     files.append(encode_batch([], last_offset_delta=3))
     files.put((b"k3", b"v"))
@@ -141,7 +141,7 @@ def test_compressed_and_sparse_batches(files: Files) -> None:
     ] and loaded.skipped_count == 0
 
 
-def test_transactions_count_with_their_commit_marker(files: Files) -> None:
+def test_transactions_take_effect_with_their_commit_marker(files: Files) -> None:
     files.put((b"k1", b"old"), (b"k4", b"old"))
     files.put((b"k1", b"committed"), producer_id=5)
     files.put((b"k2", b"aborted"), producer_id=6)
@@ -167,7 +167,7 @@ def test_a_plain_record_overtakes_a_pending_one_of_the_same_key(files: Files) ->
     )
 
 
-def test_blocks_end_anywhere(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_blocks_may_end_anywhere(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(200):
         files.put((b"k%d" % number, bytes(number * 7)), (b"l%d" % number, b"x"))
     files.put((b"k-large", bytes(20_000)))
@@ -182,7 +182,7 @@ def test_blocks_end_anywhere(files: Files, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("at", [61 + 8, 20, 57])
-def test_one_damaged_batch_is_passed_over(files: Files, at: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_batch_is_skipped(files: Files, at: int, capfd: pytest.CaptureFixture[str]) -> None:
     files.put((b"k1", b"a"))
     files.put((b"k2", b"b"))
     files.put((b"k3", b"c"))
@@ -191,7 +191,7 @@ def test_one_damaged_batch_is_passed_over(files: Files, at: int, capfd: pytest.C
     assert lines(loaded) == [(b"k1", b"a"), (b"k3", b"c")] and loaded.skipped_count == 1
 
 
-def test_a_damaged_length_costs_what_the_index_does_not_show(files: Files) -> None:
+def test_a_damaged_length_loses_batches_up_to_the_next_index_entry(files: Files) -> None:
     for number in range(6):
         files.put((b"k%d" % number, b"v"))
     files.flip(files.positions[2] + 10)
@@ -207,7 +207,7 @@ def test_a_damaged_length_costs_what_the_index_does_not_show(files: Files) -> No
     assert [key for key, _ in lines(loaded)] == [b"k0", b"k1", b"k9"] and loaded.skipped_count == 1
 
 
-def test_a_record_that_its_core_cannot_read_is_passed_over_alone(files: Files) -> None:
+def test_only_the_record_that_a_core_cannot_read_is_skipped(files: Files) -> None:
     files.put((b"k1", b"a"), (b"k2", b"unreadable"), (b"?3", b"of a newer version"), (b"", b"no key"), (b"k4", b"d"))
     loaded = files.load()
     assert lines(loaded) == [(b"k1", b"a"), (b"k4", b"d")] and loaded.skipped_count == 2

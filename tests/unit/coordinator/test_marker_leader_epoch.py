@@ -1,6 +1,6 @@
-"""A transaction's marker between hosts names the leader epoch that it is meant for. One that the
-network kept back, while another leader wrote it, ended the producer's next transaction when its
-host led again (clients before KIP-890).
+"""A transaction's marker between hosts names the leader epoch for which it is meant. A marker
+delayed by the network, while another leader wrote it, ended the producer's next transaction when
+its host led again (clients before KIP-890).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def _marked(broker: HandlerBroker, topic: str, leader_epoch: int) -> tuple
 @pytest.mark.parametrize(
     ("topic", "refused"), [("t", ErrorCode.NOT_LEADER_OR_FOLLOWER), (GROUPS, ErrorCode.NOT_COORDINATOR)]
 )
-def test_it_is_written_in_that_leader_epoch_alone(tmp_path: Path, topic: str, refused: ErrorCode) -> None:
+def test_a_marker_is_only_written_in_its_leader_epoch(tmp_path: Path, topic: str, refused: ErrorCode) -> None:
     async def scenario() -> None:
         async with HandlerBroker(tmp_path, {"offsets.topic.num.partitions": "1"}) as broker:
             await create(broker, "t", 1)
@@ -58,7 +58,7 @@ def test_it_is_written_in_that_leader_epoch_alone(tmp_path: Path, topic: str, re
     asyncio.run(scenario())
 
 
-def test_it_names_the_leader_and_the_epoch_of_that_moment() -> None:
+def test_a_marker_names_the_current_leader_and_epoch() -> None:
     sent: list[tuple[int, MarkerToWrite]] = []
     partitions = {("t", 0): SimpleNamespace(leader=3, leader_epoch=5)}
     broker = SimpleNamespace(

@@ -1,5 +1,5 @@
-"""Markers of transactions for partitions that are being retired: written to the partition that
-takes the records, too, under the rewritten producer id.
+"""Markers of transactions for partitions that are being retired: also written to the partition that
+takes the records, under the rewritten producer id.
 """
 
 import asyncio
@@ -34,9 +34,7 @@ class Owners:
 
 
 def run(*responses: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tuple[int, int]], Any]:
-    """`answers`: (error, redirect) to the appends, in order. What was written where, and what came
-    of it.
-    """
+    """`answers`: (error, redirect) for the appends, in order. Returns the writes and the result."""
 
     async def scenario() -> tuple[list[tuple[int, int]], Any]:
         owners = Owners()
@@ -55,11 +53,11 @@ def run(*responses: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tupl
     return asyncio.run(scenario())
 
 
-def test_a_marker_goes_to_its_partition_alone_when_nothing_is_redirected() -> None:
+def test_a_marker_is_only_written_to_its_partition_when_nothing_is_redirected() -> None:
     assert run((0, -1)) == ([(13, 7)], 20)
 
 
-def test_a_marker_goes_to_both() -> None:
+def test_a_marker_is_written_to_both() -> None:
     assert run((0, 1), (0, -1)) == ([(13, 7), (11, redirected_producer(7, 3))], 20)
 
 
@@ -79,9 +77,9 @@ def test_a_retriable_error_of_the_first_leader_ends_the_redirect() -> None:
     assert run((ErrorCode.NOT_ENOUGH_REPLICAS, 1)) == ([(13, 7)], ErrorCode.NOT_ENOUGH_REPLICAS)
 
 
-def test_records_that_were_handed_on_are_ended_where_they_are() -> None:
-    """Their partition is being retired now: nothing of them continues, and the number that it would
-    be is that of another partition's records.
+def test_redirected_records_are_ended_in_their_current_partition() -> None:
+    """Their partition is being retired now: none of it continues, and the rewritten id would be
+    that of another partition's records.
     """
     there = redirected_producer(7, 5)
     assert run((0, 1), marker=MARKER._replace(producer_id=there)) == ([(13, there)], 20)
@@ -96,8 +94,8 @@ def topic_of(reported: int, count: int, first_leader_epoch: int = 0) -> messages
 
 
 class Written:
-    """A coordinator that has one transaction to end, and a log whose first response is `error`; ours
-    learns of `then` at the same time.
+    """A coordinator with one transaction to end, and a log whose first response is `error`; this
+    host learns of `then` at the same time.
     """
 
     def __init__(self, error: int, *then: messages.FromController) -> None:
@@ -129,8 +127,8 @@ class Written:
 
 
 def markers_written(world: Any) -> list[tuple[int, int]]:
-    """(partition, producer id) of all that are written until the transaction has ended that wrote
-    to partition 3.
+    """(partition, producer id) of all markers written until the transaction that wrote to partition
+    3 has ended.
     """
 
     async def scenario() -> list[tuple[int, int]]:
@@ -144,7 +142,7 @@ def markers_written(world: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("error", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER])
-def test_a_partition_that_goes_while_its_marker_is_written_has_ended_nothing(error: int) -> None:
+def test_a_partition_deleted_while_its_marker_is_written_ends_nothing(error: int) -> None:
     world = Written(error, messages.TopicPut(2, topic_of(2, 2, first_leader_epoch=1)))
     assert markers_written(world) == [(3, 7), (1, redirected_producer(7, 3))]
 
@@ -163,11 +161,11 @@ WITHHELD = messages.SettingsPut(2, withheld=["t"])
     ],
     ids=["never shrunk", "shrunk and grown", "told before it grew", "told with fewer", "whole topic"],
 )
-def test_the_marker_of_a_partition_that_waits_for_a_slot_here_goes_nowhere_else_and_is_not_given_up(
+def test_the_marker_of_a_partition_waiting_for_a_slot_is_neither_redirected_nor_dropped(
     then: list[messages.FromController],
 ) -> None:
-    """Others lead it. The transaction would count as ended, and readers of committed records
-    wait there for ever.
+    """Others lead it. Otherwise the transaction would count as ended, and readers of committed
+    records would wait there forever.
     """
     assert markers_written(Written(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *then)) == [(3, 7), (3, 7)]
 
@@ -180,14 +178,14 @@ def test_the_marker_of_a_partition_that_waits_for_a_slot_here_goes_nowhere_else_
     ],
     ids=["deleted", "recreated with fewer partitions"],
 )
-def test_of_a_topic_that_was_deleted_nothing_is_left_to_end(then: messages.FromController) -> None:
+def test_a_deleted_topic_needs_no_marker(then: messages.FromController) -> None:
     assert markers_written(Written(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, then)) == [(3, 7)]
 
 
 @pytest.mark.parametrize("written", [False, True])
 def test_a_worker_that_dies_between_the_two_markers_gets_both_again(written: bool) -> None:
-    """`written`: the second was in the log when it died. The first is not written twice by its
-    owner: the transaction is over there.
+    """`written`: the second was in the log when it died. Its owner does not write the first one
+    twice: the transaction has ended there.
     """
 
     async def scenario() -> list[tuple[int, int]]:

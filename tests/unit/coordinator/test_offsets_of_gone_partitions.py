@@ -1,6 +1,5 @@
-"""Committed offsets of topics and partitions that are gone go with them, whether or not their
-coordinator was listening at that moment: it may be loading, elsewhere, or told of it by a whole
-image only.
+"""Committed offsets of deleted topics and partitions are removed, even if their coordinator did not
+receive the deletion: it may be loading, on another host, or receive only a whole image.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ async def delete(broker: HandlerBroker, name: str = "t") -> None:
 
 
 async def not_served(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group's partition is not here; what was written of it stays on the disk."""
+    """The group's partition is not served here; its log stays on the disk."""
     store(broker, GROUPS, partition_for("g", 3))
     monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
     broker.broker.coordinators.groups.look()
@@ -47,13 +46,13 @@ async def served_again(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -
 
 
 def gone(topic: messages.TopicImage, left: int, version: int) -> messages.TopicPut:
-    """As the controller tells it when the retired partitions of a topic have vanished."""
+    """Sent by the controller when the retired partitions of a topic are deleted."""
     return messages.TopicPut(
         version, msgspec.structs.replace(topic, partitions=topic.partitions[:left], partition_count=left)
     )
 
 
-def test_a_topic_that_was_deleted_while_the_partition_of_its_group_was_not_here(
+def test_a_topic_deleted_while_its_groups_partition_was_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(broker: HandlerBroker) -> None:
@@ -71,11 +70,11 @@ def test_a_topic_that_was_deleted_while_the_partition_of_its_group_was_not_here(
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_topic_that_was_recreated_while_the_partition_of_its_group_was_loading(
+def test_a_topic_recreated_while_its_groups_partition_was_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    """Its name does not show that the offset is of another topic. `again`: the load does not
-    succeed, and another does.
+    """Its name does not show that the offset belongs to another topic. `again`: the load fails, and
+    another one succeeds.
     """
     ready = asyncio.Event()
     original = InternalPartitions.load
@@ -141,7 +140,7 @@ def test_early_commits_for_a_recreated_topic_stay(tmp_path: Path) -> None:
         topic = broker.metadata.topics["t"]
         removed = messages.TopicRemoved(broker.metadata.version, "t", topic.topic_id, [])
         made = messages.TopicPut(broker.metadata.version, msgspec.structs.replace(topic, topic_id=b"n" * 16))
-        committed = asyncio.ensure_future(commit(broker, 1))  # runs before anything that the two leave for later
+        committed = asyncio.ensure_future(commit(broker, 1))  # runs before anything that the two defer
         broker._deliver(ACCEPTOR, removed)
         broker._deliver(ACCEPTOR, made)
         assert await committed == [0] and [await fetch(broker, partition=index) for index in (0, 1)] == [
@@ -169,8 +168,8 @@ async def reloaded(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_topic_that_was_recreated_while_the_host_had_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lapsed, and was back before anybody else had been told to lead the group's partition:
-    no other load has removed the offsets of the old topic.
+    """It lapsed, and was renewed before another host was made leader of the group's partition: no
+    other load has removed the offsets of the old topic.
     """
 
     async def scenario(broker: HandlerBroker) -> None:
@@ -193,7 +192,7 @@ def test_a_topic_that_was_recreated_while_the_host_had_no_lease(
 def test_offsets_that_another_host_coordinated_meanwhile_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has learned of the deletion, and its commits are for the new topic."""
+    """That host knows of the deletion, and its commits are for the new topic."""
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
@@ -208,7 +207,7 @@ def test_offsets_that_another_host_coordinated_meanwhile_are_kept(
 
 
 def led_by(broker: HandlerBroker, leader: int, epochs: int = 1) -> messages.PartitionsPut:
-    """As the controller tells it of the group's partition, so many leader epochs later."""
+    """The controller's message about the group's partition, `epochs` leader epochs later."""
     topic = broker.metadata.topics[GROUPS]
     image = topic.partitions[partition_for("g", 3)]
     return messages.PartitionsPut(
@@ -219,7 +218,7 @@ def led_by(broker: HandlerBroker, leader: int, epochs: int = 1) -> messages.Part
 
 
 def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Several) -> None:
-    """The worker publishes the newest epoch first, and the controller tells the acceptor then."""
+    """The worker publishes the newest epoch first, and the controller notifies the acceptor then."""
     image = (message if isinstance(message, messages.PartitionsPut) else message.parts[-1]).partitions[0]
     broker.table.positions.setdefault(image.slot, {})["leader_epoch"] = image.leader_epoch
     broker.broker.coordinators.groups.look()
@@ -227,7 +226,7 @@ def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Sever
 
 
 def test_a_topic_recreated_while_the_partition_of_its_group_has_no_leader(tmp_path: Path) -> None:
-    """Its only replica in sync did not answer for some seconds. It leads again in another leader
+    """Its only in-sync replica did not respond for some seconds. It leads again in another leader
     epoch, and no other host has led it.
     """
 
@@ -250,9 +249,8 @@ def test_a_topic_recreated_while_the_partition_of_its_group_has_no_leader(tmp_pa
 
 @pytest.mark.parametrize("reported", ["at once", "skipped", "before", "after"])
 def test_offsets_that_another_host_coordinated_are_kept_however_it_is_reported(tmp_path: Path, reported: str) -> None:
-    """`at once`: that it led and that this host leads again come in one message. `skipped`: only
-    the second, for there were too many to tell. `before` the topic was made again it led, or
-    `after`.
+    """`at once`: one message says that it led and that this host leads again. `skipped`: only the
+    second, since there were too many changes. It led `before` or `after` the topic was recreated.
     """
 
     async def scenario(broker: HandlerBroker) -> None:
@@ -275,8 +273,8 @@ def test_offsets_that_another_host_coordinated_are_kept_however_it_is_reported(t
     run(tmp_path, scenario)
 
 
-def test_a_partition_is_not_loaded_for_an_epoch_that_the_metadata_do_not_know_of(tmp_path: Path) -> None:
-    """They have yet to say who led it in between."""
+def test_a_partition_is_not_loaded_for_an_epoch_unknown_to_the_metadata(tmp_path: Path) -> None:
+    """They do not contain yet which host led it in between."""
 
     async def scenario(broker: HandlerBroker) -> None:
         groups, index = broker.broker.coordinators.groups, partition_for("g", 3)
@@ -290,10 +288,11 @@ def test_a_partition_is_not_loaded_for_an_epoch_that_the_metadata_do_not_know_of
 
 
 @pytest.mark.parametrize("fails", ["g", "other"])
-def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(
+def test_a_core_that_fails_at_a_removal_does_not_block_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    """All cores of the partition are thrown away with it, those that have learned of it and those
+    """All cores of the partition are discarded with it, those that got the removal and those that
+    did not.
     that have not.
     """
 
@@ -327,10 +326,10 @@ def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_removal_that_could_not_be_written_is_made_up_for(
+def test_a_removal_that_could_not_be_written_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
-    """`away`: it was found out by a load. By the time of the next one the topic is there again."""
+    """`away`: a load detected it. By the time of the next one the topic exists again."""
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
@@ -344,7 +343,7 @@ def test_a_removal_that_could_not_be_written_is_made_up_for(
         broker.owners.refuse = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if away:
             monkeypatch.undo()
-            # it is served for less than a look between a load and the next
+            # between two loads it is served for less than a polling interval
             await until(lambda: broker.owners.refused_count > 0)
         else:
             await delete(broker)
@@ -361,7 +360,7 @@ def test_a_removal_that_could_not_be_written_is_made_up_for(
 
 
 @pytest.mark.parametrize("how", ["told", "image", "away"])
-def test_offsets_of_retired_partitions_go_when_these_are_gone(
+def test_offsets_of_retired_partitions_are_removed_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     async def scenario(broker: HandlerBroker) -> None:
@@ -389,7 +388,7 @@ def test_offsets_of_retired_partitions_go_when_these_are_gone(
 def test_a_topic_that_this_host_does_not_know_yet_keeps_its_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """Its partitions wait for slots here. The former coordinator knew it, and took the
+    """Its partitions wait for slots here. The former coordinator knew it, and accepted the commit.
     commit.
     """
 

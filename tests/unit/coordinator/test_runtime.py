@@ -99,7 +99,7 @@ def shard_of(broker: HandlerBroker, group: str):
 
 
 def store(broker: HandlerBroker, topic: str, partition: int) -> None:
-    """Appended records are in the partition's files, for the next load."""
+    """Writes appended records to the partition's files, for the next load."""
     slot = broker.metadata.topics[topic].partitions[partition].slot
     positions = dict(broker.table.positions.get(slot, {}))
     path = broker.place(topic, partition)
@@ -115,17 +115,18 @@ def store(broker: HandlerBroker, topic: str, partition: int) -> None:
 # -- the internal topic ----------------------------------------------------------------------------
 
 
-def test_names_are_spread_as_kafka_spreads_them() -> None:
+def test_names_are_mapped_to_partitions_as_in_kafka() -> None:
     """Known values of Java's String.hashCode; the second one is Integer.MIN_VALUE."""
     assert partition_for("hello", 1 << 30) == 99162322
     assert partition_for("polygenelubricants", 50) == 0
     assert partition_for("\U0001f600", 1 << 30) == 1772899 and partition_for("", 50) == 0
-    for name in ("x" * 32767, "polygenelubricants" * 100, "\U0001f600" * 5000):  # another way, the same number
+    # another computation of the same number
+    for name in ("x" * 32767, "polygenelubricants" * 100, "\U0001f600" * 5000):
         assert internal_topic._long_hash(name) == internal_topic._short_hash.__wrapped__(name)
 
 
-def test_long_names_are_not_kept() -> None:
-    """A client that names thousands of groups of 32 KiB does not get them remembered."""
+def test_long_names_are_not_cached() -> None:
+    """Names of thousands of groups of 32 KiB are not cached for a client."""
     before = internal_topic._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize
     for number in range(50):
         partition_for(f"{number}" + "x" * 30_000, 50)
@@ -133,7 +134,7 @@ def test_long_names_are_not_kept() -> None:
     assert (internal_topic._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize) == before
 
 
-def test_the_first_question_makes_the_topic(tmp_path: Path) -> None:
+def test_the_first_lookup_creates_the_topic(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         topic = broker.metadata.topics[GROUPS]
         assert topic.internal and len(topic.partitions) == 3
@@ -175,7 +176,7 @@ def test_all_look_ups_wait_for_the_first_load(tmp_path: Path, monkeypatch: pytes
     asyncio.run(scenario())
 
 
-def test_clients_neither_make_nor_end_nor_change_internal_topics(tmp_path: Path) -> None:
+def test_clients_cannot_create_delete_or_change_internal_topics(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         expected = [CreateTopicsRequest.Topic(name=TRANSACTIONS, num_partitions=1, replication_factor=1)]
         if TRANSACTIONS not in broker.metadata.topics:
@@ -228,7 +229,7 @@ def test_commit_in_every_version(tmp_path: Path, version: int) -> None:
     run(tmp_path, scenario)
 
 
-def test_everything_that_is_committed(tmp_path: Path) -> None:
+def test_fetching_all_committed_offsets(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 5, partitions=(0, 2))
         for version in range(2, 11):
@@ -246,7 +247,7 @@ def test_everything_that_is_committed(tmp_path: Path) -> None:
             assert [(one.partition_index, one.committed_offset) for one in topic.partitions] == [(0, 5), (2, 5)]
             assert all(one.topics == [] and one.error_code == 0 for one in responses[1:])
         await broker.send_request(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
-        # they go with their topic; the group can still be deleted
+        # they are removed with their topic; the group can still be deleted
         await until(lambda: shard_of(broker, "g").core("g").offsets.is_empty)
         deleted = await broker.send_request(DeleteGroupsRequest(groups_names=["g", "g", "x"]), 2)
         assert {(one.group_id, one.error_code) for one in deleted.results} >= {
@@ -258,7 +259,7 @@ def test_everything_that_is_committed(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_members_that_do_not_exist(tmp_path: Path) -> None:
+def test_unknown_members_are_refused(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.ILLEGAL_GENERATION]
         assert await commit(broker, 5, version=9, generation_id_or_member_epoch=3, member_id="m") == [
@@ -311,7 +312,7 @@ def test_responses_and_reads_wait_for_the_write(tmp_path: Path) -> None:
         broker.owners.release()
         assert await asyncio.gather(*committing) == [[0]] * 20 and await fetching == (0, 29)
         sizes = [len(list(decode_batch(batch))) for _, batch in broker.owners.batches]
-        assert sum(sizes) == 21 and len(sizes) <= 3  # what waited together went together
+        assert sum(sizes) == 21 and len(sizes) <= 3  # records that waited together were written together
 
     run(tmp_path, scenario)
 
@@ -320,7 +321,7 @@ def test_responses_and_reads_wait_for_the_write(tmp_path: Path) -> None:
     ("refusal", "reported"),
     [(ErrorCode.KAFKA_STORAGE_ERROR, NOT_AVAILABLE), (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR)],
 )
-def test_a_write_that_fails_throws_the_cores_away(tmp_path: Path, refusal: int, reported: int) -> None:
+def test_a_failed_write_discards_the_cores(tmp_path: Path, refusal: int, reported: int) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 5)
         # no segment files: the next load finds nothing
@@ -403,7 +404,7 @@ def test_an_owner_that_dies_leaves_the_outcome_open(tmp_path: Path) -> None:
             await appending
         assert failure.value.unknown and failure.value.error == ErrorCode.REQUEST_TIMED_OUT
 
-    # the batch for t is no batch: the owners' stand-in would not take it
+    # the batch for t is invalid: the owners' stand-in would not accept it
     async def with_batch(broker: HandlerBroker) -> None:
         broker.owners.send_batch = lambda *arguments: (
             broker.owners.batches.append((arguments[2], arguments[3])) if arguments[3][:1] != b"x" else None
@@ -435,7 +436,7 @@ def test_appends_have_bounds_and_conditions(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_commit_that_the_disk_keeps_waiting(tmp_path: Path) -> None:
+def test_a_commit_delayed_by_the_disk(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         broker.owners.hold = True
         assert await commit(broker, 5) == [NOT_AVAILABLE]

@@ -66,7 +66,7 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
 def test_a_core_that_fails_at_the_end_of_a_transaction_is_reloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its marker was half made and not written, and what waited for it waited for ever."""
+    """Its marker was half processed and not written, and callers that waited for it waited forever."""
     from mqd.coordinator.actions import TransactionEnded
     from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
 
@@ -128,11 +128,9 @@ def test_the_end_of_a_transaction_is_written_soon_without_a_waiting_client(tmp_p
     run(tmp_path, scenario)
 
 
-def test_without_a_lease_no_client_learns_what_a_group_has_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Found by the simulator: a host that is cut off knows for a while longer what its groups had
-    committed, and no more what they have.
+def test_without_a_lease_no_committed_offsets_are_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator: an isolated host knows for a while which offsets were committed, but
+    not which are.
     """
 
     async def scenario(broker: HandlerBroker) -> None:
@@ -168,9 +166,8 @@ def test_without_a_lease_no_client_is_sent_here(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_host_that_was_without_a_lease_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by the simulator: markers of a transaction are given up by a host that learns that no
-    host coordinates here; when the lease was back before the check, they were not written again,
-    and the transaction hung.
+    """Found by the simulator: a host that finds no coordinator gives up a transaction's markers;
+    when its lease was back before the check, they were not written again, and the transaction hung.
     """
 
     from mqd.coordinator.transaction.events import AddPartitions, EndTransaction, InitProducerId
@@ -181,7 +178,7 @@ def test_a_host_that_was_without_a_lease_loads_again(tmp_path: Path, monkeypatch
         transactions = broker.broker.coordinators.transactions
         markers = broker.broker.transactions.markers
         await until(lambda: transactions.places and all(place.shard is not None for place in transactions.places))
-        monkeypatch.setattr(markers, "_exists", lambda *_: True)  # writes that fail are retried indefinitely
+        monkeypatch.setattr(markers, "_exists", lambda *_: True)  # failed writes are retried indefinitely
         await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
         await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("gone", 0),), 2))
         await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))
@@ -200,8 +197,8 @@ def test_a_host_that_was_without_a_lease_loads_again(tmp_path: Path, monkeypatch
 def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner may stand still with it. What is loaded before lacks it, and what is written next
-    comes behind it in the log (R6; found by the simulator: a group's generation fell).
+    """Its owner may be stalled while it has the write. Records loaded before that lack it, and
+    later ones are written after it (R6; found by the simulator: a group's generation decreased).
     """
 
     async def scenario(broker: HandlerBroker) -> None:

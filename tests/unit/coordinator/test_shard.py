@@ -1,5 +1,5 @@
-"""A coordinator's partition: what is written together, what is held back until then, timers; and
-the batches themselves.
+"""A coordinator's partition: which records are written together, which responses wait for that,
+timers; and the batches themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INVALID_PRODUCER_EPOCH = int(ErrorCode.INVALID_PRODUCER_EPOCH)
 
 
 class Do(msgspec.Struct, frozen=True):
-    """An event that says what its core is to answer."""
+    """An event with the response that its core is to send."""
 
     actions: tuple[Action, ...]
     empty_afterwards: bool = False
@@ -94,7 +94,7 @@ def record(text: str) -> tuple[tuple[bytes, bytes], ...]:
     return ((text.encode(), b"v"),)
 
 
-def test_a_reply_waits_for_what_its_core_persisted_before_and_for_nothing_else() -> None:
+def test_a_response_waits_only_for_records_its_core_persisted_before() -> None:
     world = World()
     world.do("a", Reply(1, "early"), Persist(record("a1")), Reply(2, "late"), Shout("after"))
     world.do("b", Reply(3, "other"))
@@ -121,7 +121,7 @@ def test_waiting_records_are_written_together_one_unit_at_a_time() -> None:
     assert world.shard.next_unit() is None
 
 
-def test_records_of_transactions_are_batches_of_their_own() -> None:
+def test_records_of_transactions_are_separate_batches() -> None:
     world = World()
     world.do(
         "a",
@@ -132,10 +132,10 @@ def test_records_of_transactions_are_batches_of_their_own() -> None:
         Persist(record("plain-2")),
     )
     assert world.write() == [[(b"plain-1", b"v")], [(b"t1", b"v"), (b"t2", b"v")], [(b"u1", b"v")]]
-    assert world.write() == [[(b"plain-2", b"v")]]  # H3: beside its like it could have been kept or lost alone
+    assert world.write() == [[(b"plain-2", b"v")]]  # H3: with an equal one it could have been kept or lost alone
 
 
-def test_a_marker_reaches_the_cores_of_its_transaction_alone() -> None:
+def test_a_marker_reaches_only_the_cores_of_its_transaction() -> None:
     world = World()
     world.do("a", Persist(record("t1"), 5, 0))
     world.do("b", Persist(record("t2"), 5, 0))
@@ -154,7 +154,7 @@ def test_a_marker_reaches_the_cores_of_its_transaction_alone() -> None:
     assert sum(event in core.seen for core in world.cores.made) == 2  # nothing is pending any more
 
 
-def test_a_marker_that_comes_late_leaves_what_is_open_alone() -> None:
+def test_a_late_marker_does_not_affect_an_open_transaction() -> None:
     """A bumped one (KIP-890) has the epoch of the next transaction."""
     world = World()
     world.do("a", Persist(record("t1"), 5, 3))
@@ -173,7 +173,7 @@ def test_a_marker_that_comes_late_leaves_what_is_open_alone() -> None:
     assert reported[2:] == [None, None]
 
 
-def test_a_marker_that_the_owner_refuses_takes_no_offset() -> None:
+def test_a_refused_marker_uses_no_offset() -> None:
     world = World()
     reported: list[object] = []
     world.shard.end_transaction(5, 0, 3, False, 0, reported.append)
@@ -210,7 +210,7 @@ def test_lazy_records_wait_for_others_and_delay_none() -> None:
 
 
 def test_lazy_records_do_not_delay_another_unit() -> None:
-    """H3 may want a second one."""
+    """H3 may require a second one."""
     world = World()
     world.do(
         "a",
@@ -232,7 +232,7 @@ def test_loaded_transactions_end_too() -> None:
     assert loaded.cores["g"].seen == [TransactionEnded(5, 1, False)]
 
 
-def test_a_waiter_for_a_marker_learns_that_it_failed() -> None:
+def test_a_failed_marker_is_reported_to_its_waiter() -> None:
     world = World()
     ended: list[object] = []
     world.shard.end_transaction(5, 0, 3, True, 0, ended.append)
@@ -240,7 +240,7 @@ def test_a_waiter_for_a_marker_learns_that_it_failed() -> None:
     assert ended == [16]
 
 
-def test_an_empty_core_is_dropped_with_its_timers_when_nothing_of_it_is_under_way() -> None:
+def test_an_idle_empty_core_is_dropped_with_its_timers() -> None:
     world = World()
     world.do("a", empty=True)
     assert world.shard.core("a") is None
@@ -282,7 +282,7 @@ def test_timers_fire_once_and_not_too_early() -> None:
         assert not armed or timers.next_ms() <= min(armed.values())
 
 
-def test_a_timer_fires_into_its_core_only_while_it_stands() -> None:
+def test_a_timer_fires_only_while_its_core_exists() -> None:
     world = World()
     world.do("a", Timer("t", 10), Timer("u", 20), Timer("u", None))
     assert world.alarms == [10, 20] and world.shard.timers.next_ms() == 10 and not world.wakes
@@ -301,7 +301,7 @@ def test_loading_arms_timers() -> None:
 # -- batches ---------------------------------------------------------------------------------------
 
 
-def test_batches_are_what_any_reader_of_record_batches_reads() -> None:
+def test_batches_have_the_standard_format() -> None:
     records = [(b"key", b"value"), (b"k" * 200, None), (b"", b""), (b"k", bytes(70_000))]
     batch = records_batch(records, 1234)
     header = decode_batch_header(batch)

@@ -1,4 +1,4 @@
-"""The records of share groups, byte by byte: GroupCoordinatorRecordSerde of Apache Kafka 4.2.0 reads
+"""The encoded records of share groups: GroupCoordinatorRecordSerde of Apache Kafka 4.2.0 reads
 these bytes, and writes the same.
 """
 
@@ -41,7 +41,7 @@ GOLDEN: dict[str, tuple[KeyValue, str, str]] = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_the_bytes_are_kafkas(name: str) -> None:
+def test_the_encoding_is_kafkas(name: str) -> None:
     record, key, value = GOLDEN[name]
     assert record == (bytes.fromhex(key), bytes.fromhex(value))
 

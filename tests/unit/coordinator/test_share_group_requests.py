@@ -1,5 +1,5 @@
-"""Clients' requests to share groups, through the handlers: the real controller and metadata, owners of
-partitions played by the test.
+"""Clients' requests to share groups, through the handlers: the real controller and metadata, owners
+of partitions played by the test.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def rows(group: Any) -> list[tuple[int, int, int, int]]:
     return [(one.partition_index, one.start_offset, one.lag, one.error_code) for one in topic.partitions]
 
 
-def test_share_groups_are_off_until_every_host_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_groups_are_off_until_every_host_supports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """share.version is 1."""
     level = features.FEATURES[features.MQD_VERSION]._replace(last=features.SHARE_GROUPS_LEVEL - 1)
     monkeypatch.setitem(features.FEATURES, features.MQD_VERSION, level)
@@ -177,14 +177,14 @@ def test_offsets_are_altered_described_with_lag_and_deleted(run: Callable[..., N
         response = await alter(broker, {0: 40, 1: -1, 7: 3})
         errors = {one.partition_index: one.error_code for topic in response.responses for one in topic.partitions}
         assert errors == {0: 0, 1: E.INVALID_REQUEST, 7: E.UNKNOWN_TOPIC_OR_PARTITION}
-        (topic,) = (await alter(broker, {1: -1, 7: -1})).responses  # as in Kafka: first whether it is there
+        (topic,) = (await alter(broker, {1: -1, 7: -1})).responses  # as in Kafka: existence is checked first
         errors = {one.partition_index: one.error_code for one in topic.partitions}
         assert errors == {1: E.INVALID_REQUEST, 7: E.UNKNOWN_TOPIC_OR_PARTITION}
         (topic,) = (await alter(broker, {})).responses
         assert (topic.topic_name, topic.partitions) == ("t", [])
         assert (await alter(broker, {}, topic="none")).responses == []
         states = broker.broker.coordinators.share_states
-        # what a leader writes: 5 of the records from 42 on are complete
+        # written by a leader: 5 of the records from 42 on are complete
         topic_id = broker.metadata.topics["t"].topic_id
         write = m.WriteShareGroupStateRequest
         written = write.Partition(

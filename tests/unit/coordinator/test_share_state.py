@@ -1,5 +1,5 @@
-"""A share-partition at its coordinator: its records as bytes, its name, what is refused, and its log
-loaded in order. Histories by chance: tests/property/test_share_state_histories.py.
+"""A share-partition at its coordinator: its encoded records, its name, refusals, and its log loaded
+in order. Random histories: tests/property/test_share_state_histories.py.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_a_name_is_that_of_kafkas_coordinator_key() -> None:
         "g:äöü:1",
     ],
 )
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(ValueError):
         records.split_name(name)
 
@@ -117,7 +117,7 @@ def test_what_is_no_name(name: str) -> None:
         Run(0, (1 << 63) - 1, 2, 1),
     ],
 )
-def test_what_is_no_state_batch(run: Run) -> None:
+def test_invalid_state_batches(run: Run) -> None:
     batch = SimpleNamespace(
         first_offset=run.first, last_offset=run.last, delivery_state=run.state, delivery_count=run.deliveries
     )
@@ -138,7 +138,7 @@ def test_before_it_is_initialized_and_after_its_end() -> None:
         assert driver.log[-1] == (driver.log[0][0], None)
 
 
-def test_a_leader_fences_the_one_before_it_and_an_administrator_both() -> None:
+def test_a_leader_fences_its_predecessor_and_an_administrator_both() -> None:
     driver = Driver().started()
     assert driver.send_request(Read, 5).error_code == 0
     assert driver.write(Run(0, 0, 2, 1)).error_code == 74
@@ -151,7 +151,7 @@ def test_a_leader_fences_the_one_before_it_and_an_administrator_both() -> None:
     assert (found.state_epoch, found.start_offset, found.state_batches) == (4, 7, [])
 
 
-def test_an_initialization_that_is_repeated_changes_nothing() -> None:
+def test_a_repeated_initialization_changes_nothing() -> None:
     driver = Driver().started()
     driver.write(Run(3, 4, ACKNOWLEDGED, 1), start=3)
     before, records_before = driver.core.durable(), len(driver.log)
@@ -161,7 +161,7 @@ def test_an_initialization_that_is_repeated_changes_nothing() -> None:
     assert driver.core.start_offset == 9
 
 
-def test_the_start_never_falls_by_a_write() -> None:
+def test_a_write_never_lowers_the_start() -> None:
     driver = Driver().started()
     driver.write(Run(10, 19, ARCHIVED, 5), start=10)
     driver.write(Run(4, 11, AVAILABLE, 6), start=3)
@@ -169,7 +169,7 @@ def test_the_start_never_falls_by_a_write() -> None:
     assert driver.core.runs.runs == [Run(10, 11, AVAILABLE, 6), Run(12, 19, ARCHIVED, 5)]
 
 
-def test_snapshots_after_so_many_updates_and_so_long_a_time() -> None:
+def test_snapshots_by_number_of_updates_and_by_time() -> None:
     driver = Driver(updates_per_snapshot=3, cold_ms=50).started()  # the read was the first update
     for offset in range(3):
         driver.write(Run(offset, offset, ACKNOWLEDGED, 1))
@@ -195,7 +195,9 @@ def test_too_many_runs_are_refused() -> None:
 
 
 def test_a_log_is_loaded_in_order(tmp_path: Path) -> None:
-    """Many updates have one key: a loader that keeps the last record of each would lose the others."""
+    """Many updates have one key: a loader that keeps only the last record of each would lose the
+    others.
+    """
     driver = Driver().started()
     for offset in range(0, 100, 2):
         driver.write(Run(offset, offset, ACKNOWLEDGED, 1), complete=offset)
@@ -221,7 +223,7 @@ def test_a_log_is_loaded_in_order(tmp_path: Path) -> None:
     assert load.load(tmp_path, len(driver.log), SharePartitions(Settings()), "gone").cores == {}
 
 
-def test_updates_of_what_was_deleted_do_not_bring_it_back() -> None:
+def test_updates_of_a_deleted_state_do_not_restore_it() -> None:
     driver = Driver().started()
     core = SharePartition(NAME, Settings())
     core.replay(*driver.log[1])

@@ -1,5 +1,5 @@
-"""Share-partitions' states between workers, the group coordinator, the share coordinator and its log:
-the real controller and metadata, owners of partitions played by the test.
+"""Share-partitions' states between workers, the group coordinator, the share coordinator and its
+log: the real controller and metadata, owners of partitions played by the test.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def states_of(broker: HandlerBroker) -> ShareStates:
 async def send_request(
     broker: HandlerBroker, api_key: int, partition: int = 0, group: str = "g", topic: str = "t", **fields: Any
 ):
-    """The partition of the response, by bodies as a worker sends them."""
+    """The partition of the response, encoded and decoded as for a worker."""
     image = broker.metadata.topics.get(topic)
     message = message_class(api_key, "Request")
     one = message.Partition(partition=partition, **fields)
@@ -79,7 +79,7 @@ async def send_request(
     return found
 
 
-def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
+def test_responses_begin_with_the_groups_settings(tmp_path: Path) -> None:
     async def settings(broker: HandlerBroker) -> tuple[int, ...]:
         message = message_class(READ, "Request")
         body = await states_of(broker).ask(READ, bytes(codec.encode(message(group_id="g"), 0)))
@@ -135,8 +135,8 @@ def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_share_partition_begins_by_duration(tmp_path: Path) -> None:
-    """Where READ has no start, the offset is looked up, and an error of that is retriable."""
+def test_a_share_partition_starts_by_duration(tmp_path: Path) -> None:
+    """Where READ has no start, the offset is looked up; an error of the lookup is retriable."""
 
     async def scenario(broker: HandlerBroker) -> None:
         requests: list[tuple[bytes, int, int]] = []
@@ -203,7 +203,7 @@ def test_a_worker_reads_and_writes(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_requests_refused_before_a_core_sees_them(tmp_path: Path) -> None:
+def test_requests_refused_before_they_reach_a_core(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert (await send_request(broker, READ, topic="none")).error_code == 3
         assert (await send_request(broker, READ, partition=2)).error_code == 3
@@ -221,7 +221,7 @@ def test_requests_refused_before_a_core_sees_them(tmp_path: Path) -> None:
 
 
 def test_another_host_coordinates(tmp_path: Path) -> None:
-    """Asked of its leader; without a response the error is one that is retried."""
+    """The request goes to its leader; without a response the error is a retriable one."""
 
     class Peers:
         def __init__(self) -> None:
@@ -246,7 +246,7 @@ def test_another_host_coordinates(tmp_path: Path) -> None:
         (node_id, request, version) = peers.requested[0]
         assert (node_id, version) == (9, 0) and isinstance(request, ReadShareGroupStateRequest)
         assert (await send_request(broker, READ, leader_epoch=1)).error_code == 15
-        # asked by a host that takes this one for the leader, it does not pass the question on
+        # a host that mistakes this one for the leader: the request is not forwarded
         frame = encode_request(request, 0, 5)
         _, response = decode_response(await states_of(broker).serve(frame), READ, 0)
         assert response.results[0].partitions[0].error_code == 16
@@ -300,7 +300,7 @@ def test_a_deleted_topic_is_forgotten(tmp_path: Path) -> None:
 
 
 def state_after(broker: HandlerBroker, partition: int, start_offset: int, name: str) -> tuple[object, ...]:
-    """Of the share-partition, from what the log of its coordinator holds from there on."""
+    """The share-partition's state according to its coordinator's log from that offset on."""
     core = SharePartition(name, Settings())
     offset = 0
     for slot, batch in broker.owners.batches:

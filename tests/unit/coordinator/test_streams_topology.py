@@ -55,14 +55,14 @@ def test_missing_source_topics_are_named() -> None:
     assert found.status == (MISSING_SOURCE_TOPICS, "Source topics orders are missing.") and not found.missing
 
 
-def test_internal_topics_get_the_partitions_of_what_they_are_joined_with() -> None:
+def test_internal_topics_get_the_partition_count_of_joined_topics() -> None:
     found = configured(JOINED, orders=5, payments=2)
     assert found.status == (MISSING_INTERNAL_TOPICS, "Internal topics are missing: [by-number, changelog]")
     assert found.missing == (NewTopic("by-number", 2, -1, ()), NewTopic("changelog", 2, -1, COMPACT))
     assert not found.task_counts
 
 
-def test_a_topology_is_ready_when_all_its_topics_are_there() -> None:
+def test_a_topology_is_ready_when_all_its_topics_exist() -> None:
     found = configured(JOINED, orders=5, payments=2, by_number=2, changelog=2)
     assert found.is_ready and found.task_counts == {"0": 5, "1": 2} and not found.missing
 
@@ -127,7 +127,7 @@ def test_a_topology_that_no_topics_could_satisfy_is_invalid(subtopologies: list,
         configured(topology(*subtopologies), a=1, b=1)
 
 
-def test_the_order_in_which_a_client_lists_topics_is_no_difference() -> None:
+def test_the_order_of_a_clients_topics_is_irrelevant() -> None:
     def made(names: list[str], first: int) -> Topology:
         group = Request.CopartitionGroup(source_topics=[first])
         return topology(subtopology(0, source_topics=names, copartition_groups=[group]))

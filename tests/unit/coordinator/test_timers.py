@@ -1,5 +1,5 @@
-"""Timers and deadlines against a plain model: what is due comes once and in time, and heaps stay
-small whatever times clients name.
+"""Timers and deadlines against a plain model: each fires once and in time, and heaps stay small for
+any times that clients choose.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def test_deadlines_fire_once(seed: int) -> None:
     assert all((one.deadline_ms != NEVER) == (one.member_id in model) for one in every_process)
 
 
-def test_times_that_come_nearer_and_nearer_leave_nothing_behind() -> None:
-    """A member that joins again and again, each time with a rebalance or session timeout a little
-    shorter than the last.
+def test_ever_shorter_deadlines_leave_nothing_behind() -> None:
+    """A member that rejoins repeatedly, each time with a slightly shorter rebalance or session
+    timeout.
     """
     found, deadlines, one = Timers(), Deadlines(), Watched("m")
     for number in range(10_000):
         found.set(("g", "join"), WEEKS_MS - number)
         deadlines.move(one, WEEKS_MS - number)
     assert len(found._heap) < 100 and len(deadlines._heap) < 200
-    for number in range(10_000):  # groups that come and go
+    for number in range(10_000):  # groups that are created and deleted
         found.set((f"g{number}", "join"), WEEKS_MS)
         found.set((f"g{number}", "join"), None)
     assert len(found._heap) < 100 and len(found._entry) < 100

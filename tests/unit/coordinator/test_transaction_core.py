@@ -1,5 +1,5 @@
-"""One transactional id, step by step: what is hard to meet by chance, and the records as bytes.
-Histories by chance: tests/sim/coordinator/test_transaction_sim.py.
+"""One transactional id, step by step: cases that random histories rarely reach, and the encoded
+records. Random histories: tests/sim/coordinator/test_transaction_sim.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Driver:
         return self.actions
 
     def send_request(self, kind: type, *arguments: object, **options: object) -> object:
-        """The response; None when it waits."""
+        """The response; None while it waits."""
         self.number += 1
         self.report(kind(self.number, *arguments, **options))
         return self.answer(self.number)
@@ -122,7 +122,7 @@ def test_epochs_run_out_and_the_next_producer_id_continues() -> None:
     assert it.end(EPOCH_MAX - 1) == identity(UNKNOWN_PRODUCER), "late: the next transaction of the new id is under way"
 
 
-def test_a_retry_across_the_change_of_ids_is_answered_the_same() -> None:
+def test_a_retry_across_the_change_of_ids_gets_the_same_response() -> None:
     it = Driver(EPOCH_MAX - 1)
     it.add(EPOCH_MAX - 1)
     it.end(EPOCH_MAX - 1, spare=NEXT)
@@ -145,7 +145,7 @@ def test_a_fenced_producer_is_not_taken_for_a_retry(epoch: int) -> None:
     assert response.producer_id == (NEXT if epoch >= EPOCH_MAX - 3 else PID)
 
 
-def test_init_waits_for_the_abort_of_what_is_under_way() -> None:
+def test_init_waits_for_the_abort_of_the_current_transaction() -> None:
     it = Driver(3)
     it.add(3)
     assert it.send_request(events.InitProducerId, 5_000) is None
@@ -158,7 +158,7 @@ def test_init_waits_for_the_abort_of_what_is_under_way() -> None:
 
 
 def test_a_late_recovery_does_not_abort_the_next_transaction() -> None:
-    """InitProducerId of epoch 3, repeated when its producer works with epoch 4 already."""
+    """InitProducerId of epoch 3, repeated when its producer already uses epoch 4."""
     it = Driver(3)
     assert it.send_request(events.InitProducerId, 5_000, PID, 3) == identity(0, PID, 4)
     assert it.send_request(events.InitProducerId, 5_000, PID, 3) == identity(0, PID, 4)
@@ -183,7 +183,9 @@ def test_recovery_at_the_last_epoch_changes_the_producer_id() -> None:
 
 
 def test_markers_that_take_long() -> None:
-    """Callers that end a transaction get a response after a while; callers that begin one must retry."""
+    """Callers that end a transaction get a response after a while; callers that begin one must
+    retry.
+    """
     it = Driver(3)
     it.add(3)
     it.end(3)
@@ -204,7 +206,7 @@ def test_markers_that_take_long() -> None:
     assert sum(isinstance(action, Reply) for action in it.actions) == HELD_MAX
 
 
-def test_after_a_restart_what_was_decided_is_carried_out() -> None:
+def test_after_a_restart_decided_transactions_are_completed() -> None:
     it = Driver(EPOCH_MAX - 1)
     it.add(EPOCH_MAX - 1, A, B)
     it.end(EPOCH_MAX - 1, spare=NEXT)
@@ -220,7 +222,7 @@ def test_after_a_restart_what_was_decided_is_carried_out() -> None:
 
 
 def test_old_markers_do_not_complete_the_next_transaction() -> None:
-    """With clients of version 0 nothing but the attempt tells them apart."""
+    """With clients of version 0 only the attempt distinguishes them."""
     it = Driver(3)
     it.add(3, version=0)
     it.end(3, version=0)
@@ -278,7 +280,7 @@ def test_an_administrator_aborts() -> None:
 
 
 def test_the_records_are_kafkas() -> None:
-    """Bytes laid out by hand from the public schemas."""
+    """Bytes constructed by hand from the public schemas."""
     assert encode_key("ab") == bytes.fromhex("00000002") + b"ab" and decode_key(encode_key("ab")) == "ab"
     value = Value(1, 2, 3, State.ONGOING, (("t", 0), ("t", 5)), 4, 5, 6, -1, 2)
     head = "0001000000000000000100020000000301"
@@ -307,7 +309,7 @@ _PARTITIONS = st.lists(
     st.integers(-1, 2**63 - 1),
     st.sampled_from([0, 2]),
 )
-def test_values_come_back(
+def test_values_are_read_back(
     producer_id: int, epoch: int, state: State, partitions: list[tuple[str, int]], other: int, version: int
 ) -> None:
     found = decode_value(
@@ -325,7 +327,7 @@ def test_values_come_back(
 
 
 @given(st.binary(max_size=120), st.integers(0, 200), st.integers(0, 255))
-def test_bytes_that_are_no_record_are_a_value_error(junk: bytes, at: int, byte: int) -> None:
+def test_invalid_bytes_are_a_value_error(junk: bytes, at: int, byte: int) -> None:
     good = encode_value(Value(1, 2, 3, State.ONGOING, (("topic", 1), ("other", 2)), 4, 5, 6, 7, 2))
     changed = good[: at % len(good)] + bytes((byte,)) + good[at % len(good) + 1 :]
     for data in (junk, changed, good[: at % len(good)], b"\x00\x01" + junk):
@@ -336,7 +338,7 @@ def test_bytes_that_are_no_record_are_a_value_error(junk: bytes, at: int, byte: 
                 pass
 
 
-def test_a_key_makes_its_core() -> None:
+def test_a_key_selects_its_core() -> None:
     cores = Transactions(SETTINGS)
     name = cores.core_of(encode_key("some id"))
     assert name == "some id" and cores.make(name).is_empty
@@ -355,7 +357,7 @@ def test_a_clock_that_was_ahead_before_a_restart_prolongs_no_transaction() -> No
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_the_last_epoch_belongs_to_no_client(version: int) -> None:
-    """It fences the epoch before; no client ever received it, so a client that names it guesses."""
+    """It fences the previous epoch; no client ever received it, so a client that names it guesses."""
     it = Driver(epoch=32767, state=State.COMPLETE_ABORT)
     assert it.add(32767, version=version) == FENCED
     assert it.end(32767, committed=False, version=2, spare=77).error == FENCED

@@ -1,5 +1,5 @@
-"""Markers are retried until they are written, and reported to the core that requested them; the
-verification that a Produce gets for its transaction.
+"""Markers are retried until they are written, and reported to the core that requested them; and the
+verification of transactions for Produce.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T0, T1, G3 = ("t", 0), ("t", 1), (GROUPS, 3)
 
 
 class World:
-    """Stands for the log, the runtime and the metadata."""
+    """Replaces the log, the runtime and the metadata."""
 
     def __init__(self) -> None:
         self.the_core: object | None = object()
@@ -49,7 +49,7 @@ class World:
         self.posted.append((name, event))
 
     async def settle(self, error: Exception | None = None) -> list[tuple[str, int]]:
-        """Answers all that is under way; the partitions it was for."""
+        """Completes all appends in flight; returns their partitions."""
         taken, self.appends = self.appends, []
         for _, future in taken:
             future.set_exception(error) if error else future.set_result(0)
@@ -101,9 +101,9 @@ def test_failed_markers_are_retried() -> None:
 
 
 @pytest.mark.parametrize("in_the_call", [False, True])
-def test_a_fault_of_our_own_leaves_no_transaction_open(in_the_call: bool) -> None:
-    """Its marker was not retried before the coordinator was loaded again. `in_the_call`: it is
-    raised where the marker is given, not by what becomes of it.
+def test_a_bug_leaves_no_transaction_open(in_the_call: bool) -> None:
+    """Its marker was not retried before the coordinator was loaded again. `in_the_call`: raised
+    where the marker is passed, not by its result.
     """
 
     async def test() -> None:
@@ -130,9 +130,9 @@ def test_a_fault_of_our_own_leaves_no_transaction_open(in_the_call: bool) -> Non
 
 
 @pytest.mark.parametrize("partition", [T0, G3])
-def test_no_marker_leaves_for_a_core_that_has_gone_meanwhile(partition: tuple[str, int]) -> None:
-    """Its successor had written all of them, and the producer's next transaction was aborted by the
-    one that came a second later: while it was to be tried again, or waited for offset commits.
+def test_no_marker_is_sent_for_a_discarded_core(partition: tuple[str, int]) -> None:
+    """Its successor had written all of them, and the producer's next transaction was aborted by a
+    late marker a second later, one that was to be retried or waited for offset commits.
     """
 
     async def test() -> None:
@@ -168,7 +168,7 @@ def test_deleted_partitions_and_ended_transactions_need_no_marker(error: AppendE
     run(test())
 
 
-def test_a_bumped_marker_that_comes_twice_is_done() -> None:
+def test_a_repeated_bumped_marker_is_done() -> None:
     async def test() -> None:
         world = World()
         world.markers.carry_out("id", msgspec.structs.replace(requested(T0, G3), is_bumped=True), 9)
@@ -203,9 +203,9 @@ def test_a_reloaded_core_is_not_notified(successor: object | None) -> None:
     run(test())
 
 
-def test_offsets_that_come_without_pause_do_not_keep_a_transaction_from_ending() -> None:
-    """They name the producer, whichever host sends them: they are verified after the end was decided, and
-    refused.
+def test_continuous_offset_commits_do_not_keep_a_transaction_from_ending() -> None:
+    """They name the producer, whichever host sends them: they are verified after the end was
+    decided, and refused.
     """
 
     async def test() -> None:
@@ -231,7 +231,7 @@ def test_a_record_without_partitions_is_done_at_once() -> None:
     run(test())
 
 
-def test_offsets_under_way_come_before_the_marker() -> None:
+def test_offsets_in_flight_are_written_before_the_marker() -> None:
     async def test() -> None:
         world = World()
         first, second, other = world.commits.enter(7), world.commits.enter(7), world.commits.enter(8)

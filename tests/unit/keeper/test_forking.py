@@ -1,4 +1,4 @@
-"""A fork that becomes a program of the broker is like one that was executed."""
+"""A fork that becomes a program of the broker is like an executed one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(end: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
-def test_arguments_environment_signals_and_what_others_see() -> None:
+def test_arguments_environment_signals_and_process_title() -> None:
     done = run("return 3", {"A_SECRET": "of-the-parent"})
     assert (done.returncode, done.stderr) == (3, "")
     found: dict[str, Any] = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""What the keeper, and `mqd status` after it, shows of processes that have ended."""
+"""The keeper's status, and that of `mqd status`, for processes that have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings that a keeper gets, and those that it derives."""
+"""The settings passed to a keeper, and those that it derives."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ def test_the_default_number_of_workers_fits_the_shared_memory(
     config = {"receive.arena.bytes": str(arena_mebibytes << 20)}
     assert settings.resolve(config, layout(tmp_path)).worker_count == expected
     reported = settings.resolve({**config, "worker.count": "3"}, layout(tmp_path))
-    assert reported.worker_count == 3  # and the keeper says what to do if that is too many
+    assert reported.worker_count == 3  # and the keeper reports what to do if that is too many

@@ -1,4 +1,4 @@
-"""Listening sockets: what the connections inherit from them."""
+"""Listening sockets: options that connections inherit from them."""
 
 import errno
 import selectors
@@ -14,7 +14,7 @@ from tests.unit.worker.refusing_listener import RefusingListener
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_connections_over_loopback_are_not_paced(host):
-    """A connection that began with BBR is paced for ever: over loopback that is a timer for every
+    """A connection that began with BBR is paced forever: over loopback that means a timer for every
     64 KiB, and twice the CPU of a fetch.
     """
     try:
@@ -30,8 +30,8 @@ def test_connections_over_loopback_are_not_paced(host):
 
 
 def test_connections_are_refused_while_there_is_no_acceptor() -> None:
-    """Refused with a reset, those that wait already and those that come; and left to the acceptor
-    when there is one again.
+    """Reset, both waiting connections and new ones; and left to the acceptor when there is one
+    again.
     """
     keeper = Keeper.__new__(Keeper)
     keeper._selector, keeper._turning_away = selectors.DefaultSelector(), False
@@ -64,8 +64,8 @@ def test_connections_are_refused_while_there_is_no_acceptor() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOBUFS, errno.EPERM, errno.EACCES])
 @pytest.mark.parametrize("who", ["clients", "processes"])
-def test_the_keeper_rests_when_no_connection_can_be_accepted(who: str, code: int) -> None:
-    """What waits stays readable: without a rest the keeper would go round for ever."""
+def test_the_keeper_pauses_when_no_connection_can_be_accepted(who: str, code: int) -> None:
+    """Waiting connections stay readable: without a pause the keeper would loop forever."""
     keeper, listener = Keeper.__new__(Keeper), RefusingListener([], code)
     keeper._selector, keeper._turning_away, keeper._timers, keeper._timer_count, keeper._tools = (
         selectors.DefaultSelector(),
@@ -89,7 +89,7 @@ def test_the_keeper_rests_when_no_connection_can_be_accepted(who: str, code: int
             turn()
         assert listener.requested == round_ and len(keeper._timers) == 1
         keeper._timers.pop()[2]()
-    if who == "clients":  # an acceptor is back while it rests: the listener is the acceptor's
+    if who == "clients":  # an acceptor is back during the pause: the listener belongs to it
         turn()
         keeper._turn_away(False)
         keeper._timers.pop()[2]()

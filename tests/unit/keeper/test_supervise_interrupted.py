@@ -110,7 +110,7 @@ def test_ctrl_c_before_it_is_ready_is_an_interruption_and_nothing_is_left(places
     assert children() == before
 
 
-def test_sigterm_before_it_is_ready_is_no_failure_of_the_keeper(places: Layout) -> None:
+def test_sigterm_before_it_is_ready_is_not_a_failure_of_the_keeper(places: Layout) -> None:
     when(began(places), signal.SIGTERM)
     assert supervise.run(configuration(places, IMPORTING), places, lambda about: None) is None
 

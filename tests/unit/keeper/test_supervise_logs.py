@@ -1,4 +1,4 @@
-"""supervisord's logs on a disk that is full: lines are lost, and nothing else."""
+"""supervisord's logs on a full disk: lines are lost, and nothing else happens."""
 
 import errno
 import sys
@@ -13,7 +13,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 class FullStream:
-    """A file, or standard error, whose disk takes nothing."""
+    """A file, or standard error, whose disk is full."""
 
     def write(self, _data: object) -> int:
         raise FULL
@@ -41,7 +41,7 @@ def logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> loggers.Logger:
     return logger
 
 
-def test_lines_that_cannot_be_written_are_lost_alone(
+def test_only_lines_that_cannot_be_written_are_lost(
     logger: loggers.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (handler,) = logger.handlers

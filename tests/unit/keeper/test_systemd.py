@@ -59,7 +59,7 @@ def world(tmp_path: Path):
     found.close()
 
 
-def test_it_is_fed_when_all_have_answered(world: World) -> None:
+def test_the_watchdog_is_fed_when_all_have_responded(world: World) -> None:
     world.feeder.tick()
     world.keeper_answers([])
     assert world.told() == ["WATCHDOG=1", "STATUS=every process answers"] and not world.dispatchers
@@ -71,7 +71,7 @@ def test_it_is_fed_when_all_have_answered(world: World) -> None:
     assert world.told() == ["WATCHDOG=1"]
 
 
-def test_it_is_not_fed_while_one_is_silent(world: World) -> None:
+def test_the_watchdog_is_not_fed_while_one_is_silent(world: World) -> None:
     world.feeder.tick()
     world.keeper_answers(["mqd-worker-1"])
     assert world.told() == ["STATUS=does not answer: mqd-worker-1"]
@@ -81,7 +81,7 @@ def test_it_is_not_fed_while_one_is_silent(world: World) -> None:
     assert world.told() == ["WATCHDOG=1", "STATUS=every process answers"]
 
 
-def test_it_is_not_fed_while_the_keeper_is_silent_and_no_second_question_is_asked(world: World) -> None:
+def test_the_watchdog_is_not_fed_while_the_keeper_is_silent_and_no_second_request_is_sent(world: World) -> None:
     world.feeder.tick()
     for _ in range(2):
         world.now_s += PROBE_S
@@ -94,7 +94,7 @@ def test_it_is_not_fed_while_the_keeper_is_silent_and_no_second_question_is_aske
     assert world.told() == ["WATCHDOG=1", "STATUS=every process answers"]
 
 
-def test_a_keeper_that_is_gone_or_says_nonsense_feeds_nothing(world: World) -> None:
+def test_a_dead_keeper_or_invalid_responses_do_not_feed_the_watchdog(world: World) -> None:
     world.feeder.tick()
     connection, _ = world.keeper.accept()
     connection.send(b"nonsense")

@@ -1,5 +1,5 @@
-"""Segment files for tests of the log: batches encoded as a producer would, written with indexes as
-the broker does. No native extension needed.
+"""Segment files for tests of the log: batches encoded as by a producer, written with indexes as by
+the broker. No native extension needed.
 """
 
 from pathlib import Path
@@ -9,8 +9,8 @@ from mqd.protocol.records import HEADER
 
 
 class PlainFiles:
-    """mqd.log.files.Files by plain calls; `changes` is what was done in order; `fail_on` names
-    changes that fail.
+    """mqd.log.files.Files with plain calls; `changes`: the changes in order; `fail_on`: changes
+    that fail.
     """
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ def problems(partition: Path) -> list[str]:
     return found
 
 
-def test_an_index_that_agrees_is_sound(partition: Path) -> None:
+def test_a_consistent_index_is_valid(partition: Path) -> None:
     assert problems(partition) == []
 
 
@@ -76,7 +76,7 @@ def test_every_flipped_byte_of_an_index_and_its_checksums_is_found(
         assert problems(partition), f"byte {at}"
 
 
-def test_an_entry_that_only_its_checksum_disproves(partition: Path) -> None:
+def test_an_entry_that_only_its_checksum_contradicts(partition: Path) -> None:
     """Its last stable offset decides which later segments are read, and is not in the log."""
     entries = index(partition).read_bytes()
     index(partition).write_bytes(entries[:-8] + pack(">q", 12))
@@ -110,7 +110,7 @@ def test_checksums_of_entries_that_are_lost_are_found(partition: Path) -> None:
     assert problems(partition) == ["transaction index: .txnsum has 1 checksums without an entry"]
 
 
-def test_an_entry_that_a_running_broker_is_writing_is_no_problem(partition: Path) -> None:
+def test_an_entry_being_written_by_a_running_broker_is_not_a_problem(partition: Path) -> None:
     """Its marker and its checksum come after it."""
     being_written = pack(">hqqqq", 0, 9, 14, 15, 16)
     with index(partition).open("ab") as file:

@@ -1,4 +1,6 @@
-"""What survives a stop, a crash and a changed number of workers; and in which order it is written."""
+"""State that survives a shutdown, a crash and a changed number of workers; and the order in which
+it is written.
+"""
 
 from pathlib import Path
 
@@ -35,7 +37,7 @@ def test_a_checkpoint_reads_back(written: list[Entry]) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_entries_or_a_checkpoint_error(data: bytes) -> None:
+def test_any_bytes_give_entries_or_a_checkpoint_error(data: bytes) -> None:
     try:
         parse_checkpoint(data)
     except CheckpointError:
@@ -50,14 +52,16 @@ def test_a_cut_off_checkpoint_is_refused() -> None:
             pytest.fail(f"{size} of {len(data)} bytes were taken for a whole checkpoint")
 
 
-def test_kafkas_own_version_is_read() -> None:
+def test_kafkas_version_is_read() -> None:
     assert parse_checkpoint(b"0\n1\nt 3 17\n") == [Entry("t", 3, 17, None)]
 
 
 def life(
     directory: Path, worker: int, worker_count: int, points: list[Entry], starts: list[Entry], clean: bool = False
 ) -> checkpoints.Trust:
-    """One start (and, if clean, stop) of a worker; returns what it trusted at its start."""
+    """One start (and, if clean, shutdown) of a worker; returns the checkpoints that it trusted at
+    its start.
+    """
     files = PlainFiles()
     found = open_directory(directory, worker, worker_count, files)
     CheckpointWriter(directory, worker, files, found).write(points, starts)
@@ -75,7 +79,7 @@ def test_first_start_knows_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_clean_stop_is_believed_once(tmp_path: Path) -> None:
+def test_a_clean_shutdown_is_trusted_once(tmp_path: Path) -> None:
     life(tmp_path, 0, 1, [Entry("t", 0, 100, A)], [Entry("t", 0, 20, A)], clean=True)
     trust = life(tmp_path, 0, 1, [Entry("t", 0, 100, A)], [])
     assert (trust.recovery_point("t", 0, A), trust.log_start_offset("t", 0, A), trust.clean_shutdown("t", 0, A)) == (
@@ -88,7 +92,7 @@ def test_clean_stop_is_believed_once(tmp_path: Path) -> None:
     )
 
 
-def test_marker_goes_before_anything_is_written(tmp_path: Path) -> None:
+def test_the_marker_is_deleted_before_anything_is_written(tmp_path: Path) -> None:
     life(tmp_path, 0, 1, [Entry("t", 0, 100, A)], [], clean=True)
     files = PlainFiles()
     found = open_directory(tmp_path, 0, 1, files)
@@ -118,7 +122,7 @@ def test_partition_that_changed_workers_keeps_its_log_start(tmp_path: Path) -> N
     assert not trust.clean_shutdown("t", 1, A), "another worker's marker proves nothing for this one"
 
 
-def test_of_two_checkpoints_the_more_careful_value_counts(tmp_path: Path) -> None:
+def test_of_two_checkpoints_the_more_conservative_value_counts(tmp_path: Path) -> None:
     life(tmp_path, 0, 2, [Entry("t", 0, 100, A)], [Entry("t", 0, 10, A)])
     life(tmp_path, 1, 2, [Entry("t", 0, 70, A)], [Entry("t", 0, 30, A)], clean=True)
     trust = open_directory(tmp_path, 1, 2, PlainFiles()).index(1)
@@ -126,9 +130,9 @@ def test_of_two_checkpoints_the_more_careful_value_counts(tmp_path: Path) -> Non
     assert not trust.clean_shutdown("t", 0, A), "the other worker may have written since"
 
 
-def test_marker_of_a_worker_that_is_no_more_cannot_be_believed_later(tmp_path: Path) -> None:
-    """Worker 1 ends well; a life with one worker writes its partition and crashes; then there are
-    two workers again.
+def test_the_marker_of_a_former_worker_is_not_trusted_later(tmp_path: Path) -> None:
+    """Worker 1 shuts down cleanly; a run with one worker writes its partition and crashes; then
+    there are two workers again.
     """
     life(tmp_path, 1, 2, [Entry("t", 1, 100, A)], [], clean=True)
     life(tmp_path, 0, 1, [Entry("t", 1, 500, A)], [])

@@ -1,4 +1,4 @@
-"""When a partition is compacted, what of it, and how far it is known to be clean."""
+"""When a partition is compacted, which segments, and up to where it is known to be clean."""
 
 from pathlib import Path
 
@@ -40,13 +40,13 @@ def plan(stored, at=None, checkpoint=None, policy=POLICY):
     return compaction.plan(stored, at or ends(stored[-1].base_offset), policy, checkpoint, NOW)
 
 
-def test_everything_sealed_is_dirty_at_first():
+def test_all_sealed_segments_are_dirty_at_first():
     found = plan(log(10, 20, 30, 5))
     assert found.bases == (0, 100, 200, 300) and found.clean_count == 3 and found.first_dirty_offset == 0
     assert (found.dirty_bytes, found.total_bytes, found.end_position) == (60, 60, 7) and found.due(POLICY)
 
 
-def test_the_active_segment_alone_is_nothing():
+def test_an_active_segment_alone_is_not_compacted():
     assert plan(log(10)) is None and compaction.plan([], ends(0), POLICY, None, NOW) is None
 
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_counts_only_within_the_sealed_log(checkpoint, expected):
         ({"last_stable_offset": 99}, None),
     ],
 )
-def test_only_what_is_stable_flushed_and_below_the_high_watermark(changes, count):
+def test_only_stable_flushed_segments_below_the_high_watermark(changes, count):
     found = plan(log(10, 20, 30, 5), ends(300, **changes))
     assert (found.clean_count if found else None) == count
 
@@ -86,7 +86,7 @@ def test_segments_below_the_log_start_are_left_out():
     assert found.bases == (100, 200, 300) and found.first_dirty_offset == 100 and found.clean_count == 2
 
 
-def test_young_segments_and_all_behind_them_wait():
+def test_young_segments_and_all_later_ones_wait():
     policy = msgspec.structs.replace(POLICY, min_lag_ms=5000)
     assert plan(log(10, 20, 30, 5, ages_ms=(9000, 4000, 9000, 0)), policy=policy).clean_count == 1
     assert plan(log(10, 20, 30, 5, ages_ms=(4000, 9000, 9000, 0)), policy=policy) is None
