@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from mqd import native
 from mqd.base import logging
-from mqd.log import schedules
+from mqd.log import schedule_headers
 from mqd.protocol.compression import GZIP, LZ4, compress, decompress
 from mqd.protocol.crc32c import crc32c
 from mqd.protocol.errors import ErrorCode, ProtocolError
@@ -142,10 +142,10 @@ def _unscheduled(header: BatchHeader, records: bytes) -> Answer | None:
         return None
     now_ms, count, reason = time.time_ns() // 1_000_000, 0, ""
     indexes: list[int] = []
-    for index, (timestamp_delta, section) in enumerate(schedules.header_sections(records, header.record_count)):
+    for index, (timestamp_delta, section) in enumerate(schedule_headers.header_sections(records, header.record_count)):
         try:
-            schedules.plan(section, header.base_timestamp_ms + timestamp_delta, 0, now_ms)
-        except schedules.Unreadable as error:
+            schedule_headers.plan(section, header.base_timestamp_ms + timestamp_delta, 0, now_ms)
+        except schedule_headers.Unreadable as error:
             count += 1
             reason = reason or f"record {index} of the batch cannot be scheduled: {error}"
             if len(indexes) < native.RECORD_ERROR_COUNT_MAX:

@@ -2,7 +2,7 @@
 transactional ids and for share-partitions.
 
 Handlers use `context.broker.coordinators`: `.groups.request(...)`, `.transactions.request(...)`,
-`.log.append(...)`, `.write_marker(...)`, `.share_states.answer(...)`.
+`.log.append(...)`, `.share_states.answer(...)`.
 """
 
 import asyncio
@@ -303,21 +303,6 @@ class Coordinators:
             return None
         log.info("committed offsets of deleted partitions are removed", group=core.group_id, topics=sorted(left))
         return PartitionsGone(left)
-
-    # -- transactions ------------------------------------------------------------------------------
-
-    async def write_marker(
-        self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool
-    ) -> None:
-        """Ends a producer's transaction in one partition; in __consumer_offsets, also the groups'
-        pending offsets. Raises AppendError or CoordinatorError.
-        """
-        if topic == GROUPS:
-            await self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit)
-        else:
-            await self.log.write_marker(
-                topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self.clock.now_ms()
-            )
 
 
 def classic_settings(broker: BrokerState) -> ClassicSettings:

@@ -155,23 +155,6 @@ class Log:
             marker.topic, marker.partition, batch, leader_epoch, is_bumped=marker.is_bumped, marker=marker
         )
 
-    async def write_marker(
-        self,
-        topic: str,
-        partition: int,
-        producer_id: int,
-        producer_epoch: int,
-        coordinator_epoch: int,
-        commit: bool,
-        timestamp_ms: int,
-    ) -> int:
-        """Awaits marker_nowait."""
-        return await asyncio.shield(
-            self.marker_nowait(
-                Marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, timestamp_ms)
-            )
-        )
-
     def _send(
         self,
         topic: str,

@@ -29,7 +29,7 @@ LATE_COUNT_MAX = 4096
 
 
 class Row(NamedTuple):
-    """A committed record of the partition. As in mqd.log.schedules.Plan."""
+    """A committed record of the partition. As in mqd.log.schedule_headers.Plan."""
 
     offset: int
     due_ms: int

@@ -22,7 +22,7 @@ from mqd.base.schedule_board import LATE_S, PartitionStatus, ScheduleTopic
 from mqd.client.consumer import Consumer
 from mqd.client.messages import KafkaException, TopicPartition
 from mqd.client.producer import Producer
-from mqd.log import schedules
+from mqd.log import schedule_headers
 from mqd.protocol.messages import DeleteRecordsRequest
 from mqd.protocol.records import read_headers
 from mqd.timer.core import START, Progress, Row, Schedule, Tick, take_over
@@ -84,7 +84,7 @@ class PartitionTimer:
         self.index = partition
         self.status = PartitionStatus(schedule.topic, partition)
         self._socket_path = socket_path
-        self._name = f"{schedules.GROUP_PREFIX}{schedule.topic}"
+        self._name = f"{schedule_headers.GROUP_PREFIX}{schedule.topic}"
         self._directory = data_dir / "timer" / f"{schedule.topic_id.hex()}-{partition}"
         self._stopping = threading.Event()
         self._on_news = on_news
@@ -158,7 +158,7 @@ class PartitionTimer:
         self._producer = Producer(
             {
                 **self._reach(),
-                "transactional.id": f"{schedules.GROUP_PREFIX}{self.topic.topic_id.hex()}-{self.index}",
+                "transactional.id": f"{schedule_headers.GROUP_PREFIX}{self.topic.topic_id.hex()}-{self.index}",
                 "partitioner": "murmur2_random",
                 "allow.auto.create.topics": False,
                 "message.max.bytes": 1_000_000_000,
@@ -286,10 +286,10 @@ class PartitionTimer:
         delay_ms = self.topic.delay_ms
         for offset, timestamp, section in zip(offsets, timestamps, headers, strict=True):
             try:
-                plan = schedules.plan(section, timestamp, delay_ms)
-            except schedules.Unreadable:
+                plan = schedule_headers.plan(section, timestamp, delay_ms)
+            except schedule_headers.Unreadable:
                 self.status.unreadable += 1
-                plan = schedules.plan(None, timestamp, delay_ms)
+                plan = schedule_headers.plan(None, timestamp, delay_ms)
             yield Row(offset, plan.due_ms, plan.cancels)
 
     def _look_up(self, offsets: list[int], take: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
@@ -419,7 +419,7 @@ class _Listed(list[Any]):
 def _without_ours(section: bytes) -> list[tuple[str, bytes | None]]:
     """Without the headers of the schedule: the target may be one too."""
     headers, _ = read_headers(section, 0, len(section), "replace")
-    return [(name, value) for name, value in headers if name not in schedules.HEADERS]
+    return [(name, value) for name, value in headers if name not in schedule_headers.HEADERS]
 
 
 def _records(batch: Any) -> Iterator[tuple[int, Record]]:

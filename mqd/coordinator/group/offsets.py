@@ -39,7 +39,7 @@ from mqd.coordinator.group.records import (
     encode_offset_key,
     encode_offset_value,
 )
-from mqd.log.schedules import GROUP_PREFIX
+from mqd.log.schedule_headers import GROUP_PREFIX
 from mqd.protocol.errors import ErrorCode
 
 EXPIRATION_TIMER = "offsets.expiration"

@@ -30,7 +30,7 @@ from mqd.coordinator.group.records import decode_offset_key, decode_offset_value
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.coordinator.load import load
 from mqd.coordinator.shard import Unit
-from mqd.log.schedules import GROUP_PREFIX
+from mqd.log.schedule_headers import GROUP_PREFIX
 from mqd.protocol.errors import ErrorCode
 from tests.tiers import quick
 from tests.unit.coordinator.group_shell import GroupShell

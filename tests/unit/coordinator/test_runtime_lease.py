@@ -43,22 +43,22 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
                 ),
             )
         partition = partition_for("g", 3)
-        await coordinators.write_marker(GROUPS, partition, 8, 0, 0, False)
+        await coordinators.groups.write_marker(partition, 8, 0, 0, False)
         assert await fetch(broker) == (0, 5)
-        await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        await coordinators.groups.write_marker(partition, 7, 0, 0, True)
         assert await fetch(broker) == (0, 50)
         shard = shard_of(broker, "g")
         broker.owners.refuse = int(ErrorCode.INVALID_PRODUCER_EPOCH)
         with pytest.raises(CoordinatorError) as refused:
-            await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+            await coordinators.groups.write_marker(partition, 7, 0, 0, True)
         assert refused.value.error_code == ErrorCode.INVALID_PRODUCER_EPOCH and shard_of(broker, "g") is shard, (
             "a marker of the past disturbs no group"
         )
         broker.owners.refuse = int(ErrorCode.KAFKA_STORAGE_ERROR)
         with pytest.raises(CoordinatorError):
-            await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+            await coordinators.groups.write_marker(partition, 7, 0, 0, True)
         with pytest.raises(CoordinatorError):
-            await coordinators.write_marker(GROUPS, 99, 7, 0, 0, True)
+            await coordinators.groups.write_marker(99, 7, 0, 0, True)
 
     run(tmp_path, scenario)
 
@@ -88,12 +88,12 @@ def test_a_core_that_fails_at_the_end_of_a_transaction_is_reloaded(
         monkeypatch.setattr(core, "handle", failing)
         written = len(broker.owners.batches)
         with pytest.raises(CoordinatorError) as answered:
-            await asyncio.wait_for(coordinators.write_marker(GROUPS, partition, 7, 0, 0, True), 20)
+            await asyncio.wait_for(coordinators.groups.write_marker(partition, 7, 0, 0, True), 20)
         assert failed and answered.value.error_code == NOT_AVAILABLE and len(broker.owners.batches) == written
         assert shard_of(broker, "g") is not shard
         store(broker, GROUPS, partition)
         await until(lambda: shard_of(broker, "g") is not None)
-        await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        await coordinators.groups.write_marker(partition, 7, 0, 0, True)
         assert await fetch(broker) == (0, 50)
 
     run(tmp_path, scenario)

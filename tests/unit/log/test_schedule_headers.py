@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.log.schedules import DELAY_MS_MAX, Plan, Unreadable, header_sections, plan
+from mqd.log.schedule_headers import DELAY_MS_MAX, Plan, Unreadable, header_sections, plan
 from mqd.native import batches
 from mqd.protocol.records import HEADER_BYTES, Record, encode_batch
 
