@@ -177,6 +177,7 @@ ALLOWED = (
     Allowed("ShareGroupHeartbeat", "1", "assignment.topic_partitions", HASHED, order=True),
     Allowed("ShareGroupDescribe", "1", "groups[].members[].assignment.topic_partitions", HASHED, order=True),
     Allowed("ShareFetch", "1-2", "responses", HASHED, order=True),
+    Allowed("ShareFetch", "1-2", "responses[].partitions", HASHED, order=True),
     Allowed("ShareAcknowledge", "1-2", "responses", HASHED, order=True),
     Allowed("ShareAcknowledge", "1-2", "responses[].partitions", HASHED, order=True),
     Allowed("DescribeShareGroupOffsets", "0-1", "groups[].topics", HASHED, order=True),
@@ -253,6 +254,7 @@ ALLOWED = (
         mqd=42,
     ),
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ELR, kafka=40, mqd=0),
+    Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ELR, kafka=40, mqd=0),
     Allowed("AlterClientQuotas", "0-1", "entries[].entity", HASHED, order=True),
     Allowed("DescribeClientQuotas", "0-1", "entries[].values", HASHED, order=True),
     Allowed(

@@ -146,6 +146,22 @@ def test_a_resource_of_no_type_fails_the_whole_request(shared_broker: Broker) ->
     assert [(one.error_code, one.configs) for one in found.results] == [(ErrorCode.INVALID_REQUEST, [])] * 3
 
 
+def test_a_missing_value_is_refused_before_an_operation_that_needs_a_list(shared_broker: Broker) -> None:
+    Config, Resource = m.IncrementalAlterConfigsRequest.Config, m.IncrementalAlterConfigsRequest.Resource
+    configs = [Config("preallocate", 2, "maybe"), Config("retention.ms", 0, None)]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        altered = kafka.call(44, 0, m.IncrementalAlterConfigsRequest([Resource(2, "judge-null", configs)]))
+    assert altered.responses[0].error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_the_in_sync_minimum_of_one_broker_cannot_be_deleted_but_that_of_all_can(shared_broker: Broker) -> None:
+    Config, Resource = m.IncrementalAlterConfigsRequest.Config, m.IncrementalAlterConfigsRequest.Resource
+    resources = [Resource(4, broker, [Config("min.insync.replicas", 1, None)]) for broker in ("1", "")]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        altered = kafka.call(44, 1, m.IncrementalAlterConfigsRequest(resources, validate_only=True))
+    assert [one.error_code for one in altered.responses] == [ErrorCode.INVALID_CONFIG, 0]
+
+
 def test_a_timestamp_of_a_later_version_is_refused_before_the_topic(shared_broker: Broker) -> None:
     asked = m.ListOffsetsRequest.Topic("judge-none", [m.ListOffsetsRequest.Partition(0, -1, -3)])
     with KafkaConnection(port=shared_broker.port) as kafka:

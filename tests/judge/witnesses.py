@@ -97,6 +97,16 @@ def _acknowledging(first: int, last: int) -> object:
     return m.ShareFetchRequest(GROUP, SHARE_MEMBER, 1, max_wait_ms=100, max_records=500, batch_size=500, topics=[topic])
 
 
+def _closing(name: str, *indexes: int) -> object:
+    """The last fetch of a session, which acknowledges."""
+    batches = [m.ShareFetchRequest.AcknowledgementBatch(0, 2, [1])]
+    partitions = [m.ShareFetchRequest.Partition(index, acknowledgement_batches=batches) for index in indexes]
+    topics = [m.ShareFetchRequest.Topic(Ref("topic_id", name), partitions)]
+    return m.ShareFetchRequest(
+        GROUP, SHARE_MEMBER, -1, max_wait_ms=100, max_records=500, batch_size=500, topics=topics
+    )
+
+
 _LEFT = (*stories.SHARE_HISTORIES[3], stories.share_heartbeat(-1))
 _EPOCH = "groups[].group_epoch"
 
@@ -259,6 +269,17 @@ WITNESSES = (
         before=(stories.commit_offsets(),),
     ),
     Witness(
+        "IncrementalAlterConfigs", (0, 1), "responses[].error_code", lambda _: [
+            m.IncrementalAlterConfigsRequest(
+                [m.IncrementalAlterConfigsRequest.Resource(
+                    4, "", [m.IncrementalAlterConfigsRequest.Config("min.insync.replicas", 1, None)]
+                )],
+                validate_only=True,
+            )
+        ],
+        40, 0,
+    ),
+    Witness(
         "DescribeProducers", (0,), "topics[].partitions[].active_producers[].last_timestamp",
         lambda _: [m.DescribeProducersRequest([m.DescribeProducersRequest.Topic(A, [0])])], mqd="<now>",
         before=tuple(stories.RECORD_HISTORIES[5]),
@@ -307,6 +328,10 @@ WITNESSES = (
             )
         ],
         before=tuple(stories.SHARE_HISTORIES[3]),
+    ),
+    Witness(
+        "ShareFetch", (1, 2), "responses[].partitions", lambda _: [_closing(A, 2**31 - 1, 0, 2)],
+        before=tuple(stories.SHARE_HISTORIES[5]),
     ),
     Witness(
         "ShareFetch", (1, 2), "responses[].partitions[].acknowledge_error_message",

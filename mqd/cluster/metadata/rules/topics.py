@@ -448,6 +448,8 @@ def alter_config(
     for operation in change.operations:
         if operation.operation not in OPERATIONS:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation {operation.operation} on {operation.name}.")
+    if nulls := [one.name for one in change.operations if one.value is None and one.operation != "delete"]:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {', '.join(nulls)}")
     broker_config = state.broker_config(place.node_id)
     if change.resource_type == RESOURCE_TOPIC:
         # Kafka's order of checks: the operations, the name, the values, and only then whether the
@@ -469,7 +471,8 @@ def alter_config(
         current = state.broker_configs.get(change.resource_name, {})
         config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
         for operation in change.operations if change.resource_name else ():
-            if operation.name in (MIN_IN_SYNC, UNCLEAN_ENABLE) and operation.operation == "set":
+            # Kafka refuses to delete the first one too
+            if operation.name == MIN_IN_SYNC or (operation.name == UNCLEAN_ENABLE and operation.operation == "set"):
                 raise Refusal(
                     ErrorCode.INVALID_CONFIG,
                     f"{operation.name} cannot be set for one broker: a partition moves between them. Set it for a"
@@ -578,8 +581,7 @@ def _alter_one(
         config.pop(name, None)
         return
     _check_dynamic(rules, resource_type, name)
-    if value is None:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for {verb.upper()} of {name}.")
+    assert value is not None
     if verb == "set":
         config[name] = value
         return
