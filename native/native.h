@@ -215,7 +215,7 @@ enum mqd_descriptor_kind {
     /* worker -> acceptor: may these batches be written? See below. Sent again when the acceptor
      * restarts */
     MQD_LINK_CHECK,
-    /* acceptor -> worker: the answer; RELEASE (token, offset) when it has a payload */
+    /* acceptor -> worker: the response; RELEASE (token, offset) when it has a payload */
     MQD_LINK_CHECKED,
     /* acceptor -> owner: query for the producers of the slot's partition */
     MQD_LINK_DESCRIBE,

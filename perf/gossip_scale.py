@@ -164,7 +164,7 @@ class Model:
 
     def _probe(self, number: int, effect: ProbeStream) -> None:
         if self.hosts[number].alive and self.of_name[effect.host].alive:
-            self._give(number, self.hosts[number], events.StreamAnswered(effect.probe_id))
+            self._give(number, self.hosts[number], events.StreamResponded(effect.probe_id))
 
     def _on_changed(self, number: int, effect: MemberChanged) -> None:
         which = effect.member.node_id

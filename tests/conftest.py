@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    tools.ANSWER_TIMEOUT_S = PATIENCE_S
+    tools.RESPONSE_TIMEOUT_S = PATIENCE_S
     brokers_of_tests.is_forked = tiers.is_quick = config.getoption("--tier") == "quick"
     bytecode.keep_apart(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
 

@@ -126,7 +126,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     coordinators.share_states.first_since = partial(list_offsets.first_since, broker)
 
     async def serve_client(address: Address, frame: bytes) -> bytes | None:
-        return (await dispatch.answer(broker, address, frame, 0, metrics)).body
+        return (await dispatch.respond(broker, address, frame, 0, metrics)).body
 
     dead_letters = broker.dead_letters = DeadLetters(broker, coordinators, link, serve_client)
     coordinators.share_states.of_owner = dead_letters.ask
@@ -158,7 +158,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
                 return await dead_letters.serve(frame)
             if key not in SERVED:
                 return None
-            outcome = await dispatch.answer(broker, Address(peer_node=node), frame, 0)
+            outcome = await dispatch.respond(broker, Address(peer_node=node), frame, 0)
             return outcome.body
 
         interbroker_server = InterbrokerServer(

@@ -62,7 +62,7 @@ class Context:
             self.broker.audit.denied(address.principal, address.peer_ip, operation, resource_type, name, only_logged)
         return only_logged
 
-    async def change(self, change: messages.Change, timeout_ms: int) -> messages.Answer:
+    async def change(self, change: messages.Change, timeout_ms: int) -> messages.Response:
         """Records a change of rules or users in the audit log."""
         response = await self.broker.controller.request(change, timeout_ms)
         for event, fields in audited.lines(change, response):

@@ -73,7 +73,7 @@ class NoQuotas:
 class Controller(Protocol):
     async def request(
         self, change: messages.Change, timeout_ms: int, validate_only: bool = False
-    ) -> messages.Answer: ...
+    ) -> messages.Response: ...
 
 
 class Address:

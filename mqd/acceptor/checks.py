@@ -40,7 +40,7 @@ _LZ4_FLAGS_AT, _LZ4_INDEPENDENT = 4, 0x20  # of an LZ4 frame's header
 log = logging.get("acceptor.checks")
 
 
-class Answer(NamedTuple):
+class CheckResult(NamedTuple):
     """`error` applies to the whole request; `payload` as described for CHECKED in struct
     mqd_descriptor.
     """
@@ -79,9 +79,9 @@ class Checks:
 
     # -- transactions ------------------------------------------------------------------------------
 
-    async def transaction(self, payload: bytes, version: int) -> Answer:
+    async def transaction(self, payload: bytes, version: int) -> CheckResult:
         if self.transactions is None:
-            return Answer(int(ErrorCode.INVALID_TXN_STATE))
+            return CheckResult(int(ErrorCode.INVALID_TXN_STATE))
         loop = asyncio.get_running_loop()
         until = loop.time() + CONCURRENT_RETRY_MAX_S
         while True:
@@ -95,12 +95,12 @@ class Checks:
                 break
             await asyncio.sleep(CONCURRENT_RETRY_S)
         if isinstance(errors, int):
-            return Answer(errors) if errors else Answer(int(ErrorCode.NOT_ENOUGH_REPLICAS))
-        return Answer(0, struct.pack(f"={len(errors)}h", *errors))
+            return CheckResult(errors) if errors else CheckResult(int(ErrorCode.NOT_ENOUGH_REPLICAS))
+        return CheckResult(0, struct.pack(f"={len(errors)}h", *errors))
 
     # -- records -----------------------------------------------------------------------------------
 
-    async def records(self, batch: memoryview | bytes, kind: int, to: Compression | None = None) -> Answer:
+    async def records(self, batch: memoryview | bytes, kind: int, to: Compression | None = None) -> CheckResult:
         """`batch`: one whole record batch with a valid checksum and header; its records are
         unchecked. `kind`: CHECK_RECORDS (each needs a key), CHECK_PARSE, or CHECK_SCHEDULES (the
         headers of each say when it is due). With `to`, the payload is the batch in that codec.
@@ -108,7 +108,9 @@ class Checks:
         return await asyncio.get_running_loop().run_in_executor(self._threads, check_records, batch, kind, to)
 
 
-def check_records(batch: memoryview | bytes, kind: int = native.CHECK_RECORDS, to: Compression | None = None) -> Answer:
+def check_records(
+    batch: memoryview | bytes, kind: int = native.CHECK_RECORDS, to: Compression | None = None
+) -> CheckResult:
     """Blocks during the decompression and compression."""
     try:
         header = decode_batch_header(batch)
@@ -119,22 +121,22 @@ def check_records(batch: memoryview | bytes, kind: int = native.CHECK_RECORDS, t
         unkeyed_count, unkeyed = native.records_unkeyed(records, header.record_count, native.RECORD_ERROR_COUNT_MAX)
     except (ProtocolError, ValueError) as error:
         message = str(error).encode()[:MESSAGE_BYTES_MAX]
-        return Answer(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(0, 0, len(message)) + message)
+        return CheckResult(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(0, 0, len(message)) + message)
     except MemoryError:
-        return Answer(int(ErrorCode.REQUEST_TIMED_OUT))
+        return CheckResult(int(ErrorCode.REQUEST_TIMED_OUT))
     if kind == native.CHECK_SCHEDULES:
         refused = _unscheduled(header, records)
         if refused is not None:
             return refused
     if not unkeyed_count or kind != native.CHECK_RECORDS:
-        return Answer(0) if to is None else _compressed(batch, records, to)
-    return Answer(
+        return CheckResult(0) if to is None else _compressed(batch, records, to)
+    return CheckResult(
         int(ErrorCode.INVALID_RECORD),
         _REFUSAL.pack(unkeyed_count, len(unkeyed), 0) + struct.pack(f"={len(unkeyed)}i", *unkeyed),
     )
 
 
-def _unscheduled(header: BatchHeader, records: bytes) -> Answer | None:
+def _unscheduled(header: BatchHeader, records: bytes) -> CheckResult | None:
     """The records whose headers do not say when they are due, and what is wrong with the first. The
     records can be parsed.
     """
@@ -154,20 +156,22 @@ def _unscheduled(header: BatchHeader, records: bytes) -> Answer | None:
         return None
     message = reason.encode()[:MESSAGE_BYTES_MAX]
     packed = struct.pack(f"={len(indexes)}i", *indexes)
-    return Answer(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(count, len(indexes), len(message)) + packed + message)
+    return CheckResult(
+        int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(count, len(indexes), len(message)) + packed + message
+    )
 
 
-def _compressed(batch: memoryview | bytes, records: bytes, to: Compression) -> Answer:
+def _compressed(batch: memoryview | bytes, records: bytes, to: Compression) -> CheckResult:
     """The batch with its records in another codec; everything else in its header stays."""
     try:
         body = compress(to.codec, records, None if to.codec == GZIP and to.level < 0 else to.level)
     except MemoryError:
-        return Answer(int(ErrorCode.REQUEST_TIMED_OUT))
+        return CheckResult(int(ErrorCode.REQUEST_TIMED_OUT))
     if HEADER_BYTES + len(body) > to.batch_bytes_max > 0:
-        return Answer(int(ErrorCode.MESSAGE_TOO_LARGE))
+        return CheckResult(int(ErrorCode.MESSAGE_TOO_LARGE))
     head = bytearray(batch[:HEADER_BYTES])
     struct.pack_into(">i", head, _LENGTH_AT, HEADER_BYTES - _LENGTH_END + len(body))
     (attributes,) = struct.unpack_from(">H", head, _ATTRIBUTES_AT)
     struct.pack_into(">H", head, _ATTRIBUTES_AT, attributes & ~COMPRESSION_MASK | to.codec)
     struct.pack_into(">I", head, _CRC_AT, crc32c(body, crc32c(head[_ATTRIBUTES_AT:])))
-    return Answer(0, bytes(head) + body)
+    return CheckResult(0, bytes(head) + body)

@@ -21,7 +21,7 @@ PRINCIPAL_BYTES_MAX = native.PRINCIPAL_BYTES_MAX
 _PRINCIPAL = struct.Struct("<HBB")
 _AUTHENTICATED = struct.Struct("<HB5xQ")
 _TOKEN = struct.Struct(">hhihi")  # API key, version, correlation id, client id (null), size of the token
-_ANSWER = struct.Struct(">ihh")  # correlation id, error, size of the message
+_RESPONSE = struct.Struct(">ihh")  # correlation id, error, size of the message
 _SASL_AUTHENTICATE = 36
 
 
@@ -57,12 +57,12 @@ def split(flags: int, data: bytes) -> tuple[Identity, bytes]:
     return identity, frame
 
 
-def raw_answer(body: bytes) -> bytes | None:
+def raw_response(body: bytes) -> bytes | None:
     """The token in a SaslAuthenticate response of version 0; None: the token was refused; the old
     form has no response for that.
     """
-    _, error, message_bytes = _ANSWER.unpack_from(body)
-    return None if error else body[_ANSWER.size + max(message_bytes, 0) + 4 :]
+    _, error, message_bytes = _RESPONSE.unpack_from(body)
+    return None if error else body[_RESPONSE.size + max(message_bytes, 0) + 4 :]
 
 
 def authenticated(principal: str, session_ms: int, kind: native.PrincipalKind) -> bytes:

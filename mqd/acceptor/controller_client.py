@@ -62,13 +62,13 @@ class ControllerClient:
         self._on_metadata = on_metadata
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: dict[int, messages.Request] = {}
-        self._sent: dict[int, asyncio.Future[messages.Answer]] = {}
+        self._sent: dict[int, asyncio.Future[messages.Response]] = {}
         self._request_id = 0
 
-    async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
+    async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Response:
         """Never raises because of the controller: failures are in the response's error."""
         if len(self._sent) >= REQUESTS_MAX:
-            return messages.Answer(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
+            return messages.Response(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
         self._request_id += 1
         request_id = self._request_id
         answered = self._sent[request_id] = asyncio.get_running_loop().create_future()
@@ -86,7 +86,7 @@ class ControllerClient:
                 if never_sent
                 else "The controller has not answered in time; the change may still take effect."
             )
-            return messages.Answer(request_id, ErrorCode.REQUEST_TIMED_OUT, text)
+            return messages.Response(request_id, ErrorCode.REQUEST_TIMED_OUT, text)
         finally:
             self._sent.pop(request_id, None)
 
@@ -124,11 +124,11 @@ class ControllerClient:
                     message = _decode(data)
             except (ValueError, msgspec.MsgspecError) as error:
                 raise _NoMessage(str(error)) from error
-            if isinstance(message, messages.Answer):
+            if isinstance(message, messages.Response):
                 answered = self._sent.get(message.request_id)
                 if answered is not None and not answered.done():
                     answered.set_result(message)
-            elif not isinstance(message, messages.Command | messages.InSyncAnswer):
+            elif not isinstance(message, messages.Command | messages.InSyncResponse):
                 self._take(message)
                 self._write(messages.Applied(message.version, {}))
             if not subscribed:
@@ -152,7 +152,7 @@ class ControllerClient:
         text = "The controller was restarted while the change was under way; it may or may not have taken effect."
         for request_id, answered in self._sent.items():
             if request_id not in self._unsent and not answered.done():
-                answered.set_result(messages.Answer(request_id, ErrorCode.REQUEST_TIMED_OUT, text))
+                answered.set_result(messages.Response(request_id, ErrorCode.REQUEST_TIMED_OUT, text))
 
     def _write(self, message: messages.ToController) -> None:
         data = _encode(message)

@@ -2,7 +2,7 @@
 transactional ids and for share-partitions.
 
 Handlers use `context.broker.coordinators`: `.groups.request(...)`, `.transactions.request(...)`,
-`.log.append(...)`, `.share_states.answer(...)`.
+`.log.append(...)`, `.share_states.respond(...)`.
 """
 
 import asyncio
@@ -133,10 +133,13 @@ class InternalPartitions:
         change = messages.CreateTopic(
             self._topic.name, self._topic.partition_count(config), -1, {}, dict(self._topic.topic_config(config))
         )
-        answer = await self._broker.controller.request(change, CREATE_TIMEOUT_MS)
-        if answer.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
+        response = await self._broker.controller.request(change, CREATE_TIMEOUT_MS)
+        if response.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
             log.warning(
-                "an internal topic cannot be created", topic=self._topic.name, reason=answer.message, error=answer.error
+                "an internal topic cannot be created",
+                topic=self._topic.name,
+                reason=response.message,
+                error=response.error,
             )
         return self.count() > 0
 

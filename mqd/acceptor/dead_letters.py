@@ -149,7 +149,7 @@ class DeadLetters:
         owners: Owners,
         response: Callable[[Address, bytes], Awaitable[bytes | None]],
     ) -> None:
-        self._answer = response  # a request's frame, as a client's
+        self._respond = response  # a request's frame, as a client's
         self._broker, self._coordinators, self._owners = broker, coordinators, owners
         self._states: ShareStates = coordinators.share_states
         self.peers: Peers | None = None
@@ -186,9 +186,9 @@ class DeadLetters:
         name = core_name(request.group_id, topic.topic_id, one.partition)
         mover = self._movers.get(name)
         if mover is None:
-            return self._observed(name, api_key, request, await self._states.answer(request))
+            return self._observed(name, api_key, request, await self._states.respond(request))
         async with mover.lock:
-            return self._observed(name, api_key, request, await self._states.answer(request))
+            return self._observed(name, api_key, request, await self._states.respond(request))
 
     def _observed(self, name: str, api_key: int, request: Any, response: Any) -> Any:
         (topic,), (answered,) = request.topics, response.results
@@ -345,7 +345,7 @@ class DeadLetters:
         part = message.Partition(partition=mover.partition, leader_epoch=mover.core.leader_epoch)
         request = message(group_id=mover.group_id, topics=[message.Topic(topic_id=mover.topic_id, partitions=[part])])
         async with mover.lock:
-            response: Any = await self._states.answer(request)
+            response: Any = await self._states.respond(request)
             result = response.results[0].partitions[0]
             if self._movers.get(mover.name) is not mover:
                 return
@@ -510,7 +510,7 @@ class DeadLetters:
         frame = encode_request(request, version, 1, "mqd-dead-letters")
         until_s = time.monotonic() + RETRIES_S
         while True:
-            body = await self._answer(self._address, frame)
+            body = await self._respond(self._address, frame)
             if body is None:
                 raise Failed("no answer")
             response: Any = decode_response(body, api_key, version)[1]

@@ -30,7 +30,7 @@ class _Work(UnderWay):
     def __init__(self, work: Callable[[UnderWay], Any]) -> None:
         super().__init__()
         self.work = work
-        self.answer = asyncio.get_running_loop().create_future()
+        self.response = asyncio.get_running_loop().create_future()
 
 
 class _Directory:
@@ -49,18 +49,18 @@ class _Directory:
         self._waiting[mine] = None
         self._start()
         try:
-            while not mine.answer.done():
+            while not mine.response.done():
                 last_step_s = (
                     mine.stepped_s if mine in self._under_way else max(one.stepped_s for one in self._under_way)
                 )
                 left_s = last_step_s + SILENT_S - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(f"log directory {self._path} does not respond")
-                await asyncio.wait({mine.answer}, timeout=min(left_s, SILENT_S))
-            return mine.answer.result()
+                await asyncio.wait({mine.response}, timeout=min(left_s, SILENT_S))
+            return mine.response.result()
         finally:
             self._waiting.pop(mine, None)
-            mine.answer.cancel()  # its caller was cancelled
+            mine.response.cancel()  # its caller was cancelled
 
     def _start(self) -> None:
         while self._waiting and len(self._under_way) < self._at_once:
@@ -70,7 +70,7 @@ class _Directory:
             try:
                 future = in_thread(partial(one.work, one))
             except RuntimeError as error:  # no thread is available
-                one.answer.set_exception(OSError(errno.EAGAIN, str(error)))
+                one.response.set_exception(OSError(errno.EAGAIN, str(error)))
                 continue
             self._under_way.add(one)
             future.add_done_callback(partial(self._ended, one))
@@ -78,12 +78,12 @@ class _Directory:
     def _ended(self, one: _Work, future: "asyncio.Future[Any]") -> None:
         self._under_way.discard(one)
         error = future.exception()
-        if one.answer.done():
+        if one.response.done():
             pass
         elif error is not None:
-            one.answer.set_exception(error)
+            one.response.set_exception(error)
         else:
-            one.answer.set_result(future.result())
+            one.response.set_result(future.result())
         self._start()
 
 

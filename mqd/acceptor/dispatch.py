@@ -103,9 +103,9 @@ _loaded: dict[int, Handler] = {}
 
 
 class Outcome(NamedTuple):
-    """`body` None: the request is done and has no answer. `close`: the reason that the connection
+    """`body` None: the request is done and has no response. `close`: the reason that the connection
     must end instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends
-    after the answer. `delay_s`: the answer is sent that much later.
+    after the response. `delay_s`: the response is sent that much later.
     """
 
     body: bytes | None
@@ -118,7 +118,7 @@ class Outcome(NamedTuple):
 
 class RequestMalformed(Exception):
     """The frame is not a valid request of its API and version. Distinct from ProtocolError, which
-    encoding our own answer may raise too.
+    encoding our own response may raise too.
     """
 
 
@@ -133,7 +133,7 @@ def handler_of(api_key: int) -> Handler:
     return handler
 
 
-async def answer(
+async def respond(
     broker: Broker, address: Address, frame: bytes, connection: int, observer: Observer | None = None
 ) -> Outcome:
     """Raises nothing but cancellation. An invalid request ends its connection with the reason. A
@@ -176,7 +176,7 @@ async def _handled(
     if broker.relaying is not None:
         if judged.denied is not None:
             frame = encode_request(judged.request, header.api_version, header.correlation_id, header.client_id)
-        elsewhere = await broker.relaying.answer(
+        elsewhere = await broker.relaying.respond(
             address, header, judged.request, frame, lambda part: handler(context, header, part)
         )
         if elsewhere is not None:
@@ -184,13 +184,13 @@ async def _handled(
                 return Outcome(elsewhere)
             if isinstance(elsewhere, bytes):
                 elsewhere = decode_response(elsewhere, header.api_key, header.api_version)[1]
-            return Outcome(_encode(header, judged.answer(elsewhere)))
+            return Outcome(_encode(header, judged.completed(elsewhere)))
     handling = handler(context, header, judged.request)
     if throttle.counts_time(context, header):
         response = await throttle.charged(handling, context, header, began)
     else:
         response = await handling
-    response = judged.answer(response)
+    response = judged.completed(response)
     return Outcome(
         _encode(header, response) if response is not None else None,
         context.cacheable,

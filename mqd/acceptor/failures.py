@@ -95,11 +95,11 @@ def _elements(response: object, field: Field, request: object, version: int, fai
         return []
     made = []
     for element in getattr(request, source[0].name):
-        answer = _class_of(response, field)()
-        if not _name(answer, element, source[0], version) and not same:
+        filled = _class_of(response, field)()
+        if not _name(filled, element, source[0], version) and not same:
             return []
-        _fail(answer, element, version, failure)
-        made.append(answer)
+        _fail(filled, element, version, failure)
+        made.append(filled)
     return made
 
 

@@ -42,7 +42,7 @@ from mqd import native
 from mqd.acceptor import client_identity, dispatch
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.broker_state import LISTENER_LOCAL, Address
-from mqd.acceptor.checks import Answer as CheckAnswer
+from mqd.acceptor.checks import CheckResult as CheckResult
 from mqd.acceptor.checks import Checks, Compression
 from mqd.acceptor.client_identity import Identity
 from mqd.base import logging
@@ -279,7 +279,7 @@ class Link:
             return
         self._taken += 1
         assert self._loop is not None
-        task = self._loop.create_task(self._answer(worker, descriptor, _address(descriptor, identity), frame))
+        task = self._loop.create_task(self._handle(worker, descriptor, _address(descriptor, identity), frame))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._young.append(
@@ -327,9 +327,9 @@ class Link:
         if self._parked[pending.worker].get(pending.token) is pending:
             del self._parked[pending.worker][pending.token]
 
-    async def _answer(self, worker: int, descriptor: Descriptor, address: Address, frame: bytes) -> None:
+    async def _handle(self, worker: int, descriptor: Descriptor, address: Address, frame: bytes) -> None:
         version = self._broker.metadata.version
-        outcome = await dispatch.answer(self._broker, address, frame, descriptor.b, self._observer)
+        outcome = await dispatch.respond(self._broker, address, frame, descriptor.b, self._observer)
         if outcome.delay_s:
             del frame  # unauthenticated clients send up to 512 KiB, and thousands of them may wait
             await asyncio.sleep(outcome.delay_s)
@@ -342,7 +342,7 @@ class Link:
             flags = native.RESPONSE_DISCONNECT if outcome.disconnect else 0
             body = outcome.body
             if descriptor.flags & native.REQUEST_RAW_TOKEN and body is not None:
-                body = client_identity.raw_answer(body)
+                body = client_identity.raw_response(body)
             if outcome.authenticated is not None and body is not None:
                 flags |= native.RESPONSE_AUTHENTICATED
                 body = client_identity.authenticated(*outcome.authenticated) + body
@@ -389,7 +389,7 @@ class Link:
         task.add_done_callback(self._tasks.discard)
 
     async def _check(
-        self, worker: int, descriptor: Descriptor, response: Coroutine[object, object, CheckAnswer]
+        self, worker: int, descriptor: Descriptor, response: Coroutine[object, object, CheckResult]
     ) -> None:
         try:
             error, data = await response

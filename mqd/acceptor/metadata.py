@@ -82,7 +82,7 @@ class Metadata:
             case messages.BrokersPut():
                 self.brokers = {broker.node_id: broker for broker in message.brokers}
                 self.controller_id = message.controller_id
-            case messages.InSyncAnswer() | messages.Command() | messages.Answer():
+            case messages.InSyncResponse() | messages.Command() | messages.Response():
                 return
             case messages.Image():
                 self._replace(message)

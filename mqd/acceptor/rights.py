@@ -40,32 +40,32 @@ class Whole(NamedTuple):
 
 class Each(NamedTuple):
     field: str  # of the request
-    answer: str  # of the response
+    response_field: str  # of the response
     check: Check
-    parts: str = ""  # field of an element: what it lists does not appear in the answer to a denied one
+    parts: str = ""  # field of an element: what it lists does not appear in the response to a denied one
     is_group_first: bool = False  # the handler looks at the group even if no element is left; see Judged
 
 
 class Judged(NamedTuple):
-    """`request`: the part for the handler; None: nothing is left. `denied`: the answer to the rest,
-    to be joined with the handler's, unless that is an error of the whole request and
+    """`request`: the part for the handler; None: nothing is left. `denied`: the response to the
+    rest, to be joined with the handler's, unless that is an error of the whole request and
     `is_group_first`.
     """
 
     request: object | None
     denied: object | None = None
-    joined: str = ""  # field of both answers
+    joined: str = ""  # field of both responses
     is_group_first: bool = False
 
-    def answer(self, answered: Any) -> object | None:
+    def completed(self, response: Any) -> object | None:
         if self.denied is None:
-            return answered
-        if answered is None:
+            return response
+        if response is None:
             return self.denied
-        if self.is_group_first and answered.error_code:
-            return answered
-        getattr(answered, self.joined).extend(getattr(self.denied, self.joined))
-        return answered
+        if self.is_group_first and response.error_code:
+            return response
+        getattr(response, self.joined).extend(getattr(self.denied, self.joined))
+        return response
 
 
 def judge(context: Context, header: RequestHeader, request: object) -> Judged:
@@ -94,11 +94,11 @@ def _judge_each(context: Context, header: RequestHeader, request: Any, rule: Eac
         if rule.parts:
             some = [msgspec.structs.replace(element, **{rule.parts: []}) for element in some]
         part = msgspec.structs.replace(request, **{rule.field: some})
-        elements += getattr(_failed(header, part, error), rule.answer)
-    answer = message_class(header.api_key, "Response")(**{rule.answer: elements})
+        elements += getattr(_failed(header, part, error), rule.response_field)
+    refused = message_class(header.api_key, "Response")(**{rule.response_field: elements})
     is_asked = allowed or rule.is_group_first
     rest = msgspec.structs.replace(request, **{rule.field: allowed}) if is_asked else None
-    return Judged(rest, answer, rule.answer, rule.is_group_first)
+    return Judged(rest, refused, rule.response_field, rule.is_group_first)
 
 
 def _is_refused_alone(header: RequestHeader) -> bool:
@@ -110,7 +110,7 @@ def _is_refused_alone(header: RequestHeader) -> bool:
 
 def _failed(header: RequestHeader, request: object, error: int) -> object:
     response = failed_response(header, request, Failure(error, error_message(error)))
-    # an answer without an error: the request has no elements
+    # a response without an error: the request has no elements
     return response if response is not None else message_class(header.api_key, "Response")()
 
 
@@ -145,8 +145,10 @@ def transaction(operation: Operation) -> Whole:
     return Whole(on(ResourceType.TRANSACTIONAL_ID, operation, "transactional_id"))
 
 
-def topics(operation: Operation, field: str = "topics", answer: str = "topics", attribute: str = "name") -> Each:
-    return Each(field, answer, on(ResourceType.TOPIC, operation, attribute))
+def topics(
+    operation: Operation, field: str = "topics", response_field: str = "topics", attribute: str = "name"
+) -> Each:
+    return Each(field, response_field, on(ResourceType.TOPIC, operation, attribute))
 
 
 def _committed_topic(context: Context, header: RequestHeader, request: Any, topic: Any) -> int:
@@ -252,7 +254,7 @@ READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = (
     Operation.DESCRIBE,
 )
 
-SHARE_TOPICS = topics(READ, answer="responses", attribute="topic_name")._replace(is_group_first=True)
+SHARE_TOPICS = topics(READ, response_field="responses", attribute="topic_name")._replace(is_group_first=True)
 
 RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     0: (topics(WRITE, "topic_data", "responses"),),
@@ -288,7 +290,7 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     34: BY_HANDLER,
     35: (cluster(DESCRIBE),),
     36: OPEN,
-    37: (topics(ALTER, answer="results"),),
+    37: (topics(ALTER, response_field="results"),),
     38: BY_HANDLER,
     39: BY_HANDLER,
     40: BY_HANDLER,

@@ -1,4 +1,4 @@
-"""Request quotas for the acceptor's answers (KIP-124): the time that this loop spent on a request
+"""Request quotas for the acceptor's responses (KIP-124): the time that this loop spent on a request
 is charged to its client, and the response tells the client how long to wait. The worker that holds
 the connection sees the debt in the control segment and reads no further request until it is paid.
 

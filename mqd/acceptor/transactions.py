@@ -21,7 +21,7 @@ from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.coordinator.transaction import checks
 from mqd.coordinator.transaction.cores import Transactions
-from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointAnswer
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointResponse
 from mqd.coordinator.transaction.markers import Markers, OffsetCommits
 from mqd.coordinator.transaction.state import Settings
 from mqd.native import ProducerView
@@ -117,15 +117,15 @@ class TransactionService:
         assert isinstance(response, Identity)
         return response
 
-    async def joint(self, transactional_id: str, make_event: Callable[[int, int], object]) -> JointAnswer:
+    async def joint(self, transactional_id: str, make_event: Callable[[int, int], object]) -> JointResponse:
         """The same for joint transactions."""
         try:
             response = await self._with_spare(transactional_id, make_event)
         except CoordinatorError as error:
-            return JointAnswer(error.error_code)
+            return JointResponse(error.error_code)
         if isinstance(response, Identity):  # no producer id is available
-            return JointAnswer(response.error)
-        assert isinstance(response, JointAnswer)
+            return JointResponse(response.error)
+        assert isinstance(response, JointResponse)
         return response
 
     async def _with_spare(self, transactional_id: str, make_event: Callable[[int, int], object]) -> object:

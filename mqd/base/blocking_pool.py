@@ -17,15 +17,15 @@ T = TypeVar("T")
 def in_thread(query: Callable[[], T]) -> "asyncio.Future[T]":
     """The future answer. Raises RuntimeError: no thread can be started."""
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
+    response: asyncio.Future[T] = loop.create_future()
 
     def resolve(found: T) -> None:
-        if not answer.done():
-            answer.set_result(found)
+        if not response.done():
+            response.set_result(found)
 
     def fail(error: Exception) -> None:
-        if not answer.done():
-            answer.set_exception(error)
+        if not response.done():
+            response.set_exception(error)
 
     def call() -> None:
         deliver: Callable[[], None]
@@ -39,7 +39,7 @@ def in_thread(query: Callable[[], T]) -> "asyncio.Future[T]":
             loop.call_soon_threadsafe(deliver)
 
     threading.Thread(target=call, name="asking", daemon=True).start()
-    return answer
+    return response
 
 
 class UnderWay:
@@ -47,7 +47,7 @@ class UnderWay:
 
     def __init__(self) -> None:
         self.stepped_s = time.monotonic()
-        self.answer: asyncio.Future[Any]
+        self.response: asyncio.Future[Any]
 
     def step(self) -> None:
         self.stepped_s = time.monotonic()
@@ -58,11 +58,11 @@ class UnderWay:
 
     async def ended(self, silent_s: float) -> bool:
         """Returns False if it has made no progress for that long."""
-        while not self.answer.done():
+        while not self.response.done():
             left_s = self.stepped_s + silent_s - time.monotonic()
             if left_s <= 0:
                 return False
-            await asyncio.wait({self.answer}, timeout=left_s)
+            await asyncio.wait({self.response}, timeout=left_s)
         return True
 
 
@@ -80,16 +80,16 @@ class Questions:
         no thread can be started.
         """
         # a finished one has no queue to wait in
-        while (before := self._under_way.get(target)) is not None and not before.answer.done():
+        while (before := self._under_way.get(target)) is not None and not before.response.done():
             if not await before.ended(silent_s):
                 raise TimeoutError(f"{target} does not respond")
         mine = UnderWay()
-        mine.answer = in_thread(lambda: query(mine.step))
+        mine.response = in_thread(lambda: query(mine.step))
         self._under_way[target] = mine  # only once it has a thread
-        mine.answer.add_done_callback(lambda _: self._forget(target, mine))
+        mine.response.add_done_callback(lambda _: self._forget(target, mine))
         if not await mine.ended(silent_s):
             raise TimeoutError(f"{target} does not respond")
-        return mine.answer.result()
+        return mine.response.result()
 
     def _forget(self, target: Hashable, done: UnderWay) -> None:
         """The next one may have started already."""

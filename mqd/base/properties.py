@@ -110,7 +110,7 @@ sasl.scram.decoy.secret: string sensitive dynamic
     (mqd) The secret from which salts for unknown user names are computed. The cluster creates it
     when the first user gets a password, and keeps it.
 connection.failed.authentication.delay.ms: int >=0 <=5000 = 100
-    Delay of the answer to a failed authentication. It doubles with each failure of the same address and user, up to 5
+    Delay of the response to a failed authentication. It doubles with each failure of the same address and user, up to 5
     s.
 delegation.token.secret.key: string sensitive
     The secret from which the passwords of delegation tokens (KIP-48) are computed: the same on all hosts. Not set:
@@ -232,11 +232,11 @@ replica.lag.time.max.ms: long >=100 <=INT_MAX dynamic = 30000
     A follower that has not caught up with its leader for this time leaves the in-sync set; it joins again once it has
     caught up within half of it. The value on the leader's host applies.
 replica.fetch.wait.max.ms: int >=1 <=60000 = 500
-    How long a leader may delay its answer to a follower that has everything.
+    How long a leader may delay its response to a follower that has everything.
 replica.fetch.max.bytes: int >=1024 <=1073741824 = 1048576
-    Bytes of one partition in a leader's answer; a single batch may be larger.
+    Bytes of one partition in a leader's response; a single batch may be larger.
 replica.fetch.response.max.bytes: int >=1024 <=536870912 = 4194304
-    Bytes of a leader's answer (Kafka: 10485760); a single batch may be larger.
+    Bytes of a leader's response (Kafka: 10485760); a single batch may be larger.
 replica.fetch.backoff.ms: int >=1 <=60000 = 200
     Delay before a partition that its leader refused is fetched again (Kafka: 1000). While that host
     may not have learned yet that it leads, the delay begins at 5 ms and doubles.
@@ -434,7 +434,8 @@ group.consumer.heartbeat.interval.quick.ms: int >=1000 = 1000
     (mqd) While all consumer groups together have few members, members send heartbeats this often, so that they learn of
     a rebalance sooner; with more members the interval is a millisecond for each, up to
     group.consumer.heartbeat.interval.ms. A group that sets consumer.heartbeat.interval.ms keeps that. librdkafka waits
-    for an answer as long as the interval, so a shorter one would time out while the broker is busy.
+    for a response as long as the interval, so a shorter one would time out while the broker is
+    busy.
 group.consumer.min.heartbeat.interval.ms: int >=1 = 5000
     The shortest consumer.heartbeat.interval.ms that a group may have.
 group.consumer.max.heartbeat.interval.ms: int >=1 = 15000

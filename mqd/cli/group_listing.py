@@ -72,7 +72,7 @@ class Group(msgspec.Struct):
     rebalance: Rebalance | None = None
 
 
-# -- the answers in one form -----------------------------------------------------------------------
+# -- the responses in one form ---------------------------------------------------------------------
 
 
 def _host(text: str) -> str:
@@ -97,11 +97,11 @@ def _rebalance(found: Any) -> Rebalance | None:
     return Rebalance(found.lasting_ms, found.reason, holders)
 
 
-def _classic(answer: Any) -> Group:
+def _classic(response: Any) -> Group:
     members = []
-    for one in answer.members:
+    for one in response.members:
         assignment: dict[str, list[int]] | None = None
-        if answer.protocol_type in ("consumer", ""):
+        if response.protocol_type in ("consumer", ""):
             try:
                 assignment = {
                     topic: list(indexes) for topic, indexes in decode_assignment(one.member_assignment).items()
@@ -110,13 +110,13 @@ def _classic(answer: Any) -> Group:
                 assignment = None
         members.append(Member(one.member_id, one.client_id, _host(one.client_host), one.group_instance_id, assignment))
     return Group(
-        answer.group_id,
+        response.group_id,
         "classic",
-        answer.group_state,
-        answer.protocol_type,
-        answer.protocol_data,
+        response.group_state,
+        response.protocol_type,
+        response.protocol_data,
         members,
-        rebalance=_rebalance(answer.rebalance),
+        rebalance=_rebalance(response.rebalance),
     )
 
 
@@ -136,37 +136,37 @@ def _member(one: Any, assignment: dict[str, list[int]], target: dict[str, list[i
     )
 
 
-def _consumer(answer: Any) -> Group:
-    members = [_member(one, _named(one.assignment), _named(one.target_assignment)) for one in answer.members]
+def _consumer(response: Any) -> Group:
+    members = [_member(one, _named(one.assignment), _named(one.target_assignment)) for one in response.members]
     return Group(
-        answer.group_id,
+        response.group_id,
         "consumer",
-        answer.group_state,
+        response.group_state,
         "consumer",
-        answer.assignor_name,
+        response.assignor_name,
         members,
-        answer.group_epoch,
-        answer.assignment_epoch,
-        _rebalance(answer.rebalance),
+        response.group_epoch,
+        response.assignment_epoch,
+        _rebalance(response.rebalance),
     )
 
 
-def _share(answer: Any) -> Group:
+def _share(response: Any) -> Group:
     members = [
         Member(
             one.member_id, one.client_id, _host(one.client_host), None, _named(one.assignment), epoch=one.member_epoch
         )
-        for one in answer.members
+        for one in response.members
     ]
     return Group(
-        answer.group_id,
+        response.group_id,
         SHARE,
-        answer.group_state,
+        response.group_state,
         SHARE,
-        answer.assignor_name,
+        response.assignor_name,
         members,
-        answer.group_epoch,
-        answer.assignment_epoch,
+        response.group_epoch,
+        response.assignment_epoch,
     )
 
 
@@ -188,24 +188,24 @@ def _inputs_of(tasks: list[Any], topics: dict[str, list[str]]) -> dict[str, list
     return {topic: sorted(found[topic]) for topic in sorted(found)}
 
 
-def _streams(answer: Any) -> Group:
+def _streams(response: Any) -> Group:
     """A member's assignment is the partitions that its active tasks read."""
-    topics = _inputs(answer)
+    topics = _inputs(response)
     members = [
         _member(
             one, _inputs_of(one.assignment.active_tasks, topics), _inputs_of(one.target_assignment.active_tasks, topics)
         )
-        for one in answer.members
+        for one in response.members
     ]
     return Group(
-        answer.group_id,
+        response.group_id,
         STREAMS,
-        answer.group_state,
+        response.group_state,
         STREAMS,
         "sticky",
         members,
-        answer.group_epoch,
-        answer.assignment_epoch,
+        response.group_epoch,
+        response.assignment_epoch,
     )
 
 
@@ -216,13 +216,13 @@ def describe(cluster: Cluster, name: str) -> Group | None:
     """None: there is no such group."""
     if cluster.first.speaks(CONSUMER_GROUP_DESCRIBE):
         described = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
-        answer = cluster.request_coordinator(
+        response = cluster.request_coordinator(
             GROUP, name, CONSUMER_GROUP_DESCRIBE, described, lambda found: found.groups[0].error_code
         ).groups[0]
-        if not answer.error_code:
-            return _consumer(answer)
-        if answer.error_code != GROUP_ID_NOT_FOUND:
-            check(f"group {name}", answer.error_code, answer.error_message)
+        if not response.error_code:
+            return _consumer(response)
+        if response.error_code != GROUP_ID_NOT_FOUND:
+            check(f"group {name}", response.error_code, response.error_message)
     shared = share_groups.describe(cluster, name)
     if shared is not None:
         return _share(shared)
@@ -230,13 +230,13 @@ def describe(cluster: Cluster, name: str) -> Group | None:
     if streams is not None:
         return _streams(streams)
     request = DescribeGroupsRequest(groups=[name], include_rebalance=True)
-    answer = cluster.request_coordinator(
+    response = cluster.request_coordinator(
         GROUP, name, DESCRIBE_GROUPS, request, lambda found: found.groups[0].error_code
     ).groups[0]
-    if answer.error_code == GROUP_ID_NOT_FOUND or (not answer.error_code and answer.group_state == "Dead"):
+    if response.error_code == GROUP_ID_NOT_FOUND or (not response.error_code and response.group_state == "Dead"):
         return None
-    check(f"group {name}", answer.error_code, answer.error_message)
-    return _classic(answer)
+    check(f"group {name}", response.error_code, response.error_message)
+    return _classic(response)
 
 
 def _describe_streams(cluster: Cluster, name: str) -> Any | None:
@@ -244,13 +244,13 @@ def _describe_streams(cluster: Cluster, name: str) -> Any | None:
     if not cluster.first.speaks(STREAMS_GROUP_DESCRIBE):
         return None
     request = StreamsGroupDescribeRequest(group_ids=[name])
-    answer = cluster.request_coordinator(
+    response = cluster.request_coordinator(
         GROUP, name, STREAMS_GROUP_DESCRIBE, request, lambda found: found.groups[0].error_code
     ).groups[0]
-    if answer.error_code in share_groups.NOT_THERE:
+    if response.error_code in share_groups.NOT_THERE:
         return None
-    check(f"group {name}", answer.error_code, answer.error_message)
-    return answer
+    check(f"group {name}", response.error_code, response.error_message)
+    return response
 
 
 def must_describe(cluster: Cluster, name: str) -> Group:
@@ -272,19 +272,19 @@ def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str
     for chunk in _chunks(names):
         if kind == "consumer":
             described = ConsumerGroupDescribeRequest(group_ids=chunk, include_rebalance=True)
-            answers = _answered(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, away)
-            yield from (_consumer(one) for one in answers)
+            responses = _answered(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, away)
+            yield from (_consumer(one) for one in responses)
         elif kind == SHARE:
             shared = ShareGroupDescribeRequest(group_ids=chunk)
             yield from (_share(one) for one in _answered(broker.request(share_groups.DESCRIBE, shared).groups, away))
         elif kind == STREAMS:
             streams = StreamsGroupDescribeRequest(group_ids=chunk)
-            answers = _answered(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, away)
-            yield from (_streams(one) for one in answers)
+            responses = _answered(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, away)
+            yield from (_streams(one) for one in responses)
         else:
             request = DescribeGroupsRequest(groups=chunk, include_rebalance=True)
-            answers = _answered(broker.request(DESCRIBE_GROUPS, request).groups, away)
-            yield from (_classic(one) for one in answers if one.group_state != "Dead")
+            responses = _answered(broker.request(DESCRIBE_GROUPS, request).groups, away)
+            yield from (_classic(one) for one in responses if one.group_state != "Dead")
 
 
 def _answered(groups: list[Any], away: dict[str, int]) -> list[Any]:
@@ -300,10 +300,10 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
     found: list[Group] = []
     away: dict[str, int] = {}
     for broker in cluster.nodes():
-        answer = broker.request(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
-        check("groups", answer.error_code, None)
+        response = broker.request(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
+        check("groups", response.error_code, None)
         listed: dict[str, list[str]] = {}
-        for one in answer.groups:
+        for one in response.groups:
             kind = (one.group_type or "classic").lower()
             listed.setdefault(kind if kind in ("consumer", SHARE, STREAMS) else "classic", []).append(one.group_id)
         for kind, names in listed.items():
@@ -331,9 +331,9 @@ def listed_names(cluster: Cluster) -> list[str]:
     """Of groups of every type. Raises CliError when a coordinator is loading its groups."""
     found = set()
     for broker in cluster.nodes():
-        answer = broker.request(LIST_GROUPS, ListGroupsRequest())
-        check("groups", answer.error_code, None)
-        found |= {one.group_id for one in answer.groups}
+        response = broker.request(LIST_GROUPS, ListGroupsRequest())
+        check("groups", response.error_code, None)
+        found |= {one.group_id for one in response.groups}
     return sorted(found)
 
 
@@ -364,10 +364,10 @@ def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
     def error_of(found: Any) -> int:
         return int(found.groups[0].error_code if found.groups else found.error_code)
 
-    answer = cluster.request_coordinator(GROUP, name, OFFSET_FETCH, request, error_of, NAMES_BY_TEXT)
-    if error_of(answer) != GROUP_ID_NOT_FOUND:
-        check(f"group {name}", error_of(answer), None)
-    topics = answer.groups[0].topics if answer.groups else answer.topics
+    response = cluster.request_coordinator(GROUP, name, OFFSET_FETCH, request, error_of, NAMES_BY_TEXT)
+    if error_of(response) != GROUP_ID_NOT_FOUND:
+        check(f"group {name}", error_of(response), None)
+    topics = response.groups[0].topics if response.groups else response.topics
     return {
         (topic.name, one.partition_index): Commit(one.committed_offset, one.metadata or "")
         for topic in topics
@@ -382,10 +382,10 @@ def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
     """
     found: dict[str, tuple[str, dict[Partition, int]]] = {}
     for broker in cluster.nodes():
-        answer = broker.request(LIST_GROUPS, ListGroupsRequest())
-        check("groups", answer.error_code, None)
-        states = {one.group_id: one.group_state for one in answer.groups if (one.group_type or "").lower() != SHARE}
-        shared = {one.group_id: one.group_state for one in answer.groups if one.group_id not in states}
+        response = broker.request(LIST_GROUPS, ListGroupsRequest())
+        check("groups", response.error_code, None)
+        states = {one.group_id: one.group_state for one in response.groups if (one.group_type or "").lower() != SHARE}
+        shared = {one.group_id: one.group_state for one in response.groups if one.group_id not in states}
         message = OffsetFetchRequest
         for chunk in _chunks(list(states)):
             request = message(groups=[message.Group(group_id=name, topics=None) for name in chunk])

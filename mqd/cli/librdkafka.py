@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 3.0
 _API_VERSIONS = 18
 _CORRELATION_ID = 0x6D7164  # a number with which no other protocol begins
 _HEAD = struct.Struct(">ii")  # header of a response: its size, the request's correlation id
-_ANSWER_BYTES_MAX = 1 << 20
+_RESPONSE_BYTES_MAX = 1 << 20
 _OUTPUT_BYTES = 1024
 
 _UNREACHABLE = frozenset(
@@ -124,7 +124,7 @@ def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
         pass  # a reset; bytes received before it still count
     if len(output) >= _HEAD.size:
         size, number = _HEAD.unpack_from(output)
-        if 4 <= size <= _ANSWER_BYTES_MAX and number == _CORRELATION_ID:
+        if 4 <= size <= _RESPONSE_BYTES_MAX and number == _CORRELATION_ID:
             return None
     if not output:
         return (

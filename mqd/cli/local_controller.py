@@ -16,7 +16,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.FromController).decode
 
 
-def change(path: Path, requested: messages.Change, timeout_s: float) -> messages.Answer:
+def change(path: Path, requested: messages.Change, timeout_s: float) -> messages.Response:
     """`path`: Layout.controller_socket. Raises CliError if the controller cannot be reached, or
     does not respond in time.
     """
@@ -30,7 +30,7 @@ def change(path: Path, requested: messages.Change, timeout_s: float) -> messages
             while time.monotonic() < deadline:
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
                 message = _receive(connection)
-                if isinstance(message, messages.Answer):
+                if isinstance(message, messages.Response):
                     return message
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CliError(f"the broker's controller cannot be reached ({path}): {error}") from None

@@ -90,12 +90,12 @@ async def _change(console: Console, page: Page, request: Request) -> Response:
     except Refused as error:
         refused = error
 
-    def answer(page_request: PageRequest) -> Response:
+    def respond(page_request: PageRequest) -> Response:
         if refused is not None:
             raise refused
         return page(page_request)
 
-    return await run_in_threadpool(_answer, page_request, answer)
+    return await run_in_threadpool(_respond, page_request, respond)
 
 
 async def _show(console: Console, page: Page, request: Request) -> Response:
@@ -105,13 +105,13 @@ async def _show(console: Console, page: Page, request: Request) -> Response:
         return _to_login(request)
     is_new = not cookie
     cookie = cookie or console.sessions.new_cookie()
-    response = await run_in_threadpool(_answer, PageRequest(console, request, session, cookie), page)
+    response = await run_in_threadpool(_respond, PageRequest(console, request, session, cookie), page)
     if is_new:
         console.set_cookie(response, cookie)
     return response
 
 
-def _answer(page_request: PageRequest, page: Page) -> Response:
+def _respond(page_request: PageRequest, page: Page) -> Response:
     """Runs on a thread with the user's credentials; every failure becomes a page with the
     remedy."""
     with client_security.acting_as(page_request.session.security):

@@ -433,22 +433,22 @@ class Process:
         for path, index in self._written_places(shell):
             workers_of.setdefault(path, []).append(index)
         marked = {path: partial(_all_marked, Path(path), indices) for path, indices in workers_of.items()}
-        found = await self._answers(marked)
+        found = await self._responses(marked)
         if len(found) == len(marked) and all(found.values()):
-            await self._answers({",".join(self.log_dirs): lambda: self.remember(epoch, True)})
+            await self._responses({",".join(self.log_dirs): lambda: self.remember(epoch, True)})
 
-    async def _answers(self, questions: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    async def _responses(self, questions: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """The responses of the log directories (or groups of them) that respond in time."""
         futures = {path: in_thread(question) for path, question in questions.items()}
         if futures:
-            await asyncio.wait(futures.values(), timeout=directories.ANSWER_S)
+            await asyncio.wait(futures.values(), timeout=directories.RESPONSE_S)
         silent = sorted(path for path, response in futures.items() if not response.done())
         if silent:
             log.error(
                 "log directory does not respond: this session is not recorded as a clean end; the next start checks"
                 " the logs",
                 directory=",".join(silent),
-                seconds=directories.ANSWER_S,
+                seconds=directories.RESPONSE_S,
             )
         return {path: response.result() for path, response in futures.items() if response.done()}
 

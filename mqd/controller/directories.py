@@ -18,7 +18,7 @@ from mqd.cluster.metadata.rules.placement import Directory
 T = TypeVar("T")
 
 META_PROPERTIES = "meta.properties"
-ANSWER_S = 5.0  # a file system without a response for this long hangs
+RESPONSE_S = 5.0  # a file system without a response for this long hangs
 log = logging.get("controller.directories")
 
 
@@ -76,7 +76,7 @@ async def in_time(queries: Iterable[Callable[[], T]], limit_s: float | None = No
     """
     responses = [in_thread(query) for query in queries]
     if responses:
-        await asyncio.wait(responses, timeout=ANSWER_S if limit_s is None else limit_s)
+        await asyncio.wait(responses, timeout=RESPONSE_S if limit_s is None else limit_s)
     return responses
 
 
@@ -84,7 +84,7 @@ def _silent(path: str, known: Mapping[str, str]) -> Directory:
     log.error(
         "log directory does not respond: its partitions are offline until the broker is restarted",
         directory=path,
-        seconds=ANSWER_S,
+        seconds=RESPONSE_S,
     )
     return Directory(next((directory_id for directory_id, where in known.items() if where == path), ""), path, 0, False)
 
@@ -199,10 +199,10 @@ class Measures:
             if entry.usable and index not in self._requests:
                 self._requests[index] = in_thread(partial(measure, entry))
         if self._requests:
-            await asyncio.wait(self._requests.values(), timeout=ANSWER_S)
-        return [self._answer(index, entry) for index, entry in enumerate(self._entries)]
+            await asyncio.wait(self._requests.values(), timeout=RESPONSE_S)
+        return [self._state_of(index, entry) for index, entry in enumerate(self._entries)]
 
-    def _answer(self, index: int, entry: Directory) -> Directory:
+    def _state_of(self, index: int, entry: Directory) -> Directory:
         request = self._requests.get(index)
         if request is None:
             return entry
@@ -213,7 +213,7 @@ class Measures:
                     "file system does not respond: until it does, no partition is placed there, and its partitions"
                     " count as failed",
                     directory=entry.path,
-                    seconds=ANSWER_S,
+                    seconds=RESPONSE_S,
                 )
             return entry._replace(free_bytes=0, usable=False)
         del self._requests[index]

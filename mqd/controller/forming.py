@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mqd.base import clock, logging
 from mqd.cluster.membership import formation
-from mqd.cluster.membership.formation import FormationAnswer, FormationCore
+from mqd.cluster.membership.formation import FormationCore, FormationResponse
 from mqd.cluster.membership.handshake import HandshakeFailed
 from mqd.cluster.membership.peer_messages import PeerProtocolError, encode
 from mqd.controller.peers import Connection, Peers, reason_of
@@ -56,11 +56,11 @@ class Forming:
 
     def on_ask(self, connection: Connection, ask: formation.FormationAsk) -> None:
         for effect in self.core.handle(formation.Asked(connection, ask), clock.monotonic_ms()):
-            assert isinstance(effect, formation.AnswerAsk)
-            self.answer(connection, effect.answer)
+            assert isinstance(effect, formation.RespondToAsk)
+            self.respond(connection, effect.response)
 
     @staticmethod
-    def answer(connection: Connection, response: FormationAnswer) -> None:
+    def respond(connection: Connection, response: FormationResponse) -> None:
         if connection.lives:
             connection.send(encode(response))
 
@@ -87,7 +87,7 @@ class Forming:
             connection = await self._peers.open(host, port, "controller")
             try:
                 connection.send(encode(effect.ask))
-                async with asyncio.timeout(formation.ANSWER_MS_MAX / 1000):
+                async with asyncio.timeout(formation.RESPONSE_MS_MAX / 1000):
                     response = await connection.receive()
             finally:
                 connection.writer.transport.abort()
@@ -97,10 +97,10 @@ class Forming:
             )
             return
         if (
-            isinstance(response, FormationAnswer)
+            isinstance(response, FormationResponse)
             and response.member.node_id == connection.identity.node_id
             and response.member.directory_id == connection.identity.directory_id
         ):
-            self._handle(formation.Answered(effect.seed, response))
+            self._handle(formation.ResponseReceived(effect.seed, response))
         else:
             self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, "sent no valid answer"))

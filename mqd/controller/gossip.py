@@ -351,7 +351,7 @@ class Gossip(asyncio.DatagramProtocol):
             effect.node_id,
             effect.directory_id,
         ):
-            self.event(events.StreamAnswered(effect.probe_id))
+            self.event(events.StreamResponded(effect.probe_id))
 
     async def serve(self, hello: Hello, reader: Reader, writer: Writer) -> None:
         """Answers one message, then closes. Raises nothing."""
@@ -364,7 +364,7 @@ class Gossip(asyncio.DatagramProtocol):
                 message = await _read(reader)
                 if isinstance(message, State):
                     # before the peer's state is merged: a joining host must learn its own last known state
-                    own = self.core.state(wants_answer=False)
+                    own = self.core.state(wants_response=False)
                     self.event(events.StateReceived(message))
                     _write(writer, own)
                 elif isinstance(message, StreamPing) and self.core.is_me(message):

@@ -239,9 +239,9 @@ class Membership:
             Member(voter.node_id, directory_text(voter.key.directory_id), voter.host, voter.port)
             for voter in self._shell.quorum.voters
         ]
-        Forming.answer(
+        Forming.respond(
             connection,
-            formation.answer_of_member(
+            formation.response_of_member(
                 ask, self._member(), self._cluster_id, self._shell.quorum.core.generation, self.seeds, voters
             ),
         )

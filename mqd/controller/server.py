@@ -15,7 +15,7 @@ import msgspec
 
 from mqd.base import logging
 from mqd.cluster.host import audited
-from mqd.cluster.host.messages import Answer, Change, FromController, Request, Subscribe, ToController
+from mqd.cluster.host.messages import Change, FromController, Request, Response, Subscribe, ToController
 from mqd.security.audit import Audit
 from mqd.shm.attach import peer_pid
 
@@ -61,7 +61,7 @@ class Connection:
         if self._by and isinstance(request.change, audited.CHANGES) and not request.validate_only:
             self._requests[request.request_id] = request.change
 
-    def audit(self, audit: Audit, response: Answer) -> None:
+    def audit(self, audit: Audit, response: Response) -> None:
         change = self._requests.pop(response.request_id, None)
         for event, fields in audited.lines(change, response) if change is not None else ():
             audit.write(event, **self._by, **fields)
@@ -127,7 +127,7 @@ class Server:
         """The connection may have ended in the meantime."""
         connection = self._connections.get(number)
         if connection is not None:
-            if isinstance(message, Answer):
+            if isinstance(message, Response):
                 connection.audit(self._audit, message)
             connection.send(message)
 

@@ -383,14 +383,14 @@ class Shell:
     def _on_forwarded(self, node_id: int, message: peer.ChangeForwarded) -> None:
         epoch, version = self.quorum.core.epoch, self.core.committed.version
 
-        def answer(found: messages.Answer) -> None:
+        def respond(found: messages.Response) -> None:
             self._send_peer(
                 node_id,
-                peer.ChangeAnswered(epoch, message.node_id, message.request_id, message.incarnation, version, found),
+                peer.ChangeResponse(epoch, message.node_id, message.request_id, message.incarnation, version, found),
             )
 
         if message.node_id == node_id:
-            self._voters.request(message.request, answer)
+            self._voters.request(message.request, respond)
 
     def _send_peer(self, node_id: int, message: msgspec.Struct) -> None:
         if node_id == self.node_id:
@@ -433,16 +433,18 @@ class Shell:
                 case metadata_core.Publish():
                     self._publish(action, isinstance(event, metadata_core.SnapshotInstalled))
                 case metadata_core.Reply():
-                    response = action.answer
+                    response = action.response
                     if action.topic is not None:
                         response = msgspec.structs.replace(response, topic=self.host.topic_image(action.topic))
                     self._send(action.client, response)
                 case metadata_core.SendPeer():
                     message = action.message
-                    if action.topic is not None and isinstance(message, peer.ChangeAnswered):
+                    if action.topic is not None and isinstance(message, peer.ChangeResponse):
                         message = msgspec.structs.replace(
                             message,
-                            answer=msgspec.structs.replace(message.answer, topic=self.host.topic_image(action.topic)),
+                            response=msgspec.structs.replace(
+                                message.response, topic=self.host.topic_image(action.topic)
+                            ),
                         )
                     self._send_peer(action.node_id, message)
         if self._started and isinstance(event, metadata_core.Committed | metadata_core.SnapshotInstalled):
@@ -525,7 +527,7 @@ class Shell:
                 case broker_core.SetBroker():
                     self._set_broker(action)
                 case broker_core.ToWorker():
-                    self._send(action.client, action.answer)
+                    self._send(action.client, action.response)
                 case broker_core.Reply():
                     self._reply(action)
                 case broker_core.ShutDown():
@@ -543,7 +545,7 @@ class Shell:
                     self._fail(f"the cluster refuses this broker: {action.message}")
 
     def _reply(self, action: broker_core.Reply) -> None:
-        response = action.answer
+        response = action.response
         topic = self.core.committed.topics.get(action.topic_name) if action.topic_name is not None else None
         if topic is not None:
             response = msgspec.structs.replace(response, topic=self.host.topic_image(topic))

@@ -30,15 +30,15 @@ class VoterChanges:
 
     # -- requested --------------------------------------------------------------------------------
 
-    def request(self, request: messages.Request, respond: Callable[[messages.Answer], None]) -> None:
+    def request(self, request: messages.Request, respond: Callable[[messages.Response], None]) -> None:
         change = request.change
         if isinstance(change, messages.DescribeQuorum):
-            respond(messages.Answer(request.request_id, 0, quorum=self.image()))
+            respond(messages.Response(request.request_id, 0, quorum=self.image()))
             return
         assert isinstance(change, messages.AddVoter | messages.RemoveVoter)
 
         def ended(error: int, text: str) -> None:
-            respond(messages.Answer(request.request_id, error, text or None))
+            respond(messages.Response(request.request_id, error, text or None))
 
         if isinstance(change, messages.RemoveVoter):
             removed = self._voter_key(change)

@@ -184,7 +184,7 @@ class Log:
     # -- from the link -----------------------------------------------------------------------------
 
     def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool:
-        """Handles the owner's answer. `redirect`: the partition is being retired, and its records
+        """Handles the owner's response. `redirect`: the partition is being retired, and its records
         go to this partition. Returns False if the token is not ours.
         """
         append = self._pending.pop(token, None)

@@ -228,13 +228,13 @@ class Keeper(BrokerState):
             if process is not None:
                 process.answered_s, process.probed = time.monotonic(), False
         elif isinstance(message, ProbeQuery):
-            self._answer(connection, Probed(self._silent(message.within_s)))
+            self._respond(connection, Probed(self._silent(message.within_s)))
         elif isinstance(message, StatusQuery):
-            self._answer(connection, self.status())
+            self._respond(connection, self.status())
         elif isinstance(message, SetLogLevel):
             self._on_set_log_level(connection, message)
 
-    def _answer(self, connection: socket.socket, message: Any, fds: list[int] | None = None) -> bool:
+    def _respond(self, connection: socket.socket, message: Any, fds: list[int] | None = None) -> bool:
         try:
             send_message(connection, message, fds)
             return True
@@ -242,7 +242,7 @@ class Keeper(BrokerState):
             log.warning(
                 "an answer could not be sent",
                 pid=peer_pid(connection)[0],
-                answer=type(message).__name__,
+                response=type(message).__name__,
                 error=error.strerror,
             )
             return False
@@ -277,14 +277,14 @@ class Keeper(BrokerState):
     def _on_set_log_level(self, connection: socket.socket, message: SetLogLevel) -> None:
         number = logging.SYSLOG_OF_LEVEL.get(message.level)
         if number is None:
-            self._answer(
+            self._respond(
                 connection,
                 Refused(f"{message.level!r} is not a log level; there are {', '.join(logging.SYSLOG_OF_LEVEL)}"),
             )
             return
         self.resources.control.log_level = number
         log.info("log level changed", level=message.level)
-        self._answer(connection, self.status())
+        self._respond(connection, self.status())
 
     # -- processes ---------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Keeper(BrokerState):
         refusal = self._refusal(connection, hello, process)
         if process is None or refusal is not None:
             log.warning("a process was refused", role=hello.role, index=hello.index, pid=hello.pid, reason=refusal)
-            self._answer(connection, Refused(refusal or ""))
+            self._respond(connection, Refused(refusal or ""))
             self._drop_tool(connection)
             return
         if process.role == "acceptor":
@@ -331,7 +331,7 @@ class Keeper(BrokerState):
             return  # it has disconnected in the meantime
         refusal = self._refusal(connection, hello, process)
         if refusal is not None:
-            self._answer(connection, Refused(refusal))
+            self._respond(connection, Refused(refusal))
             self._drop_tool(connection)
             return
         self._welcome(connection, hello, process)
@@ -355,7 +355,7 @@ class Keeper(BrokerState):
         self._watch(connection, self._on_packet, connection, process)
         self._watch(pidfd, self._on_pidfd, process, pidfd)
         message, fds = self._welcome_of(process)
-        if self._answer(connection, message, fds):
+        if self._respond(connection, message, fds):
             log.info("process attached", process=process.name, pid=process.pid, generation=process.generation)
         else:
             self._kill(process)

@@ -21,7 +21,7 @@ import msgspec
 
 from mqd.shm.keeper_messages import Probed, ProbeQuery
 
-ANSWER_S = 5.0
+RESPONSE_S = 5.0
 PROBE_S = 2.0
 PACKET_BYTES_MAX = 64 << 10
 
@@ -82,14 +82,14 @@ class Feeder:
         self._next_s = self._clock() + self._period_s
         self.handle_read_event()
         if self._connection is not None:
-            if self._clock() - self._sent_s > ANSWER_S:
+            if self._clock() - self._sent_s > RESPONSE_S:
                 self._report("the keeper does not answer")
             return
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         connection.setblocking(False)
         try:
             connection.connect(os.fspath(self._path))
-            connection.send(msgspec.msgpack.encode(ProbeQuery(ANSWER_S)))
+            connection.send(msgspec.msgpack.encode(ProbeQuery(RESPONSE_S)))
         except OSError:
             connection.close()
             self._report("the keeper is unreachable")

@@ -378,9 +378,9 @@ class Reactor:
             )
         check(lib.mqd_reactor_replica_set(self._reactor, token, slot, native, leader_worker))
 
-    def in_sync_answer(self, token: int, slot: int, sequence: int, leader_epoch: int, error: int) -> None:
-        """The controller's answer to PROPOSE_IN_SYNC."""
-        check(lib.mqd_reactor_in_sync_answer(self._reactor, token, slot, sequence, leader_epoch, error))
+    def in_sync_response(self, token: int, slot: int, sequence: int, leader_epoch: int, error: int) -> None:
+        """The controller's response to PROPOSE_IN_SYNC."""
+        check(lib.mqd_reactor_in_sync_response(self._reactor, token, slot, sequence, leader_epoch, error))
 
     def fetcher_put(self, token: int, fd: int, options: FetcherOptions) -> None:
         """Passes a mutually authenticated connection to a worker of another host; the reactor owns
@@ -418,7 +418,7 @@ class Reactor:
         check(lib.mqd_reactor_relay_remove(self._reactor, token, leader_node))
 
     def subject_put(self, token: int, subject: int, topics: bytes, transactional_ids: bytes, groups: bytes) -> None:
-        """Answers SUBJECT_REQUESTED of that token, or replaces the earlier answer
+        """Answers SUBJECT_REQUESTED of that token, or replaces the earlier response
         (mqd/security/rights_table.py has the tables). The event's error is E_STALE when the subject
         is gone.
         """

@@ -114,7 +114,7 @@ _TABLE = """
 76  UNSUPPORTED_COMPRESSION_TYPE            no   the compression type cannot be used with this version
 77  STALE_BROKER_EPOCH                      no   the broker's epoch is old
 78  OFFSET_NOT_AVAILABLE                    yes  the new leader's high watermark has not caught up yet
-79  MEMBER_ID_REQUIRED                      no   join again with the member id of this answer
+79  MEMBER_ID_REQUIRED                      no   join again with the member id of this response
 80  PREFERRED_LEADER_NOT_AVAILABLE          yes  the preferred leader is not available
 81  GROUP_MAX_SIZE_REACHED                  no   the group is full
 82  FENCED_INSTANCE_ID                      no   another member has taken this group.instance.id

@@ -185,7 +185,7 @@ class ScramExchange:
         self.done = False
 
     async def step(self, token: bytes) -> bytes:
-        """The server's answer. Raises AuthenticationFailed."""
+        """The server's response. Raises AuthenticationFailed."""
         if self.done:
             raise AuthenticationFailed("the exchange has already ended")
         if len(token) > PASSWORD_TOKEN_BYTES_MAX:

@@ -163,7 +163,7 @@ def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> sock
 class KeeperClient:
     """The attached process. Attributes, all set by connect:
 
-    welcome, config     the keeper's answer; the broker's properties (name -> text, resolved)
+    welcome, config     the keeper's response; the broker's properties (name -> text, resolved)
     control             native.Control, attached
     control_read_fd     the control segment opened for reading alone, to be passed to local clients
     links               mapping of the links segment

@@ -13,7 +13,7 @@ from mqd.shm import locks
 from mqd.shm.attach import MESSAGE_BYTES_MAX, KeeperError, connect_keeper, receive_packet, send_message
 from mqd.shm.keeper_messages import FromKeeper, Refused, Status, StatusQuery
 
-ANSWER_TIMEOUT_S = 5.0
+RESPONSE_TIMEOUT_S = 5.0
 
 _decode = msgspec.msgpack.Decoder(FromKeeper).decode
 
@@ -25,14 +25,14 @@ class KeeperTool:
 
     def __init__(self, data_dir: str | os.PathLike[str]):
         self._connection = connect_keeper(layout(data_dir).keeper_socket)
-        self._connection.settimeout(ANSWER_TIMEOUT_S)
+        self._connection.settimeout(RESPONSE_TIMEOUT_S)
 
     def request(self, message: Any) -> Status:
         try:
             send_message(self._connection, message)
             packet, _ = receive_packet(self._connection, size_bytes_max=MESSAGE_BYTES_MAX)
         except TimeoutError as error:
-            raise KeeperError(f"the keeper does not answer within {ANSWER_TIMEOUT_S:.0f} s; see its log") from error
+            raise KeeperError(f"the keeper does not answer within {RESPONSE_TIMEOUT_S:.0f} s; see its log") from error
         except OSError as error:
             raise KeeperError(f"the keeper's socket failed: {error.strerror}") from error
         if not packet:

@@ -301,10 +301,10 @@ class Driver:
             )
             for topic, indexes in by_topic.items()
         ]
-        answer = self.cluster.link_to(coordinator.node_id).request(
+        committed = self.cluster.link_to(coordinator.node_id).request(
             OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), _COMMIT_VERSION_MAX
         )
-        for topic in answer.topics:
+        for topic in committed.topics:
             for one in topic.partitions:
                 check(one.error_code, f"group {group_id}, offset of {topic.name}-{one.partition_index}")
 

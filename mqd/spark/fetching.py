@@ -47,7 +47,7 @@ MISSING_S = 5.0  # F5
 FETCH = 1
 
 
-class Answer(msgspec.Struct):
+class PartitionResponse(msgspec.Struct):
     """The response to a Fetch for one partition."""
 
     error: int
@@ -105,7 +105,7 @@ _HEAD, _FRONT, _PARTITION, _PAIR, _INT32 = (
 )
 
 
-def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partition: int) -> Answer:
+def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, partition: int) -> PartitionResponse:
     """The response to a Fetch of version 13 to 17 for one partition; its records are a slice of the
     frame. Raises ValueError for anything else, BrokerError for an error of the whole request.
     """
@@ -127,7 +127,7 @@ def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partit
         aborted.append(cursor.take(_PAIR))
         cursor.skip_tags()
     (preferred,) = cursor.take(_INT32)
-    return Answer(
+    return PartitionResponse(
         error,
         high_watermark,
         last_stable_offset,
@@ -283,7 +283,7 @@ class TcpViews:
             assert self._link is not None
             frame = self._link.receive(self._memory[turn])
             try:
-                response = parse_answer(frame, sent, self._topic_id, self._range.partition)
+                response = parse_response(frame, sent, self._topic_id, self._range.partition)
             except ValueError as error:
                 raise _Again(
                     f"broker {self._link.host}:{self._link.port} does not respond like a Kafka broker: {error}"
@@ -302,7 +302,7 @@ class TcpViews:
             self.position = max(self.position, following)
             self._since = time.monotonic()
 
-    def _judge(self, response: Answer) -> None:
+    def _judge(self, response: PartitionResponse) -> None:
         """Raises _Again; a missing offset is reported as lost."""
         if (
             response.preferred_replica >= 0
@@ -341,7 +341,7 @@ class TcpViews:
             )
             self.position = self._range.end
 
-    def _extent(self, response: Answer) -> tuple[int, int | None]:
+    def _extent(self, response: PartitionResponse) -> tuple[int, int | None]:
         """(bytes of whole batches, the offset after them)."""
         try:
             size, following = batches_extent(response.records) if len(response.records) else (0, None)
@@ -359,7 +359,7 @@ class TcpViews:
             " startingOffsets after it skips it"
         )
 
-    def _records(self, response: Answer, size: int, following: int) -> Iterator[Any]:
+    def _records(self, response: PartitionResponse, size: int, following: int) -> Iterator[Any]:
         reader = PartitionReader(
             SegmentReader.of_memory(response.records[:size], self.position, self._isolation),
             self._range.topic,

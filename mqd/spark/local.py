@@ -40,7 +40,7 @@ log = logging.getLogger("mqd.spark")
 RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # of one view: its columns stay in the cache
 WAIT_S, LOOK_S = 0.5, 0.002
 ATTACH_TIMEOUT_MS = 3000
-ANSWER_TIMEOUT_S = 10.0
+RESPONSE_TIMEOUT_S = 10.0
 FETCH, VERSION = 1, 13
 _numbers = itertools.count(1)
 _kept: dict[tuple[int, str, str], Client] = {}  # L1; by process, socket and server
@@ -180,7 +180,7 @@ class LocalViews:
                 return
 
     def _request_aborted(self) -> bool:
-        """L2. False: there is no usable answer."""
+        """L2. False: there is no usable response."""
         reader, one = self._reader, self._range
         assert reader is not None
         part = FetchRequest.Partition(
@@ -219,7 +219,7 @@ def _request(client: Client, request: Any) -> Any:
     """One request on an attachment that no other thread uses. Raises OSError, ProtocolError."""
     number = next(_numbers) % (1 << 29) + 1
     frame = encode_request(request, VERSION, number, "spark-mqd")
-    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    deadline = time.monotonic() + RESPONSE_TIMEOUT_S
     while not client.submit(frame):
         client.wait(1000)
         client.poll()
@@ -227,14 +227,14 @@ def _request(client: Client, request: Any) -> Any:
             raise TimeoutError("the broker accepts no request")
     client.flush()
     while True:
-        answer = client.response()
-        if answer is not None:
-            got, response = decode_response(answer, FETCH, VERSION)
+        received = client.response()
+        if received is not None:
+            got, response = decode_response(received, FETCH, VERSION)
             if got == number:
                 return response
             continue
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"no answer within {ANSWER_TIMEOUT_S:g} s")
+            raise TimeoutError(f"no answer within {RESPONSE_TIMEOUT_S:g} s")
         if client.wait(int(left * 1e6)):
             client.poll()

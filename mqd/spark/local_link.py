@@ -54,7 +54,7 @@ class LocalLink:
         self.host, self.port = host, port
         self._client_id, self._timeout_s = settings.client_id, settings.request_timeout_s
         self._numbers = itertools.count(1)
-        self._answer: bytes | None = None
+        self._response: bytes | None = None
         self._client = Client(
             path,
             client_id=settings.client_id,
@@ -84,16 +84,16 @@ class LocalLink:
         """Whether a response has arrived; waits for it at most that long."""
         deadline = time.monotonic() + seconds
         while True:
-            self._answer = self._answer or self._client.response()
-            if self._answer is not None:
+            self._response = self._response or self._client.response()
+            if self._response is not None:
                 return True
             left = deadline - time.monotonic()
             # also with no time left: the response may already be there
             if self._client.wait(max(0, int(left * 1e6))):
                 self._client.poll()
             if left <= 0:
-                self._answer = self._client.response()
-                return self._answer is not None
+                self._response = self._client.response()
+                return self._response is not None
 
     def receive(self) -> bytes:
         """The next response, without its length."""
@@ -102,7 +102,7 @@ class LocalLink:
                 f"broker {self.host}:{self.port} does not answer within {self._timeout_s:g} s"
                 " (kafka.request.timeout.ms)"
             )
-        response, self._answer = self._answer, None
+        response, self._response = self._response, None
         assert response is not None
         return response
 

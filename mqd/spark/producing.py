@@ -14,7 +14,7 @@ transaction: through shared memory to a broker of this host, over TCP to others.
     S6  a silent leader delays only its own partitions, until kafka.request.timeout.ms or, if that
         is sooner, delivery.timeout.ms
 Concurrency: one task. Connections outlive the task (a Spark worker runs many), except those with an
-outstanding answer.
+outstanding response.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Producer:
             self._turn()
 
     def close(self) -> None:
-        """Closes connections with an outstanding answer: they cannot be used again."""
+        """Closes connections with an outstanding response: they cannot be used again."""
         if self._closed:
             return
         self._closed = True
@@ -350,11 +350,11 @@ class Producer:
         responses = {(topic.name, one.index): one for topic in response.responses for one in topic.partition_responses}
         moved = False
         for batch in flight.batches:
-            answer = responses.get((batch.topic, batch.partition))
-            code = answer.error_code if answer is not None else int(ErrorCode.UNKNOWN_SERVER_ERROR)
+            result = responses.get((batch.topic, batch.partition))
+            code = result.error_code if result is not None else int(ErrorCode.UNKNOWN_SERVER_ERROR)
             moved |= code in _MOVED
             self._answered(
-                batch, code, answer.error_message if answer is not None else "it is missing in the broker's answer"
+                batch, code, result.error_message if result is not None else "it is missing in the broker's answer"
             )
         if moved:
             self._look_again()

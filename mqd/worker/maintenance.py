@@ -48,7 +48,7 @@ TICK_S = 1.0
 CHECKPOINT_S = 3.0
 CHECKPOINT_AFTER_ROLL_S = 0.2
 FREE_SPACE_S = 2.0
-SPACE_ANSWER_S = 0.5
+SPACE_RESPONSE_S = 0.5
 
 
 def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tuple[int, int]:
@@ -194,7 +194,7 @@ class Upkeep:
             request = self._space_requests[log_dir.index] = asyncio.ensure_future(
                 self._background.urgent(log_dir.index, log_dir.free_bytes)
             )
-        done, _ = await asyncio.wait([request], timeout=SPACE_ANSWER_S)
+        done, _ = await asyncio.wait([request], timeout=SPACE_RESPONSE_S)
         if not done:
             self._log.warning("file system does not respond", log_dir=str(log_dir.path))
             return  # the same query is still pending: a hanging disk must not occupy more threads

@@ -17,7 +17,7 @@ from typing import Any
 
 from mqd import native
 from mqd.base import logging
-from mqd.cluster.host.messages import InSyncAnswer, PartitionEmptied, PartitionImage, ProposeInSync, ToController
+from mqd.cluster.host.messages import InSyncResponse, PartitionEmptied, PartitionImage, ProposeInSync, ToController
 from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED
 from mqd.worker.catalog import Catalog, Key
 from mqd.worker.commands import ReactorCommands
@@ -89,7 +89,7 @@ class PartitionReporter:
         if opened is not None:
             self._unused.pop(opened.owned.key, None)
 
-    def on_answer(self, response: InSyncAnswer) -> None:
+    def on_response(self, response: InSyncResponse) -> None:
         opened = self._partitions.open.get((response.topic_id, response.index))
         if opened is None:
             return
@@ -103,7 +103,7 @@ class PartitionReporter:
         if response.sequence:
             self._aside(
                 self._commands.run(
-                    self._reactor.in_sync_answer,
+                    self._reactor.in_sync_response,
                     opened.owned.slot,
                     response.sequence,
                     response.leader_epoch,

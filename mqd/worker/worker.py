@@ -37,7 +37,7 @@ from mqd.cluster.host.messages import (
     FromController,
     FullDirectories,
     Image,
-    InSyncAnswer,
+    InSyncResponse,
     PartitionsPut,
     SettingsPut,
     Several,
@@ -374,8 +374,8 @@ class Worker:
                     self._link.send(await self._on_command(message))
             elif isinstance(message, Image):
                 await self._on_image(message)
-            elif isinstance(message, InSyncAnswer):
-                self._reporter.on_answer(message)
+            elif isinstance(message, InSyncResponse):
+                self._reporter.on_response(message)
             elif isinstance(message, Several):
                 for part in message.parts:
                     if isinstance(part, AclsPut):

@@ -206,7 +206,7 @@ static void copy_out(const struct mqd_client *client, uint64_t from, uint8_t *to
 
 static int answered(struct mqd_client *client, const uint8_t *bytes, uint32_t size_bytes)
 {
-    if (!client->producer || mqd_producer_on_answer(client->producer, bytes, size_bytes) == 0)
+    if (!client->producer || mqd_producer_on_response(client->producer, bytes, size_bytes) == 0)
         return 0;
     return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent an unexpected or unreadable response to a Produce");
 }
@@ -238,7 +238,7 @@ static int begin(struct mqd_client *client, uint32_t size_bytes)
 }
 
 /* A complete response to the producer, read in place. 1 = handled, 0 = not one, -1. */
-static int take_answer(struct mqd_client *client, uint64_t there)
+static int take_response(struct mqd_client *client, uint64_t there)
 {
     uint8_t word[4];
     if (there < 2 * sizeof word)
@@ -278,8 +278,8 @@ static int take_reply(struct mqd_client *client, uint64_t tail)
 {
     uint64_t there = tail - client->reply_head;
     if (!client->arriving) {
-        int answer = client->length_arrived ? 0 : take_answer(client, there);
-        return answer ? answer : there ? take_length(client, there) : 0;
+        int response = client->length_arrived ? 0 : take_response(client, there);
+        return response ? response : there ? take_length(client, there) : 0;
     }
     uint32_t missing = client->arriving->size_bytes - client->arrived,
              piece = there < missing ? (uint32_t)there : missing;

@@ -116,7 +116,7 @@ void mqd_client_delist(struct mqd_client *client);
 
 /* client/producer.c: called by the attachment */
 /* from the correlation id on; -1: not a valid response */
-int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes);
+int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes);
 void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t batch); /* acks=0 */
 /* sends batches that waited for a response */
 void mqd_producer_pump(struct mqd_producer *producer);

@@ -301,8 +301,8 @@ static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *ba
 }
 
 /* Produce v9..12: one topic, one partition; the rest is skipped. */
-static int parse_answer(const uint8_t *bytes, uint32_t size_bytes, int32_t *index, int16_t *error, int64_t *base_offset,
-                        int64_t *log_append_time_ms)
+static int parse_response(const uint8_t *bytes, uint32_t size_bytes, int32_t *index, int16_t *error,
+                          int64_t *base_offset, int64_t *log_append_time_ms)
 {
     struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes, size_bytes);
     int32_t correlation, count, message, at;
@@ -329,7 +329,7 @@ static int parse_answer(const uint8_t *bytes, uint32_t size_bytes, int32_t *inde
                : mqd_cursor_finished(&cursor, "Produce response");
 }
 
-int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes)
+int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes)
 {
     uint32_t id = mqd_get_be32(bytes), number = id & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
     if ((id >> MQD_PRODUCER_BATCH_BITS & 0x3ff) != (producer->serial & 0x3ff))
@@ -341,7 +341,7 @@ int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, 
     int32_t index;
     int16_t error;
     int64_t base_offset, log_append_time_ms;
-    if (parse_answer(bytes, size_bytes, &index, &error, &base_offset, &log_append_time_ms) ||
+    if (parse_response(bytes, size_bytes, &index, &error, &base_offset, &log_append_time_ms) ||
         index != batch->partition->index)
         return -1;
     outcome(producer, batch, error, base_offset, log_append_time_ms);

@@ -226,21 +226,21 @@ static uint32_t readable_bytes(const struct mqd_segment_reader *reader, const st
 
 /* ---- querying the segment of the position ---- */
 
-static int refuse_answer(const char *what)
+static int refuse_response(const char *what)
 {
     return mqd_error_set(MQD_E_CORRUPT, "the broker's answer about a segment makes no sense: %s", what);
 }
 
 /* The base offset may be above the position: the records in between were compacted away. */
-static int check_answer(const struct mqd_segment_reader *reader, const struct mqd_local_segment *answer)
+static int check_response(const struct mqd_segment_reader *reader, const struct mqd_local_segment *response)
 {
-    if (answer->base_offset < 0)
-        return refuse_answer("its base offset");
-    if (answer->position > answer->size_bytes || answer->size_bytes > answer->map_bytes || answer->map_bytes == 0 ||
-        answer->map_bytes > SEGMENT_BYTES_MAX)
-        return refuse_answer("its sizes");
-    if (answer->next_base_offset != INT64_MAX && answer->next_base_offset <= reader->position)
-        return refuse_answer("the next segment begins before the offset");
+    if (response->base_offset < 0)
+        return refuse_response("its base offset");
+    if (response->position > response->size_bytes || response->size_bytes > response->map_bytes ||
+        response->map_bytes == 0 || response->map_bytes > SEGMENT_BYTES_MAX)
+        return refuse_response("its sizes");
+    if (response->next_base_offset != INT64_MAX && response->next_base_offset <= reader->position)
+        return refuse_response("the next segment begins before the offset");
     return 0;
 }
 
@@ -251,34 +251,34 @@ static int query_segment(struct mqd_segment_reader *reader, struct mqd_read_stat
                                     .number = ++reader->query_number,
                                     .partition_index = reader->partition_index,
                                     .offset = reader->position};
-    struct mqd_local_segment answer;
+    struct mqd_local_segment response;
     struct mqd_segment_mapping *mapping = NULL;
     memcpy(query.topic_id, reader->topic_id, 16);
-    if (reader->source.locate(reader->source.context, &query, reader->mapping, &answer, &mapping) < 0)
+    if (reader->source.locate(reader->source.context, &query, reader->mapping, &response, &mapping) < 0)
         return -1;
-    if (answer.error) {
+    if (response.error) {
         leave_mapping(reader);
-        state->kafka_error = answer.error;
-        state->stop = answer.error == KAFKA_OFFSET_OUT_OF_RANGE ? MQD_READ_OUT_OF_RANGE : MQD_READ_GONE;
+        state->kafka_error = response.error;
+        state->stop = response.error == KAFKA_OFFSET_OUT_OF_RANGE ? MQD_READ_OUT_OF_RANGE : MQD_READ_GONE;
         return 0;
     }
     if (mapping != reader->mapping) {
         leave_mapping(reader);
         reader->mapping = mapping;
     }
-    if (check_answer(reader, &answer) < 0) {
+    if (check_response(reader, &response) < 0) {
         leave_mapping(reader);
         return -1;
     }
-    reader->slot = answer.slot;
+    reader->slot = response.slot;
     reader->slot_known = true;
-    reader->sealed = answer.next_base_offset != INT64_MAX || !reader->source.control;
-    reader->file_generation = answer.segments_generation;
-    reader->base_offset = answer.base_offset;
-    reader->next_base_offset = answer.next_base_offset;
-    reader->size_bytes = answer.size_bytes;
-    reader->map_bytes = answer.map_bytes;
-    reader->at = answer.position;
+    reader->sealed = response.next_base_offset != INT64_MAX || !reader->source.control;
+    reader->file_generation = response.segments_generation;
+    reader->base_offset = response.base_offset;
+    reader->next_base_offset = response.next_base_offset;
+    reader->size_bytes = response.size_bytes;
+    reader->map_bytes = response.map_bytes;
+    reader->at = response.position;
     reader->inside = false;
     reader->checked_at = reader->decoded_at = MQD_NOWHERE;
     return 0;

@@ -15,7 +15,7 @@ struct file_source {
 };
 
 static int file_locate(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
-                       struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
+                       struct mqd_local_segment *response, struct mqd_segment_mapping **mapping)
 {
     const struct file_source *file = context;
     struct stat status;
@@ -27,13 +27,13 @@ static int file_locate(void *context, const struct mqd_local_query *query, struc
         return mqd_error_system(code, "opening %s", file->path);
     }
     int64_t size_bytes = status.st_size < INT32_MAX ? status.st_size : INT32_MAX;
-    *answer = (struct mqd_local_segment){.kind = query->kind,
-                                         .number = query->number,
-                                         .base_offset = file->base_offset,
-                                         .next_base_offset = INT64_MAX,
-                                         .size_bytes = (uint32_t)size_bytes,
-                                         .map_bytes = size_bytes ? (uint32_t)size_bytes : 1};
-    *mapping = mqd_mapping_of_fd(fd, answer->map_bytes);
+    *response = (struct mqd_local_segment){.kind = query->kind,
+                                           .number = query->number,
+                                           .base_offset = file->base_offset,
+                                           .next_base_offset = INT64_MAX,
+                                           .size_bytes = (uint32_t)size_bytes,
+                                           .map_bytes = size_bytes ? (uint32_t)size_bytes : 1};
+    *mapping = mqd_mapping_of_fd(fd, response->map_bytes);
     close(fd);
     (void)current;
     return *mapping ? 0 : -1;

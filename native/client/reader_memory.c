@@ -28,16 +28,16 @@ int64_t mqd_batches_extent(const uint8_t *bytes, uint64_t size_bytes, int64_t *n
 }
 
 static int memory_locate(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
-                         struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
+                         struct mqd_local_segment *response, struct mqd_segment_mapping **mapping)
 {
     const struct memory_source *memory = context;
     (void)current;
-    *answer = (struct mqd_local_segment){.kind = query->kind,
-                                         .number = query->number,
-                                         .next_base_offset = INT64_MAX,
-                                         .size_bytes = (uint32_t)memory->size_bytes,
-                                         .map_bytes = memory->size_bytes ? (uint32_t)memory->size_bytes : 1};
-    *mapping = mqd_mapping_of_borrowed(memory->bytes, answer->map_bytes);
+    *response = (struct mqd_local_segment){.kind = query->kind,
+                                           .number = query->number,
+                                           .next_base_offset = INT64_MAX,
+                                           .size_bytes = (uint32_t)memory->size_bytes,
+                                           .map_bytes = memory->size_bytes ? (uint32_t)memory->size_bytes : 1};
+    *mapping = mqd_mapping_of_borrowed(memory->bytes, response->map_bytes);
     return *mapping ? 0 : -1;
 }
 

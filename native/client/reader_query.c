@@ -25,7 +25,7 @@
 #include "client/reader_state.h"
 
 /* a worker answers within one turn of its loop; one that takes longer is blocked by a disk */
-#define ANSWER_TIMEOUT_MS 10000
+#define RESPONSE_TIMEOUT_MS 10000
 
 struct reader_state {
     uint64_t references;         /* atomic: one of the client, and one of each reader */
@@ -125,13 +125,13 @@ static int64_t now_ms(void)
 
 /* Receives one packet. *fd is the descriptor that came with it, or -1. Returns its size, 0 at the
  * end of the attachment, -1 errno. */
-static ssize_t receive(int socket_fd, struct mqd_local_segment *answer, int *fd)
+static ssize_t receive(int socket_fd, struct mqd_local_segment *response, int *fd)
 {
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(4 * sizeof(int))];
     } control;
-    struct iovec part = {answer, sizeof *answer};
+    struct iovec part = {response, sizeof *response};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     ssize_t size = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -157,16 +157,16 @@ static int ended(void)
     return mqd_error_set_static(EPIPE, "the broker has ended this attachment; attach again");
 }
 
-static int wait_for_answer(int socket_fd, uint32_t number, struct mqd_local_segment *answer, int *fd)
+static int wait_for_response(int socket_fd, uint32_t number, struct mqd_local_segment *response, int *fd)
 {
-    int64_t deadline_ms = now_ms() + ANSWER_TIMEOUT_MS;
+    int64_t deadline_ms = now_ms() + RESPONSE_TIMEOUT_MS;
     for (;;) {
-        ssize_t size = receive(socket_fd, answer, fd);
+        ssize_t size = receive(socket_fd, response, fd);
         if (size == 0 || (size < 0 && (errno == ECONNRESET || errno == EPIPE)))
             return ended();
         if (size < 0 && errno != EAGAIN && errno != EINTR)
             return mqd_error_system(errno, "reading the broker's answer about a segment");
-        if (size == sizeof *answer && answer->kind == MQD_LOCAL_QUERY_SEGMENT && answer->number == number)
+        if (size == sizeof *response && response->kind == MQD_LOCAL_QUERY_SEGMENT && response->number == number)
             return 0;
         if (size > 0) { /* late, or of a kind that only a later broker sends */
             if (*fd >= 0)
@@ -178,7 +178,7 @@ static int wait_for_answer(int socket_fd, uint32_t number, struct mqd_local_segm
         if (left_ms <= 0)
             return mqd_error_set(ETIMEDOUT,
                                  "the broker's worker has not answered a query for a segment within %d s; see its log",
-                                 ANSWER_TIMEOUT_MS / 1000);
+                                 RESPONSE_TIMEOUT_MS / 1000);
         if (poll(&wait, 1, (int)left_ms) < 0 && errno != EINTR)
             return mqd_error_system(errno, "waiting for the broker's answer about a segment");
     }
@@ -194,29 +194,29 @@ static int send_query(int socket_fd, const struct mqd_local_query *numbered)
         if (errno != EAGAIN)
             return mqd_error_system(errno, "query for a segment");
         struct pollfd wait = {socket_fd, POLLOUT, 0};
-        if (poll(&wait, 1, ANSWER_TIMEOUT_MS) == 0)
+        if (poll(&wait, 1, RESPONSE_TIMEOUT_MS) == 0)
             return mqd_error_set_static(ETIMEDOUT, "the broker's worker accepts no queries; see its log");
     }
     return 0;
 }
 
-static int take_answer(const struct mqd_local_segment *answer, int fd, struct mqd_segment_mapping *current,
-                       struct mqd_segment_mapping **mapping)
+static int take_response(const struct mqd_local_segment *response, int fd, struct mqd_segment_mapping *current,
+                         struct mqd_segment_mapping **mapping)
 {
-    if (answer->error)
+    if (response->error)
         return 0;
     if (fd < 0)
         return mqd_error_set_static(MQD_E_CORRUPT, "the broker answered a query for a segment without a descriptor");
-    if (current && mqd_mapping_is_of_fd(current, fd, answer->map_bytes))
+    if (current && mqd_mapping_is_of_fd(current, fd, response->map_bytes))
         *mapping = current;
-    else if (!(*mapping = mqd_mapping_of_fd(fd, answer->map_bytes)))
+    else if (!(*mapping = mqd_mapping_of_fd(fd, response->map_bytes)))
         return -1;
     return 0;
 }
 
 /* Must have entered. */
 static int client_locate(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
-                         struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
+                         struct mqd_local_segment *response, struct mqd_segment_mapping **mapping)
 {
     struct reader_state *state = context;
     struct mqd_local_query numbered = *query;
@@ -225,10 +225,10 @@ static int client_locate(void *context, const struct mqd_local_query *query, str
     numbered.number = ++state->number;
     int result = send_query(state->client->socket_fd, &numbered);
     if (result == 0)
-        result = wait_for_answer(state->client->socket_fd, numbered.number, answer, &fd);
+        result = wait_for_response(state->client->socket_fd, numbered.number, response, &fd);
     pthread_mutex_unlock(&state->query_mutex);
     if (result == 0)
-        result = take_answer(answer, fd, current, mapping);
+        result = take_response(response, fd, current, mapping);
     if (fd >= 0)
         close(fd); /* the mapping keeps the file */
     return result;

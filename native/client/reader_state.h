@@ -58,7 +58,7 @@ struct mqd_segment_source {
      * is a new reference, or `current` (without another reference) when it is the same file. -1:
      * EPIPE, ETIMEDOUT... */
     int (*locate)(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
-                  struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping);
+                  struct mqd_local_segment *response, struct mqd_segment_mapping **mapping);
     /* Between enter and leave the control segment stays mapped; -1: the attachment has ended. All
      * three may be NULL. */
     int (*enter)(void *context);

@@ -69,30 +69,31 @@ int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_e
     return 1;
 }
 
-static struct mqd_replica_step out_of_range(const struct mqd_replica *replica, const struct mqd_replica_answer *answer)
+static struct mqd_replica_step out_of_range(const struct mqd_replica *replica,
+                                            const struct mqd_replica_response *response)
 {
-    if (answer->log_start > replica->log_end)
-        return (struct mqd_replica_step){MQD_REPLICA_RESTART, answer->log_start};
-    if (answer->read_end >= 0 && answer->read_end < replica->log_end)
-        return (struct mqd_replica_step){MQD_REPLICA_TRUNCATE, answer->read_end};
+    if (response->log_start > replica->log_end)
+        return (struct mqd_replica_step){MQD_REPLICA_RESTART, response->log_start};
+    if (response->read_end >= 0 && response->read_end < replica->log_end)
+        return (struct mqd_replica_step){MQD_REPLICA_TRUNCATE, response->read_end};
     return (struct mqd_replica_step){MQD_REPLICA_LATER, -1};
 }
 
 void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
-                      const struct mqd_replica_answer *answer, const struct mqd_epoch *epochs, uint32_t epoch_count,
+                      const struct mqd_replica_response *response, const struct mqd_epoch *epochs, uint32_t epoch_count,
                       struct mqd_replica_step *out)
 {
     bool current = fetch->current_leader_epoch == replica->leader_epoch || PLANTED(replica, FETCH_EPOCH);
     if (replica->role != MQD_REPLICA_FOLLOWER || !current || fetch->fetch_offset != replica->log_end)
         *out = (struct mqd_replica_step){MQD_REPLICA_IGNORE, -1};
-    else if (answer->error == OFFSET_OUT_OF_RANGE)
-        *out = out_of_range(replica, answer);
-    else if (answer->error)
+    else if (response->error == OFFSET_OUT_OF_RANGE)
+        *out = out_of_range(replica, response);
+    else if (response->error)
         *out = (struct mqd_replica_step){MQD_REPLICA_LATER, -1};
-    else if (answer->diverging_epoch >= 0)
+    else if (response->diverging_epoch >= 0)
         *out = (struct mqd_replica_step){MQD_REPLICA_TRUNCATE,
                                          mqd_replica_truncation(epochs, epoch_count, replica->log_end,
-                                                                answer->diverging_epoch, answer->diverging_end)};
+                                                                response->diverging_epoch, response->diverging_end)};
     else
         *out = (struct mqd_replica_step){MQD_REPLICA_APPEND, fetch->fetch_offset};
 }

@@ -277,7 +277,7 @@ static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_r
 /* R2: whether the follower's log is a prefix of this one. This leader epoch begins at epoch_start,
  * whether or not it has records yet. */
 static void compare(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
-                    const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_answer *answer)
+                    const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_response *response)
 {
     int32_t found;
     int64_t end_offset;
@@ -289,8 +289,8 @@ static void compare(const struct mqd_replica *replica, const struct mqd_replica_
         end_offset = replica->log_end < replica->epoch_start ? replica->log_end : replica->epoch_start;
     }
     if (found < fetch->last_fetched_epoch || end_offset < fetch->fetch_offset) {
-        answer->diverging_epoch = found;
-        answer->diverging_end = end_offset;
+        response->diverging_epoch = found;
+        response->diverging_end = end_offset;
     }
 }
 
@@ -311,31 +311,31 @@ static void note_position(struct mqd_replica *replica, struct mqd_replica_follow
 
 void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
                        const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
-                       struct mqd_replica_answer *answer)
+                       struct mqd_replica_response *response)
 {
     struct mqd_replica_follower *follower = follower_of(replica, fetch->node_id);
-    *answer = (struct mqd_replica_answer){.error = fetch_error(replica, fetch, follower),
-                                          .leader_epoch = replica->leader_epoch,
-                                          .diverging_epoch = -1,
-                                          .diverging_end = -1,
-                                          .read_end = -1,
-                                          .high_watermark = -1,
-                                          .log_start = -1};
-    if (answer->error)
+    *response = (struct mqd_replica_response){.error = fetch_error(replica, fetch, follower),
+                                              .leader_epoch = replica->leader_epoch,
+                                              .diverging_epoch = -1,
+                                              .diverging_end = -1,
+                                              .read_end = -1,
+                                              .high_watermark = -1,
+                                              .log_start = -1};
+    if (response->error)
         return;
-    answer->read_end = replica->log_end;
-    answer->log_start = replica->log_start;
+    response->read_end = replica->log_end;
+    response->log_start = replica->log_start;
     if (fetch->fetch_offset < replica->log_start)
-        answer->error = OFFSET_OUT_OF_RANGE;
+        response->error = OFFSET_OUT_OF_RANGE;
     else
-        compare(replica, fetch, epochs, epoch_count, answer);
-    if (!answer->error && answer->diverging_epoch < 0 && fetch->fetch_offset > replica->log_end)
-        answer->error = OFFSET_OUT_OF_RANGE;
-    if (!answer->error && answer->diverging_epoch < 0) {
+        compare(replica, fetch, epochs, epoch_count, response);
+    if (!response->error && response->diverging_epoch < 0 && fetch->fetch_offset > replica->log_end)
+        response->error = OFFSET_OUT_OF_RANGE;
+    if (!response->error && response->diverging_epoch < 0) {
         note_position(replica, follower, fetch, now_ms);
-        answer->changed = raise_high_watermark(replica);
+        response->changed = raise_high_watermark(replica);
     }
-    answer->high_watermark = replica->high_watermark;
+    response->high_watermark = replica->high_watermark;
     check(replica);
 }
 

@@ -164,7 +164,7 @@ struct mqd_replica_fetch {
     int32_t last_fetched_epoch; /* of the last record before fetch_offset; -1 = its log is empty, or begins there */
     int64_t fetch_offset;
 };
-struct mqd_replica_answer {
+struct mqd_replica_response {
     /* 0; 1 OFFSET_OUT_OF_RANGE; 6 NOT_LEADER_OR_FOLLOWER; 74 FENCED_LEADER_EPOCH; 75
      * UNKNOWN_LEADER_EPOCH; 77 STALE_BROKER_EPOCH; 9 REPLICA_NOT_AVAILABLE: the sender is not one
      * of its replicas */
@@ -184,7 +184,7 @@ struct mqd_replica_answer {
  * the leader's log. */
 void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
                        const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
-                       struct mqd_replica_answer *answer);
+                       struct mqd_replica_response *response);
 
 /* AlterPartition, sent by this host's controller */
 struct mqd_replica_proposal {
@@ -234,7 +234,7 @@ struct mqd_replica_step {
     int64_t offset;
 };
 void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
-                      const struct mqd_replica_answer *answer, const struct mqd_epoch *epochs, uint32_t epoch_count,
+                      const struct mqd_replica_response *response, const struct mqd_epoch *epochs, uint32_t epoch_count,
                       struct mqd_replica_step *out);
 /* Called after the records of a response are in the log: takes over the leader's high watermark.
  * Returns bits of enum mqd_replica_change. */

@@ -151,9 +151,9 @@ int mqd_reactor_tls_principal(struct mqd_reactor *reactor, uint64_t token, uint6
 struct mqd_replica_assignment;
 int mqd_reactor_replica_set(struct mqd_reactor *reactor, uint64_t token, uint32_t slot,
                             const struct mqd_replica_assignment *assignment, int32_t leader_worker);
-/* The controller's answer to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_answered. */
-int mqd_reactor_in_sync_answer(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint64_t sequence,
-                               int32_t leader_epoch, int32_t error);
+/* The controller's response to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_answered. */
+int mqd_reactor_in_sync_response(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint64_t sequence,
+                                 int32_t leader_epoch, int32_t error);
 #define MQD_FETCHER_COUNT_MAX 2048
 enum mqd_fetcher_lane {
     MQD_LANE_IN_SYNC,  /* partitions whose in-sync set includes this node */
@@ -169,11 +169,11 @@ struct mqd_fetcher_options {
     uint32_t lane;    /* enum mqd_fetcher_lane */
     int32_t node_id;  /* this node */
     uint32_t wait_ms; /* replica.fetch.wait.max.ms */
-    /* replica.fetch.response.max.bytes: the size requested; one batch may make an answer larger */
+    /* replica.fetch.response.max.bytes: the size requested; one batch may make a response larger */
     uint32_t response_bytes_max;
-    uint32_t response_bytes_limit; /* a larger answer ends the connection */
+    uint32_t response_bytes_limit; /* a larger response ends the connection */
     uint32_t partition_bytes_max;  /* replica.fetch.max.bytes */
-    /* without an answer for this long beyond wait_ms the connection is considered dead
+    /* without a response for this long beyond wait_ms the connection is considered dead
      * (replica.socket.timeout.ms) */
     uint32_t timeout_ms;
     /* replica.fetch.backoff.ms: delay before a refused partition is fetched again; shorter while
@@ -203,8 +203,8 @@ struct mqd_relay_options {
     int32_t leader_node;
     uint32_t leader_worker;
     uint32_t lane;
-    /* put: an answer later than this ends the connection. refuse: for this long batches are refused
-     * at once and no connection is requested */
+    /* put: a response later than this ends the connection. refuse: for this long batches are
+     * refused at once and no connection is requested */
     uint32_t timeout_ms;
     uint8_t tls; /* as in mqd_fetcher_options */
 };

@@ -133,7 +133,7 @@ static bool begins_raw_tokens(const struct mqd_request *request)
            request->reply.size_bytes >= 6 && mqd_get_be16(request->reply.bytes + 4) == 0;
 }
 
-bool mqd_authentication_on_answer(struct mqd_reactor *r, struct mqd_request *request, uint16_t flags)
+bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *request, uint16_t flags)
 {
     struct mqd_connection *c = request->connection;
     const char *wrong = flags & MQD_RESPONSE_AUTHENTICATED ? take_principal(r, request) : NULL;

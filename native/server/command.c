@@ -25,8 +25,8 @@
 #define LAST_NEWS_COUNT 1024
 
 /* How many events may wait before this one is dropped. The answer to a command is never dropped: at
- * most MQD_COMMAND_COUNT_MAX commands are accepted before their answers are taken. The first to be
- * dropped are log lines, changes that retention finds by itself, and events that are sent again
+ * most MQD_COMMAND_COUNT_MAX commands are accepted before their responses are taken. The first to
+ * be dropped are log lines, changes that retention finds by itself, and events that are sent again
  * (proposals, a leader's log start). The last are ends of connections to other hosts, which would
  * never be dialled again, and failures of log directories; there are few of these. */
 static uint32_t entries_for(const struct mqd_event *event)
@@ -272,8 +272,8 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
     case MQD_COMMAND_REPLICA_SET:
         mqd_replication_set(r, owned, command);
         return;
-    case MQD_COMMAND_IN_SYNC_ANSWER:
-        mqd_replication_in_sync_answer(r, owned, command);
+    case MQD_COMMAND_IN_SYNC_RESPONSE:
+        mqd_replication_in_sync_result(r, owned, command);
         return;
     case MQD_COMMAND_SET_OPTIONS:
         mqd_partition_set_options(owned->partition, &command->options);

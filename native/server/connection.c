@@ -64,7 +64,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     c->fd = -1;
     mqd_list_remove(&c->ready_node);
     mqd_list_remove(&c->stall_node);
-    mqd_list_remove(&c->answer_node);
+    mqd_list_remove(&c->response_node);
     mqd_list_remove(&c->control_turn);
     mqd_throttle_untrack(r, c);
     mqd_authentication_close(c);

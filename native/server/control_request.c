@@ -88,7 +88,7 @@ static bool is_replayable(int16_t api_key)
 }
 
 /* Whether the frame is worth its memory while the acceptor takes long. Unauthenticated clients
- * could fill the heap with refused tokens, whose answers are held back for seconds. */
+ * could fill the heap with refused tokens, whose responses are held back for seconds. */
 static bool is_kept_when_parked(int16_t api_key)
 {
     return is_replayable(api_key) && api_key != SASL_HANDSHAKE && api_key != SASL_AUTHENTICATE;
@@ -340,7 +340,7 @@ static void finish(struct mqd_reactor *r, struct mqd_request *request, const str
     if (!request->connection)
         mqd_request_free(r, request);
     else if (!(request->blocks || descriptor->flags & (MQD_RESPONSE_AUTHENTICATED | MQD_RESPONSE_DISCONNECT)) ||
-             mqd_authentication_on_answer(r, request, descriptor->flags))
+             mqd_authentication_on_response(r, request, descriptor->flags))
         mqd_request_complete(r, request);
 }
 

@@ -19,13 +19,13 @@ static struct mqd_description *free_description(struct mqd_reactor *r)
 
 void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
-    struct mqd_descriptor answer = {.kind = MQD_LINK_DESCRIBED, .slot = descriptor->slot, .token = descriptor->token};
+    struct mqd_descriptor response = {.kind = MQD_LINK_DESCRIBED, .slot = descriptor->slot, .token = descriptor->token};
     struct mqd_owned *owned = descriptor->slot < MQD_PARTITION_SLOT_COUNT ? r->owned[descriptor->slot] : NULL;
     if (from != mqd_control_worker_count(r->options.control))
         return;
     if (!owned || owned->closing || owned->truncating || !mqd_owned_leads(owned)) {
-        answer.error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
-        mqd_forward_send(r, from, &answer);
+        response.error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+        mqd_forward_send(r, from, &response);
         return;
     }
     uint32_t count = mqd_partition_producers(owned->partition, NULL, 0);
@@ -35,14 +35,15 @@ void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descrip
     if (offset >= 0) {
         *description =
             (struct mqd_description){.used = 1, .offset = (uint64_t)offset, .generation = descriptor->generation};
-        answer.offset = r->control_arena_base + (uint64_t)offset;
-        answer.size_bytes = (uint32_t)size_bytes;
-        mqd_partition_producers(
-            owned->partition, (struct mqd_producer_view *)(r->options.arenas[r->options.self] + answer.offset), count);
+        response.offset = r->control_arena_base + (uint64_t)offset;
+        response.size_bytes = (uint32_t)size_bytes;
+        mqd_partition_producers(owned->partition,
+                                (struct mqd_producer_view *)(r->options.arenas[r->options.self] + response.offset),
+                                count);
     } else if (count) {
-        answer.error = MQD_KAFKA_REQUEST_TIMED_OUT; /* no room now; the acceptor retries */
+        response.error = MQD_KAFKA_REQUEST_TIMED_OUT; /* no room now; the acceptor retries */
     }
-    mqd_forward_send(r, from, &answer);
+    mqd_forward_send(r, from, &response);
 }
 
 static void end(struct mqd_reactor *r, struct mqd_description *description)

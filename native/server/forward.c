@@ -269,7 +269,7 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
         mqd_control_on_parked(r, descriptor);
         break;
     case MQD_LINK_CHECKED:
-        mqd_check_on_answer(r, descriptor, from);
+        mqd_check_on_response(r, descriptor, from);
         break;
     case MQD_LINK_DESCRIBE:
         mqd_describe_on(r, descriptor, from);

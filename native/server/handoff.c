@@ -74,7 +74,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     mqd_list_init(&c->ready_node);
     mqd_list_init(&c->output_node);
     mqd_list_init(&c->stall_node);
-    mqd_list_init(&c->answer_node);
+    mqd_list_init(&c->response_node);
     mqd_list_init(&c->mute_node);
     mqd_list_init(&c->control_waiting);
     mqd_list_init(&c->control_turn);

@@ -49,7 +49,7 @@ static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
         mqd_list_append(bucket(r, awaited->slot), &look_up->node);
         return;
     }
-    mqd_list_offsets_answer(r, look_up->request, look_up->body, look_up->body_bytes);
+    mqd_list_offsets_respond(r, look_up->request, look_up->body, look_up->body_bytes);
 }
 
 struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count,

@@ -234,7 +234,7 @@ static void keep_topic(struct mqd_produce_topic_entry *entry, const struct mqd_p
 {
     entry->key = topic->key;
     entry->append_count = (uint32_t)topic->partition_count;
-    if (!topic->key.by_id) { /* the frame may be gone when the answer is written */
+    if (!topic->key.by_id) { /* the frame may be gone when the response is written */
         uint32_t bytes = topic->key.name.size_bytes > 0 ? (uint32_t)topic->key.name.size_bytes : 0;
         if (bytes > MQD_TOPIC_NAME_BYTES_MAX)
             bytes = MQD_TOPIC_NAME_BYTES_MAX;
@@ -299,7 +299,7 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
     }
 }
 
-static int64_t answer_by(const struct mqd_reactor *r, const struct mqd_produce_request *produce)
+static int64_t response_by(const struct mqd_reactor *r, const struct mqd_produce_request *produce)
 {
     return r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
 }
@@ -349,7 +349,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     if (--request->pending == 0)
         mqd_request_complete(r, request);
     else if (produce.required_acks == -1)
-        arm_earlier(r, request, answer_by(r, &produce));
+        arm_earlier(r, request, response_by(r, &produce));
     if (--request->undecided)
         mqd_check_routed(r, request);
 }
@@ -380,17 +380,17 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     mqd_list_remove(&append->node);
     struct mqd_request *request = append->request;
     if (!request) { /* a peer's append: report the outcome; the sender may release the bytes */
-        struct mqd_descriptor answer = {.kind = MQD_LINK_PRODUCED,
-                                        .flags = append->redirected ? MQD_PRODUCED_REDIRECTED : 0,
-                                        .slot = append->slot,
-                                        .token = append->peer_token,
-                                        .offset = append->home_slot,
-                                        .size_bytes = append->redirect_index,
-                                        .error = error,
-                                        .a = append->base_offset,
-                                        .b = append->log_append_time_ms,
-                                        .c = append->log_start_offset};
-        mqd_forward_send(r, append->peer, &answer);
+        struct mqd_descriptor response = {.kind = MQD_LINK_PRODUCED,
+                                          .flags = append->redirected ? MQD_PRODUCED_REDIRECTED : 0,
+                                          .slot = append->slot,
+                                          .token = append->peer_token,
+                                          .offset = append->home_slot,
+                                          .size_bytes = append->redirect_index,
+                                          .error = error,
+                                          .a = append->base_offset,
+                                          .b = append->log_append_time_ms,
+                                          .c = append->log_start_offset};
+        mqd_forward_send(r, append->peer, &response);
         append->node.next = (struct mqd_node *)r->free_appends;
         r->free_appends = append;
         return;
@@ -417,13 +417,13 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
  * durable: the outcome is unknown, which REQUEST_TIMED_OUT says. */
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
 {
-    int64_t again_ms = INT64_MAX, answer_by_ms = request->order_read ? request->order.answer_by_ms : r->now_ms;
+    int64_t again_ms = INT64_MAX, response_by_ms = request->order_read ? request->order.response_by_ms : r->now_ms;
     for (uint32_t i = 0; i < request->append_count && request->complete == 0; i++) {
         struct mqd_append *append = &request->appends[i];
         if (append->done || mqd_check_expire(r, append))
             continue;
-        if (r->now_ms < answer_by_ms) {
-            again_ms = answer_by_ms < again_ms ? answer_by_ms : again_ms;
+        if (r->now_ms < response_by_ms) {
+            again_ms = response_by_ms < again_ms ? response_by_ms : again_ms;
         } else if (append->pinned) { /* not written yet: the bytes are lent; check again soon */
             again_ms = r->now_ms + 10;
         } else {

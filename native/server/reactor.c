@@ -37,7 +37,7 @@
 #define HOUSEKEEPING_MS 1000
 #define QUIET_HOUSEKEEPING_MS 60000 /* producers' state still expires */
 #define STOP_MS_MAX 10000
-#define STOP_ANSWER_MS_MAX 1000
+#define STOP_RESPONSE_MS_MAX 1000
 #define SCRATCH_KEEP_BYTES (1u << 20)
 
 void mqd_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elapsed_ns)
@@ -177,18 +177,18 @@ static void read_ready(struct mqd_reactor *r)
     }
 }
 
-static void answer_and_send(struct mqd_reactor *r)
+static void respond_and_send(struct mqd_reactor *r)
 {
     struct mqd_node *node;
-    while ((node = mqd_list_pop(&r->to_answer)))
-        mqd_connection_answer(r, MQD_CONTAINER(node, struct mqd_connection, answer_node));
+    while ((node = mqd_list_pop(&r->to_respond)))
+        mqd_connection_respond(r, MQD_CONTAINER(node, struct mqd_connection, response_node));
     while ((node = mqd_list_pop(&r->to_send))) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, output_node);
         mqd_output_send(r, c);
         /* answers may have been held back by the output that is sent now */
         if (c->fd >= 0 && c->head && (c->head->complete || c->relaying) && mqd_output_has_room(r, c) &&
-            !mqd_list_linked(&c->answer_node))
-            mqd_list_append(&r->to_answer, &c->answer_node);
+            !mqd_list_linked(&c->response_node))
+            mqd_list_append(&r->to_respond, &c->response_node);
     }
 }
 
@@ -311,7 +311,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     if (r->relays)
         mqd_relays_read(r);
     if (!mqd_list_empty(&r->queries))
-        mqd_locals_answer(r);
+        mqd_locals_respond(r);
     /* a fetch that was just read must see what was acknowledged before it was sent: the note may
      * have arrived meanwhile */
     mqd_links_drain(r);
@@ -330,7 +330,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
         mqd_relays_run(r);
     mqd_reactor_refresh_clock(r);
     mqd_forward_flush(r); /* readers are notified of a record before its producer is */
-    answer_and_send(r);
+    respond_and_send(r);
     mqd_control_send_queued(r);
     mqd_check_send_queued(r);
     mqd_forward_flush(r);
@@ -343,7 +343,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
 
 static int64_t sleep_ns(struct mqd_reactor *r)
 {
-    if (!mqd_list_empty(&r->ready) || !mqd_list_empty(&r->to_answer) || !mqd_list_empty(&r->to_send) ||
+    if (!mqd_list_empty(&r->ready) || !mqd_list_empty(&r->to_respond) || !mqd_list_empty(&r->to_send) ||
         !mqd_list_empty(&r->woken) || !mqd_list_empty(&r->to_write) || !mqd_list_empty(&r->to_wake) ||
         !mqd_list_empty(&r->queries) || mqd_load_acquire(&r->command_waiting))
         return r->stop ? 1000000 : 0;
@@ -433,7 +433,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
     for (;;) {
         mqd_reactor_turn(r, events, wait_events(r, events));
         int64_t waited_ms = r->now_ms - began_ms;
-        if (waited_ms > STOP_MS_MAX || (settled(r) && (answered(r) || waited_ms > STOP_ANSWER_MS_MAX)))
+        if (waited_ms > STOP_MS_MAX || (settled(r) && (answered(r) || waited_ms > STOP_RESPONSE_MS_MAX)))
             break;
     }
     for (uint32_t i = 0; i < r->connection_capacity; i++)

@@ -172,7 +172,7 @@ struct mqd_reactor {
     uint32_t free_index_count;
     uint32_t connection_count_max, broker_connection_count_max; /* written by the main thread */
     uint64_t next_connection_id;
-    struct mqd_node ready, stalled, to_send, to_answer;
+    struct mqd_node ready, stalled, to_send, to_respond;
 
     struct mqd_local *locals[MQD_LOCAL_COUNT_MAX]; /* attachments, in no order */
     uint32_t local_count, local_count_max;         /* *_max: written by the main thread */
@@ -182,7 +182,7 @@ struct mqd_reactor {
     int local_watch_fd;      /* inotify; 0 = not created yet */
     bool local_watch_failed; /* the failure has been logged */
     struct mqd_node queries; /* attachments with pending queries */
-    /* attachments whose answer the kernel refused: retried in the next turn, within 20 ms */
+    /* attachments whose response the kernel refused: retried in the next turn, within 20 ms */
     struct mqd_node query_later;
 
     uint8_t quota_kinds; /* the kinds that any quota limits; 0 = no quotas */
@@ -215,7 +215,7 @@ struct mqd_reactor {
     uint64_t group_commit_deadline_ns;
     struct mqd_append *free_appends;
     struct mqd_node forwarded_to[MQD_ENDPOINT_COUNT_MAX]; /* sent, unanswered */
-    /* entries that tokens name; a late answer finds another sequence number and is dropped */
+    /* entries that tokens name; a late response finds another sequence number and is dropped */
     struct mqd_forward_entry *forwards;
     uint32_t forward_capacity, forward_free;
     /* descriptors that did not fit into a full ring, in order */
@@ -350,7 +350,7 @@ void mqd_topic_command_brokers(struct mqd_reactor *r, struct mqd_command *comman
 
 /* server/replication/replication.c: partitions of several replicas */
 void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command);
-void mqd_replication_in_sync_answer(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command);
+void mqd_replication_in_sync_result(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command);
 /* updates the core before the positions are published */
 void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned);
 /* bits of enum mqd_replica_change */
@@ -437,7 +437,7 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
 void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c);
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c);
-/* another answer may be queued */
+/* another response may be queued */
 bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connection *c);
 /* closes once the pending output is sent */
 void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c);
@@ -452,12 +452,12 @@ void mqd_output_short_file(struct mqd_reactor *r, const struct mqd_connection *c
 /* server/request.c */
 struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c,
                                     const struct mqd_request_header *header, enum mqd_request_kind kind);
-/* marks it complete; its answer is sent in its turn */
+/* marks it complete; its response is sent in its turn */
 void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request); /* its connection is closed */
 /* encodes the complete requests at the head of the queue */
-void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_timer_arm(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms);
 void mqd_timer_disarm(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_timers_run(struct mqd_reactor *r);
@@ -482,7 +482,7 @@ void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units);
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
                              uint32_t size_bytes);
-/* for an answer that is sent now */
+/* for a response that is sent now */
 int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_connection *c);
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max);
 void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
@@ -561,8 +561,8 @@ void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                          const uint8_t *body, uint32_t size_bytes);
 
-void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body,
-                             uint32_t size_bytes);
+void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body,
+                              uint32_t size_bytes);
 
 /* server/look_up.c */
 /* whether `end_offset` may be returned only after a flush */

@@ -129,8 +129,8 @@ void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request)
     mqd_slow_complete(r, request);
     mqd_timer_disarm(r, request);
     struct mqd_connection *c = request->connection;
-    if (c && (c->head == request || c->relaying) && !mqd_list_linked(&c->answer_node))
-        mqd_list_append(&r->to_answer, &c->answer_node);
+    if (c && (c->head == request || c->relaying) && !mqd_list_linked(&c->response_node))
+        mqd_list_append(&r->to_respond, &c->response_node);
 }
 
 void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
@@ -230,7 +230,7 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
 /* The one exception to R1: on shared memory, a request that waits for a leader on another host,
  * which may be unreachable, does not hold up other responses. The client matches answers by
  * correlation id, and answers from one leader still arrive in order. */
-static void answer_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
+static void respond_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_request *before = c->head;
     while (before && !before->complete && before->relaying && c->relaying && !c->closing) {
@@ -248,7 +248,7 @@ static void answer_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
     }
 }
 
-void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
+void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c)
 {
     while (c->head && !c->closing) {
         struct mqd_request *request = c->head;
@@ -273,7 +273,7 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_request_free(r, request);
     }
     if (c->relaying)
-        answer_past_relays(r, c);
+        respond_past_relays(r, c);
     mqd_connection_resume(r, c);
 }
 

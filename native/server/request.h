@@ -1,4 +1,4 @@
-/* The parts of a request between its arrival and its answer: the appends of a Produce, the checks
+/* The parts of a request between its arrival and its response: the appends of a Produce, the checks
  * they wait for, and the connection. Private to the reactor's thread. */
 #ifndef MQD_REQUEST_H
 #define MQD_REQUEST_H
@@ -45,7 +45,7 @@ struct mqd_append {
     int32_t partition_index;
     uint64_t offset;             /* of the batch in our own mapping; not set for a peer's batch */
     int64_t guard;               /* 0 = not verified */
-    struct mqd_check *check;     /* the check whose answer it waits for */
+    struct mqd_check *check;     /* the check whose response it waits for */
     struct mqd_refusal *refusal; /* record errors for the client */
     struct mqd_relayed *relayed; /* while it is on its way to a leader on another host (server/relay/relay.h) */
     int64_t base_offset;
@@ -61,7 +61,7 @@ struct mqd_append {
     uint8_t handed_on;
     uint8_t redirected; /* owner's side: the coordinator must write the same marker to partition redirect_index */
     int16_t verdict;    /* redirected: verdict of the retired partition's owner, with verdict_offset */
-    uint32_t home_slot; /* of the retired partition; on its owner's side, the slot that the answer names */
+    uint32_t home_slot; /* of the retired partition; on its owner's side, the slot that the response names */
     uint32_t redirect_index;
     int64_t verdict_offset;
 };
@@ -78,8 +78,8 @@ enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL, MQD_PIN_RUN }; /* R
 
 struct mqd_check {
     struct mqd_node node; /* in reactor->check_queue while not sent */
-    /* appends that wait for the answer, in the payload's order; when empty, none waits any more but
-     * the payload is still lent */
+    /* appends that wait for the response, in the payload's order; when empty, none waits any more
+     * but the payload is still lent */
     struct mqd_node parked;
     uint64_t acceptor_generation; /* generation of the acceptor that was queried */
     struct mqd_check_job *job;    /* of a thread of the pool, which answers instead; or NULL */
@@ -131,7 +131,7 @@ struct mqd_produce_topic_entry {
 struct mqd_request_order {
     int32_t timeout_ms;
     int16_t required_acks, producer_epoch;
-    int64_t answer_by_ms;             /* deadline for the answer; INT64_MAX: no time limit */
+    int64_t response_by_ms;           /* deadline for the response; INT64_MAX: no time limit */
     int64_t producer_id;              /* of its transactional batches, with producer_epoch; -1 = none yet */
     struct mqd_text transactional_id; /* in the frame, while an append pins it */
 };
@@ -180,7 +180,7 @@ struct mqd_request {
     int8_t isolation_level;
     uint8_t positions_only; /* from a local client that reads the files itself */
     uint8_t evaluated;      /* ranges are determined; only cold reads are awaited */
-    uint8_t full;           /* the answer includes every partition */
+    uint8_t full;           /* the response includes every partition */
     int16_t fetch_error;
     /* ShareFetch, ShareAcknowledge, with some fields of Fetch */
     int16_t share_error; /* of all of it */
@@ -239,10 +239,10 @@ struct mqd_connection {
     uint32_t index;
     uint32_t generation;
     uint64_t id;
-    struct mqd_node ready_node;  /* in reactor->ready */
-    struct mqd_node output_node; /* in reactor->to_send */
-    struct mqd_node stall_node;  /* in reactor->stalled: waits for arena space or memory */
-    struct mqd_node answer_node; /* in reactor->to_answer */
+    struct mqd_node ready_node;    /* in reactor->ready */
+    struct mqd_node output_node;   /* in reactor->to_send */
+    struct mqd_node stall_node;    /* in reactor->stalled: waits for arena space or memory */
+    struct mqd_node response_node; /* in reactor->to_respond */
     uint8_t readable, writable, hangup, closing;
     uint8_t broken; /* both directions are closed: its answers cannot be delivered */
     /* the last frame was large: read the next length first, so that the rest goes directly into a
@@ -287,7 +287,7 @@ struct mqd_connection {
     struct mqd_request *head, *tail;
     uint32_t inflight;
     /* of a local client: batches that wait for a leader on another host; other answers overtake
-     * them (mqd_connection_answer) */
+     * them (mqd_connection_respond) */
     uint32_t relaying;
     uint32_t blocked;    /* requests that later ones may not overtake; the connection is not read while there are any */
     uint64_t held_bytes; /* sum of the heap_bytes of these requests */

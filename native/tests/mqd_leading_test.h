@@ -62,7 +62,7 @@ __attribute__((unused)) static struct mqd_replica_proposal proposed(struct bench
 
 __attribute__((unused)) static void answer_proposal(struct bench *b, uint64_t sequence, int32_t leader_epoch, int error)
 {
-    CHECK_EQUAL(mqd_reactor_in_sync_answer(b->reactors[0], ++b->token, SLOT, sequence, leader_epoch, error), 0);
+    CHECK_EQUAL(mqd_reactor_in_sync_response(b->reactors[0], ++b->token, SLOT, sequence, leader_epoch, error), 0);
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
 }
 

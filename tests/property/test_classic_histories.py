@@ -115,7 +115,7 @@ class SaysAllIsWellInARebalance(ClassicGroup):
 
 
 class LeavesTheRemovedWaiting(ClassicGroup):
-    def _answer_waiting(self, member, error, actions, member_id) -> None:
+    def _respond_waiting(self, member, error, actions, member_id) -> None:
         self.members.take_join(member)
         member.sync_request = None
 

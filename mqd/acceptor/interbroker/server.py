@@ -181,7 +181,7 @@ class InterbrokerServer:
             self._turned_away.let_in(hello.identity.node_id)
             self._shaking -= 1
             shaking = False
-            await self._answer_all(channel, hello.identity.node_id)
+            await self._respond_all(channel, hello.identity.node_id)
         except HandshakeFailed as error:
             if self._turned_away.is_news(side.proven, str(error)):
                 log.warning(
@@ -228,9 +228,9 @@ class InterbrokerServer:
 
     # -- serving -----------------------------------------------------------------------------------
 
-    async def _answer_all(self, channel: Channel, node: int) -> None:
+    async def _respond_all(self, channel: Channel, node: int) -> None:
         """Requests run concurrently: a marker that waits for its partition does not delay the
-        others. Answers carry the correlation id.
+        others. Responses carry the correlation id.
         """
         assert self._loop is not None
         connection = channel.socket
@@ -238,7 +238,7 @@ class InterbrokerServer:
         under_way: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
 
-        async def answer(frame: bytes) -> None:
+        async def respond(frame: bytes) -> None:
             try:
                 response = await self._serve(frame, node)
                 if response is None:
@@ -260,7 +260,7 @@ class InterbrokerServer:
                 if frame.startswith(MARKERS) and not await self._may_mark(node, number):
                     return
                 await room.acquire()
-                task = loop.create_task(answer(frame))
+                task = loop.create_task(respond(frame))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
         finally:

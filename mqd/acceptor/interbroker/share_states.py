@@ -103,7 +103,7 @@ class ShareStates:
         """
         version = _EVENTS[api_key].version
         request: Any = codec.decode(message_class(api_key, "Request"), version, body)
-        response = await (self.answer(request) if self.of_owner is None else self.of_owner(api_key, request))
+        response = await (self.respond(request) if self.of_owner is None else self.of_owner(api_key, request))
         settings = self._settings(request.group_id)
         begin = 0
         if api_key == READ and settings.offset_reset.kind == BY_DURATION:
@@ -125,9 +125,9 @@ class ShareStates:
     async def serve(self, frame: bytes) -> bytes:
         """Answers another host's frame. Raises ProtocolError."""
         header, request = decode_request(frame, KNOWN)
-        return encode_response(header, await self.answer(request, only_here=True))
+        return encode_response(header, await self.respond(request, only_here=True))
 
-    async def answer(self, request: Any, only_here: bool = False) -> Any:
+    async def respond(self, request: Any, only_here: bool = False) -> Any:
         """The response. `only_here`: the request comes from another host, which has chosen this
         one."""
         api_key = codec.owner_of(type(request))[0].api_key
@@ -216,7 +216,7 @@ class ShareStates:
             )
             for topic_id, starts in effect.offsets.items()
         ]
-        response = await self.answer(message(group_id=name, topics=topics))
+        response = await self.respond(message(group_id=name, topics=topics))
         self._changed(name, effect.token, response, leader_epoch)
 
     async def _delete(self, name: str, effect: DeleteStates, leader_epoch: int) -> None:
@@ -225,7 +225,7 @@ class ShareStates:
             message.Topic(topic_id=topic_id, partitions=[message.Partition(partition=index) for index in indexes])
             for topic_id, indexes in effect.partitions.items()
         ]
-        response = await self.answer(message(group_id=name, topics=topics))
+        response = await self.respond(message(group_id=name, topics=topics))
         self._changed(name, effect.token, response, leader_epoch)
 
     def _changed(self, name: str, token: int, response: Any, leader_epoch: int) -> None:

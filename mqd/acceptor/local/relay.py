@@ -2,11 +2,12 @@
 ListOffsets of partitions that the other host leads. A client attached by shared memory knows only
 this broker, so this broker sends the request on its behalf.
 
-    entry host     answer(): the coordinator of the group or transactional id is on another host, so
+    entry host     respond(): the coordinator of the group or transactional id is on another host, so
                    an Envelope (KIP-590) with the request's frame and the client's identity goes to
                    that host's acceptor
     other host     serve(): the request is answered as if its client had connected here; requests
-                   reserved for hosts are refused. The Envelope's answer holds the response's frame
+                   reserved for hosts are refused. The Envelope's response holds the frame of
+                   the client's response
 
 Invariants
     E1  a client gains no rights by being relayed: a request in an Envelope has a client's rights,
@@ -80,7 +81,7 @@ class Relaying:
         self._coordinators = coordinators
         self._peers = peers
 
-    async def answer(
+    async def respond(
         self,
         address: Address,
         header: RequestHeader,
@@ -276,9 +277,9 @@ def _open(frame: bytes) -> tuple[int, EnvelopeRequest]:
     return int.from_bytes(frame[4:8], "big", signed=True), request
 
 
-async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes | None]]) -> bytes | None:
+async def serve(frame: bytes, respond: Callable[[Address, bytes], Awaitable[bytes | None]]) -> bytes | None:
     """Another host's request on behalf of a client: the response's frame. None: the connection must
-    end. `answer(address, frame)` -> the response's frame.
+    end. `respond(address, frame)` -> the response's frame.
     """
     try:
         correlation_id, envelope = _open(frame)
@@ -298,7 +299,7 @@ async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes
         principal_kind=principal.principal_kind,
         is_host=principal.is_host,
     )
-    response = await answer(client, inner) if allowed else None
+    response = await respond(client, inner) if allowed else None
     error_code = 0 if response is not None else int(ErrorCode.INVALID_REQUEST)
     out = bytearray(encode_response_header(ENVELOPE, 0, correlation_id))
     codec.encode_into(out, EnvelopeResponse(response_data=response, error_code=error_code), 0)

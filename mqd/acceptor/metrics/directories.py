@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 REST = 100
-ANSWER_S = 5.0  # how long a scrape waits for a query, counted from its start
+RESPONSE_S = 5.0  # how long a scrape waits for a query, counted from its start
 
 T = TypeVar("T")
 
@@ -53,5 +53,5 @@ class Kept(Generic[T]):
         """Waits for the running query, at most ANSWER_S. None: there has never been a response."""
         thread = self._thread
         if thread is not None:
-            thread.join(max(0.0, self._started_at + ANSWER_S - time.monotonic()))
+            thread.join(max(0.0, self._started_at + RESPONSE_S - time.monotonic()))
         return self._known

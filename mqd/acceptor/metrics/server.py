@@ -45,7 +45,7 @@ BACKLOG = 128
 GRACE_S = 0.1
 REQUEST_S = 5.0
 RENDER_S = 30.0
-ANSWER_S = 10.0
+RESPONSE_S = 10.0
 HEALTH_S = 5.0
 PAUSE_MIN_S = 0.1
 PAUSE_SHARE = 3
@@ -57,7 +57,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 log = logging.get("acceptor.metrics")
 
 
-def _answer(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8", more: str = "") -> bytes:
+def _respond(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8", more: str = "") -> bytes:
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}Connection:"
         " close\r\n\r\n"
@@ -67,18 +67,18 @@ def _answer(status: str, body: bytes, content_type: str = "text/plain; charset=u
 
 PAGE = "/metrics"
 _PATHS = {path.encode(): path for path in (PAGE, LIVE, READY)}
-_NOT_FOUND = _answer("404 Not Found", b"there are /metrics, /health/live and /health/ready\n")
-_NOT_ALLOWED = _answer("405 Method Not Allowed", b"only GET is answered\n", more="Allow: GET\r\n")
-_NO_TOKEN = _answer(
+_NOT_FOUND = _respond("404 Not Found", b"there are /metrics, /health/live and /health/ready\n")
+_NOT_ALLOWED = _respond("405 Method Not Allowed", b"only GET is answered\n", more="Allow: GET\r\n")
+_NO_TOKEN = _respond(
     "401 Unauthorized", b"the request lacks the token of metrics.token.file\n", more="WWW-Authenticate: Bearer\r\n"
 )
-_NOT_PLAIN = _answer("400 Bad Request", b"this port expects https\n")
+_NOT_PLAIN = _respond("400 Bad Request", b"this port expects https\n")
 _TLS_HANDSHAKE = 0x16  # the first byte
-_BAD = _answer("400 Bad Request", b"this is not an HTTP request\n")
-_TOO_LARGE = _answer("431 Request Header Fields Too Large", b"the request is too large\n")
-_HEALTHY = _answer("200 OK", b"ok\n")
-_HANGS = _answer("503 Service Unavailable", b"the acceptor does not respond\n")
-_FAILED = _answer("500 Internal Server Error", b"the metrics cannot be rendered; the acceptor's log says why\n")
+_BAD = _respond("400 Bad Request", b"this is not an HTTP request\n")
+_TOO_LARGE = _respond("431 Request Header Fields Too Large", b"the request is too large\n")
+_HEALTHY = _respond("200 OK", b"ok\n")
+_HANGS = _respond("503 Service Unavailable", b"the acceptor does not respond\n")
+_FAILED = _respond("500 Internal Server Error", b"the metrics cannot be rendered; the acceptor's log says why\n")
 
 
 class _Token(Protocol):
@@ -192,7 +192,7 @@ class MetricsServer:
             now = time.monotonic()
             for client in [one for one in self._clients if one.deadline_s <= now]:
                 if client.waiting in (LIVE, READY):
-                    self._answer(client, _HANGS)
+                    self._respond(client, _HANGS)
                 else:
                     self._close(client)
             if self._accepting_from_s <= now:
@@ -289,7 +289,7 @@ class MetricsServer:
                 return False
             if first[0] != _TLS_HANDSHAKE:
                 client.socket.recv(REQUEST_BYTES_MAX)  # unread, it would reset the connection
-                self._begin_answer(client, _NOT_PLAIN)
+                self._begin_response(client, _NOT_PLAIN)
                 return False
             self._selector.unregister(client.socket)
             client.socket = tls.current().wrap_socket(
@@ -320,7 +320,7 @@ class MetricsServer:
             log.warning("a request for the metrics lacks the token")
         client.received = b""
         if isinstance(decided, bytes):
-            self._begin_answer(client, decided)
+            self._begin_response(client, decided)
             return
         client.waiting = decided
         client.deadline_s = client.moved_s + (RENDER_S if decided == PAGE else HEALTH_S)
@@ -334,11 +334,11 @@ class MetricsServer:
         self._decided.append((client, faults))
         os.eventfd_write(self._wake, 1)
 
-    def _begin_answer(self, client: _Client, response: bytes) -> None:
+    def _begin_response(self, client: _Client, response: bytes) -> None:
         client.waiting = ""
         client.to_send = memoryview(response)
         client.moved_s = time.monotonic()
-        client.deadline_s = client.moved_s + ANSWER_S
+        client.deadline_s = client.moved_s + RESPONSE_S
         self._watch(client, selectors.EVENT_WRITE)
         self._send(client)
 
@@ -363,7 +363,7 @@ class MetricsServer:
 
     def _make_page(self) -> None:
         try:
-            page = _answer("200 OK", self._render(), CONTENT_TYPE)
+            page = _respond("200 OK", self._render(), CONTENT_TYPE)
         except Exception:
             log.exception("the metrics cannot be rendered")
             page = _FAILED
@@ -381,16 +381,16 @@ class MetricsServer:
             client, faults = self._decided.popleft()
             if client in self._clients and client.waiting:  # otherwise it has disconnected, or HEALTH_S are over
                 body = "".join(f"{fault}\n" for fault in faults).encode()
-                self._answer(client, _answer("503 Service Unavailable", body) if faults else _HEALTHY)
+                self._respond(client, _respond("503 Service Unavailable", body) if faults else _HEALTHY)
         if self._rendered is not None:
             page, self._rendered, self._rendering = self._rendered, None, False
             for client in [one for one in self._clients if one.waiting == PAGE]:
-                self._answer(client, page)
+                self._respond(client, page)
 
-    def _answer(self, client: _Client, response: bytes) -> None:
+    def _respond(self, client: _Client, response: bytes) -> None:
         """Begins to answer a client that has waited."""
         try:
-            self._begin_answer(client, response)
+            self._begin_response(client, response)
         except ssl.SSLWantReadError:
             self._watch(client, selectors.EVENT_READ)
         except (ssl.SSLWantWriteError, BlockingIOError, InterruptedError):

@@ -28,8 +28,8 @@ def text(url: str, data_dir: Path) -> str:
     if token.exists():
         request.add_header("Authorization", f"Bearer {token.read_text().strip()}")
     context = ssl.create_default_context(cafile=str(ca)) if url.startswith("https") and ca.exists() else None
-    with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as answer:
-        return answer.read().decode()
+    with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as response:
+        return response.read().decode()
 
 
 def read(url: str, data_dir: Path) -> list[Sample]:

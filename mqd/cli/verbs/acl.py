@@ -39,7 +39,7 @@ def _usage(make: Callable[..., Any], *words: Any) -> Any:
         raise click.UsageError(str(error)) from None
 
 
-def _locally(data_dir: Path, change: "messages.Change") -> "messages.Answer":
+def _locally(data_dir: Path, change: "messages.Change") -> "messages.Response":
     from mqd.base.paths import layout
     from mqd.cli import local_controller
     from mqd.cli.kafka_request import check

@@ -36,7 +36,6 @@ from mqd.client.group.assignors import (
 from mqd.client.group.consumer_protocol import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, MAX_POLL_EXCEEDED
 from mqd.client.group.events import (
     Action,
-    Answered,
     Assign,
     Done,
     Event,
@@ -48,12 +47,13 @@ from mqd.client.group.events import (
     Polled,
     Problem,
     Resolve,
+    ResponseMissing,
+    ResponseReceived,
     Revoke,
     Send,
     Subscribe,
     Tick,
     TopicsKnown,
-    Unanswered,
 )
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
@@ -155,11 +155,11 @@ class ClassicCore:
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         actions: list[Action] = []
         match event:
-            case Answered(number, message):
+            case ResponseReceived(number, message):
                 if number == self.under_way:
                     self.under_way = None
-                    self._on_answer(message, now_ms, actions)
-            case Unanswered(number):
+                    self._on_response(message, now_ms, actions)
+            case ResponseMissing(number):
                 if number == self.under_way:
                     self.under_way = None
                     if self.state in (State.LEADING, State.SYNCING):
@@ -281,7 +281,7 @@ class ClassicCore:
         self._failures += 1
         self._must_join = self._must_join or self.state is State.JOINING
 
-    def _on_answer(self, message: Any, now_ms: int, actions: list[Action]) -> None:
+    def _on_response(self, message: Any, now_ms: int, actions: list[Action]) -> None:
         code, sent = message.error_code, self._sent
         if self.state is State.LEAVING:
             self._left(now_ms, actions)

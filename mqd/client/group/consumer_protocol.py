@@ -29,7 +29,6 @@ import msgspec
 
 from mqd.client.group.events import (
     Action,
-    Answered,
     Assign,
     Done,
     Event,
@@ -41,12 +40,13 @@ from mqd.client.group.events import (
     Polled,
     Problem,
     Resolve,
+    ResponseMissing,
+    ResponseReceived,
     Revoke,
     Send,
     Subscribe,
     Tick,
     TopicsKnown,
-    Unanswered,
 )
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
@@ -159,10 +159,10 @@ class GroupCore:
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         actions: list[Action] = []
         match event:
-            case Answered(number, message):
-                self._on_answered(number, message, now_ms, actions)
-            case Unanswered(number):
-                self._on_unanswered(number, now_ms)
+            case ResponseReceived(number, message):
+                self._on_response(number, message, now_ms, actions)
+            case ResponseMissing(number):
+                self._on_response_missing(number, now_ms)
             case Done():
                 self._on_done(now_ms)
             case Subscribe():
@@ -264,7 +264,7 @@ class GroupCore:
 
     # -- responses ---------------------------------------------------------------------------------
 
-    def _on_unanswered(self, number: int, now_ms: int) -> None:
+    def _on_response_missing(self, number: int, now_ms: int) -> None:
         if number == self.under_way:
             self.under_way = None
             self._later(now_ms)
@@ -275,7 +275,7 @@ class GroupCore:
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
 
-    def _on_answered(
+    def _on_response(
         self, number: int, message: ConsumerGroupHeartbeatResponse, now_ms: int, actions: list[Action]
     ) -> None:
         if number != self.under_way:

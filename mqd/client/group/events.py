@@ -39,12 +39,12 @@ class Leave(msgspec.Struct, frozen=True):
     """Release all partitions and leave. Ends with Left."""
 
 
-class Answered(msgspec.Struct, frozen=True):
+class ResponseReceived(msgspec.Struct, frozen=True):
     number: int
     message: Any
 
 
-class Unanswered(msgspec.Struct, frozen=True):
+class ResponseMissing(msgspec.Struct, frozen=True):
     """The connection ended, or the response could not be read: the coordinator may have handled the
     request or not.
     """
@@ -129,5 +129,5 @@ class Left(msgspec.Struct, frozen=True):
     """The member has left, as requested."""
 
 
-Event = Subscribe | Leave | Answered | Unanswered | Done | TopicsKnown | Polled | Tick
+Event = Subscribe | Leave | ResponseReceived | ResponseMissing | Done | TopicsKnown | Polled | Tick
 Action = Send | Assign | Revoke | Lost | Resolve | Problem | Left

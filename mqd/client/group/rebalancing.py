@@ -151,12 +151,13 @@ class Rebalancer:
         consumer = self._consumer
         self._has_left = False
         while not self._has_left and time.monotonic() < deadline:
-            consumer._serve_answers()
+            consumer._serve_responses()
             if consumer._inbox.operations:
                 self.carry_out(consumer._inbox.operations.popleft())
             else:
                 consumer.control.wait_for(
-                    lambda: consumer._inbox.operations or consumer._inbox.answers, min(deadline - time.monotonic(), 1.0)
+                    lambda: consumer._inbox.operations or consumer._inbox.responses,
+                    min(deadline - time.monotonic(), 1.0),
                 )
 
 

@@ -23,17 +23,17 @@ from typing import Any
 from mqd.client.group.coordinator import Coordinator
 from mqd.client.group.events import (
     Action,
-    Answered,
     Done,
     Event,
     Leave,
     Polled,
     Resolve,
+    ResponseMissing,
+    ResponseReceived,
     Send,
     Subscribe,
     Tick,
     TopicsKnown,
-    Unanswered,
 )
 from mqd.client.group.events import Left as Left
 from mqd.client.group.events import Partitions as Partitions
@@ -157,7 +157,7 @@ class GroupRunner:
     def _on_response(self, number: int, response: Any, error: KafkaError | None) -> None:
         if error is None and response.error_code in COORDINATOR_AWAY:
             self._coordinator.look_up()
-        self._events.append(Unanswered(number) if error is not None else Answered(number, response))
+        self._events.append(ResponseMissing(number) if error is not None else ResponseReceived(number, response))
 
     def on_turn(self, _now: float) -> float | None:
         attachment = self._attachment

@@ -227,7 +227,7 @@ class ShmConsumer:
                     found += more
                     continue
                 self._inbox.attention = False
-                self._serve_answers()
+                self._serve_responses()
                 if self._inbox.operations:
                     break
                 if time.monotonic() >= self._offsets.due:
@@ -409,7 +409,7 @@ class ShmConsumer:
         self._settle()
         if self._runner is not None:
             self._runner.polled()
-        self._serve_answers()
+        self._serve_responses()
         if time.monotonic() >= self._offsets.due:
             self._offsets.commit_automatically(again=self._chunk is not None)
         while self._inbox.operations:
@@ -419,7 +419,7 @@ class ShmConsumer:
         self._call_on_commit()
         return self._fetcher.events.popleft() if self._fetcher.events else None
 
-    def _serve_answers(self) -> None:
+    def _serve_responses(self) -> None:
         self._inbox.serve()
         if self._metadata_version != self.control.metadata.version:
             self._metadata_version = self.control.metadata.version
@@ -439,14 +439,14 @@ class ShmConsumer:
         came first.
         """
         while True:
-            self._serve_answers()
+            self._serve_responses()
             if is_done():
                 return True
             left = min(deadline, self._offsets.commits.due, self._fetcher.due) - time.monotonic()
             if time.monotonic() >= deadline:
                 return False
             if left > 0:
-                self.control.wait_for(lambda: self._inbox.answers, left if left < INFINITY else -1)
+                self.control.wait_for(lambda: self._inbox.responses, left if left < INFINITY else -1)
 
     def _identity(self) -> tuple[str, int]:
         return self._runner.identity() if self._runner is not None else ("", -1)

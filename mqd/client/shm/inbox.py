@@ -14,17 +14,17 @@ from typing import Any
 
 
 class Inbox:
-    __slots__ = ("_wake", "answers", "attention", "operations")
+    __slots__ = ("_wake", "responses", "attention", "operations")
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         # served wherever the application's thread waits
-        self.answers: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self.responses: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.operations: deque[Any] = deque()  # served only by poll() and consume(): they call the user's functions
         self.attention = False
 
     def put(self, handler: Callable[..., None], *arguments: Any) -> None:
-        self.answers.append((handler, arguments))
+        self.responses.append((handler, arguments))
         self.notice()
 
     def put_operation(self, operation: Any) -> None:
@@ -37,6 +37,6 @@ class Inbox:
 
     def serve(self) -> None:
         """Processes the responses that have arrived."""
-        while self.answers:
-            handler, arguments = self.answers.popleft()
+        while self.responses:
+            handler, arguments = self.responses.popleft()
             handler(*arguments)

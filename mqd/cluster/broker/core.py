@@ -129,7 +129,7 @@ class BrokerCore(Reports):
             )
         return actions
 
-    def _on_register_answer(self, message: peer.RegisterBrokerAnswer, now_ms: int) -> list[Action]:
+    def _on_register_response(self, message: peer.RegisterBrokerResponse, now_ms: int) -> list[Action]:
         if (
             self._registration is None
             or message.incarnation != self._registration.incarnation
@@ -172,7 +172,7 @@ class BrokerCore(Reports):
             )
         )
 
-    def _on_heartbeat_answer(self, message: peer.HeartbeatAnswer, now_ms: int) -> list[Action]:
+    def _on_heartbeat_response(self, message: peer.BrokerHeartbeatResponse, now_ms: int) -> list[Action]:
         """Accepts only the response to a heartbeat that this process sent in this registration, and
         that is newer than the last answered one.
         """
@@ -291,7 +291,7 @@ class BrokerCore(Reports):
             peer.AlterPartition(self._controller_epoch, self.node_id, self.broker_epoch, proposals)
         )
 
-    def _on_alter_partition_answer(self, message: peer.AlterPartitionAnswer, now_ms: int) -> list[Action]:
+    def _on_alter_partition_response(self, message: peer.AlterPartitionResponse, now_ms: int) -> list[Action]:
         """A success is a fact, whichever controller reports it. A refusal counts only from the
         controller that got the newest copy: an older controller cannot know what another one may
         still do with it (R6b).
@@ -325,7 +325,7 @@ class BrokerCore(Reports):
             actions.append(
                 ToWorker(
                     entry.client,
-                    messages.InSyncAnswer(
+                    messages.InSyncResponse(
                         result.topic_id, result.index, entry.proposal.leader_epoch, result.sequence, result.error
                     ),
                 )
@@ -336,7 +336,7 @@ class BrokerCore(Reports):
 
     def _on_change_requested(self, event: ChangeRequested, now_ms: int) -> list[Action]:
         def refuse(error: int, text: str) -> list[Action]:
-            return [Reply(event.client, messages.Answer(event.request.request_id, int(error), text))]
+            return [Reply(event.client, messages.Response(event.request.request_id, int(error), text))]
 
         if self._controller < 0 or self.broker_epoch < 0:
             return refuse(ErrorCode.NOT_CONTROLLER, "No active controller is known at present; try again.")
@@ -348,18 +348,18 @@ class BrokerCore(Reports):
             peer.ChangeForwarded(self.node_id, self.broker_epoch, self._change_number, self._process, event.request)
         )
 
-    def _on_change_answered(self, message: peer.ChangeAnswered, now_ms: int) -> list[Action]:
+    def _on_change_response(self, message: peer.ChangeResponse, now_ms: int) -> list[Action]:
         change = self._changes.get(message.request_id)
         if change is None or message.incarnation != self._process or change.answered is not None:
             return []
-        if message.answer.error == 0 and message.version > self.in_force_version and not change.request.validate_only:
+        if message.response.error == 0 and message.version > self.in_force_version and not change.request.validate_only:
             change.answered = message
             return []
         return self._answered(message.request_id, message)
 
-    def _answered(self, number: int, message: peer.ChangeAnswered) -> list[Action]:
+    def _answered(self, number: int, message: peer.ChangeResponse) -> list[Action]:
         change = self._changes.pop(number)
-        response = msgspec.structs.replace(message.answer, request_id=change.request.request_id)
+        response = msgspec.structs.replace(message.response, request_id=change.request.request_id)
         return [Reply(change.client, response, message.topic_name)]
 
     def _changes_lost(self) -> list[Action]:
@@ -372,7 +372,7 @@ class BrokerCore(Reports):
 
     def _gave_up(self, number: int, error: int, text: str) -> Reply:
         change = self._changes.pop(number)
-        return Reply(change.client, messages.Answer(change.request.request_id, int(error), text))
+        return Reply(change.client, messages.Response(change.request.request_id, int(error), text))
 
     def _on_client_gone(self, event: ClientGone, now_ms: int) -> list[Action]:
         self._changes = {number: change for number, change in self._changes.items() if change.client != event.client}
@@ -436,14 +436,14 @@ class BrokerCore(Reports):
         if message.node_id != self.node_id:
             return []
         match message:
-            case peer.RegisterBrokerAnswer():
-                return self._on_register_answer(message, now_ms)
-            case peer.HeartbeatAnswer():
-                return self._on_heartbeat_answer(message, now_ms)
-            case peer.AlterPartitionAnswer():
-                return self._on_alter_partition_answer(message, now_ms)
-            case peer.ChangeAnswered():
-                return self._on_change_answered(message, now_ms)
+            case peer.RegisterBrokerResponse():
+                return self._on_register_response(message, now_ms)
+            case peer.BrokerHeartbeatResponse():
+                return self._on_heartbeat_response(message, now_ms)
+            case peer.AlterPartitionResponse():
+                return self._on_alter_partition_response(message, now_ms)
+            case peer.ChangeResponse():
+                return self._on_change_response(message, now_ms)
         return []
 
     # -- invariants --------------------------------------------------------------------------------

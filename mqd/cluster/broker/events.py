@@ -184,12 +184,12 @@ class SetBroker(msgspec.Struct, frozen=True):
 
 class ToWorker(msgspec.Struct, frozen=True):
     client: Hashable
-    answer: messages.InSyncAnswer  # the shell takes `partition` from HostCore
+    response: messages.InSyncResponse  # the shell takes `partition` from HostCore
 
 
 class Reply(msgspec.Struct, frozen=True):
     client: Hashable
-    answer: messages.Answer
+    response: messages.Response
     topic_name: str | None = None  # the shell adds this topic's image
 
 

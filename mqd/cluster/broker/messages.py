@@ -6,8 +6,8 @@ epochs by which its receiver refuses stale ones: the broker's (`broker_epoch`, t
 registration record) and, in messages to the broker, the controller's. Times are milliseconds of the
 sender's CLOCK_BOOTTIME; the receiver only echoes them.
 
-Answers identify their request by (incarnation | sent_ms | sequence | request_id); a response without
-a matching request is dropped.
+Responses identify their request by (incarnation | sent_ms | sequence | request_id); a response
+without a matching request is dropped.
 """
 
 import msgspec
@@ -53,7 +53,7 @@ class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
     endpoints: dict[str, tuple[str, int]] = {}
 
 
-class RegisterBrokerAnswer(msgspec.Struct, tag=True, frozen=True):
+class RegisterBrokerResponse(msgspec.Struct, tag="RegisterBrokerAnswer", frozen=True):
     controller_epoch: int
     node_id: int
     incarnation: int
@@ -73,7 +73,7 @@ class Heartbeat(msgspec.Struct, tag=True, frozen=True):
     directories: list[DirectoryReport] = []  # when they have changed, and periodically
 
 
-class HeartbeatAnswer(msgspec.Struct, tag=True, frozen=True):
+class BrokerHeartbeatResponse(msgspec.Struct, tag="HeartbeatAnswer", frozen=True):
     controller_epoch: int
     node_id: int
     broker_epoch: int
@@ -156,7 +156,7 @@ class InSyncResult(msgspec.Struct, frozen=True):
     proposed_in: int = -1  # leader epoch of the proposal: sequences restart with each
 
 
-class AlterPartitionAnswer(msgspec.Struct, tag=True, frozen=True):
+class AlterPartitionResponse(msgspec.Struct, tag="AlterPartitionAnswer", frozen=True):
     controller_epoch: int
     node_id: int
     broker_epoch: int
@@ -179,7 +179,7 @@ class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
     request: messages.Request
 
 
-class ChangeAnswered(msgspec.Struct, tag=True, frozen=True):
+class ChangeResponse(msgspec.Struct, tag="ChangeAnswered", frozen=True):
     """The response depends on the log up to `version`: the requesting host answers its client once
     its own workers have applied that.
     """
@@ -189,7 +189,7 @@ class ChangeAnswered(msgspec.Struct, tag=True, frozen=True):
     request_id: int
     incarnation: int
     version: int
-    answer: messages.Answer
+    response: messages.Response = msgspec.field(name="answer")
     topic_name: str | None = None  # the topic to show with it
 
 
@@ -240,5 +240,5 @@ ToActiveController = (
     | ReplicasFailed
     | PartitionsEmptied
 )
-FromActiveController = RegisterBrokerAnswer | HeartbeatAnswer | AlterPartitionAnswer | ChangeAnswered
+FromActiveController = RegisterBrokerResponse | BrokerHeartbeatResponse | AlterPartitionResponse | ChangeResponse
 BrokerMessage = ToActiveController | FromActiveController

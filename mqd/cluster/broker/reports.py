@@ -39,7 +39,7 @@ class Change(msgspec.Struct):
     request: messages.Request
     since_ms: int
     # waits until this host's workers have applied its version
-    answered: peer.ChangeAnswered | None = None
+    answered: peer.ChangeResponse | None = None
 
 
 class Reports:

@@ -14,7 +14,7 @@ CHANGES = (
 Line = tuple[str, dict[str, str]]
 
 
-def lines(change: messages.Change, response: messages.Answer) -> Iterator[Line]:
+def lines(change: messages.Change, response: messages.Response) -> Iterator[Line]:
     """Only for changes that were made according to the controller's response."""
     match change:
         case messages.CreateAcls():

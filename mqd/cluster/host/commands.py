@@ -46,7 +46,7 @@ class HostCommands:
 
     def _on_command_requested(self, event: CommandRequested, now_ms: int) -> list[Action]:
         def refuse(error: int, text: str) -> list[Action]:
-            return [Send(event.client, messages.Answer(event.request_id, error, text))]
+            return [Send(event.client, messages.Response(event.request_id, error, text))]
 
         change = event.change
         image = self._images.get(change.name)
@@ -122,7 +122,7 @@ class HostCommands:
         return [
             Send(
                 command.client,
-                messages.Answer(
+                messages.Response(
                     command.request_id, event.done.error, event.done.message or None, offset=event.done.offset
                 ),
             )
@@ -135,5 +135,7 @@ class HostCommands:
         ]:
             command = self._commands.pop(number)
             text = f"The worker has not answered within {COMMAND_WAIT_MS_MAX // 1000} s."
-            actions.append(Send(command.client, messages.Answer(command.request_id, ErrorCode.REQUEST_TIMED_OUT, text)))
+            actions.append(
+                Send(command.client, messages.Response(command.request_id, ErrorCode.REQUEST_TIMED_OUT, text))
+            )
         return actions

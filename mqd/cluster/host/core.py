@@ -320,7 +320,7 @@ class HostCore(TopicImages):
             command = self._commands.pop(number)
             text = "The worker that owns the partition was restarted; try again."
             actions.append(
-                Send(command.client, messages.Answer(command.request_id, ErrorCode.NOT_LEADER_OR_FOLLOWER, text))
+                Send(command.client, messages.Response(command.request_id, ErrorCode.NOT_LEADER_OR_FOLLOWER, text))
             )
         return actions
 

@@ -251,7 +251,7 @@ class TopicImages(HostCommands):
         return sorted(name for name in names if name is not None)
 
     def topic_image(self, topic: TopicState) -> messages.TopicImage:
-        """The image in an answer: with slots if the topic exists; without any if it was only
+        """The image in a response: with slots if the topic exists; without any if it was only
         validated.
         """
         image = self._images.get(topic.name)

@@ -209,7 +209,7 @@ class Several(msgspec.Struct, tag=True, frozen=True):
     parts: list["Part"]
 
 
-class InSyncAnswer(msgspec.Struct, tag=True, frozen=True):
+class InSyncResponse(msgspec.Struct, tag="InSyncAnswer", frozen=True):
     """To the worker that proposed: the result of ProposeInSync (mqd_replica_answered). `error` 0:
     committed; the TopicPut with the new partition epoch follows or was sent before. Otherwise
     Kafka's code.
@@ -536,7 +536,7 @@ Change = (
 )
 
 
-class Answer(msgspec.Struct, tag=True, frozen=True):
+class Response(msgspec.Struct, tag="Answer", frozen=True):
     request_id: int
     error: int  # Kafka error code
     message: str | None = None
@@ -569,7 +569,7 @@ FromController = (
     | CredentialsPut
     | TokensPut
     | Several
-    | InSyncAnswer
+    | InSyncResponse
     | Command
-    | Answer
+    | Response
 )

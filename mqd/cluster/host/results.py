@@ -1,4 +1,4 @@
-"""Parts of the responses to changes (messages.Answer)."""
+"""Parts of the responses to changes (messages.Response)."""
 
 import msgspec
 

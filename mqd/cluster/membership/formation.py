@@ -44,7 +44,7 @@ from mqd.base.cluster_config import format_address, parse_address
 SEED_COUNT_MAX = 32
 ASK_MS_MIN = 100  # between two queries to one seed; doubled after each that decides nothing
 ASK_MS_MAX = 2_000
-ANSWER_MS_MAX = 3_000
+RESPONSE_MS_MAX = 3_000
 ADVISE_MS = 10_000  # hosts that are started together are all up by then
 ADVICE = (
     "Check that each unreachable seed runs, and was itself started with --cluster-seeds: without it a host does not"
@@ -69,7 +69,7 @@ class FormationAsk(msgspec.Struct, tag=True, frozen=True):
     ask_id: int
 
 
-class FormationAnswer(msgspec.Struct, tag=True, frozen=True):
+class FormationResponse(msgspec.Struct, tag="FormationAnswer", frozen=True):
     ask_id: int
     member: Member  # the host that answers
     cluster_id: str  # "" = empty
@@ -88,11 +88,11 @@ class Start(msgspec.Struct, frozen=True):
     pass
 
 
-class Answered(msgspec.Struct, frozen=True):
+class ResponseReceived(msgspec.Struct, frozen=True):
     """A response that came over an authenticated connection to `seed`."""
 
     seed: str
-    answer: FormationAnswer
+    response: FormationResponse
 
 
 class Unreachable(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class Unreachable(msgspec.Struct, frozen=True):
 
 class Asked(msgspec.Struct, frozen=True):
     """Another host's query. Also sent while this host has a cluster (the shell then answers with
-    answer_of_member()).
+    response_of_member()).
     """
 
     client: object
@@ -116,7 +116,7 @@ class Tick(msgspec.Struct, frozen=True):
     pass
 
 
-Event = Start | Answered | Unreachable | Asked | Tick
+Event = Start | ResponseReceived | Unreachable | Asked | Tick
 
 # -- effects ---------------------------------------------------------------------------------------
 
@@ -126,9 +126,9 @@ class AskSeed(msgspec.Struct, frozen=True):
     ask: FormationAsk
 
 
-class AnswerAsk(msgspec.Struct, frozen=True):
+class RespondToAsk(msgspec.Struct, frozen=True):
     client: object
-    answer: FormationAnswer
+    response: FormationResponse
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ class Wait(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-Effect = AskSeed | AnswerAsk | Found | Join | Wait
+Effect = AskSeed | RespondToAsk | Found | Join | Wait
 
 
 def normalise(seed: str) -> str:
@@ -184,7 +184,7 @@ def set_digest(members: Sequence[Member]) -> str:
 
 
 class _Seed(msgspec.Struct):
-    answer: FormationAnswer | None = None  # the newest
+    response: FormationResponse | None = None  # the newest
     answered_ms: int = 0
     reason: str = "has not answered yet"
     ask_id: int = 0  # of the query in flight; 0 = none
@@ -214,9 +214,9 @@ class FormationCore:
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         match event:
             case Asked():
-                return [AnswerAsk(event.client, self._answer(event.ask))]
-            case Answered():
-                return self._on_answered(event, now_ms)
+                return [RespondToAsk(event.client, self._response(event.ask))]
+            case ResponseReceived():
+                return self._on_response(event, now_ms)
             case Unreachable():
                 return self._on_unreachable(event, now_ms)
             case Start() | Tick():
@@ -224,9 +224,9 @@ class FormationCore:
 
     # -- answering ---------------------------------------------------------------------------------
 
-    def _answer(self, ask: FormationAsk) -> FormationAnswer:
+    def _response(self, ask: FormationAsk) -> FormationResponse:
         if self.decided is not None:
-            return answer_of_member(
+            return response_of_member(
                 ask,
                 self.own,
                 self.decided.cluster_id,
@@ -235,24 +235,24 @@ class FormationCore:
                 self.decided.voters,
             )
         seen = self._complete_set()
-        return FormationAnswer(
+        return FormationResponse(
             ask.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost)
         )
 
     def members(self) -> tuple[Member, ...]:
         """The seeds that have answered."""
-        return tuple(state.answer.member for state in self._states.values() if state.answer is not None)
+        return tuple(state.response.member for state in self._states.values() if state.response is not None)
 
     # -- querying ----------------------------------------------------------------------------------
 
-    def _on_answered(self, event: Answered, now_ms: int) -> list[Effect]:
+    def _on_response(self, event: ResponseReceived, now_ms: int) -> list[Effect]:
         state = self._states.get(event.seed)
-        if self.decided is not None or state is None or event.answer.ask_id != state.ask_id or not state.ask_id:
+        if self.decided is not None or state is None or event.response.ask_id != state.ask_id or not state.ask_id:
             return []
-        changed = state.answer is None or msgspec.structs.replace(state.answer, ask_id=0) != msgspec.structs.replace(
-            event.answer, ask_id=0
-        )
-        state.answer, state.answered_ms, state.ask_id = event.answer, now_ms, 0
+        changed = state.response is None or msgspec.structs.replace(
+            state.response, ask_id=0
+        ) != msgspec.structs.replace(event.response, ask_id=0)
+        state.response, state.answered_ms, state.ask_id = event.response, now_ms, 0
         state.wait_ms = ASK_MS_MIN if changed else min(ASK_MS_MAX, state.wait_ms * 2)
         state.next_ms = now_ms + state.wait_ms
         return self._step(now_ms)
@@ -265,7 +265,7 @@ class FormationCore:
 
     @staticmethod
     def _unanswered(state: _Seed, reason: str, now_ms: int) -> None:
-        state.answer, state.reason, state.ask_id = None, reason, 0
+        state.response, state.reason, state.ask_id = None, reason, 0
         state.wait_ms = min(ASK_MS_MAX, state.wait_ms * 2)
         state.next_ms = now_ms + state.wait_ms
 
@@ -278,8 +278,8 @@ class FormationCore:
             return [decided]
         effects: list[Effect] = []
         for seed, state in self._states.items():
-            if state.ask_id and now_ms - state.asked_ms >= ANSWER_MS_MAX:
-                self._unanswered(state, f"has not answered within {ANSWER_MS_MAX / 1000:.0f} s", now_ms)
+            if state.ask_id and now_ms - state.asked_ms >= RESPONSE_MS_MAX:
+                self._unanswered(state, f"has not answered within {RESPONSE_MS_MAX / 1000:.0f} s", now_ms)
             if not state.ask_id and now_ms >= state.next_ms:
                 self._ask_count += 1
                 state.ask_id, state.asked_ms = self._ask_count, now_ms
@@ -299,7 +299,7 @@ class FormationCore:
         if (
             self._advised
             or now_ms < self._advise_ms
-            or all(state.answer is not None for state in self._states.values())
+            or all(state.response is not None for state in self._states.values())
         ):
             return ""
         self._advised = True
@@ -311,7 +311,9 @@ class FormationCore:
         if not self.seeds and not self._lost:
             return Found(set_digest([self.own]), (self.own,))
         of_clusters = [
-            state.answer for state in self._states.values() if state.answer is not None and state.answer.cluster_id
+            state.response
+            for state in self._states.values()
+            if state.response is not None and state.response.cluster_id
         ]
         if of_clusters:
             return self._join(of_clusters)
@@ -319,11 +321,11 @@ class FormationCore:
         if seen is None or not any(self._is_own(member) for member in seen):
             return None
         digest = set_digest(seen)
-        if any(state.answer is None or state.answer.sees != digest for state in self._states.values()):
+        if any(state.response is None or state.response.sees != digest for state in self._states.values()):
             return None
         return Found(digest, tuple(sorted(seen)))
 
-    def _join(self, responses: list[FormationAnswer]) -> Join | None:
+    def _join(self, responses: list[FormationResponse]) -> Join | None:
         if len({response.cluster_id for response in responses}) > 1:
             return None  # seeds of different clusters: an operator has to decide which one is meant
         if self._lost and responses[0].cluster_id != self._lost:
@@ -341,16 +343,21 @@ class FormationCore:
         """The seeds, if all have answered, are empty, name the same seeds and are different hosts."""
         members = []
         for state in self._states.values():
-            if state.answer is None or state.answer.cluster_id or state.answer.lost or state.answer.seeds != self.seeds:
+            if (
+                state.response is None
+                or state.response.cluster_id
+                or state.response.lost
+                or state.response.seeds != self.seeds
+            ):
                 return None
-            members.append(state.answer.member)
+            members.append(state.response.member)
         return members if len({member.node_id for member in members}) == len(members) else None
 
     def _reasons(self) -> tuple[str, ...]:
         reasons = []
         by_node: dict[int, str] = {}
         for seed, state in self._states.items():
-            response = state.answer
+            response = state.response
             if response is None:
                 reasons.append(f"{seed} {state.reason}")
             elif response.cluster_id:
@@ -373,7 +380,7 @@ class FormationCore:
             not reasons
             and self.seeds
             and not any(
-                state.answer is not None and self._is_own(state.answer.member) for state in self._states.values()
+                state.response is not None and self._is_own(state.response.member) for state in self._states.values()
             )
         ):
             reasons.append("this host is not one of the seeds: it waits until they have formed a cluster")
@@ -382,8 +389,8 @@ class FormationCore:
         return tuple(reasons)
 
 
-def answer_of_member(
+def response_of_member(
     ask: FormationAsk, own: Member, cluster_id: str, generation: int, seeds: tuple[str, ...], voters: Sequence[Member]
-) -> FormationAnswer:
+) -> FormationResponse:
     """The response of a host that belongs to a cluster; `voters` as its quorum knows them."""
-    return FormationAnswer(ask.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))
+    return FormationResponse(ask.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))

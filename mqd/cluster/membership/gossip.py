@@ -155,9 +155,9 @@ class GossipCore:
         """Whether to answer a probe over TCP: it was meant for this very host."""
         return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.left
 
-    def state(self, wants_answer: bool = True) -> State:
+    def state(self, wants_response: bool = True) -> State:
         """For a push-pull; its first entry is this host."""
-        return State(self._hint.epoch, self._hint.node_id, self.membership.entries(), wants_answer)
+        return State(self._hint.epoch, self._hint.node_id, self.membership.entries(), wants_response)
 
     # -- the one mutator ---------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class GossipCore:
                 self._on_state(event)
             case events.ExchangeFailed():
                 self._exchanges.pop(event.exchange_id, None)
-            case events.StreamAnswered():
+            case events.StreamResponded():
                 self.prober.answered(event.probe_id)
             case events.LoadMeasured():
                 self._measured = event
@@ -258,7 +258,7 @@ class GossipCore:
         self.counts["responses_left_out"] += 1
         return False
 
-    def may_answer_stranger(self) -> bool:
+    def may_respond_to_stranger(self) -> bool:
         if self._strangers.take(self.at):
             return True
         self.counts["strangers_left_out"] += 1

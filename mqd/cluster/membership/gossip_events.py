@@ -139,7 +139,7 @@ class ExchangeFailed(msgspec.Struct, frozen=True):
     exchange_id: int
 
 
-class StreamAnswered(msgspec.Struct, frozen=True):
+class StreamResponded(msgspec.Struct, frozen=True):
     """The probed host answered over TCP."""
 
     probe_id: int
@@ -205,7 +205,7 @@ Event = (
     | DatagramReceived
     | StateReceived
     | ExchangeFailed
-    | StreamAnswered
+    | StreamResponded
     | LoadMeasured
     | ProfileChanged
     | ControllerKnown
@@ -237,7 +237,7 @@ class PushPull(msgspec.Struct, frozen=True):
 
 
 class ProbeStream(msgspec.Struct, frozen=True):
-    """Connect by TCP and check that this very host answers (StreamPing). Report StreamAnswered
+    """Connect by TCP and check that this very host answers (StreamPing). Report StreamResponded
     within `wait_ms`, otherwise nothing.
     """
 

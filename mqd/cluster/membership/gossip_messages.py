@@ -218,12 +218,12 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
-    """Everything the sender knows. `wants_answer`: it has not received the receiver's yet."""
+    """Everything the sender knows. `wants_response`: it has not received the receiver's yet."""
 
     controller_epoch: Epoch
     controller_id: NodeOrNone
     entries: Annotated[list[Entry], Meta(max_length=MEMBER_COUNT_MAX)]
-    wants_answer: bool = True
+    wants_response: bool = True
 
 
 class StreamPing(msgspec.Struct, tag="ping", array_like=True, frozen=True):

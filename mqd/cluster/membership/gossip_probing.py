@@ -72,7 +72,7 @@ class Core(Protocol):
 
     def may_respond(self) -> bool: ...
 
-    def may_answer_stranger(self) -> bool: ...
+    def may_respond_to_stranger(self) -> bool: ...
 
     def send_to(self, member: Member, body: Body | None, first: Sequence[bytes] = ()) -> None: ...
 
@@ -240,7 +240,7 @@ class Prober:
 
     def on_ping(self, packet: Packet, ping: Ping, stranger: bool) -> None:
         core = self._core
-        if not (core.may_answer_stranger() if stranger else core.may_respond()):
+        if not (core.may_respond_to_stranger() if stranger else core.may_respond()):
             return
         member = core.membership.members.get((packet.node_id, packet.directory_id))
         first = [refutable] if member is not None and (refutable := member.refutable_state()) else []

@@ -103,14 +103,14 @@ class Refusal(msgspec.Struct, frozen=True):
     message: str
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _Response(msgspec.Struct, frozen=True):
     identity: Identity | None
     refusal: Refusal | None
     tls: int = TLS_OFF
 
 
 class _Signed(msgspec.Struct, frozen=True):
-    answer: bytes
+    response: bytes = msgspec.field(name="answer")
     mac: bytes
 
 
@@ -131,7 +131,7 @@ class HandshakeRefused(HandshakeFailed):
 _encode = msgspec.msgpack.Encoder().encode
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {
-    kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, _Challenge, _Proof, _Answer, _Signed)
+    kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, _Challenge, _Proof, _Response, _Signed)
 }
 
 
@@ -265,8 +265,8 @@ class Initiator(_Side):
             self._challenge = body
             return _frame(_encode(_Proof(_mac(self._key, b"initiator", self._hello, body))))
         signed = _decode(_Signed, body)
-        self._check_proof(signed.mac, b"responder", self._hello, self._challenge, signed.answer)
-        response = _decode(_Answer, signed.answer)
+        self._check_proof(signed.mac, b"responder", self._hello, self._challenge, signed.response)
+        response = _decode(_Response, signed.response)
         if response.identity is None:
             raise HandshakeRefused(response.refusal or Refusal(REFUSED_BUSY, "the peer gave no reason"))
         if refusal := _tls_refusal(self._tls, response.tls):  # of a responder without TLS
@@ -326,11 +326,11 @@ class Responder(_Side):
         decision = _tls_refusal(self._hello.tls, self._tls) or self._decide(self._hello)
         if isinstance(decision, Refusal):
             self.refused, self._failed = decision, True
-            response = _encode(_Answer(None, decision))
+            response = _encode(_Response(None, decision))
         else:
             self.peer, self.stated, self.done = self._hello, decision, True
             self.tls = min(self._hello.tls, self._tls) > TLS_OFF
-            response = _encode(_Answer(decision, None, self._tls))
+            response = _encode(_Response(decision, None, self._tls))
         return _frame(
             _encode(_Signed(response, _mac(self._key, b"responder", self._hello_bytes, self._challenge, response)))
         )

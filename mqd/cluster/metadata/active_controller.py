@@ -73,16 +73,16 @@ class ActiveController(Maintenance):
 
     def register(
         self, state: MetadataState, message: peer.RegisterBroker, now_ms: int
-    ) -> tuple[list[Record], peer.RegisterBrokerAnswer]:
-        def answer(error: int, text: str = "", broker_epoch: int = -1) -> peer.RegisterBrokerAnswer:
-            return peer.RegisterBrokerAnswer(
+    ) -> tuple[list[Record], peer.RegisterBrokerResponse]:
+        def respond(error: int, text: str = "", broker_epoch: int = -1) -> peer.RegisterBrokerResponse:
+            return peer.RegisterBrokerResponse(
                 self.epoch, message.node_id, message.incarnation, int(error), text, broker_epoch
             )
 
         try:
             records = broker_rules.register(state, message, self._unable_in(state))
         except Refusal as refusal:
-            return [], answer(refusal.error, refusal.message)
+            return [], respond(refusal.error, refusal.message)
         first = records[0] if records else None
         broker = first.broker if isinstance(first, BrokerRegistered) else state.brokers[message.node_id]
         self.report(message.node_id, message.directories)
@@ -95,7 +95,7 @@ class ActiveController(Maintenance):
             self._shutdowns.pop(message.node_id, None)
             self._versions.pop(message.node_id, None)
             self._sent.pop(message.node_id, None)
-        return records, answer(0, broker_epoch=broker.epoch)
+        return records, respond(0, broker_epoch=broker.epoch)
 
     def _ended(self, node: int, now_ms: int) -> None:
         self.sessions.forget(node)
@@ -114,13 +114,13 @@ class ActiveController(Maintenance):
 
     def heartbeat(
         self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool
-    ) -> tuple[list[Record], peer.HeartbeatAnswer]:
+    ) -> tuple[list[Record], peer.BrokerHeartbeatResponse]:
         """The response depends only on the committed state, so it may be sent immediately."""
         node = message.node_id
         broker = state.brokers.get(node)
         if broker is None or broker.epoch != message.broker_epoch:
             error = ErrorCode.BROKER_ID_NOT_REGISTERED if broker is None else ErrorCode.STALE_BROKER_EPOCH
-            return [], self._heartbeat_answer(message, 0, True, error=int(error))
+            return [], self._heartbeat_response(message, 0, True, error=int(error))
         self._heard[node] = now_ms
         self._versions[node] = max(message.metadata_version, self._versions.get(node, -1))
         if message.directories:
@@ -149,14 +149,14 @@ class ActiveController(Maintenance):
         grant = lease_valid and not fenced and not broker.fenced and not pending
         shutdown = self._shutdowns.get(node)
         over = message.want_shutdown and fenced and shutdown is not None
-        return records, self._heartbeat_answer(
+        return records, self._heartbeat_response(
             message, int(self._options.session_ms * self._options.lease_share) if grant else 0, fenced or pending, over
         )
 
-    def _heartbeat_answer(
+    def _heartbeat_response(
         self, message: peer.Heartbeat, lease_ms: int, fenced: bool, over: bool = False, error: int = 0
-    ) -> peer.HeartbeatAnswer:
-        return peer.HeartbeatAnswer(
+    ) -> peer.BrokerHeartbeatResponse:
+        return peer.BrokerHeartbeatResponse(
             self.epoch, message.node_id, message.broker_epoch, message.sent_ms, lease_ms, fenced, over, error
         )
 
@@ -303,12 +303,12 @@ class ActiveController(Maintenance):
 
     def alter_partition(
         self, state: MetadataState, message: peer.AlterPartition
-    ) -> tuple[list[Record], peer.AlterPartitionAnswer]:
+    ) -> tuple[list[Record], peer.AlterPartitionResponse]:
         """The response may be sent once everything up to the tail, including these records, is
         committed.
         """
         if not self._is_addressed(message):
-            return [], peer.AlterPartitionAnswer(
+            return [], peer.AlterPartitionResponse(
                 self.epoch, message.node_id, message.broker_epoch, int(ErrorCode.NOT_CONTROLLER), []
             )
         view = self.view(state)
@@ -323,7 +323,7 @@ class ActiveController(Maintenance):
             results.append(result)
             if change is not None:
                 changes.append(change)
-        return grouped(changes), peer.AlterPartitionAnswer(
+        return grouped(changes), peer.AlterPartitionResponse(
             self.epoch, message.node_id, message.broker_epoch, 0, results
         )
 

@@ -31,7 +31,7 @@ RESULTS_MAX = 200_000  # partitions of one request
 
 
 class Decision(NamedTuple):
-    answer: messages.Answer
+    response: messages.Response
     topic_name: str | None
     records: list[Record]
 
@@ -48,7 +48,7 @@ def decide(
     change, number = request.change, request.request_id
 
     def done(records: list[Record], topic_name: str | None = None) -> Decision:
-        return Decision(messages.Answer(number, 0), topic_name, records)
+        return Decision(messages.Response(number, 0), topic_name, records)
 
     match change:
         case messages.CreateTopic():
@@ -74,7 +74,7 @@ def decide(
         case messages.SetTokenExpiry():
             return Decision(*token_rules.set_expiry(state, change, number))
         case messages.AllocateProducerIds():
-            response = messages.Answer(number, 0, offset=state.next_producer_id, count=change.count)
+            response = messages.Response(number, 0, offset=state.next_producer_id, count=change.count)
             return Decision(response, None, rules.allocate_producer_ids(state, change))
         case messages.AlterReassignments():
             return _alter_reassignments(place, change, number)
@@ -130,7 +130,7 @@ def _each(
         results.append(messages.PartitionResult(name, index))
         if change is not None:
             changes.append((topic, change))
-    return Decision(messages.Answer(number, 0, results=results), None, grouped(changes))
+    return Decision(messages.Response(number, 0, results=results), None, grouped(changes))
 
 
 def _alter_reassignments(place: rules.Placement, change: messages.AlterReassignments, number: int) -> Decision:
@@ -181,7 +181,7 @@ def _balance(
     if not request.validate_only:
         active.balance(moves, names)
     results = [messages.PartitionResult(move.name, move.index, replicas=list(move.replicas)) for move in moves]
-    return Decision(messages.Answer(request.request_id, 0, results=results), None, [])
+    return Decision(messages.Response(request.request_id, 0, results=results), None, [])
 
 
 def _drain(state: MetadataState, change: messages.DrainBroker) -> list[Record]:

@@ -175,7 +175,7 @@ class MetadataCore(LogTail):
             return [
                 Reply(
                     event.client,
-                    messages.Answer(
+                    messages.Response(
                         request.request_id,
                         ErrorCode.REQUEST_TIMED_OUT,
                         "The controller has too many changes in progress; try again.",
@@ -183,7 +183,7 @@ class MetadataCore(LogTail):
                 )
             ]
         if self._active is None:
-            return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.NOT_CONTROLLER, NOT_ACTIVE))]
+            return [Reply(event.client, messages.Response(request.request_id, ErrorCode.NOT_CONTROLLER, NOT_ACTIVE))]
         response, topic_name, records = self._decide(self._active, request)
         if request.validate_only:
             topic = self._preview(topic_name, records) if response.error == 0 and topic_name is not None else None
@@ -196,11 +196,11 @@ class MetadataCore(LogTail):
             # A repetition waits like the first request: its rules may not be applied yet.
             waits_for, needs_apply = self._rules_version, True
         self._waiting.append(Waiting(event.client, response, topic_name, waits_for, needs_apply, now_ms))
-        return actions + self._answer_ready()
+        return actions + self._respond_ready()
 
     def _decide(
         self, active: ActiveController, request: messages.Request
-    ) -> tuple[messages.Answer, str | None, list[Record]]:
+    ) -> tuple[messages.Response, str | None, list[Record]]:
         """Returns the response to be sent, the topic to show with it, and the records it depends on."""
         place = rules.Placement(
             self.node_id, active.view(self.tail), active.directories(self.tail), self._partition_count_max
@@ -208,15 +208,15 @@ class MetadataCore(LogTail):
         try:
             decision = changes.decide(self.tail, active, request, place, self._rules, self._new_id)
         except rules.Refusal as refusal:
-            return messages.Answer(request.request_id, refusal.error, refusal.message), None, []
+            return messages.Response(request.request_id, refusal.error, refusal.message), None, []
         needed = max(map(features.needed, decision.records), default=0)
         if needed > self._level():
             text = (
                 f"This needs {features.MQD_VERSION} {needed}, but the level is {self._level()}: hosts of an older"
                 " version could not read it. Upgrade all hosts, then run mqd cluster upgrade."
             )
-            return messages.Answer(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
-        return decision.answer, decision.topic_name, decision.records
+            return messages.Response(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
+        return decision.response, decision.topic_name, decision.records
 
     def _on_move_completed(self, event: MoveCompleted, now_ms: int) -> list[Action]:
         return self._persist(
@@ -291,7 +291,7 @@ class MetadataCore(LogTail):
             tokens_put=tokens_put,
             tokens_removed=tokens_removed,
         )
-        return [publish, *self._answer_ready()]
+        return [publish, *self._respond_ready()]
 
     def _on_became_active(self, event: BecameActive, now_ms: int) -> list[Action]:
         assert self._active is None and not self._pending
@@ -357,9 +357,9 @@ class MetadataCore(LogTail):
                 )
                 return [*self._persist(records), SendPeer(event.node_id, response)]
             case broker_messages.RegisterBroker():
-                return self._answer_peer(event.node_id, *active.register(self.tail, message, now_ms))
+                return self._respond_to_peer(event.node_id, *active.register(self.tail, message, now_ms))
             case broker_messages.AlterPartition():
-                return self._answer_peer(event.node_id, *active.alter_partition(self.tail, message))
+                return self._respond_to_peer(event.node_id, *active.alter_partition(self.tail, message))
             case broker_messages.ChangeForwarded():
                 return self._on_change_forwarded(active, event.node_id, message)
             case broker_messages.ProofOfDeath():
@@ -374,7 +374,7 @@ class MetadataCore(LogTail):
                 return self._persist(active.emptied(self.tail, message))
         return []
 
-    def _answer_peer(
+    def _respond_to_peer(
         self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
     ) -> list[Action]:
         """Answers once everything that the response depends on is committed. At most
@@ -384,7 +384,7 @@ class MetadataCore(LogTail):
         self._peers.append(PeerWaiting(node_id, message, self.tail.version))
         if len(self._peers) > PEERS_WAITING_MAX:
             del self._peers[0]
-        return actions + self._answer_ready()
+        return actions + self._respond_ready()
 
     def _on_change_forwarded(
         self, active: ActiveController, node_id: int, message: broker_messages.ChangeForwarded
@@ -392,18 +392,18 @@ class MetadataCore(LogTail):
         response, topic_name, records = self._decide(active, message.request)
         if message.request.validate_only:
             topic = self._preview(topic_name, records) if response.error == 0 and topic_name is not None else None
-            return [SendPeer(node_id, self._change_answered(message, response, None), topic)]
+            return [SendPeer(node_id, self._change_response(message, response, None), topic)]
         actions = self._persist(records)
         self._peers.append(
-            PeerWaiting(node_id, self._change_answered(message, response, topic_name), self.tail.version)
+            PeerWaiting(node_id, self._change_response(message, response, topic_name), self.tail.version)
         )
-        return actions + self._answer_ready()
+        return actions + self._respond_ready()
 
-    def _change_answered(
-        self, message: broker_messages.ChangeForwarded, response: messages.Answer, topic_name: str | None
-    ) -> broker_messages.ChangeAnswered:
+    def _change_response(
+        self, message: broker_messages.ChangeForwarded, response: messages.Response, topic_name: str | None
+    ) -> broker_messages.ChangeResponse:
         epoch = self._active.epoch if self._active is not None else -1
-        return broker_messages.ChangeAnswered(
+        return broker_messages.ChangeResponse(
             epoch, message.node_id, message.request_id, message.incarnation, self.tail.version, response, topic_name
         )
 
@@ -411,16 +411,16 @@ class MetadataCore(LogTail):
         error = int(ErrorCode.NOT_CONTROLLER)
         match message:
             case broker_messages.Heartbeat():
-                response: broker_messages.FromActiveController = broker_messages.HeartbeatAnswer(
+                response: broker_messages.FromActiveController = broker_messages.BrokerHeartbeatResponse(
                     -1, node_id, message.broker_epoch, message.sent_ms, 0, True, error=error
                 )
             case broker_messages.RegisterBroker():
-                response = broker_messages.RegisterBrokerAnswer(-1, node_id, message.incarnation, error, NOT_ACTIVE)
+                response = broker_messages.RegisterBrokerResponse(-1, node_id, message.incarnation, error, NOT_ACTIVE)
             case broker_messages.AlterPartition():
-                response = broker_messages.AlterPartitionAnswer(-1, node_id, message.broker_epoch, error, [])
+                response = broker_messages.AlterPartitionResponse(-1, node_id, message.broker_epoch, error, [])
             case broker_messages.ChangeForwarded():
-                response = self._change_answered(
-                    message, messages.Answer(message.request.request_id, error, NOT_ACTIVE), None
+                response = self._change_response(
+                    message, messages.Response(message.request.request_id, error, NOT_ACTIVE), None
                 )
             case _:
                 return []  # the broker repeats it until the metadata reflects it
@@ -448,7 +448,7 @@ class MetadataCore(LogTail):
 
     def _on_applied_by_host(self, event: AppliedByHost, now_ms: int) -> list[Action]:
         self._applied_version = max(self._applied_version, event.version)
-        return self._answer_ready()
+        return self._respond_ready()
 
     def _on_client_gone(self, event: ClientGone, now_ms: int) -> list[Action]:
         self._waiting = [entry for entry in self._waiting if entry.client != event.client]
@@ -467,7 +467,7 @@ class MetadataCore(LogTail):
                 )
                 text = f"The change {where} after {APPLY_WAIT_MS_MAX // 1000} s; it may still take effect."
                 actions.append(
-                    Reply(entry.client, messages.Answer(entry.answer.request_id, ErrorCode.REQUEST_TIMED_OUT, text))
+                    Reply(entry.client, messages.Response(entry.response.request_id, ErrorCode.REQUEST_TIMED_OUT, text))
                 )
         if self._lost and not self._pending:
             actions += self._retry_epochs()

@@ -216,7 +216,7 @@ class Publish(msgspec.Struct, frozen=True):
 
 class Reply(msgspec.Struct, frozen=True):
     client: Hashable
-    answer: messages.Answer
+    response: messages.Response
     topic: TopicState | None = None  # the shell adds slots and owners and puts it into the response
 
 
@@ -225,7 +225,8 @@ class SendPeer(msgspec.Struct, frozen=True):
 
     node_id: int
     message: broker_messages.FromActiveController
-    # A validated topic: the shell puts its image (HostCore.topic_image) into the message's answer.
+    # A validated topic: the shell puts its image (HostCore.topic_image) into the message's
+    # response.
     topic: TopicState | None = None
 
 

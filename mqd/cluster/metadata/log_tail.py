@@ -53,7 +53,7 @@ class Batch(msgspec.Struct):
 
 class Waiting(msgspec.Struct):
     client: Hashable
-    answer: messages.Answer
+    response: messages.Response
     topic_name: str | None
     version: int
     needs_apply: bool
@@ -147,7 +147,7 @@ class LogTail:
             committed.version = batch.version
             if batch.records:
                 actions.append(self._publication(batch, removed, vanishing))
-        return actions + self._answer_ready()
+        return actions + self._respond_ready()
 
     def _vanishing(self, records: tuple[Record, ...]) -> tuple[tuple[TopicState, int], ...]:
         topics, ids = self.committed.topics, self.committed.topics_by_id
@@ -261,9 +261,11 @@ class LogTail:
         self._rules_version = min(self._rules_version, version)
         failed = [waiting for waiting in self._waiting if waiting.version > version]
         self._waiting = [waiting for waiting in self._waiting if waiting.version <= version]
-        return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, error, reason)) for waiting in failed]
+        return [
+            Reply(waiting.client, messages.Response(waiting.response.request_id, error, reason)) for waiting in failed
+        ]
 
-    def _answer_ready(self) -> list[Action]:
+    def _respond_ready(self) -> list[Action]:
         ready: list[Waiting] = []
         waiting: list[Waiting] = []
         for entry in self._waiting:
@@ -272,9 +274,9 @@ class LogTail:
             )
             (ready if done else waiting).append(entry)
         self._waiting = waiting
-        return [self._reply(entry) for entry in ready] + self._answer_peers()
+        return [self._reply(entry) for entry in ready] + self._respond_to_peers()
 
-    def _answer_peers(self) -> list[Action]:
+    def _respond_to_peers(self) -> list[Action]:
         version = self.committed.version
         ready: list[Action] = [
             SendPeer(entry.node_id, entry.message) for entry in self._peers if entry.version <= version
@@ -285,4 +287,4 @@ class LogTail:
 
     def _reply(self, entry: Waiting) -> Reply:
         topic = self.committed.topics.get(entry.topic_name) if entry.topic_name is not None else None
-        return Reply(entry.client, entry.answer, topic)
+        return Reply(entry.client, entry.response, topic)

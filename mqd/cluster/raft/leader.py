@@ -107,7 +107,7 @@ class Leadership:
     def on_tick(self, now_ns: int) -> None:
         settings = self.core.settings
         while self._parked and next(iter(self._parked.values()))[1] + settings.fetch_wait_ns <= now_ns:
-            self._answer(next(iter(self._parked)), now_ns)
+            self._respond_to(next(iter(self._parked)), now_ns)
         if now_ns >= self._retry_after_ns:
             self._announce(now_ns)
         if self.misses_quorum(now_ns):
@@ -175,7 +175,7 @@ class Leadership:
 
     def _append(self, batch: Batch, now_ns: int) -> None:
         self.core.append((batch,))
-        self._answer_all(now_ns)
+        self._respond_all(now_ns)
 
     def own_position(self) -> int:
         return self.core.durable_offset
@@ -189,7 +189,7 @@ class Leadership:
             return
         core.commit(offset)
         self._watch_disk(now_ns)
-        self._answer_all(now_ns)
+        self._respond_all(now_ns)
         self.changes.on_committed()
         if not core.is_voter and core.log.voters_offset < core.high_watermark:
             self.resign("this host is no longer a voter", now_ns)
@@ -251,7 +251,7 @@ class Leadership:
         self.changes.on_fetched(replica, now_ns)
         self._maybe_transfer(now_ns)
         if core.leading is self and fetch.replica in self._parked and self._has_news(fetch):
-            self._answer(fetch.replica, now_ns)
+            self._respond_to(fetch.replica, now_ns)
 
     def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
         """Records when the response that the replica accepted was sent, not when its acknowledgement
@@ -276,11 +276,11 @@ class Leadership:
     def _has_news(self, fetch: Fetch) -> bool:
         return fetch.offset < self.core.log.end_offset or fetch.high_watermark < self.core.high_watermark
 
-    def _answer_all(self, now_ns: int) -> None:
+    def _respond_all(self, now_ns: int) -> None:
         for key in [key for key, (fetch, _) in self._parked.items() if self._has_news(fetch)]:
-            self._answer(key, now_ns)
+            self._respond_to(key, now_ns)
 
-    def _answer(self, key: ReplicaKey, now_ns: int) -> None:
+    def _respond_to(self, key: ReplicaKey, now_ns: int) -> None:
         fetch, _ = self._parked.pop(key)
         batches = self.core.log.read(fetch.offset, self.core.log.end_offset, self.core.settings.fetch_bytes_max)
         if batches:

@@ -146,7 +146,7 @@ OFFSET_EVENTS = (CommitOffsets, FetchOffsets, DeleteOffsets, PartitionsGone, Tra
 
 
 class Membership(Protocol):
-    """The group's answers about its members. Error codes are Kafka's; 0 = no error."""
+    """The group's responses about its members. Error codes are Kafka's; 0 = no error."""
 
     def commit_error(self, event: CommitOffsets) -> int: ...
 

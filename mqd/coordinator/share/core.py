@@ -174,14 +174,14 @@ class SharePartition:
         if self.exists and NOT_SENT != event.state_epoch < self.state_epoch:
             return [self._refused(event.request, _Initialized, ErrorCode.FENCED_STATE_EPOCH)]
         if self.exists and event.state_epoch == self.state_epoch and event.start_offset == UNINITIALIZED:
-            return [self._answer(event.request, _Initialized)]
+            return [self._reply(event.request, _Initialized)]
         snapshot_epoch = self.snapshot_epoch + 1 if self.exists else 0
         self._reset()
         self.exists = True
         self.snapshot_epoch, self.state_epoch = snapshot_epoch, event.state_epoch
         self.start_offset = event.start_offset
         self.create_ms = self.write_ms = now_ms
-        return [Persist((self._snapshot_record(),)), self._disarmed(), self._answer(event.request, _Initialized)]
+        return [Persist((self._snapshot_record(),)), self._disarmed(), self._reply(event.request, _Initialized)]
 
     def _on_read(self, event: Read, now_ms: int) -> list[Action]:
         if not self.exists:
@@ -240,7 +240,7 @@ class SharePartition:
             self.runs.merge(run)
             taken.append(run)
         self.complete_count = event.complete_count
-        return [*self._persisted(taken, start_offset, now_ms), self._answer(event.request, _Written)]
+        return [*self._persisted(taken, start_offset, now_ms), self._reply(event.request, _Written)]
 
     def _write_error(self, event: Write) -> int:
         if not self.exists:
@@ -280,7 +280,7 @@ class SharePartition:
         ]
 
     def _on_delete(self, event: Delete, now_ms: int) -> list[Action]:
-        return [*self._on_forget(event, now_ms), self._answer(event.request, _Deleted)]
+        return [*self._on_forget(event, now_ms), self._reply(event.request, _Deleted)]
 
     def _on_forget(self, event: object, now_ms: int) -> list[Action]:
         if not self.exists:
@@ -335,7 +335,7 @@ class SharePartition:
             self.runs.runs,
         )
 
-    def _answer(self, request: int, kind: type) -> Reply:
+    def _reply(self, request: int, kind: type) -> Reply:
         return Reply(request, kind(partition=self.partition))
 
     def _refused(self, request: int, kind: type, error: int, message: str | None = None) -> Reply:

@@ -12,8 +12,8 @@ the transaction ends. Pure; time and producer ids are passed in.
 
 The Prepare record is the decision: once it is in the log the markers follow, whichever processes
 die. EndTxn is answered when the markers are written, so that committed records are readable when
-the producer gets the response. After `answer_ms` without markers it is answered anyway, because the
-outcome can no longer change.
+the producer gets the response. After `response_ms` without markers it is answered anyway, because
+the outcome can no longer change.
 
 Client version 2 (KIP-890 part 2): every end bumps the producer epoch, so that a delayed or repeated
 request of an ended transaction carries an old epoch. When the epochs of a producer id run out, the
@@ -384,7 +384,7 @@ class Transaction(TransactionState):
         if len(self._held) >= HELD_MAX:
             self._give_up(event, actions)
             return
-        wait_ms = self._settings.answer_ms if type(event) is events.EndTransaction else self._settings.hold_ms
+        wait_ms = self._settings.response_ms if type(event) is events.EndTransaction else self._settings.hold_ms
         self._held.append(Held(now_ms + wait_ms, event))
 
     def _give_up(self, event: events.Request, actions: list[Action]) -> None:

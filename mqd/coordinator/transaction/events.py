@@ -17,7 +17,7 @@ VERSION_2 = 2
 
 class InitProducerId(msgspec.Struct, frozen=True):
     """KIP-98. With the expected producer id and epoch it comes from a recovering producer
-    (KIP-360). Answer: Identity.
+    (KIP-360). Response: Identity.
     """
 
     request: int
@@ -29,7 +29,7 @@ class InitProducerId(msgspec.Struct, frozen=True):
 
 class AddPartitions(msgspec.Struct, frozen=True):
     """AddPartitionsToTxn, AddOffsetsToTxn, and the first Produce or TxnOffsetCommit of client
-    version 2. Answer: an error code for all of them.
+    version 2. Response: an error code for all of them.
     """
 
     request: int
@@ -40,7 +40,7 @@ class AddPartitions(msgspec.Struct, frozen=True):
 
 
 class VerifyPartitions(msgspec.Struct, frozen=True):
-    """Checks that the partitions were added (KIP-890 part 1). Answer: a tuple of error codes;
+    """Checks that the partitions were added (KIP-890 part 1). Response: a tuple of error codes;
     INVALID_TXN_STATE for a partition that was not.
     """
 
@@ -51,7 +51,7 @@ class VerifyPartitions(msgspec.Struct, frozen=True):
 
 
 class EndTransaction(msgspec.Struct, frozen=True):
-    """EndTxn. Answer: Identity, for the next transaction."""
+    """EndTxn. Response: Identity, for the next transaction."""
 
     request: int
     producer_id: int
@@ -62,7 +62,7 @@ class EndTransaction(msgspec.Struct, frozen=True):
 
 
 class AbortByAdministrator(msgspec.Struct, frozen=True):
-    """Aborts the ongoing transaction of that producer and fences it. Answer: an error code, when
+    """Aborts the ongoing transaction of that producer and fences it. Response: an error code, when
     the markers are written.
     """
 
@@ -81,7 +81,7 @@ class MarkersWritten(msgspec.Struct, frozen=True):
 class Enlist(msgspec.Struct, frozen=True):
     """Joint transactions only (joint.py): requests a child producer for the transaction of this
     batch and run; the first one begins the transaction. With a producer id and epoch: a heartbeat
-    of that child. Answer: JointAnswer, with NEED_PRODUCER_ID as for InitProducerId.
+    of that child. Response: JointResponse, with NEED_PRODUCER_ID as for InitProducerId.
     """
 
     request: int
@@ -95,7 +95,7 @@ class Enlist(msgspec.Struct, frozen=True):
 
 class EndJoint(msgspec.Struct, frozen=True):
     """Ends the joint transaction of this batch and run. A commit covers only the winners (producer
-    id, epoch). Without a run, an administrator aborts the current transaction. Answer: JointAnswer.
+    id, epoch). Without a run, an administrator aborts the current transaction. Response: JointResponse.
     """
 
     request: int
@@ -106,7 +106,7 @@ class EndJoint(msgspec.Struct, frozen=True):
 
 
 class Describe(msgspec.Struct, frozen=True):
-    """Answer: Description, or None if there is no such transactional id."""
+    """Response: Description, or None if there is no such transactional id."""
 
     request: int
 
@@ -130,7 +130,7 @@ class Identity(msgspec.Struct, frozen=True):
     producer_epoch: int = -1
 
 
-class JointAnswer(msgspec.Struct, frozen=True):
+class JointResponse(msgspec.Struct, frozen=True):
     """`committed_batch_id`: the last committed batch, -1 = none. An Enlist for a batch that is not
     above it gets no producer id: there is nothing left to write.
     """

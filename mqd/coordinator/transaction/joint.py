@@ -46,7 +46,7 @@ Bounds: CHILDREN_MAX children; HELD_MAX requests wait; further ones get CONCURRE
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction import joint_records as records
-from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointAnswer, WriteMarkers
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointResponse, WriteMarkers
 from mqd.coordinator.transaction.joint_records import Child
 from mqd.coordinator.transaction.joint_state import CHILDREN_MAX, EPOCH_RETIRED, HELD_MAX, PREPARING, Held, JointState
 from mqd.coordinator.transaction.records import State
@@ -104,14 +104,14 @@ class JointTransaction(JointState):
         if response is not None:
             actions.append(Reply(event.request, response))
 
-    def _enlist(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+    def _enlist(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointResponse | None:
         """None: the response comes later."""
         if event.batch_id <= self.committed_batch_id:
-            return self._answer()  # J1
+            return self._response()  # J1
         if not 0 < event.timeout_ms <= self._settings.max_timeout_ms:
-            return self._answer(INVALID_TIMEOUT)
+            return self._response(INVALID_TIMEOUT)
         if event.run_id in self.fenced_run_ids:
-            return self._answer(FENCED)  # J5
+            return self._response(FENCED)  # J5
         is_of_this = (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
         if event.producer_id >= 0:
             return self._alive(event, is_of_this, now_ms)
@@ -121,7 +121,7 @@ class JointTransaction(JointState):
             return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
         return self._add_child(event, now_ms, actions)
 
-    def _alive(self, event: events.Enlist, is_of_this: bool, now_ms: int) -> JointAnswer:
+    def _alive(self, event: events.Enlist, is_of_this: bool, now_ms: int) -> JointResponse:
         child = self.children.get(event.producer_id)
         if (
             not is_of_this
@@ -130,18 +130,18 @@ class JointTransaction(JointState):
             or not self._is_active(child)
             or child.epoch != event.producer_epoch
         ):
-            return self._answer(FENCED)
+            return self._response(FENCED)
         self._seen_ms = now_ms
-        return JointAnswer(NONE, event.producer_id, event.producer_epoch, self.committed_batch_id)
+        return JointResponse(NONE, event.producer_id, event.producer_epoch, self.committed_batch_id)
 
     def _overtake(
         self, event: events.Request, batch_id: int, run_id: str, now_ms: int, actions: list[Action]
-    ) -> JointAnswer | None:
+    ) -> JointResponse | None:
         """Another batch or another run while one is open. The open one is aborted unless it is the
         later one.
         """
         if batch_id < self.batch_id:
-            return self._answer(FENCED)
+            return self._response(FENCED)
         self._fence_run(run_id)
         self._decide(State.PREPARE_ABORT, now_ms, actions)
         if self.state in PREPARING:
@@ -149,9 +149,9 @@ class JointTransaction(JointState):
         getattr(self, _HANDLERS[type(event)])(event, now_ms, actions)
         return None
 
-    def _add_child(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointAnswer:
+    def _add_child(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointResponse:
         if not self._free and event.spare_producer_id < 0:
-            return self._answer(NEED_PRODUCER_ID if len(self.children) < CHILDREN_MAX else TOO_MANY)
+            return self._response(NEED_PRODUCER_ID if len(self.children) < CHILDREN_MAX else TOO_MANY)
         begins = self.state != State.ONGOING
         if self._free:
             producer_id = self._free.pop()
@@ -167,7 +167,7 @@ class JointTransaction(JointState):
         self._seen_ms = now_ms
         written.append(self._child_record(producer_id))
         actions.append(Persist(tuple(written)))
-        return JointAnswer(NONE, producer_id, epoch, self.committed_batch_id)
+        return JointResponse(NONE, producer_id, epoch, self.committed_batch_id)
 
     # -- partitions --------------------------------------------------------------------------------
 
@@ -205,20 +205,20 @@ class JointTransaction(JointState):
         if response is not None:
             actions.append(Reply(event.request, response))
 
-    def _commit(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+    def _commit(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointResponse | None:
         if event.batch_id <= self.committed_batch_id:  # J1: already committed, whichever run sends the request
-            return self._hold(event, now_ms, actions) if self.state == State.PREPARE_COMMIT else self._answer()
+            return self._hold(event, now_ms, actions) if self.state == State.PREPARE_COMMIT else self._response()
         if event.run_id in self.fenced_run_ids:
-            return self._answer(FENCED)  # J5
+            return self._response(FENCED)  # J5
         is_of_this = self.state == State.ONGOING and (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
         if not is_of_this and event.winners:
-            return self._answer(INVALID_STATE)  # the winners' records are aborted
+            return self._response(INVALID_STATE)  # the winners' records are aborted
         if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
         if self.state == State.ONGOING and not is_of_this:
             return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
         if not all(self._producer_error(producer_id, epoch) == NONE for producer_id, epoch in event.winners):
-            return self._answer(UNKNOWN_PRODUCER)  # J2
+            return self._response(UNKNOWN_PRODUCER)  # J2
         if self.state != State.ONGOING:
             # a batch without records
             self._begin(event.batch_id, event.run_id, self.timeout_ms, now_ms)
@@ -226,16 +226,16 @@ class JointTransaction(JointState):
             event, State.PREPARE_COMMIT, frozenset(producer_id for producer_id, _ in event.winners), now_ms, actions
         )
 
-    def _abort(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+    def _abort(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointResponse | None:
         """A run that aborts is over, but its tasks may outlive it: one that enlisted now would
         begin a transaction that is never ended (J5). Aborting a transaction that does not exist
         succeeds immediately.
         """
         if event.batch_id <= self.committed_batch_id:
-            return self._answer(INVALID_STATE)
+            return self._response(INVALID_STATE)
         is_own = event.run_id == self.run_id
         if is_own and event.batch_id < self.batch_id:
-            return self._answer()
+            return self._response()
         is_new = self._fence(event.run_id)
         if is_own and self.state == State.ONGOING:
             return self._abort_any(event, now_ms, actions)
@@ -244,23 +244,23 @@ class JointTransaction(JointState):
                 self._begin(event.batch_id, event.run_id, self.timeout_ms, now_ms)
                 self.state = State.COMPLETE_ABORT
             actions.append(Persist((self._record(now_ms),)))
-        return self._abort_any(event, now_ms, actions) if is_own else self._answer()
+        return self._abort_any(event, now_ms, actions) if is_own else self._response()
 
-    def _abort_any(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+    def _abort_any(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointResponse | None:
         if self.state == State.ONGOING:
             if not event.run_id:
                 self._fence_run("")
             return self._finish(event, State.PREPARE_ABORT, frozenset(), now_ms, actions)
-        return self._hold(event, now_ms, actions) if self.state in PREPARING else self._answer()
+        return self._hold(event, now_ms, actions) if self.state in PREPARING else self._response()
 
     def _finish(
         self, event: events.Request, state: State, winners: frozenset[int], now_ms: int, actions: list[Action]
-    ) -> JointAnswer | None:
+    ) -> JointResponse | None:
         self._decide(state, now_ms, actions, winners)
-        return self._hold(event, now_ms, actions) if self.state in PREPARING else self._answer()
+        return self._hold(event, now_ms, actions) if self.state in PREPARING else self._response()
 
-    def _answer(self, error: int = NONE) -> JointAnswer:
-        return JointAnswer(error, committed_batch_id=self.committed_batch_id)
+    def _response(self, error: int = NONE) -> JointResponse:
+        return JointResponse(error, committed_batch_id=self.committed_batch_id)
 
     def _decide(self, state: State, now_ms: int, actions: list[Action], winners: frozenset[int] = frozenset()) -> None:
         """If nothing was written the state is Complete immediately."""
@@ -305,7 +305,7 @@ class JointTransaction(JointState):
         others = []
         for waiting in held:
             if type(waiting) is events.EndJoint and self._is_over(waiting):
-                actions.append(Reply(waiting.request, self._answer()))
+                actions.append(Reply(waiting.request, self._response()))
             else:
                 others.append(waiting)
         # If this record is lost the markers are written once more. Later records are written after
@@ -366,17 +366,17 @@ class JointTransaction(JointState):
 
     # -- waiting and timers -----------------------------------------------------------------------
 
-    def _hold(self, event: events.Request, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+    def _hold(self, event: events.Request, now_ms: int, actions: list[Action]) -> JointResponse | None:
         """Keeps the request until the markers are written (J7). Returns the response if it cannot
         wait.
         """
         if len(self._held) >= HELD_MAX:
-            return self._late_answer(event)
-        wait_ms = self._settings.answer_ms if type(event) is events.EndJoint else self._settings.hold_ms
+            return self._late_response(event)
+        wait_ms = self._settings.response_ms if type(event) is events.EndJoint else self._settings.hold_ms
         self._held.append(Held(now_ms + wait_ms, event))
         return None
 
-    def _late_answer(self, event: events.Request) -> JointAnswer:
+    def _late_response(self, event: events.Request) -> JointResponse:
         """The markers take too long. An end is already decided and is answered; other requests must
         be retried.
         """
@@ -385,14 +385,14 @@ class JointTransaction(JointState):
             if event.committed
             else self.state == State.PREPARE_ABORT and not event.committed
         )
-        return self._answer(NONE if is_decided else CONCURRENT)
+        return self._response(NONE if is_decided else CONCURRENT)
 
     def _on_timer_fired(self, event: TimerFired, now_ms: int, actions: list[Action]) -> None:
         self._armed_ms = None
         late = [held.event for held in self._held if held.until_ms <= now_ms]
         self._held = [held for held in self._held if held.until_ms > now_ms]
         for waiting in late:
-            response = self._late_answer(waiting)
+            response = self._late_response(waiting)
             actions.append(
                 Reply(waiting.request, response.error if type(waiting) is events.AbortByAdministrator else response)
             )

@@ -29,7 +29,7 @@ PREPARING = frozenset((State.PREPARE_COMMIT, State.PREPARE_ABORT))
 class Settings(msgspec.Struct, frozen=True):
     max_timeout_ms: int = 900_000  # transaction.max.timeout.ms
     expiration_ms: int = 604_800_000  # transactional.id.expiration.ms
-    answer_ms: int = 200  # how long EndTxn waits for its markers
+    response_ms: int = 200  # how long EndTxn waits for its markers
     hold_ms: int = 1_000  # how long other requests wait for the last transaction to end
 
 

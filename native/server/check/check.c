@@ -124,11 +124,11 @@ static void read_order(struct mqd_reactor *r, struct mqd_request *request)
     request->order_read = 1;
     request->order = (struct mqd_request_order){.timeout_ms = produce->timeout_ms,
                                                 .required_acks = produce->required_acks,
-                                                .answer_by_ms = INT64_MAX,
+                                                .response_by_ms = INT64_MAX,
                                                 .producer_id = -1,
                                                 .transactional_id = produce->transactional_id};
     if (produce->required_acks == -1)
-        request->order.answer_by_ms = r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
+        request->order.response_by_ms = r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
 }
 
 void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append)
@@ -364,7 +364,7 @@ static void on_transaction(struct mqd_reactor *r, struct mqd_check *check, int32
     }
 }
 
-void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+void mqd_check_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
     if (from != mqd_control_worker_count(r->options.control))
         return;

@@ -26,7 +26,7 @@ void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append);
 /* its client is gone: parked appends are not written. May free the request */
 void mqd_check_cancel(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append); /* true: it was parked and is refused */
-void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
+void mqd_check_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_check_send_queued(struct mqd_reactor *r);
 void mqd_check_acceptor_died(struct mqd_reactor *r);
 void mqd_check_on_job(struct mqd_reactor *r, uint64_t token); /* of MQD_TOKEN_CHECK */

@@ -6,7 +6,7 @@
  * again; the owner publishes, then looks at the bits. At least one side sees the other.
  *
  *   on -> (its turn on the connection) evaluate -> parked | ranges found (server/fetch/range.c) ->
- *   (cold ranges: read ahead) -> encode (server/fetch/answer.c)
+ *   (cold ranges: read ahead) -> encode (server/fetch/response.c)
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -140,8 +140,9 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
         mqd_request_complete(r, request);
     if (c->peer_node >= 0 && c->head != request && c->head->kind == MQD_REQUEST_FETCH)
         mqd_fetch_evaluate(r, c->head, true); /* a follower with another request pending does not want to wait */
-    if (c->head == request && !mqd_list_linked(&c->answer_node))
-        mqd_list_append(&r->to_answer, &c->answer_node); /* evaluated when the connection is answered, in this turn */
+    if (c->head == request && !mqd_list_linked(&c->response_node))
+        mqd_list_append(&r->to_respond,
+                        &c->response_node); /* evaluated when the connection is answered, in this turn */
 }
 
 /* ---- one entry ---- */

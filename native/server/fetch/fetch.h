@@ -26,7 +26,7 @@ struct mqd_fetch_entry {
     struct mqd_node waiter; /* in reactor->waiting[slot] */
     struct mqd_node ready;  /* in set->ready */
     struct mqd_fetch_set *set;
-    struct mqd_topic *topic; /* referenced; NULL: unknown topic, the answer echoes the `name` or id of the request */
+    struct mqd_topic *topic; /* referenced; NULL: unknown topic, the response echoes the `name` or id of the request */
     struct mqd_fetch_entry *hash_next;
     uint32_t order;
     int32_t partition_index;
@@ -93,7 +93,7 @@ struct mqd_fetch_set {
     uint16_t principal_bytes;
 };
 
-/* server/fetch/fetch.c, server/fetch/answer.c, server/fetch/session.c */
+/* server/fetch/fetch.c, server/fetch/response.c, server/fetch/session.c */
 void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                   const uint8_t *body, uint32_t size_bytes);
 /* request is at the head of its connection */

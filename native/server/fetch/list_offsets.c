@@ -86,8 +86,8 @@ static bool may_describe(struct mqd_reactor *r, const struct mqd_connection *c, 
                  : mqd_subject_may_name(r, c, MQD_RESOURCE_TOPIC, name.bytes, name.size_bytes, MQD_OPERATION_DESCRIBE);
 }
 
-static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic,
-                       bool may, const struct mqd_list_offsets_partition *requested)
+static void respond_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic,
+                        bool may, const struct mqd_list_offsets_partition *requested)
 {
     struct mqd_buffer *out = &r->scratch;
     int16_t error = 0;
@@ -123,8 +123,8 @@ static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_
                                         error ? -1 : leader_epoch);
 }
 
-void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body,
-                             uint32_t size_bytes)
+void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body,
+                              uint32_t size_bytes)
 {
     int16_t version = request->version;
     struct mqd_list_offsets_request walk;
@@ -145,7 +145,7 @@ void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request,
         for (int32_t p = 0; p < named.partition_count; p++) {
             struct mqd_list_offsets_partition requested;
             mqd_list_offsets_next_partition(&walk, &requested);
-            answer_one(r, version, isolation_level, topic, may, &requested);
+            respond_one(r, version, isolation_level, topic, may, &requested);
         }
         mqd_list_offsets_response_topic_end(out, version);
     }
@@ -194,7 +194,7 @@ bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const 
     mqd_stat(r, MQD_COUNT_REQUESTS_LIST_OFFSETS, 1);
     struct mqd_look_up *look_up = awaited_count ? mqd_look_up_new(r, request, awaited_count, body, size_bytes) : NULL;
     if (!look_up) { /* nothing to wait for, or no memory to wait with: answer what is known now */
-        mqd_list_offsets_answer(r, request, body, size_bytes);
+        mqd_list_offsets_respond(r, request, body, size_bytes);
         return true;
     }
     fill(r, look_up, header->api_version);

@@ -136,7 +136,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     }
 }
 
-/* A local client reads the files itself, so its answer contains only the aborted transactions. If
+/* A local client reads the files itself, so its response contains only the aborted transactions. If
  * there are too many, it contains those of a shorter range, whose end then replaces the last stable
  * offset. */
 void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,

@@ -1,10 +1,10 @@
-/* Fetches of views: the base's batches are read and filtered by a thread of the worker's pool, and the answer has
+/* Fetches of views: the base's batches are read and filtered by a thread of the worker's pool, and the response has
  * what is left of them.
  *
  *   collect -> range of the base found -> job -> something selected, or the fetch expires -> answer
  *                     ^                      -> nothing selected: `skipped` grows, and it is evaluated again
  *
- * Offsets at which nothing is selected are passed without an answer: entry->skipped is how far above the client's
+ * Offsets at which nothing is selected are passed without a response: entry->skipped is how far above the client's
  * offset the reading stands. It is remembered, for the session or by topic, partition and offset, so that the next
  * fetch at the same offset continues there. Clients that advance over batches without records are answered with
  * one, so that their positions advance too; others would stay at it (connection->passes_empty).

@@ -330,7 +330,7 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
         refuse(r, fd, &handoff, ENOMEM, "the worker is out of memory; connect by TCP");
         return;
     }
-    making.local->to_worker = making.local->to_client = making.local->pidfd = making.local->answer_fd = -1;
+    making.local->to_worker = making.local->to_client = making.local->pidfd = making.local->response_fd = -1;
     mqd_list_init(&making.local->query_node);
     attach(r, fd, &handoff, &making);
     if (making.memory_fd >= 0)

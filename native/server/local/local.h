@@ -73,10 +73,10 @@ struct mqd_local {
     int32_t pid;
     /* queries */
     struct mqd_node query_node; /* in reactor->asking or query_later */
-    bool answer_waits;          /* the socket had no room for it */
-    bool answer_refused;        /* it has room, but refused for another reason: no edge will come */
-    int answer_fd;              /* -1 = none */
-    struct mqd_local_segment answer;
+    bool response_waits;        /* the socket had no room for it */
+    bool response_refused;      /* it has room, but refused for another reason: no edge will come */
+    int response_fd;            /* -1 = none */
+    struct mqd_local_segment response;
 };
 
 /* server/local/local.c */
@@ -111,7 +111,7 @@ void mqd_local_publish(struct mqd_local *local); /* makes what was sent visible 
 /* server/local/query.c */
 /* the socket has queries, or room for a response */
 void mqd_local_query_on(struct mqd_reactor *r, struct mqd_local *local);
-void mqd_locals_answer(struct mqd_reactor *r);
+void mqd_locals_respond(struct mqd_reactor *r);
 void mqd_local_query_close(struct mqd_local *local);
 
 #endif

@@ -57,33 +57,33 @@ static int open_again(int fd)
     return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Fills in the answer from `location`. Returns the descriptor, or -1. */
-static int answer_with(struct mqd_local_segment *answer, const struct mqd_segment_location *location,
-                       uint64_t generation)
+/* Fills in the response from `location`. Returns the descriptor, or -1. */
+static int respond_with(struct mqd_local_segment *response, const struct mqd_segment_location *location,
+                        uint64_t generation)
 {
-    answer->base_offset = location->base_offset;
-    answer->next_base_offset = location->next_base_offset;
-    answer->segments_generation = generation;
-    answer->position = location->position;
-    answer->size_bytes = location->readable_bytes;
-    answer->map_bytes = location->next_base_offset == INT64_MAX ? SEGMENT_BYTES_MAX
-                        : location->readable_bytes              ? location->readable_bytes
-                                                                : 1;
+    response->base_offset = location->base_offset;
+    response->next_base_offset = location->next_base_offset;
+    response->segments_generation = generation;
+    response->position = location->position;
+    response->size_bytes = location->readable_bytes;
+    response->map_bytes = location->next_base_offset == INT64_MAX ? SEGMENT_BYTES_MAX
+                          : location->readable_bytes              ? location->readable_bytes
+                                                                  : 1;
     return open_again(mqd_segment_ref_fd(location->segment));
 }
 
-static int answer_segment(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_local_query *query,
-                          struct mqd_local_segment *answer)
+static int respond_segment(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_local_query *query,
+                           struct mqd_local_segment *response)
 {
     struct mqd_topic *topic;
-    int16_t code = find_slot(r, c, query, &topic, &answer->slot);
+    int16_t code = find_slot(r, c, query, &topic, &response->slot);
     int fd = -1;
     if (code == 0) {
-        mqd_fetch_ensure_path(r, topic, query->partition_index, answer->slot);
+        mqd_fetch_ensure_path(r, topic, query->partition_index, response->slot);
         code = -1;
     }
     for (int tries = 0; tries < TRIES && code == -1; tries++) {
-        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, answer->slot);
+        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, response->slot);
         struct mqd_positions positions;
         struct mqd_segment_location location;
         uint64_t generation = mqd_load_acquire(&slot->segments_generation);
@@ -101,15 +101,15 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_connection *c,
                                                                       : MQD_KAFKA_OFFSET_OUT_OF_RANGE;
             break;
         }
-        code = mqd_reader_locate(r->reader, answer->slot, &positions, generation, query->offset, &location);
+        code = mqd_reader_locate(r->reader, response->slot, &positions, generation, query->offset, &location);
         if (code)
             continue;
-        if (mqd_reader_is_swapping(r->reader, answer->slot))
-            fd = answer_with(answer, &location, MQD_LOCAL_CHANGING);
+        if (mqd_reader_is_swapping(r->reader, response->slot))
+            fd = respond_with(response, &location, MQD_LOCAL_CHANGING);
         else
-            fd = answer_with(answer, &location, generation);
+            fd = respond_with(response, &location, generation);
         if (location.next_base_offset == INT64_MAX)
-            r->subjects->handed_out[answer->slot] = 1;
+            r->subjects->handed_out[response->slot] = 1;
         if (fd < 0) {
             code = MQD_KAFKA_STORAGE_ERROR;
             mqd_error_system(errno, "cannot open a segment again through /proc");
@@ -117,39 +117,39 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_connection *c,
         mqd_segment_location_release(r->reader, &location);
     }
     if (code == MQD_KAFKA_STORAGE_ERROR)
-        mqd_log(r, 4, 0, answer->slot, "a local client's query for offset %lld failed: %s", (long long)query->offset,
+        mqd_log(r, 4, 0, response->slot, "a local client's query for offset %lld failed: %s", (long long)query->offset,
                 mqd_error_message());
     /* the segments keep changing: the client retries */
-    answer->error = code == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : code;
+    response->error = code == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : code;
     return fd;
 }
 
 /* ---- the socket ---- */
 
 /* False: the socket has no room now. */
-static bool send_answer(struct mqd_local *local)
+static bool send_response(struct mqd_local *local)
 {
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(sizeof(int))];
     } control = {0};
-    struct iovec iov = {&local->answer, sizeof local->answer};
+    struct iovec iov = {&local->response, sizeof local->response};
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (local->answer_fd >= 0) {
+    if (local->response_fd >= 0) {
         message.msg_control = &control;
         message.msg_controllen = sizeof control;
         control.header.cmsg_level = SOL_SOCKET;
         control.header.cmsg_type = SCM_RIGHTS;
         control.header.cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(&control.header), &local->answer_fd, sizeof(int));
+        memcpy(CMSG_DATA(&control.header), &local->response_fd, sizeof(int));
     }
     ssize_t sent;
     do
         sent = sendmsg(local->connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
     /* no memory, or the user has too many descriptors in flight to other processes */
-    local->answer_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS);
-    if (sent < 0 && (errno == EAGAIN || local->answer_refused))
+    local->response_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS);
+    if (sent < 0 && (errno == EAGAIN || local->response_refused))
         return false;
     mqd_local_query_close(local); /* sent; or the socket has ended, which it reports itself */
     return true;
@@ -157,21 +157,21 @@ static bool send_answer(struct mqd_local *local)
 
 void mqd_local_query_close(struct mqd_local *local)
 {
-    if (local->answer_fd >= 0)
-        close(local->answer_fd);
-    local->answer_fd = -1;
-    local->answer_waits = false;
+    if (local->response_fd >= 0)
+        close(local->response_fd);
+    local->response_fd = -1;
+    local->response_waits = false;
 }
 
-/* One query and its answer. False: no more now, or the connection is closed (*closed). */
-static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *closed)
+/* One query and its response. False: no more now, or the connection is closed (*closed). */
+static bool respond_one(struct mqd_reactor *r, struct mqd_local *local, bool *closed)
 {
     struct mqd_connection *c = local->connection;
     struct mqd_local_query query;
     *closed = false;
     if (c->awaits_subject)
         return false; /* handled again when its rights are known */
-    if (local->answer_waits && !send_answer(local))
+    if (local->response_waits && !send_response(local))
         return false;
     ssize_t n;
     do
@@ -190,10 +190,10 @@ static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *clo
     }
     mqd_stat(r, MQD_COUNT_LOCAL_LOOKUPS, 1);
     c->last_active_ms = r->now_ms;
-    local->answer = (struct mqd_local_segment){.kind = query.kind, .number = query.number, .slot = UINT32_MAX};
-    local->answer_fd = answer_segment(r, c, &query, &local->answer);
-    local->answer_waits = true;
-    return send_answer(local);
+    local->response = (struct mqd_local_segment){.kind = query.kind, .number = query.number, .slot = UINT32_MAX};
+    local->response_fd = respond_segment(r, c, &query, &local->response);
+    local->response_waits = true;
+    return send_response(local);
 }
 
 void mqd_local_query_on(struct mqd_reactor *r, struct mqd_local *local)
@@ -202,7 +202,7 @@ void mqd_local_query_on(struct mqd_reactor *r, struct mqd_local *local)
         mqd_list_append(&r->queries, &local->query_node);
 }
 
-void mqd_locals_answer(struct mqd_reactor *r)
+void mqd_locals_respond(struct mqd_reactor *r)
 {
     struct mqd_node queries, *node;
     mqd_list_init(&queries);
@@ -211,10 +211,10 @@ void mqd_locals_answer(struct mqd_reactor *r)
         struct mqd_local *local = MQD_CONTAINER(node, struct mqd_local, query_node);
         bool closed = false, more = true;
         for (int i = 0; i < QUERIES_PER_TURN && more; i++)
-            more = answer_one(r, local, &closed);
+            more = respond_one(r, local, &closed);
         if (!closed && more)
             mqd_local_query_on(r, local); /* the rest in the next turn: other clients wait too */
-        else if (!closed && local->answer_waits && local->answer_refused)
+        else if (!closed && local->response_waits && local->response_refused)
             mqd_list_append(&r->query_later, &local->query_node);
     }
 }

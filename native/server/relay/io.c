@@ -50,63 +50,64 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
 /* ---- receiving ---- */
 
 /* Record errors from the leader are passed on to the client with the response. */
-static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_answer *answer)
+static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_response *response)
 {
     struct mqd_refusal *refusal =
-        answer->message.size_bytes > 0 || answer->record_error_count ? mqd_refusal_new(r, append) : NULL;
+        response->message.size_bytes > 0 || response->record_error_count ? mqd_refusal_new(r, append) : NULL;
     if (!refusal)
         return;
-    refusal->index_count = answer->record_error_count;
-    memcpy(refusal->index, answer->record_errors, answer->record_error_count * sizeof *answer->record_errors);
+    refusal->index_count = response->record_error_count;
+    memcpy(refusal->index, response->record_errors, response->record_error_count * sizeof *response->record_errors);
     snprintf(refusal->message, sizeof refusal->message, "%.*s",
-             answer->message.size_bytes > 0 ? answer->message.size_bytes : 0, (const char *)answer->message.bytes);
+             response->message.size_bytes > 0 ? response->message.size_bytes : 0,
+             (const char *)response->message.bytes);
     snprintf(refusal->record_message, sizeof refusal->record_message, "%.*s",
-             answer->record_message.size_bytes > 0 ? answer->record_message.size_bytes : 0,
-             (const char *)answer->record_message.bytes);
+             response->record_message.size_bytes > 0 ? response->record_message.size_bytes : 0,
+             (const char *)response->record_message.bytes);
 }
 
 /* Handles one complete response. False: the relay has ended. */
-static bool on_answer(struct mqd_reactor *r, struct mqd_relay *relay, const uint8_t *frame, uint32_t size_bytes)
+static bool on_response(struct mqd_reactor *r, struct mqd_relay *relay, const uint8_t *frame, uint32_t size_bytes)
 {
-    struct mqd_relay_answer answer;
+    struct mqd_relay_response response;
     struct mqd_relayed *entry =
         mqd_list_empty(&relay->entries) ? NULL : MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
     if (!entry || entry == relay->unsent || (int32_t)mqd_get_be32(frame) != entry->correlation_id) {
         mqd_relay_end(r, relay, EPROTO, "an answer to another request than the oldest, or to none");
         return false;
     }
-    if (mqd_relay_parse(frame, size_bytes, entry->version, &answer) < 0) {
+    if (mqd_relay_parse(frame, size_bytes, entry->version, &response) < 0) {
         mqd_relay_end(r, relay, EPROTO, mqd_error_message());
         return false;
     }
-    if (answer.partition_index != entry->partition_index) {
+    if (response.partition_index != entry->partition_index) {
         mqd_relay_end(r, relay, EPROTO, "an answer about another partition");
         return false;
     }
     struct mqd_append *append = mqd_relay_entry_take(r, relay);
     if (!append)
         return true;
-    append->base_offset = answer.base_offset;
-    append->log_append_time_ms = answer.log_append_time_ms;
-    append->log_start_offset = answer.log_start_offset;
-    if (answer.error && !append->request->no_reply)
-        keep_refusal(r, append, &answer);
-    mqd_relay_done(r, append, answer.error, NULL);
+    append->base_offset = response.base_offset;
+    append->log_append_time_ms = response.log_append_time_ms;
+    append->log_start_offset = response.log_start_offset;
+    if (response.error && !append->request->no_reply)
+        keep_refusal(r, append, &response);
+    mqd_relay_done(r, append, response.error, NULL);
     return true;
 }
 
-static bool take_answers(struct mqd_reactor *r, struct mqd_relay *relay)
+static bool take_responses(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     uint32_t at = 0;
     while (relay->in_bytes - at >= 4) {
         uint32_t size_bytes = mqd_get_be32(relay->in + at);
-        if (size_bytes < FRAME_BYTES_MIN || size_bytes > MQD_RELAY_ANSWER_BYTES_MAX - 4) {
+        if (size_bytes < FRAME_BYTES_MIN || size_bytes > MQD_RELAY_RESPONSE_BYTES_MAX - 4) {
             mqd_relay_end(r, relay, EPROTO, "an answer of an impossible size");
             return false;
         }
         if (relay->in_bytes - at - 4 < size_bytes)
             break;
-        if (!on_answer(r, relay, relay->in + at + 4, size_bytes))
+        if (!on_response(r, relay, relay->in + at + 4, size_bytes))
             return false;
         at += 4 + size_bytes;
     }
@@ -120,7 +121,7 @@ static void receive(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     while (relay->socket.fd >= 0 && relay->socket.readable && mqd_outgoing_ready(&relay->socket)) {
         ssize_t got = mqd_outgoing_receive(&relay->socket, relay->in + relay->in_bytes,
-                                           MQD_RELAY_ANSWER_BYTES_MAX - relay->in_bytes);
+                                           MQD_RELAY_RESPONSE_BYTES_MAX - relay->in_bytes);
         if (got < 0 && errno == EAGAIN)
             return;
         if (got < 0) {
@@ -132,7 +133,7 @@ static void receive(struct mqd_reactor *r, struct mqd_relay *relay)
             return;
         }
         relay->in_bytes += (uint32_t)got;
-        if (!take_answers(r, relay))
+        if (!take_responses(r, relay))
             return;
     }
 }

@@ -350,7 +350,7 @@ static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, c
     int fd = (int)command->number, flags = fcntl(fd, F_GETFL), one = 1;
     if (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
         return "the connection cannot be used, or the reactor does not run";
-    if (!(relay->in = malloc(MQD_RELAY_ANSWER_BYTES_MAX)))
+    if (!(relay->in = malloc(MQD_RELAY_RESPONSE_BYTES_MAX)))
         return "out of memory for a connection to another host";
     relay->generation++;
     relay->socket = (struct mqd_outgoing){.fd = fd, .readable = 1, .writable = 1};

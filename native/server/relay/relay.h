@@ -32,7 +32,7 @@
  *   L6  acks=0 is sent as acks=1, because on an error the leader would end the connection, which
  *       others use. Its outcome is reported to no client.
  *   L7  a batch that waits for another host does not hold up other responses to its client
- *       (answer_past_relays in server/request.c).
+ *       (respond_past_relays in server/request.c).
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_RELAY_H
@@ -48,7 +48,7 @@ struct mqd_reactor;
 struct mqd_topic;
 
 #define MQD_RELAY_UNSENT_BYTES (1u << 20)
-#define MQD_RELAY_ANSWER_BYTES_MAX (64u << 10) /* for one partition, with its record errors */
+#define MQD_RELAY_RESPONSE_BYTES_MAX (64u << 10) /* for one partition, with its record errors */
 
 /* Takes the append if its leader is another host and its client is local. False: not taken. */
 bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic,
@@ -84,7 +84,7 @@ struct mqd_relay_request {
 /* Appends the complete frame. */
 void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *request);
 
-struct mqd_relay_answer {
+struct mqd_relay_response {
     int32_t partition_index;
     int16_t error;
     int64_t base_offset, log_append_time_ms, log_start_offset;
@@ -94,6 +94,6 @@ struct mqd_relay_answer {
 };
 /* Parses a Produce response for one partition, without its length word. -1 and
  * mqd_error_message. */
-int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, struct mqd_relay_answer *out);
+int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, struct mqd_relay_response *out);
 
 #endif

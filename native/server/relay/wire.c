@@ -42,7 +42,7 @@ static int one(const struct mqd_cursor_bytes *cursor, const char *what, int32_t 
     return count == 1 ? 0 : mqd_wire_wrong(cursor, what, "one was requested, the answer has", count);
 }
 
-static int record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct mqd_relay_answer *out)
+static int record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct mqd_relay_response *out)
 {
     int32_t count, index;
     struct mqd_text text;
@@ -61,7 +61,7 @@ static int record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct 
     return mqd_take_text(cursor, flexible, true, "error message", &out->message);
 }
 
-static int partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mqd_relay_answer *out)
+static int partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mqd_relay_response *out)
 {
     bool flexible = version >= FLEXIBLE_VERSION;
     if (mqd_take_i32(cursor, "partition index", &out->partition_index) ||
@@ -80,17 +80,17 @@ static int partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mq
     return mqd_skip_tags(cursor, flexible);
 }
 
-int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, struct mqd_relay_answer *out)
+int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, struct mqd_relay_response *out)
 {
     bool flexible = version >= FLEXIBLE_VERSION;
     struct mqd_cursor_bytes cursor = mqd_cursor_over(frame, size_bytes);
     int32_t correlation_id, count, throttle_ms;
     struct mqd_topic_key key;
-    *out = (struct mqd_relay_answer){.base_offset = -1,
-                                     .log_append_time_ms = -1,
-                                     .log_start_offset = -1,
-                                     .record_message = {NULL, -1},
-                                     .message = {NULL, -1}};
+    *out = (struct mqd_relay_response){.base_offset = -1,
+                                       .log_append_time_ms = -1,
+                                       .log_start_offset = -1,
+                                       .record_message = {NULL, -1},
+                                       .message = {NULL, -1}};
     if (mqd_take_i32(&cursor, "correlation id", &correlation_id) || mqd_skip_tags(&cursor, flexible) ||
         mqd_take_count(&cursor, flexible, "responses", 3, &count) || one(&cursor, "responses", count) ||
         mqd_take_topic_key(&cursor, flexible, version >= BY_ID_VERSION, &key) ||

@@ -1,6 +1,6 @@
 /* Connections to leaders: which partition is fetched over which connection, and receiving. See
  * server/replication/fetcher.h. Requests: server/replication/fetcher_request.c; handling of
- * responses: server/replication/fetcher_answer.c. */
+ * responses: server/replication/fetcher_response.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>

@@ -148,7 +148,7 @@ static struct mqd_fetch_request_head request_head(struct mqd_reactor *r, struct 
 
 /* The leader holds back its response until it has news. A second request, empty and without a
  * session, makes it answer the first one now. */
-static void request_answer_now(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+static void request_response_now(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetch_request_head head = request_head(r, fetcher);
     head.wait_ms = 0;
@@ -237,7 +237,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
             send_fetch(r, fetcher);
         else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->urging && !fetcher->in_frame &&
                  !fetcher->out.size_bytes)
-            request_answer_now(r, fetcher);
+            request_response_now(r, fetcher);
     }
 }
 

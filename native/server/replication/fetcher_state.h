@@ -58,7 +58,7 @@ struct mqd_fetcher {
      * written */
     uint8_t *in;
     uint32_t in_begin, in_end, in_capacity;
-    struct mqd_answer answer;
+    struct mqd_response_parser response;
     struct mqd_followed *filling; /* the partition whose records are arriving; NULL: they are skipped */
     int64_t deadline_ms;          /* of the response */
     int64_t not_before_ms;        /* of the next request */
@@ -90,7 +90,7 @@ void mqd_followed_leave_session(struct mqd_followed *followed); /* with the next
 void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const char *text);
 /* ... because of mqd_error_code and mqd_error_message */
 void mqd_fetcher_broken(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
-/* server/replication/fetcher_answer.c: handles received bytes. false: the fetcher has ended. */
+/* server/replication/fetcher_response.c: handles received bytes. false: the fetcher has ended. */
 bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
 
 #endif

@@ -94,54 +94,55 @@ void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_req
 
 enum { PHASE_HEAD, PHASE_TOPIC, PHASE_PARTITION, PHASE_RECORDS, PHASE_PARTITION_END, PHASE_TAIL, PHASE_OVER };
 
-void mqd_answer_begin(struct mqd_answer *answer, uint32_t frame_bytes)
+void mqd_response_parser_begin(struct mqd_response_parser *response, uint32_t frame_bytes)
 {
-    *answer = (struct mqd_answer){.phase = PHASE_HEAD, .frame_left = frame_bytes};
+    *response = (struct mqd_response_parser){.phase = PHASE_HEAD, .frame_left = frame_bytes};
 }
 
 /* Reads the number of elements that follow; each takes at least element_bytes_min of the rest of
  * the frame. */
-static int take_many(struct mqd_cursor_bytes *cursor, const struct mqd_answer *answer, const char *field,
+static int take_many(struct mqd_cursor_bytes *cursor, const struct mqd_response_parser *response, const char *field,
                      uint32_t element_bytes_min, uint32_t *out)
 {
     uint32_t raw;
     if (mqd_take_varint(cursor, field, &raw))
         return -1;
-    uint32_t left = answer->frame_left - (uint32_t)(cursor->at - cursor->begin);
+    uint32_t left = response->frame_left - (uint32_t)(cursor->at - cursor->begin);
     if (raw == 0 || (raw - 1) > left / element_bytes_min)
         return mqd_wire_wrong(cursor, field, "a count that the rest of the answer cannot hold:", (int64_t)raw - 1);
     *out = raw - 1;
     return 0;
 }
 
-static int take_head(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+static int take_head(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
 {
-    if (mqd_take_i32(cursor, "correlation id", &answer->correlation_id) || mqd_skip_tags(cursor, true) ||
-        mqd_take_i32(cursor, "throttle_time_ms", &answer->throttle_ms) ||
-        mqd_take_i16(cursor, "error_code", &answer->error) || mqd_take_i32(cursor, "session_id", &answer->session_id))
+    if (mqd_take_i32(cursor, "correlation id", &response->correlation_id) || mqd_skip_tags(cursor, true) ||
+        mqd_take_i32(cursor, "throttle_time_ms", &response->throttle_ms) ||
+        mqd_take_i16(cursor, "error_code", &response->error) ||
+        mqd_take_i32(cursor, "session_id", &response->session_id))
         return -1;
-    return take_many(cursor, answer, "responses", TOPIC_BYTES_MIN, &answer->topics_left);
+    return take_many(cursor, response, "responses", TOPIC_BYTES_MIN, &response->topics_left);
 }
 
-static int take_topic(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+static int take_topic(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
 {
     if (mqd_cursor_left(cursor) < 16)
         return mqd_wire_short(cursor, "topic id", 16);
-    memcpy(answer->partition.key.topic_id, cursor->at, 16);
+    memcpy(response->partition.key.topic_id, cursor->at, 16);
     cursor->at += 16;
-    if (take_many(cursor, answer, "partitions", PARTITION_BYTES_MIN, &answer->partitions_left))
+    if (take_many(cursor, response, "partitions", PARTITION_BYTES_MIN, &response->partitions_left))
         return -1;
-    return answer->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0;
+    return response->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0;
 }
 
 /* A replica does not need aborted transactions; a few are skipped. */
-static int skip_aborted(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+static int skip_aborted(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
 {
     uint32_t raw;
     int64_t unused;
     if (mqd_take_varint(cursor, "aborted_transactions", &raw))
         return -1;
-    if (raw > MQD_ANSWER_STEP_BYTES_MAX / 17)
+    if (raw > MQD_PARSED_STEP_BYTES_MAX / 17)
         return mqd_wire_wrong(cursor, "aborted_transactions", "more than a replica requests:", (int64_t)raw - 1);
     for (uint32_t i = 1; i < raw; i++)
         if (mqd_take_i64(cursor, "producer_id", &unused) || mqd_take_i64(cursor, "first_offset", &unused) ||
@@ -150,31 +151,31 @@ static int skip_aborted(struct mqd_answer *answer, struct mqd_cursor_bytes *curs
     return 0;
 }
 
-static int take_partition(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+static int take_partition(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
 {
-    struct mqd_answer_partition *partition = &answer->partition;
+    struct mqd_parsed_partition *partition = &response->partition;
     int32_t preferred_replica;
     uint32_t raw;
     if (mqd_take_i32(cursor, "partition_index", &partition->key.index) ||
         mqd_take_i16(cursor, "error_code", &partition->error) ||
         mqd_take_i64(cursor, "high_watermark", &partition->high_watermark) ||
         mqd_take_i64(cursor, "last_stable_offset", &partition->last_stable_offset) ||
-        mqd_take_i64(cursor, "log_start_offset", &partition->log_start_offset) || skip_aborted(answer, cursor) ||
+        mqd_take_i64(cursor, "log_start_offset", &partition->log_start_offset) || skip_aborted(response, cursor) ||
         mqd_take_i32(cursor, "preferred_read_replica", &preferred_replica) || mqd_take_varint(cursor, "records", &raw))
         return -1;
-    uint32_t bytes = raw ? raw - 1 : 0, left = answer->frame_left - (uint32_t)(cursor->at - cursor->begin);
+    uint32_t bytes = raw ? raw - 1 : 0, left = response->frame_left - (uint32_t)(cursor->at - cursor->begin);
     if (bytes > left)
         return mqd_wire_wrong(cursor, "records", "longer than the rest of the answer:", bytes);
-    partition->records_bytes = answer->records_left = bytes;
+    partition->records_bytes = response->records_left = bytes;
     partition->diverging_epoch = partition->leader_id = partition->leader_epoch = -1;
     partition->diverging_end = -1;
-    answer->partitions_left--;
+    response->partitions_left--;
     return 0;
 }
 
-static int take_partition_end(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+static int take_partition_end(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
 {
-    struct mqd_answer_partition *partition = &answer->partition;
+    struct mqd_parsed_partition *partition = &response->partition;
     struct mqd_cursor_bytes value;
     uint32_t tag_count, tag;
     if (mqd_take_varint(cursor, "tagged fields", &tag_count))
@@ -191,10 +192,10 @@ static int take_partition_end(struct mqd_answer *answer, struct mqd_cursor_bytes
                          mqd_skip_tags(&value, true) || mqd_tag_finished(&value, "current_leader")))
             return -1;
     }
-    return answer->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0; /* the topic's */
+    return response->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0; /* the topic's */
 }
 
-static int take_tail(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+static int take_tail(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
 {
     uint32_t tag_count, tag;
     struct mqd_cursor_bytes value;
@@ -203,93 +204,93 @@ static int take_tail(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
     for (uint32_t i = 0; i < tag_count; i++)
         if (mqd_take_tag(cursor, &tag, &value))
             return -1;
-    return (uint32_t)(cursor->at - cursor->begin) == answer->frame_left
+    return (uint32_t)(cursor->at - cursor->begin) == response->frame_left
                ? 0
                : mqd_wire_wrong(cursor, "Fetch", "an answer with bytes after its end:", 0);
 }
 
-static uint8_t after_topic(const struct mqd_answer *answer)
+static uint8_t after_topic(const struct mqd_response_parser *response)
 {
-    return answer->partitions_left ? PHASE_PARTITION : answer->topics_left ? PHASE_TOPIC : PHASE_TAIL;
+    return response->partitions_left ? PHASE_PARTITION : response->topics_left ? PHASE_TOPIC : PHASE_TAIL;
 }
 
 /* One step other than records. 0, or -1 when it is incomplete or invalid; then `answer` changed
  * only in fields that the repeated step sets again. */
-static int take_step(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+static int take_step(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
 {
-    struct mqd_answer before = *answer;
+    struct mqd_response_parser before = *response;
     int result;
-    switch (answer->phase) {
+    switch (response->phase) {
     case PHASE_HEAD:
-        result = take_head(answer, cursor);
+        result = take_head(response, cursor);
         break;
     case PHASE_TOPIC:
-        result = take_topic(answer, cursor);
+        result = take_topic(response, cursor);
         break;
     case PHASE_PARTITION:
-        result = take_partition(answer, cursor);
+        result = take_partition(response, cursor);
         break;
     case PHASE_PARTITION_END:
-        result = take_partition_end(answer, cursor);
+        result = take_partition_end(response, cursor);
         break;
     default:
-        result = take_tail(answer, cursor);
+        result = take_tail(response, cursor);
     }
     if (result)
-        *answer = before;
+        *response = before;
     return result;
 }
 
-static enum mqd_answer_step on_step(struct mqd_answer *answer)
+static enum mqd_parsed_step on_step(struct mqd_response_parser *response)
 {
-    switch (answer->phase) {
+    switch (response->phase) {
     case PHASE_HEAD:
-        answer->phase = answer->topics_left ? PHASE_TOPIC : PHASE_TAIL;
-        return MQD_ANSWER_HEAD;
+        response->phase = response->topics_left ? PHASE_TOPIC : PHASE_TAIL;
+        return MQD_PARSED_HEAD;
     case PHASE_TOPIC:
-        answer->topics_left--;
-        answer->phase = after_topic(answer);
-        return MQD_ANSWER_MORE; /* not reported: the caller continues with the next step */
+        response->topics_left--;
+        response->phase = after_topic(response);
+        return MQD_PARSED_MORE; /* not reported: the caller continues with the next step */
     case PHASE_PARTITION:
-        answer->phase = answer->records_left ? PHASE_RECORDS : PHASE_PARTITION_END;
-        return MQD_ANSWER_PARTITION;
+        response->phase = response->records_left ? PHASE_RECORDS : PHASE_PARTITION_END;
+        return MQD_PARSED_PARTITION;
     case PHASE_PARTITION_END:
-        answer->phase = after_topic(answer);
-        return MQD_ANSWER_PARTITION_END;
+        response->phase = after_topic(response);
+        return MQD_PARSED_PARTITION_END;
     default:
-        answer->phase = PHASE_OVER;
-        return MQD_ANSWER_END;
+        response->phase = PHASE_OVER;
+        return MQD_PARSED_END;
     }
 }
 
-enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *bytes, uint32_t size_bytes,
-                                     uint32_t *taken)
+enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *response, const uint8_t *bytes,
+                                              uint32_t size_bytes, uint32_t *taken)
 {
     *taken = 0;
     for (;;) {
-        uint32_t there = size_bytes - *taken < answer->frame_left ? size_bytes - *taken : answer->frame_left;
-        if (answer->phase == PHASE_RECORDS)
-            return there ? MQD_ANSWER_RECORDS : MQD_ANSWER_MORE;
-        if (answer->phase == PHASE_OVER)
-            return MQD_ANSWER_END;
-        bool complete = there == answer->frame_left || there >= MQD_ANSWER_STEP_BYTES_MAX;
+        uint32_t there = size_bytes - *taken < response->frame_left ? size_bytes - *taken : response->frame_left;
+        if (response->phase == PHASE_RECORDS)
+            return there ? MQD_PARSED_RECORDS : MQD_PARSED_MORE;
+        if (response->phase == PHASE_OVER)
+            return MQD_PARSED_END;
+        bool complete = there == response->frame_left || there >= MQD_PARSED_STEP_BYTES_MAX;
         struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes + *taken, there);
-        if (take_step(answer, &cursor))
-            return complete ? MQD_ANSWER_WRONG : MQD_ANSWER_MORE;
+        if (take_step(response, &cursor))
+            return complete ? MQD_PARSED_WRONG : MQD_PARSED_MORE;
         uint32_t used = (uint32_t)(cursor.at - cursor.begin);
-        bool topic = answer->phase == PHASE_TOPIC;
-        answer->frame_left -= used;
+        bool topic = response->phase == PHASE_TOPIC;
+        response->frame_left -= used;
         *taken += used;
-        enum mqd_answer_step step = on_step(answer);
+        enum mqd_parsed_step step = on_step(response);
         if (!topic)
             return step;
     }
 }
 
-void mqd_answer_records_taken(struct mqd_answer *answer, uint32_t count)
+void mqd_response_parser_records_taken(struct mqd_response_parser *response, uint32_t count)
 {
-    answer->records_left -= count;
-    answer->frame_left -= count;
-    if (answer->records_left == 0)
-        answer->phase = PHASE_PARTITION_END;
+    response->records_left -= count;
+    response->frame_left -= count;
+    if (response->records_left == 0)
+        response->phase = PHASE_PARTITION_END;
 }

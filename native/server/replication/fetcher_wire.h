@@ -11,7 +11,7 @@
  * The response is parsed while it arrives: records are returned as far as they have been received,
  * so that they are checked and written while they are in the cache, and no buffer has to hold a
  * whole response. Everything except records is small: a step that is incomplete after
- * MQD_ANSWER_STEP_BYTES_MAX is refused.
+ * MQD_PARSED_STEP_BYTES_MAX is refused.
  *
  * Invariants
  *   A1  nothing beyond the frame is read; counts and lengths are checked against the rest of the
@@ -24,7 +24,7 @@
 #include "wire/wire.h"
 
 #define MQD_FETCHER_VERSION 17
-#define MQD_ANSWER_STEP_BYTES_MAX 16384
+#define MQD_PARSED_STEP_BYTES_MAX 16384
 
 struct mqd_fetch_key {
     uint8_t topic_id[16];
@@ -48,7 +48,7 @@ void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_req
                               const struct mqd_fetch_item *items, uint32_t item_count,
                               const struct mqd_fetch_key *forgotten, uint32_t forgotten_count);
 
-struct mqd_answer_partition {
+struct mqd_parsed_partition {
     struct mqd_fetch_key key;
     int16_t error;
     int64_t high_watermark, last_stable_offset, log_start_offset;
@@ -59,30 +59,30 @@ struct mqd_answer_partition {
     int32_t leader_id, leader_epoch; /* -1 = not given */
 };
 
-enum mqd_answer_step {
-    MQD_ANSWER_MORE,      /* the next step is incomplete: call again with more bytes from the same position */
-    MQD_ANSWER_HEAD,      /* correlation_id, error, session_id, throttle_ms are known */
-    MQD_ANSWER_PARTITION, /* partition is known except for the fields after the records */
-    MQD_ANSWER_RECORDS,   /* the partition's records begin or continue here */
-    MQD_ANSWER_PARTITION_END,
-    MQD_ANSWER_END,  /* the frame ends after *taken bytes */
-    MQD_ANSWER_WRONG /* mqd_error_message */
+enum mqd_parsed_step {
+    MQD_PARSED_MORE,      /* the next step is incomplete: call again with more bytes from the same position */
+    MQD_PARSED_HEAD,      /* correlation_id, error, session_id, throttle_ms are known */
+    MQD_PARSED_PARTITION, /* partition is known except for the fields after the records */
+    MQD_PARSED_RECORDS,   /* the partition's records begin or continue here */
+    MQD_PARSED_PARTITION_END,
+    MQD_PARSED_END,  /* the frame ends after *taken bytes */
+    MQD_PARSED_WRONG /* mqd_error_message */
 };
-struct mqd_answer {
+struct mqd_response_parser {
     uint8_t phase;
     uint32_t frame_left; /* bytes of the frame not consumed yet */
     uint32_t topics_left, partitions_left, records_left;
     int32_t correlation_id, throttle_ms, session_id;
     int16_t error;
-    struct mqd_answer_partition partition;
+    struct mqd_parsed_partition partition;
 };
 /* from the length word, which does not count itself */
-void mqd_answer_begin(struct mqd_answer *answer, uint32_t frame_bytes);
+void mqd_response_parser_begin(struct mqd_response_parser *response, uint32_t frame_bytes);
 /* Parses the next step at `bytes` and consumes *taken of them. RECORDS: the caller processes
- * min(available, answer->records_left) bytes after *taken and reports by mqd_answer_records_taken
+ * min(available, answer->records_left) bytes after *taken and reports by mqd_response_parser_records_taken
  * how many it consumed; until records_left is 0 the next step is RECORDS again. */
-enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *bytes, uint32_t size_bytes,
-                                     uint32_t *taken);
-void mqd_answer_records_taken(struct mqd_answer *answer, uint32_t count);
+enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *response, const uint8_t *bytes,
+                                              uint32_t size_bytes, uint32_t *taken);
+void mqd_response_parser_records_taken(struct mqd_response_parser *response, uint32_t count);
 
 #endif

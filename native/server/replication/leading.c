@@ -150,7 +150,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
                           struct mqd_positions *positions)
 {
     struct mqd_owned *owned = r->owned[slot];
-    struct mqd_replica_answer answer;
+    struct mqd_replica_response response;
     entry->outcome.diverges = false;
     if (!owned || owned->closing || !owned->replica || owned->truncating)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
@@ -163,22 +163,22 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
                                       .fetch_offset = entry->fetch_offset};
     uint32_t epoch_count;
     const struct mqd_epoch *epochs = mqd_partition_epochs(owned->partition, &epoch_count);
-    mqd_replica_fetch(owned->replica, &fetch, epochs, epoch_count, r->now_ms, &answer);
-    if (answer.changed)
-        mqd_replication_changed(r, owned, answer.changed);
-    if (answer.error == 0 && answer.diverging_epoch < 0 && may_join(owned->replica, fetch.node_id))
+    mqd_replica_fetch(owned->replica, &fetch, epochs, epoch_count, r->now_ms, &response);
+    if (response.changed)
+        mqd_replication_changed(r, owned, response.changed);
+    if (response.error == 0 && response.diverging_epoch < 0 && may_join(owned->replica, fetch.node_id))
         mqd_leading_propose(r, owned);
-    if (answer.error && answer.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE)
-        return (int16_t)answer.error;
+    if (response.error && response.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE)
+        return (int16_t)response.error;
     mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
     read_to_the_end(positions);
-    entry->high_watermark = answer.high_watermark;
-    if (answer.diverging_epoch >= 0) {
+    entry->high_watermark = response.high_watermark;
+    if (response.diverging_epoch >= 0) {
         entry->outcome.diverges = true;
-        entry->outcome.diverging_epoch = answer.diverging_epoch;
-        entry->outcome.diverging_end = answer.diverging_end;
+        entry->outcome.diverging_epoch = response.diverging_epoch;
+        entry->outcome.diverging_end = response.diverging_end;
     }
-    return (int16_t)answer.error;
+    return (int16_t)response.error;
 }
 
 /* A follower's request has arrived: its positions count at once, before its turn to be answered. */

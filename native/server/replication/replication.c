@@ -161,7 +161,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
     mqd_command_done(r, command->token, 0, command->slot, mqd_partition_log_end_offset(owned->partition), NULL, "");
 }
 
-void mqd_replication_in_sync_answer(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+void mqd_replication_in_sync_result(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (owned->replica)
         mqd_replication_changed(r, owned,
@@ -208,10 +208,10 @@ int mqd_reactor_replica_set(struct mqd_reactor *r, uint64_t token, uint32_t slot
     return mqd_command_post(r, &command);
 }
 
-int mqd_reactor_in_sync_answer(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint64_t sequence,
-                               int32_t leader_epoch, int32_t error)
+int mqd_reactor_in_sync_response(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint64_t sequence,
+                                 int32_t leader_epoch, int32_t error)
 {
-    struct mqd_command command = {.kind = MQD_COMMAND_IN_SYNC_ANSWER,
+    struct mqd_command command = {.kind = MQD_COMMAND_IN_SYNC_RESPONSE,
                                   .token = token,
                                   .slot = slot,
                                   .number = (uint32_t)error,

@@ -23,7 +23,7 @@ static struct mqd_replica_assignment led(int32_t leader_epoch, int32_t partition
     return out;
 }
 
-static struct mqd_replica_answer fetch(struct mqd_replica *replica, int32_t node, int64_t offset, int64_t now_ms)
+static struct mqd_replica_response fetch(struct mqd_replica *replica, int32_t node, int64_t offset, int64_t now_ms)
 {
     static const struct mqd_epoch epochs[1] = {{0, 0}};
     struct mqd_replica_fetch requested = {.node_id = node,
@@ -31,7 +31,7 @@ static struct mqd_replica_answer fetch(struct mqd_replica *replica, int32_t node
                                           .current_leader_epoch = replica->leader_epoch,
                                           .last_fetched_epoch = offset ? 0 : -1,
                                           .fetch_offset = offset};
-    struct mqd_replica_answer answer;
+    struct mqd_replica_response answer;
     mqd_replica_fetch(replica, &requested, epochs, 1, now_ms, &answer);
     return answer;
 }

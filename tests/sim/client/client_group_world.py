@@ -22,7 +22,6 @@ import pytest
 
 from mqd.client.group.consumer_protocol import GroupCore, Settings, State
 from mqd.client.group.events import (
-    Answered,
     Assign,
     Done,
     Leave,
@@ -32,12 +31,13 @@ from mqd.client.group.events import (
     Polled,
     Problem,
     Resolve,
+    ResponseReceived,
     Revoke,
     Send,
     Subscribe,
     Tick,
     TopicsKnown,
-    Unanswered,
+    ResponseMissing,
 )
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.group.consumer.cluster import FixedCluster
@@ -120,7 +120,7 @@ class Consumer:
         return self.core.owned
 
     def give_unanswered(self, number: int) -> None:
-        self.give(Unanswered(number))
+        self.give(ResponseMissing(number))
 
     def step(self) -> None:
         now_ms = self.world.now_ms
@@ -129,7 +129,7 @@ class Consumer:
             self.answers.append((now_ms + self.world.delay_ms(), send.number, self.world.receive(self, send.message)))
         while self.answers and self.answers[0][0] <= now_ms:
             _, number, message = self.answers.popleft()
-            self.give(Answered(number, message))
+            self.give(ResponseReceived(number, message))
         for one in [one for one in self.names if one[0] <= now_ms]:
             self.names.remove(one)
             self.give(one[1])
@@ -157,7 +157,7 @@ class Consumer:
         self.requests.clear()
         self.answers.clear()
         for number in numbers:
-            self.give(Unanswered(number))
+            self.give(ResponseMissing(number))
 
 
 def places(partitions: tuple[Partition, ...]) -> set[tuple[bytes, int]]:

@@ -22,7 +22,7 @@ class Admin(Client):
 
     def __init__(self, world: ClusterWorld, pause: int) -> None:
         self.requested: list[Any] = []
-        self.answers: list[messages.Answer] = []
+        self.answers: list[messages.Response] = []
         self.change: Any = None
         super().__init__(world, [], pause)
 
@@ -46,7 +46,7 @@ class Admin(Client):
                 (world.client_node, self.process, self.answered, self.token),
             )
 
-    def on_answer(self, response: messages.Answer) -> None:
+    def on_answer(self, response: messages.Response) -> None:
         self.answers.append(response)
         # NOT_LEADER.., REQUEST_TIMED_OUT, NOT_CONTROLLER, KAFKA_STORAGE_ERROR: retry
         if response.error in (6, 7, 41, 56):

@@ -316,12 +316,12 @@ class ControllerProcess:
                     message = action.message
                     if action.topic is not None:
                         response = msgspec.structs.replace(
-                            message.answer, topic=self.host_core.topic_image(action.topic)
+                            message.response, topic=self.host_core.topic_image(action.topic)
                         )
-                        message = msgspec.structs.replace(message, answer=response)
+                        message = msgspec.structs.replace(message, response=response)
                     self.world.send_peer(self.host.node, action.node_id, message)
                 case metadata_core.Reply():
-                    self._reply(action.client, action.answer)
+                    self._reply(action.client, action.response)
 
     # -- this host ---------------------------------------------------------------------------------
 
@@ -361,9 +361,9 @@ class ControllerProcess:
                 case broker_core.SetBroker():
                     self.host.set_broker(action)
                 case broker_core.ToWorker():
-                    self._notify(action.client, action.answer)
+                    self._notify(action.client, action.response)
                 case broker_core.Reply():
-                    self._reply(action.client, action.answer)
+                    self._reply(action.client, action.response)
                 case broker_core.ShutDown():
                     self.host.shut_down(action)
                 case broker_core.Refused():

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import (
-    Answer,
     Applied,
     BrokersPut,
     Image,
-    InSyncAnswer,
+    InSyncResponse,
     PartitionsPut,
     Request,
+    Response,
     Several,
     Subscribe,
     TopicPut,
@@ -110,7 +110,7 @@ class ClusterWorker(BatchWorker, Subscriber):
             case Several():
                 self._carry_out(self.catalog.on_several(message.parts))
                 self._applied(message.version)
-            case InSyncAnswer():
+            case InSyncResponse():
                 self.on_answered(
                     (message.topic_id, message.index), message.sequence, message.leader_epoch, message.error
                 )
@@ -285,7 +285,7 @@ class Acceptor(Subscriber):
                     self._apply(part)
             case BrokersPut():
                 pass
-            case Answer():
+            case Response():
                 change = self._changes.pop(message.request_id, None)
                 if self.host.world.rights is not None:
                     self.host.world.rights.on_answer(self, change, message)

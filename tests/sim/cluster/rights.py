@@ -18,7 +18,6 @@ from mqd.cluster.host.messages import (
     AclsPut,
     AlterClientQuota,
     AlterScramCredentials,
-    Answer,
     CreateAcls,
     CreateDelegationToken,
     CredentialsPut,
@@ -26,6 +25,7 @@ from mqd.cluster.host.messages import (
     FeatureUpdate,
     Image,
     QuotaOperation,
+    Response,
     SettingsPut,
     SetTokenExpiry,
     Several,
@@ -185,7 +185,7 @@ class Rights:
     def applied(self, record: Any) -> None:
         self.model.apply(record)
 
-    def on_answer(self, acceptor: Acceptor, change: Any, response: Answer) -> None:
+    def on_answer(self, acceptor: Acceptor, change: Any, response: Response) -> None:
         """A1, A3. A response to a change that is not the administrator's current one has been
         superseded by a retry.
         """
@@ -214,7 +214,7 @@ class Rights:
         elif isinstance(change, AlterClientQuota):
             self.counts["quotas"] += 1
 
-    def _check_token(self, acceptor: Acceptor, change: Any, response: Answer) -> None:
+    def _check_token(self, acceptor: Acceptor, change: Any, response: Response) -> None:
         tokens = acceptor.known.tokens
         if isinstance(change, CreateDelegationToken):
             self.counts["tokens"] += 1

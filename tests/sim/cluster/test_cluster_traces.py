@@ -388,7 +388,7 @@ def test_a_lease_granted_before_the_proof_of_death_does_not_count_after_it() -> 
     registration = peer.RegisterBroker(1, "d1", 1, "h", 1, None, "", 0, "", 0, 1, [], -1, {})
     core.handle(broker_core.Started(registration), 0)
     core.handle(broker_core.ControllerKnown(0, CONTROLLER), 0)
-    core.handle(broker_core.PeerReceived(0, peer.RegisterBrokerAnswer(CONTROLLER, 1, 1, 0, broker_epoch=11)), 1)
+    core.handle(broker_core.PeerReceived(0, peer.RegisterBrokerResponse(CONTROLLER, 1, 1, 0, broker_epoch=11)), 1)
     sent = [
         action.message
         for action in core.handle(broker_core.Tick(), 500)
@@ -397,7 +397,7 @@ def test_a_lease_granted_before_the_proof_of_death_does_not_count_after_it() -> 
     assert sent
     core.handle(broker_core.HostDied(True), 510)
     actions = core.handle(
-        broker_core.PeerReceived(0, peer.HeartbeatAnswer(CONTROLLER, 1, 11, sent[-1].sent_ms, 750, False)), 520
+        broker_core.PeerReceived(0, peer.BrokerHeartbeatResponse(CONTROLLER, 1, 11, sent[-1].sent_ms, 750, False)), 520
     )
     actions += core.handle(broker_core.HostDied(False), 530)
     assert not any(isinstance(action, broker_core.SetBroker) and action.lease_until_ms for action in actions)
@@ -414,11 +414,11 @@ def test_a_lease_granted_to_a_predecessor_does_not_count() -> None:
     registration = peer.RegisterBroker(1, "d1", 1, "h", 1, None, "", 0, "", 0, 1, [], -1, {})
     core.handle(broker_core.Started(registration, 7, 11, 0), 500)
     core.handle(broker_core.ControllerKnown(0, CONTROLLER), 501)
-    core.handle(broker_core.PeerReceived(0, peer.RegisterBrokerAnswer(CONTROLLER, 1, 1, 0, broker_epoch=11)), 510)
+    core.handle(broker_core.PeerReceived(0, peer.RegisterBrokerResponse(CONTROLLER, 1, 1, 0, broker_epoch=11)), 510)
 
     def leases(sent_ms: int) -> list[int]:
         actions = core.handle(
-            broker_core.PeerReceived(0, peer.HeartbeatAnswer(CONTROLLER, 1, 11, sent_ms, 750, False)), 520
+            broker_core.PeerReceived(0, peer.BrokerHeartbeatResponse(CONTROLLER, 1, 11, sent_ms, 750, False)), 520
         )
         return [action.lease_until_ms for action in actions if isinstance(action, broker_core.SetBroker)]
 

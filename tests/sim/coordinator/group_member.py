@@ -4,7 +4,7 @@ progress, like mqd/client (runner.py, committing.py, rebalancing.py).
 
 Invariants
 N1  a connection delivers in order, once or not at all, and not at all once it is closed; requests
-without a response then end as Unanswered
+without a response then end as ResponseMissing
 N2  one commit is in flight at a time; a failed one is retried with the current positions. Revoke
 ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after Lost. Off (`again`): it
 is retried unchanged, as mqd/client once did: under a valid epoch, for partitions that belong to
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mqd.client.group.classic import ClassicCore
 from mqd.client.group.classic import ClassicSettings as MemberSettings
 from mqd.client.group.consumer_protocol import GroupCore, Settings
-from mqd.client.group.events import Answered, Assign, Done, Polled, Revoke, Send, Unanswered
+from mqd.client.group.events import Assign, Done, Polled, ResponseReceived, Revoke, Send, ResponseMissing
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets, OffsetsCommitted, OffsetsFetched
@@ -128,7 +128,7 @@ class Member(Consumer):
             self.break_connection()
         for one in [one for one in self.failed if one[0] <= now_ms]:
             self.failed.remove(one)
-            self.give(Unanswered(one[1]))
+            self.give(ResponseMissing(one[1]))
         while self.requests:
             _, send = self.requests.popleft()
             timeout_s = self.core.timeout_s(send)
@@ -179,7 +179,7 @@ class Member(Consumer):
         under_way, self.under_way = self.under_way, {}
         for number, (_, what) in under_way.items():
             if isinstance(what, Send):
-                self.give(Unanswered(number))
+                self.give(ResponseMissing(number))
             else:
                 self._nothing_came(what)
 
@@ -194,7 +194,7 @@ class Member(Consumer):
             self.group.groups.received.add(message.error_code)
             if not message.error_code:
                 self._was_reported(what.message, message)
-            self.give(Answered(number, message))
+            self.give(ResponseReceived(number, message))
         elif error or response.error:
             self.group.groups.refused.add(error or response.error)
             self._nothing_came(what)

@@ -29,7 +29,7 @@ from typing import Any
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
-from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointResponse, WriteMarkers
 from mqd.coordinator.transaction.joint import CONCURRENT, JointTransaction
 from mqd.coordinator.transaction.joint_state import FENCED_RUNS_MAX
 from mqd.coordinator.transaction.records import State
@@ -247,7 +247,7 @@ class JointWorld:
         """With a producer id only when the core wants one, as the handlers do."""
 
         def again(found: object) -> None:
-            if isinstance(found, JointAnswer) and found.error == NEED_PRODUCER_ID:
+            if isinstance(found, JointResponse) and found.error == NEED_PRODUCER_ID:
                 self.spare += 1
                 spare = self.spare
                 self.request_once(lambda number: make(number, spare), respond)
@@ -331,14 +331,14 @@ class JointWorld:
     def answer(self, actor: Actor, attempt: int, found: object) -> None:
         def arrive() -> None:
             if actor.waiting == attempt and actor.alive:
-                if isinstance(found, JointAnswer) and isinstance(actor, Attempt):
+                if isinstance(found, JointResponse) and isinstance(actor, Attempt):
                     self.report(found, actor)
                 actor.advance(found)
 
         if self.rng.random() < 0.95 or self.peaceful:
             self.network.append(arrive)
 
-    def report(self, found: JointAnswer, attempt: Attempt) -> None:
+    def report(self, found: JointResponse, attempt: Attempt) -> None:
         if (
             found.producer_id >= 0
             and self.given.setdefault((found.producer_id, found.producer_epoch), attempt.number) != attempt.number
@@ -355,7 +355,7 @@ class JointWorld:
             batch, run, committed, winners = arguments
 
             def ended(found: object) -> None:
-                if not committed and isinstance(found, JointAnswer) and not found.error:
+                if not committed and isinstance(found, JointResponse) and not found.error:
                     self.aborted.add(run)
                 respond(found)
 

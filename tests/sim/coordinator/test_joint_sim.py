@@ -9,7 +9,7 @@ import pytest
 
 from mqd.coordinator.actions import Action, Persist
 from mqd.coordinator.transaction import events, joint, joint_state
-from mqd.coordinator.transaction.events import JointAnswer, WriteMarkers
+from mqd.coordinator.transaction.events import JointResponse, WriteMarkers
 from mqd.coordinator.transaction.joint import JointTransaction
 from mqd.coordinator.transaction.records import State
 from mqd.coordinator.transaction.state import Held
@@ -157,9 +157,9 @@ class ForgetsWaiting(JointTransaction):
 
 
 class AnswersTwice(JointTransaction):
-    def _late_answer(self, event):
+    def _late_response(self, event):
         self._held.append(Held(1 << 40, event))
-        return super()._late_answer(event)
+        return super()._late_response(event)
 
 
 class SharesAChild(JointTransaction):
@@ -168,7 +168,7 @@ class SharesAChild(JointTransaction):
     def _add_child(self, event, now_ms, actions):
         if self.state == State.ONGOING and self._active:
             child = self.children[self._active[0]]
-            return JointAnswer(0, self._active[0], child.epoch, self.committed_batch_id)
+            return JointResponse(0, self._active[0], child.epoch, self.committed_batch_id)
         return super()._add_child(event, now_ms, actions)
 
 

@@ -238,4 +238,4 @@ def test_a_planted_bug_is_found(bug: type[Transaction]) -> None:
 
 
 def test_the_settings_are_those_of_the_core() -> None:
-    assert SETTINGS.answer_ms == Settings().answer_ms and Identity(0).producer_epoch == -1
+    assert SETTINGS.response_ms == Settings().response_ms and Identity(0).producer_epoch == -1

@@ -175,17 +175,17 @@ class SimBroker:
             del loaded.cores[core_name]
         return loaded
 
-    async def request(self, change: messages.Change, _timeout_ms: int) -> messages.Answer:
+    async def request(self, change: messages.Change, _timeout_ms: int) -> messages.Response:
         """A request to the controller."""
         coordination = self._coordination
         future = asyncio.get_running_loop().create_future()
 
-        def answered(_token: int, response: messages.Answer) -> None:
+        def answered(_token: int, response: messages.Response) -> None:
             coordination.loop.enter(lambda: future.done() or future.set_result(response))
 
         coordination.acceptor.on_request(change, (self.node_id, coordination.process, answered, 0))
         alarm = asyncio.get_running_loop().call_later(
-            ALLOCATE_S, lambda: future.done() or future.set_result(messages.Answer(0, TIMED_OUT))
+            ALLOCATE_S, lambda: future.done() or future.set_result(messages.Response(0, TIMED_OUT))
         )
         try:
             return await future

@@ -280,7 +280,7 @@ class World:
         ):
             ping = decode_stream(encode(StreamPing(effect.node_id, effect.directory_id)))
             if target.core.is_me(ping) and not target.leaving:
-                self.give(host, events.StreamAnswered(effect.probe_id))
+                self.give(host, events.StreamResponded(effect.probe_id))
 
     # -- a core and its effects --------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ CUT = lib.MQD_PLANTED_CHANGED_CUT
 # One thread, and the core keeps no pointers: these are filled and read within a call.
 _assignment = ffi.new("struct mqd_replica_assignment *")
 _fetch = ffi.new("struct mqd_replica_fetch *")
-_answer = ffi.new("struct mqd_replica_answer *")
+_answer = ffi.new("struct mqd_replica_response *")
 _proposal = ffi.new("struct mqd_replica_proposal *")
 _step = ffi.new("struct mqd_replica_step *")
 

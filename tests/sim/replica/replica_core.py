@@ -127,7 +127,7 @@ class Replica:
 
     def __init__(self, planted: int = 0):
         self.native = ffi.new("struct mqd_replica *")
-        self._answer = ffi.new("struct mqd_replica_answer *")
+        self._answer = ffi.new("struct mqd_replica_response *")
         self._proposal = ffi.new("struct mqd_replica_proposal *")
         self._step = ffi.new("struct mqd_replica_step *")
         self._fetch = ffi.new("struct mqd_replica_fetch *")
@@ -192,7 +192,7 @@ class Replica:
         )
 
     def step(self, fetch: Fetch, response: Answer, epochs: Epochs) -> Step:
-        native = ffi.new("struct mqd_replica_answer *", response._asdict())
+        native = ffi.new("struct mqd_replica_response *", response._asdict())
         lib.mqd_replica_step(self.native, self._native_fetch(fetch), native, epochs.native, epochs.count, self._step)
         return Step(self._step.action, self._step.offset)
 

@@ -162,7 +162,7 @@ class HandlerBroker:
         self.table = Table(self.control)
         self.metadata = Metadata()
         self.refuse_workers: set[int] = set()  # these apply nothing
-        self._answers: dict[int, asyncio.Future[messages.Answer]] = {}
+        self._answers: dict[int, asyncio.Future[messages.Response]] = {}
         self._request_id = 0
         self.last: dispatch.Outcome | None = None
 
@@ -218,7 +218,7 @@ class HandlerBroker:
 
     def _deliver(self, number: object, message: messages.FromController) -> None:
         if number == ACCEPTOR:
-            if isinstance(message, messages.Answer):
+            if isinstance(message, messages.Response):
                 self._answers.pop(message.request_id).set_result(message)
             else:
                 self.metadata.apply(message)  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ class HandlerBroker:
         if number not in self.refuse_workers:
             self.shell.on_message(connection, messages.Applied(message.version, {}))  # type: ignore[arg-type, union-attr]
 
-    async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
+    async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Response:
         self._request_id += 1
         answered = self._answers[self._request_id] = asyncio.get_running_loop().create_future()
         self.shell.on_message(
@@ -254,7 +254,7 @@ class HandlerBroker:
     # -- clients -----------------------------------------------------------------------------------
 
     async def frame(self, frame: bytes, address: Address = ADDRESS) -> dispatch.Outcome:
-        self.last = await dispatch.answer(self.broker, address, frame, 1)
+        self.last = await dispatch.respond(self.broker, address, frame, 1)
         return self.last
 
     async def send_request(self, request: object, version: int, address: Address = ADDRESS):

@@ -10,7 +10,7 @@ import cramjam
 import pytest
 
 from mqd import native
-from mqd.acceptor.checks import Answer, Checks, check_records
+from mqd.acceptor.checks import CheckResult, Checks, check_records
 from mqd.native import Descriptor, DescriptorKind
 from mqd.protocol.compression import LZ4, decompress
 from mqd.protocol.errors import ErrorCode
@@ -27,7 +27,7 @@ def batch(keys: list[bytes | None], compression: str) -> bytes:
     )
 
 
-def refusal(response: Answer) -> tuple[int, list[int], str]:
+def refusal(response: CheckResult) -> tuple[int, list[int], str]:
     unkeyed, index_count, message_bytes = struct.unpack_from("=IHH", response.payload)
     indexes = list(struct.unpack_from(f"={index_count}i", response.payload, 8))
     assert len(response.payload) == 8 + 4 * index_count + message_bytes
@@ -36,9 +36,9 @@ def refusal(response: Answer) -> tuple[int, list[int], str]:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_records_need_keys(codec: str) -> None:
-    assert check_records(batch([b"a", b"", b"c"], codec)) == Answer(0)  # an empty key is a key
+    assert check_records(batch([b"a", b"", b"c"], codec)) == CheckResult(0)  # an empty key is a key
     error, payload = check_records(memoryview(batch([b"a", None, b"c", None], codec)))
-    assert (error, refusal(Answer(error, payload))) == (ErrorCode.INVALID_RECORD, (2, [1, 3], ""))
+    assert (error, refusal(CheckResult(error, payload))) == (ErrorCode.INVALID_RECORD, (2, [1, 3], ""))
     unkeyed, indexes, _ = refusal(check_records(batch([None] * 1000, codec)))
     assert unkeyed == 1000 and indexes == list(range(native.RECORD_ERROR_COUNT_MAX))
 
@@ -54,7 +54,7 @@ def test_damaged_batches_are_refused_for_good(codec: str) -> None:
         whole[:HEADER_BYTES],
     ):
         error, payload = check_records(damaged)
-        unkeyed, indexes, message = refusal(Answer(error, payload))
+        unkeyed, indexes, message = refusal(CheckResult(error, payload))
         assert error == ErrorCode.INVALID_RECORD and not unkeyed and not indexes and message
 
 
@@ -62,7 +62,7 @@ def test_a_decompression_bomb_is_refused() -> None:
     bomb = encode_batch([Record(bytes(200 << 20), b"key")], compression="zstd")
     assert len(bomb) < 100_000
     error, payload = check_records(bomb)
-    assert error == ErrorCode.INVALID_RECORD and "bytes" in refusal(Answer(error, payload))[2]
+    assert error == ErrorCode.INVALID_RECORD and "bytes" in refusal(CheckResult(error, payload))[2]
 
 
 def test_plain_records_natively() -> None:
@@ -88,24 +88,24 @@ class Coordinator:
 CONCURRENT = int(ErrorCode.CONCURRENT_TRANSACTIONS)
 
 
-def request_all(coordinator: Coordinator, version: int) -> Answer:
+def request_all(coordinator: Coordinator, version: int) -> CheckResult:
     return asyncio.run(Checks(coordinator).transaction(b"", version))
 
 
 def test_the_end_of_the_last_transaction_is_waited_for() -> None:
     coordinator = Coordinator(CONCURRENT, [CONCURRENT], [0])
-    assert request_all(coordinator, 12) == Answer(0, struct.pack("=h", 0))
+    assert request_all(coordinator, 12) == CheckResult(0, struct.pack("=h", 0))
     assert coordinator.requested == 3
     coordinator = Coordinator(CONCURRENT)
-    assert request_all(coordinator, 12) == Answer(CONCURRENT)  # but not for long
+    assert request_all(coordinator, 12) == CheckResult(CONCURRENT)  # but not for long
     assert 1 < coordinator.requested <= 6
     coordinator = Coordinator([19, CONCURRENT])
-    assert request_all(coordinator, 11) == Answer(0, struct.pack("=2h", 19, CONCURRENT))
+    assert request_all(coordinator, 11) == CheckResult(0, struct.pack("=2h", 19, CONCURRENT))
     assert coordinator.requested == 1
 
 
 def test_without_a_coordinator_no_transaction_begins() -> None:
-    assert asyncio.run(Checks().transaction(b"", 12)) == Answer(ErrorCode.INVALID_TXN_STATE)
+    assert asyncio.run(Checks().transaction(b"", 12)) == CheckResult(ErrorCode.INVALID_TXN_STATE)
 
 
 def send_request(
@@ -141,7 +141,7 @@ def test_checks_over_the_link(tmp_path: Path) -> None:
         responses = {response.token: response for response in await wire.receive(1, 2)}
         assert (responses[8].error, responses[8].size_bytes) == (0, 0)
         assert responses[9].error == ErrorCode.INVALID_RECORD
-        assert refusal(Answer(0, wire.payload(responses[9]))) == (1, [0], "")
+        assert refusal(CheckResult(0, wire.payload(responses[9]))) == (1, [0], "")
         await wire.until(lambda: wire.link.request_count == 0)
         wire.link.checks.close()
 

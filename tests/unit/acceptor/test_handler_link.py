@@ -157,7 +157,7 @@ def test_a_long_request_frees_its_arena_space(tmp_path: Path, monkeypatch: pytes
             await others.wait()
             return dispatch.Outcome(b"at last")
 
-        monkeypatch.setattr(dispatch, "answer", answer)
+        monkeypatch.setattr(dispatch, "respond", answer)
         wire.send_request(0, 7, everything())
         (parked,) = await wire.receive(0)
         assert (parked.kind, parked.token) == (DescriptorKind.PARKED, 7)
@@ -177,7 +177,7 @@ def test_a_delayed_response_does_not_keep_its_request_in_memory(
         async def answer(*_: object) -> dispatch.Outcome:
             return dispatch.Outcome(b"refused", disconnect=True, delay_s=0.2)
 
-        monkeypatch.setattr(dispatch, "answer", answer)
+        monkeypatch.setattr(dispatch, "respond", answer)
         wire.send_request(0, 1, everything())
         await wire.until(lambda: any("outcome" in task.get_coro().cr_frame.f_locals for task in wire.link._tasks))
         (task,) = wire.link._tasks
@@ -204,7 +204,7 @@ def test_a_long_request_ends_when_its_client_disconnects(tmp_path: Path, monkeyp
             wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.CANCEL, token=token, error=generation))
             wire.ends[0].flush()
 
-        monkeypatch.setattr(dispatch, "answer", answer)
+        monkeypatch.setattr(dispatch, "respond", answer)
         wire.send_request(0, 7, JOIN_GROUP)
         wire.send_request(0, 8, JOIN_GROUP, 1000)
         assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {
@@ -240,7 +240,7 @@ def test_requests_of_a_dead_worker_end_and_its_tokens_can_be_reused(
             answered.append(frame)
             return dispatch.Outcome(b"at last")
 
-        monkeypatch.setattr(dispatch, "answer", answer)
+        monkeypatch.setattr(dispatch, "respond", answer)
         wire.send_request(0, 7, JOIN_GROUP)
         wire.send_request(0, 8, everything(), 1000)
         wire.send_request(1, 7, JOIN_GROUP)

@@ -406,11 +406,11 @@ def test_all_waiting_requests_for_producer_ids_fail_together() -> None:
 
     class Controller:
         def __init__(self) -> None:
-            self.answers: list[asyncio.Future[messages.Answer]] = []
+            self.answers: list[asyncio.Future[messages.Response]] = []
 
         async def request(
             self, change: messages.Change, timeout_ms: int, validate_only: bool = False
-        ) -> messages.Answer:
+        ) -> messages.Response:
             assert isinstance(change, messages.AllocateProducerIds)
             self.answers.append(asyncio.get_running_loop().create_future())
             return await self.answers[-1]
@@ -419,7 +419,7 @@ def test_all_waiting_requests_for_producer_ids_fail_together() -> None:
         controller = Controller()
         broker: Any = SimpleNamespace(controller=controller, producer_ids=ProducerIds())
 
-        async def answered(count: int, response: messages.Answer, given_up: int = 0) -> list[tuple[int, int]]:
+        async def answered(count: int, response: messages.Response, given_up: int = 0) -> list[tuple[int, int]]:
             pending = [asyncio.create_task(producer_ids.allocate(broker)) for _ in range(count)]
             while not controller.answers:
                 await asyncio.sleep(0)
@@ -429,8 +429,8 @@ def test_all_waiting_requests_for_producer_ids_fail_together() -> None:
             return await asyncio.wait_for(asyncio.gather(*pending[given_up:]), 20)
 
         refused = (-1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
-        assert await answered(5, messages.Answer(1, ErrorCode.REQUEST_TIMED_OUT), given_up=1) == 4 * [refused]
-        assert sorted(await answered(5, messages.Answer(2, 0, offset=7000, count=1000), given_up=1)) == [
+        assert await answered(5, messages.Response(1, ErrorCode.REQUEST_TIMED_OUT), given_up=1) == 4 * [refused]
+        assert sorted(await answered(5, messages.Response(2, 0, offset=7000, count=1000), given_up=1)) == [
             (7000 + number, 0) for number in range(4)
         ]
         assert await producer_ids.allocate(broker) == (7004, 0) and not controller.answers

@@ -41,7 +41,7 @@ def answered(
         return outcome
 
     async def scenario(_broker: HandlerBroker, wire: Wire) -> None:
-        monkeypatch.setattr(dispatch, "answer", answer)
+        monkeypatch.setattr(dispatch, "respond", answer)
         send_request(wire, data, flags)
         (response,) = await wire.receive(0)
         found.append((response, wire.payload(response)))

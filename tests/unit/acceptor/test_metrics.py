@@ -59,7 +59,7 @@ def test_a_hung_directory_delays_no_scrape_and_takes_one_thread(
 
     monkeypatch.setattr(metrics, "size_of", size_of)
     monkeypatch.setattr(metrics, "SIZES_KEPT_S", 0.0)
-    monkeypatch.setattr(measuring, "ANSWER_S", 20.0)
+    monkeypatch.setattr(measuring, "RESPONSE_S", 20.0)
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
@@ -68,7 +68,7 @@ def test_a_hung_directory_delays_no_scrape_and_takes_one_thread(
             sound = shown(found)
             assert sound[SIZE] == {str(index): 4711 for index in range(PARTITIONS)} and len(sound[FREE]) == 2
             hanging.append(True)
-            monkeypatch.setattr(measuring, "ANSWER_S", 0.01)
+            monkeypatch.setattr(measuring, "RESPONSE_S", 0.01)
             scrapes = [threading.Thread(target=lambda: results.append(shown(found)), daemon=True) for _ in range(5)]
             results: list[dict[str, dict[str, float]]] = []
             for scrape in scrapes:

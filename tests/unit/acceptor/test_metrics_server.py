@@ -196,7 +196,7 @@ def test_a_silent_client_is_closed_in_time(serve, monkeypatch) -> None:
 
 
 def test_a_client_that_does_not_read_is_closed_in_time_and_delays_no_other(serve, monkeypatch) -> None:
-    monkeypatch.setattr(metrics_server, "ANSWER_S", 3.0)  # enough for a reader on a busy machine
+    monkeypatch.setattr(metrics_server, "RESPONSE_S", 3.0)  # enough for a reader on a busy machine
     monkeypatch.setattr(metrics_server, "PAUSE_MIN_S", 0.0)
     page = bytes(12 << 20)  # more than the buffers of a connection hold
     served = serve(lambda: page)

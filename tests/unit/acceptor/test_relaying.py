@@ -91,7 +91,7 @@ def relayed(request: object, version: int, address: Address = LOCAL, answer: obj
         )
 
     return peers, asyncio.run(
-        Relaying(FakeBroker(), FakeBroker.coordinators, peers).answer(address, header, decoded, frame, here)
+        Relaying(FakeBroker(), FakeBroker.coordinators, peers).respond(address, header, decoded, frame, here)
     )  # type: ignore[arg-type]
 
 

@@ -14,7 +14,6 @@ from mqd.client import offsets
 from mqd.client.config import read
 from mqd.client.group.consumer_protocol import MAX_POLL_EXCEEDED, RELEASE_WAIT_MS, GroupCore, Settings, State
 from mqd.client.group.events import (
-    Answered,
     Assign,
     Done,
     Leave,
@@ -24,12 +23,13 @@ from mqd.client.group.events import (
     Polled,
     Problem,
     Resolve,
+    ResponseReceived,
     Revoke,
     Send,
     Subscribe,
     Tick,
     TopicsKnown,
-    Unanswered,
+    ResponseMissing,
 )
 from mqd.client.messages import local_error
 from mqd.client.offsets import Committed, PartitionResult
@@ -78,7 +78,7 @@ class Member:
         return actions
 
     def answered(self, response: ConsumerGroupHeartbeatResponse) -> list:
-        return self.give(Answered(self.number, response))
+        return self.give(ResponseReceived(self.number, response))
 
     def sent(self, actions: list) -> Any:
         (send,) = [action for action in actions if isinstance(action, Send)]
@@ -165,7 +165,7 @@ def test_lost_responses_and_an_unavailable_coordinator() -> None:
     member.with_assignment([0])
     member.now_ms = 1000
     member.give(Tick())
-    assert member.give(Unanswered(member.number)) == [] and member.core.next_ms == 1100
+    assert member.give(ResponseMissing(member.number)) == [] and member.core.next_ms == 1100
     member.now_ms = 1100
     message = member.sent(member.give(Tick()))
     assert (

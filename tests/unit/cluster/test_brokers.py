@@ -297,7 +297,7 @@ def test_new_replicas_go_to_fenced_brokers_only_where_the_live_ones_do_not_suffi
     run(world, OPTIONS.session_ms + 2_000)
     assert world.unlogged.brokers[3].fenced
 
-    def request(change: messages.Change) -> messages.Answer:
+    def request(change: messages.Change) -> messages.Response:
         client = world.request(change, node=world.active)
         run(world, 300)
         return world.answers[client]

@@ -58,7 +58,7 @@ def test_offsets_of_control_records_are_skipped(world: World) -> None:
     host.core.check()
     host.core.handle(metadata_core.Committed((), version + 2), world.now_ms)
     publish, reply = host.core.handle(metadata_core.Committed(persist.records, persist.version), world.now_ms)
-    assert publish.version == version + 3 and reply.answer.error == 0
+    assert publish.version == version + 3 and reply.response.error == 0
     host.core.check()
 
 
@@ -123,7 +123,7 @@ def answered(
     fenced: bool = False,
     error: int = 0,
 ):
-    message = broker_messages.HeartbeatAnswer(
+    message = broker_messages.BrokerHeartbeatResponse(
         1, host.node, host.broker.broker_epoch if epoch is None else epoch, sent_ms, lease_ms, fenced, error=error
     )
     return host.broker.handle(broker_core.PeerReceived(1, message), world.now_ms)
@@ -170,7 +170,7 @@ def test_a_restarted_controller_process_changes_no_lease(world: World) -> None:
     actions += core.handle(broker_core.MetadataApplied(host.core.committed.version), world.now_ms)
     actions += core.handle(broker_core.ControllerKnown(world.active, world.epoch), world.now_ms)
     assert not [action for action in actions if isinstance(action, broker_core.SetBroker)]
-    response = broker_messages.RegisterBrokerAnswer(world.epoch, 3, 1, 0, "", text.broker_epoch)
+    response = broker_messages.RegisterBrokerResponse(world.epoch, 3, 1, 0, "", text.broker_epoch)
     actions = core.handle(broker_core.PeerReceived(world.active, response), world.now_ms)
     assert [action for action in actions if isinstance(action, broker_core.SetBroker)] == [text]
 
@@ -208,13 +208,13 @@ def test_a_refusal_of_an_older_controller_does_not_end_a_proposal(world: World) 
             [host.node],
             partition.leader_epoch,
         )
-        message = broker_messages.AlterPartitionAnswer(epoch, host.node, host.broker.broker_epoch, 0, [result])
+        message = broker_messages.AlterPartitionResponse(epoch, host.node, host.broker.broker_epoch, 0, [result])
         return host.broker.handle(broker_core.PeerReceived(world.active, message), world.now_ms)
 
     assert answer(E.INELIGIBLE_REPLICA, world.epoch - 1) == []
     assert answer(E.INVALID_UPDATE_VERSION, world.epoch) == [], "it may be the first copy that moved the partition on"
     (reported,) = answer(0, world.epoch)
-    assert reported.answer.error == 0 and reported.answer.sequence == 99
+    assert reported.response.error == 0 and reported.response.sequence == 99
     assert answer(0, world.epoch) == []
 
 
@@ -261,9 +261,9 @@ def test_proposals_made_while_one_is_in_flight_are_batched(world: World) -> None
     (first,) = propose(0)
     assert [propose(index) for index in range(1, 20)] == [[]] * 19
     result = broker_messages.InSyncResult(topic_id, 0, 1, 0, 3, 0, 1, [3, 1], 0)
-    response = broker_messages.AlterPartitionAnswer(world.epoch, 3, host.broker.broker_epoch, 0, [result])
+    response = broker_messages.AlterPartitionResponse(world.epoch, 3, host.broker.broker_epoch, 0, [result])
     reported, rest = host.broker.handle(broker_core.PeerReceived(world.active, response), world.now_ms)
-    assert reported.answer.index == 0 and [entry.index for entry in rest.message.proposals] == list(range(1, 20))
+    assert reported.response.index == 0 and [entry.index for entry in rest.message.proposals] == list(range(1, 20))
     again = [
         action.message
         for action in host.broker.handle(broker_core.Tick(), world.now_ms + 600)
@@ -292,7 +292,7 @@ def test_an_answer_to_a_proposal_of_an_older_leader_epoch_is_not_for_this_one(wo
     host.broker.handle(broker_core.InSyncProposed("w", expected), world.now_ms)
     for proposed_in, reported in ((partition.leader_epoch, 0), (partition.leader_epoch + 1, 1)):
         result = broker_messages.InSyncResult(topic_id, 0, 1, int(E.INELIGIBLE_REPLICA), proposed_in=proposed_in)
-        message = broker_messages.AlterPartitionAnswer(world.epoch, host.node, host.broker.broker_epoch, 0, [result])
+        message = broker_messages.AlterPartitionResponse(world.epoch, host.node, host.broker.broker_epoch, 0, [result])
         actions = host.broker.handle(broker_core.PeerReceived(world.active, message), world.now_ms)
         assert len([action for action in actions if isinstance(action, broker_core.ToWorker)]) == reported
 
@@ -304,7 +304,7 @@ def test_a_host_whose_node_id_is_taken_logs_it_once_and_keeps_trying(world: Worl
     core.handle(broker_core.ControllerKnown(world.active, world.epoch), world.now_ms)
 
     def answer(error: int, text: str = "", broker_epoch: int = -1) -> list:
-        message = broker_messages.RegisterBrokerAnswer(world.epoch, 3, 1, error, text, broker_epoch)
+        message = broker_messages.RegisterBrokerResponse(world.epoch, 3, 1, error, text, broker_epoch)
         return core.handle(broker_core.PeerReceived(world.active, message), world.now_ms)
 
     def asks() -> bool:

@@ -27,7 +27,7 @@ def level(world: World, node: int) -> int:
     return features.in_force(world.hosts[node].core.committed.features)[MQD_VERSION]
 
 
-def raise_level(world: World, to: int = 1, validate_only: bool = False) -> messages.Answer:
+def raise_level(world: World, to: int = 1, validate_only: bool = False) -> messages.Response:
     return world.send_request(
         messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, to, UPGRADE)]), validate_only=validate_only
     )

@@ -8,13 +8,13 @@ import pytest
 
 from mqd.cluster.membership import formation
 from mqd.cluster.membership.formation import (
-    Answered,
     Asked,
     AskSeed,
     FormationCore,
     Found,
     Join,
     Member,
+    ResponseReceived,
     Start,
     Tick,
     Unreachable,
@@ -67,9 +67,9 @@ class World:
                 self.carry(host, host.core.handle(Unreachable(seed, what.ask_id, "connection refused"), self.now_ms))
             else:
                 (effect,) = there.core.handle(Asked(None, what), self.now_ms)
-                self.flights.append(("answer", host, seed, effect.answer))
+                self.flights.append(("answer", host, seed, effect.response))
         elif self.hosts.get(host.seed) is host:
-            self.carry(host, host.core.handle(Answered(seed, what), self.now_ms))
+            self.carry(host, host.core.handle(ResponseReceived(seed, what), self.now_ms))
 
     def settle(self, rounds: int = 60) -> None:
         for _ in range(rounds):
@@ -136,7 +136,8 @@ def test_no_advice_on_silent_seeds_while_others_respond():
     core = FormationCore(Member(2, "d2", "b", 1), ["a:1"])
     core.handle(Start(), 0)
     core.handle(
-        Answered("a:1", formation.FormationAnswer(1, Member(1, "d1", "a", 1), "", 0, ("a:1", "c:1"), "", ())), 10
+        ResponseReceived("a:1", formation.FormationResponse(1, Member(1, "d1", "a", 1), "", 0, ("a:1", "c:1"), "", ())),
+        10,
     )
     assert not advices(core, Tick(), 2 * formation.ADVISE_MS)
 
@@ -202,10 +203,10 @@ def test_a_response_to_an_older_request_is_not_counted():
     core = FormationCore(Member(1, "d1", "a", 1), ["a:1", "b:1"])
     asks = {effect.seed: effect.ask for effect in core.handle(Start(), 0) if isinstance(effect, AskSeed)}
     assert set(asks) == {"a:1", "b:1"}
-    old = formation.FormationAnswer(asks["b:1"].ask_id, Member(2, "old", "b", 1), "", 0, core.seeds, "", ())
+    old = formation.FormationResponse(asks["b:1"].ask_id, Member(2, "old", "b", 1), "", 0, core.seeds, "", ())
     core.handle(Unreachable("b:1", asks["b:1"].ask_id, "connection reset"), 10)
-    core.handle(Answered("b:1", old), 20)
-    assert all(state.answer is None for state in core._states.values())
+    core.handle(ResponseReceived("b:1", old), 20)
+    assert all(state.response is None for state in core._states.values())
 
 
 @pytest.mark.parametrize("first", quick(range(0, 400, 50), [0, 50]))

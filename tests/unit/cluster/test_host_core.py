@@ -303,7 +303,9 @@ def test_commands_for_partitions_elsewhere_are_refused(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2)), partition(1, (1, 3))))
     host.give(host_core.CommandRequested("acceptor", 1, messages.DeleteRecords("t", 0, 5)))
     host.give(host_core.CommandRequested("acceptor", 2, messages.MoveReplica("t", 1, 0)))
-    responses = {message.request_id: message.error for _, message in host.sent if isinstance(message, messages.Answer)}
+    responses = {
+        message.request_id: message.error for _, message in host.sent if isinstance(message, messages.Response)
+    }
     assert responses == {1: ErrorCode.NOT_LEADER_OR_FOLLOWER, 2: ErrorCode.REPLICA_NOT_AVAILABLE}
 
 

@@ -232,7 +232,7 @@ def test_partitions_are_not_added_while_a_transaction_on_a_deleted_one_is_open(t
             views = broker.owners.views
             request, requested = broker.request, []
 
-            async def noted(change: messages.Change, *arguments: object) -> messages.Answer:
+            async def noted(change: messages.Change, *arguments: object) -> messages.Response:
                 requested.append(change.first_leader_epoch)
                 return await request(change, *arguments)
 

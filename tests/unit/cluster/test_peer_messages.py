@@ -56,7 +56,7 @@ def test_lengths_are_checked_on_both_sides():
 
 def test_hostile_bytes_are_refused():
     generator = random.Random(5)
-    frame = encode(formation.FormationAnswer(1, formation.Member(1, "d", "h", 1), "", 0, ("a:1",), "", ()))[4:]
+    frame = encode(formation.FormationResponse(1, formation.Member(1, "d", "h", 1), "", 0, ("a:1",), "", ()))[4:]
     for _ in range(2000):
         mangled = bytearray(frame)
         for _ in range(generator.randint(1, 3)):

@@ -83,7 +83,7 @@ class Controller:
         place = Placement(1, self.active.view(self.state), self.active.directories(self.state), 1_000_000)
         decision = changes.decide(self.state, self.active, request, place, ConfigRules({}), lambda: b"n" * 16)
         self.apply(decision.records)
-        return [result.error for result in decision.answer.results]
+        return [result.error for result in decision.response.results]
 
 
 def test_an_operator_can_replace_a_failed_leader_by_any_live_replica() -> None:
@@ -300,7 +300,7 @@ def test_the_default_replication_factor_counts_only_hosts_with_usable_directorie
         ConfigRules(load_broker(None, {}, {})),
         lambda: b"n" * 16,
     )
-    assert decision.answer.error == 0, decision.answer.message
+    assert decision.response.error == 0, decision.response.message
     one.apply(decision.records)
     assert set(one.state.topics["new"].partitions[0].replicas) == {1, 2}
 

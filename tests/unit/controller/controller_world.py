@@ -99,7 +99,7 @@ class World(Chance, Checks):
         self.links: list[tuple[int, int, int, object]] = []  # (when, to, from, message)
         self.cut: set[tuple[int, int]] = set()
         self.quiet = False  # no loss: healing
-        self.answers: dict[object, messages.Answer] = {}
+        self.answers: dict[object, messages.Response] = {}
         self.number = 0
         self.true_high_watermark: dict[tuple[bytes, int], list[int]] = {}
         self.forgotten: set[tuple[bytes, int, int]] = set()
@@ -254,7 +254,7 @@ class World(Chance, Checks):
                     self.send(host.node, action.node_id, action.message)
                 case metadata_core.Reply():
                     assert action.client not in self.answers, "answered twice"
-                    self.answers[action.client] = action.answer
+                    self.answers[action.client] = action.response
         host.core.check()
         for node, broker in host.core.tail.brokers.items():
             if broker.fenced and node in before and not before[node].fenced:
@@ -274,10 +274,10 @@ class World(Chance, Checks):
                 case broker_core.SetBroker():
                     host.sent = action
                 case broker_core.ToWorker():
-                    self.on_in_sync_answer(host, action.answer)
+                    self.on_in_sync_answer(host, action.response)
                 case broker_core.Reply():
                     assert action.client not in self.answers, "answered twice"
-                    self.answers[action.client] = action.answer
+                    self.answers[action.client] = action.response
                 case broker_core.ShutDown():
                     host.ended = True
                 case broker_core.Refused():
@@ -489,7 +489,7 @@ class World(Chance, Checks):
         )
         self.on_broker(host, broker_core.InSyncProposed("worker", proposal))
 
-    def on_in_sync_answer(self, host: Host, response: messages.InSyncAnswer) -> None:
+    def on_in_sync_answer(self, host: Host, response: messages.InSyncResponse) -> None:
         leader = host.leaders.get((response.topic_id, response.index))
         if leader is None or leader.epoch != response.leader_epoch or leader.sequence != response.sequence:
             return
@@ -510,7 +510,7 @@ class World(Chance, Checks):
             self.on_broker(host, broker_core.ChangeRequested(client, request))
         return client
 
-    def send_request(self, change, node: int | None = None, validate_only: bool = False) -> messages.Answer:
+    def send_request(self, change, node: int | None = None, validate_only: bool = False) -> messages.Response:
         self.quiet = True
         client = self.request(change, node, validate_only)
         for _ in range(200):

@@ -33,7 +33,7 @@ class World:
         self.worker_count, self.slot_count = worker_count, slot_count
         self.static = static or {}
         self.now_ms = 0
-        self.answers: dict[int, messages.Answer] = {}
+        self.answers: dict[int, messages.Response] = {}
         self.incarnation = 7
         self.generations = dict.fromkeys(range(worker_count), 1)
         self.alive: set[int] = set(range(worker_count))
@@ -84,8 +84,8 @@ class World:
                 case metadata_core.Publish() if started:
                     self.on_host(action)
                 case metadata_core.Reply():
-                    assert action.answer.request_id not in self.answers, "answered twice"
-                    response = action.answer
+                    assert action.response.request_id not in self.answers, "answered twice"
+                    response = action.response
                     if action.topic is not None:
                         response = msgspec.structs.replace(response, topic=self.host.topic_image(action.topic))
                     self.answers[response.request_id] = response
@@ -115,7 +115,7 @@ class World:
                         )
                     del self.slots[action.slot]
                 case host_core.Send():
-                    if isinstance(action.message, messages.Answer):
+                    if isinstance(action.message, messages.Response):
                         self.answers[action.message.request_id] = action.message
                     else:
                         self.check_epochs(action)
@@ -292,7 +292,7 @@ class World:
             for client in list(self.subscribed):
                 self.apply(client)
 
-    def send_request(self, change, validate_only: bool = False) -> messages.Answer:
+    def send_request(self, change, validate_only: bool = False) -> messages.Response:
         number = self.request(change, validate_only)
         self.settle()
         return self.answers[number]

@@ -19,13 +19,13 @@ from mqd.security.audit import Audit
 
 RULE = AclBinding(ResourceType.TOPIC, PatternType.LITERAL, "t", "User:alice", "*", Operation.READ, Permission.ALLOW)
 ALICE = ScramCredential("alice", 1, b"salt", 4096, b"stored", b"server")
-ANSWERS: dict[type, messages.Answer] = {
-    messages.CreateAcls: messages.Answer(1, 0),
-    messages.DeleteAcls: messages.Answer(1, 0, removed_acls=[[RULE], [RULE]]),
-    messages.AlterScramCredentials: messages.Answer(
+ANSWERS: dict[type, messages.Response] = {
+    messages.CreateAcls: messages.Response(1, 0),
+    messages.DeleteAcls: messages.Response(1, 0, removed_acls=[[RULE], [RULE]]),
+    messages.AlterScramCredentials: messages.Response(
         1, 0, users=[messages.UserResult("alice"), messages.UserResult("bob", int(ErrorCode.RESOURCE_NOT_FOUND))]
     ),
-    messages.DescribeQuorum: messages.Answer(1, 0),
+    messages.DescribeQuorum: messages.Response(1, 0),
 }
 BY = {"by": f"uid {os.getuid()}", "pid": os.getpid(), "through": "controller.sock"}
 
@@ -36,7 +36,7 @@ def events(tmp_path: Path, *changes: messages.Change, error: int = 0) -> list[di
 
     def on_message(connection: Connection, message: messages.ToController) -> None:
         if isinstance(message, messages.Request):
-            response = ANSWERS[type(message.change)] if not error else messages.Answer(1, error)
+            response = ANSWERS[type(message.change)] if not error else messages.Response(1, error)
             server.send(connection.number, response)
 
     server = Server(path, on_message, lambda _: None, Audit(tmp_path / "audit.log"))

@@ -37,7 +37,7 @@ class FileSystems:
         self.requested: list[str] = []
         self._changed = threading.Condition()
         monkeypatch.setattr(directories, "measure", self.measure)
-        monkeypatch.setattr(directories, "ANSWER_S", 0.05)
+        monkeypatch.setattr(directories, "RESPONSE_S", 0.05)
 
     def measure(self, entry: Directory) -> Directory:
         with self._changed:
@@ -145,7 +145,7 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (Path(place) / directories.META_PROPERTIES).write_text(
             f"version=1\ncluster.id=c\nnode.id=1\ndirectory.id={Path(place).name}\n"
         )
-    monkeypatch.setattr(directories, "ANSWER_S", 0.2)
+    monkeypatch.setattr(directories, "RESPONSE_S", 0.2)
     monkeypatch.setattr(directories, "read_properties", slowly(directories.read_properties))
     monkeypatch.setattr(directories.os, "scandir", slowly(directories.os.scandir))
     monkeypatch.setattr(directories.os, "stat", slowly(directories.os.stat))
@@ -214,7 +214,7 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
 ) -> None:
     """Its own heartbeats and all sessions depend on them."""
     monkeypatch.setattr(shells, "MEASURE_S", 0.0)
-    monkeypatch.setattr(directories, "ANSWER_S", 30.0)
+    monkeypatch.setattr(directories, "RESPONSE_S", 30.0)
     systems.hung.add("/a")
 
     async def scenario() -> None:
@@ -306,7 +306,7 @@ def test_shutdown_does_not_wait_for_a_hung_log_directory_and_is_not_recorded_as_
 
     monkeypatch.setattr(controller, "Path", Hanging)
     if hangs != "nothing":
-        monkeypatch.setattr(directories, "ANSWER_S", 0.2)
+        monkeypatch.setattr(directories, "RESPONSE_S", 0.2)
     remembered: list[tuple[int, bool]] = []
     monkeypatch.setattr(
         controller.session, "devices", lambda paths: let_go.wait(60) and [] if hangs == "the device" else []

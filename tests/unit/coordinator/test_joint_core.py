@@ -13,7 +13,7 @@ from mqd.coordinator.transaction import events, joint, joint_state
 from mqd.coordinator.transaction import joint_records as records
 from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.cores import Transactions
-from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointResponse, WriteMarkers
 from mqd.coordinator.transaction.joint import (
     CONCURRENT,
     FENCED,
@@ -28,7 +28,7 @@ from mqd.coordinator.transaction.joint_state import HELD_MAX
 from mqd.coordinator.transaction.records import State, encode_key
 from mqd.coordinator.transaction.state import Settings
 
-SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, answer_ms=200, hold_ms=1_000)
+SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, response_ms=200, hold_ms=1_000)
 NAME = PREFIX + "query"
 A, B = ("a", 0), ("b", 7)
 
@@ -71,9 +71,9 @@ class Driver:
             (action.response for action in self.actions if isinstance(action, Reply) and action.request == number), None
         )
 
-    def enlist(self, batch: int, run: str = "run", timeout_ms: int = 5_000) -> JointAnswer | None:
+    def enlist(self, batch: int, run: str = "run", timeout_ms: int = 5_000) -> JointResponse | None:
         found = self.send_request(events.Enlist, batch, run, timeout_ms)
-        if isinstance(found, JointAnswer) and found.error == NEED_PRODUCER_ID:
+        if isinstance(found, JointResponse) and found.error == NEED_PRODUCER_ID:
             self.spare += 1
             found = self.send_request(events.Enlist, batch, run, timeout_ms, spare_producer_id=self.spare)
         return found
@@ -98,8 +98,8 @@ class Driver:
         self.report(TimerFired("due"))
 
 
-def error(code: int, committed: int = -1) -> JointAnswer:
-    return JointAnswer(code, committed_batch_id=committed)
+def error(code: int, committed: int = -1) -> JointResponse:
+    return JointResponse(code, committed_batch_id=committed)
 
 
 def test_winners_are_committed_and_all_others_aborted() -> None:
@@ -157,7 +157,7 @@ def test_a_transaction_without_heartbeats_ends() -> None:
     child = it.child(0, A)
     it.wait(4_999)
     assert it.core.state == State.ONGOING
-    assert it.send_request(events.Enlist, 0, "run", 5_000, *child) == JointAnswer(0, *child, -1)
+    assert it.send_request(events.Enlist, 0, "run", 5_000, *child) == JointResponse(0, *child, -1)
     it.wait(4_999)
     assert it.core.state == State.ONGOING
     it.wait(1)

@@ -120,7 +120,7 @@ def test_a_topic_whose_deletion_is_reported_by_a_whole_image_only(
             HandlerBroker,
             "_deliver",
             lambda self, number, message: (
-                deliver(self, number, message) if number != ACCEPTOR or isinstance(message, messages.Answer) else None
+                deliver(self, number, message) if number != ACCEPTOR or isinstance(message, messages.Response) else None
             ),
         )
         await broker.send_request(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)

@@ -190,7 +190,7 @@ def test_offsets_are_altered_described_with_lag_and_deleted(run: Callable[..., N
         written = write.Partition(
             partition=0, state_epoch=1, leader_epoch=3, start_offset=42, delivery_complete_count=5, state_batches=[]
         )
-        await states.answer(write(group_id="g", topics=[write.Topic(topic_id=topic_id, partitions=[written])]))
+        await states.respond(write(group_id="g", topics=[write.Topic(topic_id=topic_id, partitions=[written])]))
         assert rows(await offsets(broker)) == [(0, 42, 90 - 42 - 5, 0)]
         assert rows(await offsets(broker, version=0)) == [(0, 42, -1, 0)]
         # partition 1 was never initialized, 9 does not exist
@@ -232,7 +232,7 @@ def test_lag_of_partitions_that_another_host_leads(run: Callable[..., None]) -> 
         write = m.WriteShareGroupStateRequest
         for index in (0, 1):
             one = write.Partition(partition=index, state_epoch=1, start_offset=-1, delivery_complete_count=0)
-            await states.answer(write(group_id="g", topics=[write.Topic(topic_id=topic_id, partitions=[one])]))
+            await states.respond(write(group_id="g", topics=[write.Topic(topic_id=topic_id, partitions=[one])]))
         partitions = broker.metadata.topics["t"].partitions
         partitions[0] = msgspec.structs.replace(partitions[0], leader=9)
         states.peers = peers = Peers()

@@ -16,7 +16,7 @@ import pytest
 from mqd.acceptor import share_pruning
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.interbroker.share_states import DELETE, INITIALIZE, READ, READ_SUMMARY, WRITE, ShareStates
-from mqd.cluster.host.messages import Answer, DeleteRecords
+from mqd.cluster.host.messages import DeleteRecords, Response
 from mqd.coordinator.group.group import DeleteGroup
 from mqd.coordinator.group.settings import PACKED
 from mqd.coordinator.group.share.events import ShareHeartbeat
@@ -320,9 +320,9 @@ def test_records_before_the_snapshots_are_deleted(tmp_path: Path, monkeypatch: p
         pruning, share = coordinators.share_pruning, coordinators.share
         deleted: list[DeleteRecords] = []
 
-        async def request(change: DeleteRecords, timeout_ms: int) -> Answer:
+        async def request(change: DeleteRecords, timeout_ms: int) -> Response:
             deleted.append(change)
-            return Answer(1, 0, "")
+            return Response(1, 0, "")
 
         for group in ("g", "idle"):
             await send_request(broker, INITIALIZE, group=group, state_epoch=2, start_offset=5)

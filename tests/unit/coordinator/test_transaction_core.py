@@ -16,7 +16,7 @@ from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, Write
 from mqd.coordinator.transaction.records import State, Value, decode_key, decode_value, encode_key, encode_value
 from mqd.coordinator.transaction.state import EPOCH_MAX, HELD_MAX, Settings
 
-SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, answer_ms=200, hold_ms=1_000)
+SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, response_ms=200, hold_ms=1_000)
 A, B = ("a", 0), ("b", 7)
 PID, NEXT = 7, 8
 

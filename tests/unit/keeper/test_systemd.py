@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mqd.keeper.systemd import ANSWER_S, PROBE_S, Feeder, Manager
+from mqd.keeper.systemd import RESPONSE_S, PROBE_S, Feeder, Manager
 from mqd.shm.keeper_messages import Probed, ProbeQuery
 
 
@@ -40,7 +40,7 @@ class World:
     def keeper_answers(self, silent: list[str]) -> None:
         connection, _ = self.keeper.accept()
         with connection:
-            assert msgspec.msgpack.decode(connection.recv(4096), type=ProbeQuery).within_s == ANSWER_S
+            assert msgspec.msgpack.decode(connection.recv(4096), type=ProbeQuery).within_s == RESPONSE_S
             connection.send(msgspec.msgpack.encode(Probed(silent)))
             (waiting,) = self.dispatchers.values()
             assert waiting.readable()

@@ -16,7 +16,7 @@ from mqd.protocol.api import encode_response  # noqa: E402
 from mqd.protocol.framing import RequestHeader  # noqa: E402
 from mqd.protocol.messages import FetchResponse  # noqa: E402
 from mqd.spark import fetching, reading  # noqa: E402
-from mqd.spark.fetching import VERSION_MAX, VERSION_MIN, Answer, parse_answer  # noqa: E402
+from mqd.spark.fetching import VERSION_MAX, VERSION_MIN, PartitionResponse, parse_response  # noqa: E402
 from mqd.spark.options import source_options  # noqa: E402
 from mqd.spark.planning import Range  # noqa: E402
 from mqd.spark.wire import BrokerError, MqdReadError, parse_servers  # noqa: E402
@@ -66,10 +66,10 @@ def test_the_same_as_the_codec(version: int) -> None:
         records = rng.choice((None, b"", rng.randbytes(rng.choice((1, 127, 128, 70_000)))))
         response = _response(rng, records)
         part = response.responses[0].partitions[0]
-        answer = parse_answer(memoryview(_frame(response, version)), 55, TOPIC, 7)
+        answer = parse_response(memoryview(_frame(response, version)), 55, TOPIC, 7)
         assert bytes(answer.records) == (records or b"")
         aborted = [(one.producer_id, one.first_offset) for one in part.aborted_transactions or []]
-        assert answer == Answer(
+        assert answer == PartitionResponse(
             part.error_code,
             part.high_watermark,
             part.last_stable_offset,
@@ -82,7 +82,7 @@ def test_the_same_as_the_codec(version: int) -> None:
 
 def test_an_error_of_the_whole_request() -> None:
     with pytest.raises(BrokerError) as error:
-        parse_answer(memoryview(_frame(FetchResponse(error_code=71, session_id=0, responses=[]), 13)), 55, TOPIC, 7)
+        parse_response(memoryview(_frame(FetchResponse(error_code=71, session_id=0, responses=[]), 13)), 55, TOPIC, 7)
     assert error.value.code == 71
 
 
@@ -90,7 +90,7 @@ def test_answers_to_something_else() -> None:
     frame = memoryview(_frame(_response(random.Random(1), b"abc"), 16))
     for number, topic, partition in ((54, TOPIC, 7), (55, bytes(16), 7), (55, TOPIC, 6)):
         with pytest.raises(ValueError):
-            parse_answer(frame, number, topic, partition)
+            parse_response(frame, number, topic, partition)
 
 
 def test_any_bytes_are_an_answer_or_an_error() -> None:
@@ -100,7 +100,7 @@ def test_any_bytes_are_an_answer_or_an_error() -> None:
     frame = _frame(_response(random.Random(3), b"x" * 50), 16)
     for end in range(len(frame)):
         try:
-            parse_answer(memoryview(frame[:end]), 55, TOPIC, 7)
+            parse_response(memoryview(frame[:end]), 55, TOPIC, 7)
         except ValueError:
             continue
         assert end >= len(frame) - 3  # what stands behind the records is not looked at
@@ -110,7 +110,7 @@ def test_any_bytes_are_an_answer_or_an_error() -> None:
         for _ in range(rng.randrange(1, 4)):
             damaged[rng.randrange(min(len(damaged), 90))] = rng.randrange(256)
         try:
-            response = parse_answer(memoryview(damaged), 55, TOPIC, 7)
+            response = parse_response(memoryview(damaged), 55, TOPIC, 7)
         except (ValueError, BrokerError):
             continue
         assert len(response.records) <= len(frame)

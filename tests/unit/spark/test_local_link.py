@@ -5,7 +5,7 @@ from __future__ import annotations
 from mqd.spark.local_link import LocalLink
 
 
-class Answered:
+class ResponseReceived:
     """A native client for which a response has lain there for long; it is taken in by poll() alone."""
 
     def __init__(self, *responses: bytes) -> None:
@@ -25,7 +25,13 @@ class Answered:
 
 def link_with(*responses: bytes) -> LocalLink:
     link = LocalLink.__new__(LocalLink)
-    link._client, link._answer, link.host, link.port, link._timeout_s = Answered(*responses), None, "host", 1, 30.0  # type: ignore[assignment]
+    link._client, link._response, link.host, link.port, link._timeout_s = (
+        ResponseReceived(*responses),
+        None,
+        "host",
+        1,
+        30.0,
+    )  # type: ignore[assignment]
     return link
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mqd import native
-from mqd.acceptor.checks import Answer, check_records
+from mqd.acceptor.checks import CheckResult, check_records
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.schedules import TimerStarter, start_by_supervisord
 from mqd.base import schedule_board
@@ -37,11 +37,11 @@ TOPIC = ResourceType.TOPIC
 def test_records_that_cannot_be_scheduled(compression: str) -> None:
     now_ms = int(time.time() * 1000)
 
-    def check(*delays: bytes) -> Answer:
+    def check(*delays: bytes) -> CheckResult:
         records = [Record(b"v", None, now_ms, [("mqd-delay-ms", delay)]) for delay in delays]
         return check_records(encode_batch(records, compression=compression), native.CHECK_SCHEDULES)
 
-    assert check(b"0", b"1000", b"31622000000") == Answer(0)
+    assert check(b"0", b"1000", b"31622000000") == CheckResult(0)
     error, payload = check(b"1", b"soon", b"99999999999999", b"2")
     assert error == E.INVALID_RECORD
     count, index_count, message_bytes = struct.unpack_from("=IHH", payload)

@@ -72,7 +72,7 @@ def let_go():
 def test_periodic_work_continues_in_the_other_directories(
     let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("TICK_S", "CHECKPOINT_S", "FREE_SPACE_S", "SPACE_ANSWER_S"):
+    for name in ("TICK_S", "CHECKPOINT_S", "FREE_SPACE_S", "SPACE_RESPONSE_S"):
         monkeypatch.setattr(upkeep, name, 0.01)
     directories = [Directory(index, let_go) for index in (HUNG, SOUND)]
     opened = {

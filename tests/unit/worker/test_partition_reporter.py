@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from mqd.cluster.host.messages import (
     BrokerImage,
     Image,
-    InSyncAnswer,
+    InSyncResponse,
     PartitionEmptied,
     PartitionImage,
     PartitionsPut,
@@ -36,7 +36,7 @@ class Bench:
         self.sent: list[object] = []
         self.reported: list[tuple] = []
         self.view = SimpleNamespace(log_start_offset=3, log_end_offset=9)
-        reactor = SimpleNamespace(in_sync_answer="in_sync_answer")
+        reactor = SimpleNamespace(in_sync_response="in_sync_response")
         commands = SimpleNamespace(run=lambda *arguments: arguments)
         control = SimpleNamespace(slot_view=lambda _slot: self.view)
         self.now_s = 100.0
@@ -69,8 +69,8 @@ def test_a_proposal_goes_to_the_controller_and_its_answer_to_the_reactor() -> No
     bench = Bench()
     bench.propose()
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5), (3, 5)], 1)]
-    bench.reporter.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 55))
-    assert bench.reported == [("in_sync_answer", 5, 1, 4, 55)]
+    bench.reporter.on_response(InSyncResponse(TOPIC, 0, 4, 1, 55))
+    assert bench.reported == [("in_sync_response", 5, 1, 4, 55)]
     bench.reporter.look()
     assert len(bench.sent) == 1, "nothing else is to be said"
 
@@ -79,7 +79,7 @@ def test_closed_partitions_are_not_reported() -> None:
     bench = Bench(recovering=True, retiring=2)
     bench.partitions.open.clear(), bench.partitions.by_slot.clear()
     bench.propose()
-    bench.reporter.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 0))
+    bench.reporter.on_response(InSyncResponse(TOPIC, 0, 4, 1, 0))
     bench.reporter.look()
     assert bench.sent == bench.reported == []
 
@@ -89,7 +89,7 @@ def test_an_unclean_leader_says_that_it_is_in_order_until_that_is_known() -> Non
     for _ in range(2):
         bench.reporter.look()
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5)], 0, True)] * 2
-    bench.reporter.on_answer(InSyncAnswer(TOPIC, 0, 4, 0, 0))
+    bench.reporter.on_response(InSyncResponse(TOPIC, 0, 4, 0, 0))
     assert bench.reported == [], "the reactor has not asked"
     bench.propose()
     assert bench.sent[-1].recovered and bench.sent[-1].sequence == 1

@@ -165,10 +165,10 @@ class Host:
 
         return msgspec.msgpack.decode(exactly(int.from_bytes(exactly(4), "big")), type=messages.FromController)
 
-    def send_request(self, change: messages.Change) -> messages.Answer:
+    def send_request(self, change: messages.Change) -> messages.Response:
         self.requests += 1
         self._send(messages.Request(self.requests, change))
-        while not isinstance(response := self._receive(), messages.Answer):
+        while not isinstance(response := self._receive(), messages.Response):
             pass
         return response
 

@@ -24,7 +24,7 @@ async def handle(
 ) -> AlterPartitionReassignmentsResponse:
     if request.balance:
         change = messages.BalanceReplicas([topic.name for topic in request.topics] or None)
-        return _answer(
+        return _response(
             await context.broker.controller.request(change, request.timeout_ms, request.balance == PLAN),
             request.allow_replication_factor_change,
         )
@@ -60,12 +60,12 @@ async def _request_controller(
         for partition in topic.partitions
     ]
     allow = request.allow_replication_factor_change if version >= FACTOR_CHANGE_SINCE else True
-    return _answer(
+    return _response(
         await broker.controller.request(messages.AlterReassignments(requested, allow), request.timeout_ms), allow
     )
 
 
-def _answer(response: messages.Answer, allow: bool) -> AlterPartitionReassignmentsResponse:
+def _response(response: messages.Response, allow: bool) -> AlterPartitionReassignmentsResponse:
     results: dict[str, list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse]] = {}
     for one in response.results:
         result = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(

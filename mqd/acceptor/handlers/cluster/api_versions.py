@@ -80,7 +80,7 @@ def unsupported(finalized: Mapping[str, int]) -> ApiVersionsResponse:
 
 
 def bodies(finalized: Mapping[str, int], epoch: int) -> dict[int, bytes]:
-    """Version -> everything after the correlation id; UNKNOWN_VERSION_BODY -> the answer to
+    """Version -> everything after the correlation id; UNKNOWN_VERSION_BODY -> the response to
     unsupported versions.
     """
     found = {

@@ -26,7 +26,7 @@ from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsRespons
 META_PROPERTIES = "meta.properties"
 # A file system without a response for this long hangs; the controller then counts its replicas as
 # failed, too.
-ANSWER_S = 5.0
+RESPONSE_S = 5.0
 Requested = dict[str, list[PartitionImage]]
 PartitionWithId = tuple[str, bytes, PartitionImage]  # topic, its id, partition
 
@@ -69,7 +69,7 @@ async def _result(
     """
     try:
         return await broker.directories.run(
-            directory, partial(_measure, broker, directory, requested, partitions_with_id, ends), ANSWER_S
+            directory, partial(_measure, broker, directory, requested, partitions_with_id, ends), RESPONSE_S
         )
     except TimeoutError:
         return _failed(directory)

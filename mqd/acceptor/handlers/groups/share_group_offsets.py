@@ -128,7 +128,7 @@ async def _topics(
             for name, topic_id in known.items()
         ],
     )
-    summary = await coordinators.share_states.answer(request)
+    summary = await coordinators.share_states.respond(request)
     begun = {
         (name, one.partition): one
         for name, topic in zip(known, summary.results, strict=True)

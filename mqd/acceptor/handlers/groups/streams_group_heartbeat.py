@@ -107,12 +107,12 @@ async def _create(context: Context, header: RequestHeader, missing: tuple[NewTop
         for topic in missing
     ]
     creation = RequestHeader(CREATE_TOPICS, CREATE_TOPICS_VERSION, header.correlation_id, header.client_id)
-    answer = await create_topics.handle(context, creation, message(topics=topics, timeout_ms=CREATE_TIMEOUT_MS))
-    return _described_failures(answer)
+    response = await create_topics.handle(context, creation, message(topics=topics, timeout_ms=CREATE_TIMEOUT_MS))
+    return _described_failures(response)
 
 
-def _described_failures(answer: CreateTopicsResponse) -> str:
-    failed = [one for one in answer.topics if one.error_code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS)]
+def _described_failures(response: CreateTopicsResponse) -> str:
+    failed = [one for one in response.topics if one.error_code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS)]
     denied = sorted(one.name for one in failed if one.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     others = [
         f"{one.name} ({one.error_message or error_message(one.error_code)})"

@@ -59,8 +59,8 @@ async def _partition(
         return result(ErrorCode.POLICY_VIOLATION)
     if offset < HIGH_WATERMARK or offset > view.high_watermark:
         return result(ErrorCode.OFFSET_OUT_OF_RANGE)
-    answer = await broker.controller.request(messages.DeleteRecords(name, index, offset), max(timeout_ms, LOCAL_MS))
-    return result(answer.error, answer.offset if answer.error == 0 else -1)
+    response = await broker.controller.request(messages.DeleteRecords(name, index, offset), max(timeout_ms, LOCAL_MS))
+    return result(response.error, response.offset if response.error == 0 else -1)
 
 
 def _only_compacts(broker: Broker, name: str) -> bool:

@@ -30,7 +30,7 @@ from mqd.security import principal, tokens
 from mqd.security.acl import Operation, ResourceType
 
 TIMEOUT_MS = 30_000  # the requests have no errors of their own
-NO_TIME = -1  # Kafka's answer where a request is not allowed, or creates no token
+NO_TIME = -1  # Kafka's response where a request is not allowed, or creates no token
 _PROVEN = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
 Request = (
     CreateDelegationTokenRequest
@@ -87,9 +87,9 @@ async def _create(context: Context, request: CreateDelegationTokenRequest) -> Cr
     renewers = tuple(dict.fromkeys(f"{one.principal_type}:{one.principal_name}" for one in request.renewers))
     expires_ms = min(max_ms, now_ms + service.lifetime_ms)
     token = DelegationToken(tokens.new_id(), owner, requester, renewers, now_ms, max_ms, expires_ms)
-    answer = await context.change(messages.CreateDelegationToken(token), TIMEOUT_MS)
-    response.error_code = answer.error
-    if not answer.error:
+    decision = await context.change(messages.CreateDelegationToken(token), TIMEOUT_MS)
+    response.error_code = decision.error
+    if not decision.error:
         response.issue_timestamp_ms, response.expiry_timestamp_ms = now_ms, expires_ms
         response.max_timestamp_ms, response.token_id = max_ms, token.token_id
         response.hmac = service.hmac_of(token.token_id)

@@ -88,9 +88,9 @@ async def _create_admitted(
     if may_be_new and len(set(indexes)) != len(indexes):
         # the configuration, which the controller validates, comes before the assignments
         configured = messages.CreateTopic(topic.name, -1, -1, {}, {one.name: one.value for one in topic.configs})
-        answer = await broker.controller.request(configured, request.timeout_ms, validate_only=True)
-        if answer.error == ErrorCode.INVALID_CONFIG:
-            return _refused(topic.name, answer.error, answer.message)
+        response = await broker.controller.request(configured, request.timeout_ms, validate_only=True)
+        if response.error == ErrorCode.INVALID_CONFIG:
+            return _refused(topic.name, response.error, response.message)
         return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition has two assignments.")
     change = messages.CreateTopic(
         name=topic.name,
@@ -99,10 +99,10 @@ async def _create_admitted(
         assignments={assignment.partition_index: assignment.broker_ids for assignment in topic.assignments},
         config={config.name: config.value for config in topic.configs},
     )
-    answer = await broker.controller.request(change, request.timeout_ms, request.validate_only)
-    if answer.error:
-        return _refused(topic.name, answer.error, answer.message)
-    created = answer.topic
+    response = await broker.controller.request(change, request.timeout_ms, request.validate_only)
+    if response.error:
+        return _refused(topic.name, response.error, response.message)
+    created = response.topic
     assert created is not None
     base = broker.metadata.topics.get(created.config.get(VIEW_OF, ""))
     partitions = base.partitions if base is not None else created.partitions

@@ -26,7 +26,7 @@ from mqd.security.acl import AclBinding, Operation, PatternType, Permission, Res
 CHANGES_MAX = 100_000  # rules, or filters, of one request
 USER_BYTES_MAX = 255
 SCRAM_MECHANISMS = frozenset(scram.NUMBERS.values())
-_Decided = tuple[messages.Answer, str | None, list[Record]]
+_Decided = tuple[messages.Response, str | None, list[Record]]
 
 
 def create_acls(state: MetadataState, change: messages.CreateAcls, new_id: Callable[[], bytes]) -> list[Record]:
@@ -60,7 +60,7 @@ def delete_acls(state: MetadataState, change: messages.DeleteAcls, number: int) 
         matched = [(acl_id, binding) for acl_id, binding in state.acls.items() if acl_filter.matches(binding)]
         removed.append([binding for _, binding in matched])
         records.update((acl_id, AclRemoved(acl_id)) for acl_id, _ in matched)
-    return messages.Answer(number, 0, removed_acls=removed), None, list(records.values())
+    return messages.Response(number, 0, removed_acls=removed), None, list(records.values())
 
 
 def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCredentials, number: int) -> _Decided:
@@ -104,7 +104,7 @@ def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCre
     results = [messages.UserResult(user) for user, _ in sorted(removals) if user not in errors]
     results += [messages.UserResult(one.user) for one in settings.values() if one.user not in errors]
     results += [messages.UserResult(user, int(error), text) for user, (error, text) in errors.items()]
-    return messages.Answer(number, 0, users=results), None, made
+    return messages.Response(number, 0, users=results), None, made
 
 
 _Error = tuple[ErrorCode, str]

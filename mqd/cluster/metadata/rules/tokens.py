@@ -47,7 +47,7 @@ def create(state: MetadataState, token: DelegationToken) -> list[Record]:
 
 def set_expiry(
     state: MetadataState, change: messages.SetTokenExpiry, number: int
-) -> tuple[messages.Answer, str | None, list[Record]]:
+) -> tuple[messages.Response, str | None, list[Record]]:
     """Checks in the order of Kafka, which removes a token also after its expiry."""
     token = state.delegation_tokens.get(change.token_id)
     removes = change.period_ms < 0 and not change.is_renewal
@@ -62,11 +62,11 @@ def set_expiry(
         error = ErrorCode.DELEGATION_TOKEN_EXPIRED
     elif removes:
         removed = DelegationTokenRemoved(token.token_id)
-        return messages.Answer(number, 0, expires_ms=change.now_ms), None, [removed]
+        return messages.Response(number, 0, expires_ms=change.now_ms), None, [removed]
     else:
         changed = msgspec.structs.replace(token, expires_ms=min(token.max_ms, change.now_ms + change.period_ms))
-        return messages.Answer(number, 0, expires_ms=changed.expires_ms), None, [DelegationTokenSet(changed)]
-    return messages.Answer(number, 0, token_error=int(error)), None, []
+        return messages.Response(number, 0, expires_ms=changed.expires_ms), None, [DelegationTokenSet(changed)]
+    return messages.Response(number, 0, token_error=int(error)), None, []
 
 
 def expired(state: MetadataState, now_ms: int) -> list[Record]:

@@ -352,7 +352,7 @@ class ClassicGroup(Rebalancing):
         )
 
     def _rename(self, old: Member, event: JoinGroup, actions: list[Action]) -> Member:
-        self._answer_waiting(old, FENCED_INSTANCE_ID, actions, old.member_id)
+        self._respond_waiting(old, FENCED_INSTANCE_ID, actions, old.member_id)
         position_matters = self.leader == old.member_id
         synced = old.member_id not in self.pending_sync
         self.members.remove(old.member_id)
@@ -400,7 +400,7 @@ class ClassicGroup(Rebalancing):
             return
         # the same member retries: the connection of its first request was lost
         if member.sync_request is not None:
-            self._answer_sync(member, REBALANCE_IN_PROGRESS, actions)
+            self._respond_sync(member, REBALANCE_IN_PROGRESS, actions)
         member.sync_request = event.request
         if member.member_id == self.leader:
             self._assign({one.member_id: one.assignment for one in message.assignments}, now_ms, actions)
@@ -430,7 +430,7 @@ class ClassicGroup(Rebalancing):
         self._enter(STABLE, now_ms)
         for member in self.members.by_id.values():
             if member.sync_request is not None:
-                self._answer_sync(member, NONE, actions)
+                self._respond_sync(member, NONE, actions)
                 self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
 
     def _refuse_assignment(self, now_ms: int, actions: list[Action]) -> None:
@@ -439,7 +439,7 @@ class ClassicGroup(Rebalancing):
         """
         for member in self.members.by_id.values():
             if member.sync_request is not None:
-                self._answer_sync(member, int(ErrorCode.UNKNOWN_SERVER_ERROR), actions)
+                self._respond_sync(member, int(ErrorCode.UNKNOWN_SERVER_ERROR), actions)
                 self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
         self._prepare_rebalance(
             f"the generation of {len(self.members)} members does not fit into a record of"

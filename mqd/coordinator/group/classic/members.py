@@ -64,7 +64,7 @@ class Pending(Watched):
 
 class Member(Watched):
     """`protocols`: name -> metadata, in order of preference. `join_request`, `sync_request`: the
-    numbers of the waiting requests, None otherwise. `is_new`: waits for the answer to its first
+    numbers of the waiting requests, None otherwise. `is_new`: waits for the response to its first
     JoinGroup, so this wait is bounded. `seen_ms`: time of its last request.
     """
 

@@ -90,7 +90,7 @@ class Rebalancing(ClassicState):
             for member in self.members.by_id.values():
                 self.members.set_assignment(member, b"")
                 if member.sync_request is not None:
-                    self._answer_sync(member, REBALANCE_IN_PROGRESS, actions)
+                    self._respond_sync(member, REBALANCE_IN_PROGRESS, actions)
                     self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
         if self.pending_sync:
             self.pending_sync.clear()
@@ -169,7 +169,7 @@ class Rebalancing(ClassicState):
             protocol_type=self.protocol_type, protocol_name=self.protocol, assignment=member.assignment
         )
 
-    def _answer_sync(self, member: Member, error: int, actions: list[Action]) -> None:
+    def _respond_sync(self, member: Member, error: int, actions: list[Action]) -> None:
         request, member.sync_request = member.sync_request, None
         assert request is not None
         actions.append(
@@ -180,16 +180,16 @@ class Rebalancing(ClassicState):
         """Removes a member and answers its waiting requests with UNKNOWN_MEMBER_ID: if it is alive
         it joins again. The caller triggers the rebalance.
         """
-        self._answer_waiting(member, UNKNOWN_MEMBER_ID, actions, "")
+        self._respond_waiting(member, UNKNOWN_MEMBER_ID, actions, "")
         self.members.remove(member.member_id)
         if member.member_id in self.pending_sync:
             self._synced(member.member_id, actions)
         if self.leader == member.member_id:
             self.leader = next(iter(self.members.by_id), None)
 
-    def _answer_waiting(self, member: Member, error: int, actions: list[Action], member_id: str) -> None:
+    def _respond_waiting(self, member: Member, error: int, actions: list[Action], member_id: str) -> None:
         request = self.members.take_join(member)
         if request is not None:
             actions.append(Reply(request, JoinGroupResponse(error_code=error, member_id=member_id, protocol_name=None)))
         if member.sync_request is not None:
-            self._answer_sync(member, error, actions)
+            self._respond_sync(member, error, actions)

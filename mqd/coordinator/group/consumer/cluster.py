@@ -24,8 +24,8 @@ class Reader(NamedTuple):
 
 
 class Cluster(Protocol):
-    """Answers may change between two events of a core, not during one. `version` changes whenever
-    an answer about topics may change.
+    """Responses may change between two events of a core, not during one. `version` changes whenever
+    a response about topics may change.
     """
 
     matcher: RegexMatcher

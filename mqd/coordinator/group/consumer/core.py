@@ -70,8 +70,8 @@ DEADLINE_TIMER = "consumer.deadline"
 TIMERS = (DEADLINE_TIMER,)
 SHARE = 32  # members plus partitions per millisecond of delay between two targets
 SMALL = 1000  # members plus partitions up to which every epoch gets its target immediately
-# Heartbeat interval of a member that waits for partitions; librdkafka also waits as long for an
-# answer.
+# Heartbeat interval of a member that waits for partitions; librdkafka also waits as long for a
+# response.
 SOON_MS = 1000
 VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
 # Memory of a member, and of a partition that it owns (with its target), without the client's bytes:

@@ -85,7 +85,7 @@ def _is_released(member: Member) -> bool:
 
 def _check_epoch(member: Member, message: ConsumerGroupHeartbeatRequest) -> None:
     """Accepts the member's epoch, or the previous one from a member that has missed the new one and
-    holds nothing that it may not own. 0 comes from a member that was fenced or lost an answer: it
+    holds nothing that it may not own. 0 comes from a member that was fenced or lost a response: it
     declares that it holds nothing.
     """
     epoch = message.member_epoch

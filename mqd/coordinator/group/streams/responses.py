@@ -14,7 +14,7 @@ from mqd.coordinator.group.streams.tasks import NO_TASKS, Tasks, TaskSet, each
 from mqd.coordinator.group.streams.topology import Configured, InternalTopic, Topology
 from mqd.protocol.messages import StreamsGroupDescribeResponse, StreamsGroupHeartbeatResponse
 
-_Answer, _Described = StreamsGroupHeartbeatResponse, StreamsGroupDescribeResponse
+_Response, _Described = StreamsGroupHeartbeatResponse, StreamsGroupDescribeResponse
 
 
 class Group(Protocol):
@@ -38,15 +38,15 @@ class Group(Protocol):
 
 def set_tasks(response: StreamsGroupHeartbeatResponse, tasks: Tasks) -> None:
     response.active_tasks, response.standby_tasks, response.warmup_tasks = (
-        listed(role, _Answer.TaskIds) for role in tasks
+        listed(role, _Response.TaskIds) for role in tasks
     )
 
 
 def endpoints(group: Group) -> list[StreamsGroupHeartbeatResponse.EndpointToPartitions]:
     """Which partitions are where, for interactive queries."""
     return [
-        _Answer.EndpointToPartitions(
-            user_endpoint=_Answer.Endpoint(*member.description.endpoint),
+        _Response.EndpointToPartitions(
+            user_endpoint=_Response.Endpoint(*member.description.endpoint),
             active_partitions=_partitions(group, member.current.assigned.active),
             standby_partitions=_partitions(group, member.current.assigned.standby),
         )
@@ -64,7 +64,7 @@ def _partitions(group: Group, role: TaskSet) -> list[StreamsGroupHeartbeatRespon
             topic = group.cluster.topic(name)
             if topic is not None and partition < topic.partition_count:
                 found.setdefault(name, []).append(partition)
-    return [_Answer.TopicPartition(topic=name, partitions=partitions) for name, partitions in sorted(found.items())]
+    return [_Response.TopicPartition(topic=name, partitions=partitions) for name, partitions in sorted(found.items())]
 
 
 def described(group: Group, configured: Configured) -> StreamsGroupDescribeResponse.Group:

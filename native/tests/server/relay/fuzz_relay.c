@@ -71,7 +71,7 @@ struct sent_request {
     bool decided; /* so far: */
     int16_t error;
     bool answered; /* by the leader: */
-    struct mqd_relay_answer answer;
+    struct mqd_relay_response answer;
 };
 
 static struct mqd_reactor *r;
@@ -129,7 +129,7 @@ ssize_t send(int fd, const void *buffer, size_t size_bytes, int flags)
 
 /* ---- the model ---- */
 
-static void decide(uint32_t i, int16_t error, const struct mqd_relay_answer *answer)
+static void decide(uint32_t i, int16_t error, const struct mqd_relay_response *answer)
 {
     struct sent_request *sent_request = &model.requests[i];
     if (sent_request->decided)
@@ -158,7 +158,7 @@ static void model_end(bool reported)
 
 static bool model_frame(const uint8_t *frame, uint32_t size_bytes)
 {
-    struct mqd_relay_answer answer;
+    struct mqd_relay_response answer;
     uint32_t i = model.oldest;
     if (i == model.count || model.requests[i].end > wire.sent || mqd_get_be32(frame) != model.first_id + i)
         return false;
@@ -181,7 +181,7 @@ static void model_take(uint32_t there)
     while (!model.ended && there - model.at >= 4) {
         const uint8_t *frame = stream + model.at + 4;
         uint32_t size_bytes = mqd_get_be32(frame - 4);
-        bool possible = size_bytes >= 8 && size_bytes <= MQD_RELAY_ANSWER_BYTES_MAX - 4;
+        bool possible = size_bytes >= 8 && size_bytes <= MQD_RELAY_RESPONSE_BYTES_MAX - 4;
         if (possible && there - model.at - 4 < size_bytes)
             return;
         if (!possible || !model_frame(frame, size_bytes))
@@ -202,9 +202,9 @@ static void same_text(struct mqd_text got, struct mqd_text reported_id, size_t b
          (!size_bytes || memcmp(got.bytes, reported_id.bytes, size_bytes) == 0));
 }
 
-static void compare(const struct sent_request *sent_request, const struct mqd_relay_answer *got)
+static void compare(const struct sent_request *sent_request, const struct mqd_relay_response *got)
 {
-    const struct mqd_relay_answer *reported_id = &sent_request->answer;
+    const struct mqd_relay_response *reported_id = &sent_request->answer;
     NEED(got->partition_index == sent_request->partition && got->error == sent_request->error);
     NEED(got->base_offset == (sent_request->error ? -1 : reported_id->base_offset));
     NEED(got->log_append_time_ms == (sent_request->answered ? reported_id->log_append_time_ms : -1));
@@ -229,7 +229,7 @@ static void compare(const struct sent_request *sent_request, const struct mqd_re
 static void take_answers(uint32_t client)
 {
     struct mqd_connection *c = &clients[client];
-    struct mqd_relay_answer got;
+    struct mqd_relay_response got;
     for (uint32_t at = 0; at < c->out.size_bytes;) {
         NEED(c->out.size_bytes - at >= 8 && model.due_at[client] < model.due_count[client]);
         const uint8_t *frame = c->out.bytes + at + 4;
@@ -247,14 +247,14 @@ static void take_answers(uint32_t client)
 static void answer_all(void)
 {
     struct mqd_node *node;
-    while ((node = mqd_list_pop(&r->to_answer))) {
-        struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, answer_node);
-        mqd_connection_answer(r, c);
+    while ((node = mqd_list_pop(&r->to_respond))) {
+        struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, response_node);
+        mqd_connection_respond(r, c);
         NEED(!c->closing);
         if (!c->out.size_bytes)
             continue;
         take_answers((uint32_t)(c - clients));
-        mqd_list_append(&r->to_answer, &c->answer_node); /* what did not find room is answered now */
+        mqd_list_append(&r->to_respond, &c->response_node); /* what did not find room is answered now */
     }
 }
 
@@ -353,7 +353,7 @@ static void leave(struct mqd_connection *c)
     }
     c->head = c->tail = NULL;
     c->fd = -1;
-    mqd_list_remove(&c->answer_node);
+    mqd_list_remove(&c->response_node);
 }
 
 static void place(int32_t leader)
@@ -444,7 +444,7 @@ static void open_reactor(void)
 
 static void open_client(struct mqd_connection *c)
 {
-    struct mqd_node *nodes[] = {&c->ready_node, &c->output_node, &c->stall_node, &c->answer_node, &c->mute_node};
+    struct mqd_node *nodes[] = {&c->ready_node, &c->output_node, &c->stall_node, &c->response_node, &c->mute_node};
     memset(c, 0, sizeof *c);
     for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++)
         mqd_list_init(nodes[i]);

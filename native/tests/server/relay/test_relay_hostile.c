@@ -58,9 +58,18 @@ BOTH(malformed_answers_end_the_connection)
         answered_with(b, &local, frame.bytes, frame.size_bytes, TIMED_OUT);
     }
     for (uint32_t size = 0; size < 12; size++) { /* sizes that cannot be, and the beginning of one that is too large */
-        static const uint32_t sent[12] = {
-            0, 1, 7,  0x7fffffff, 0x80000000, 0xffffffff, MQD_RELAY_ANSWER_BYTES_MAX, MQD_RELAY_ANSWER_BYTES_MAX - 3,
-            8, 9, 12, 20};
+        static const uint32_t sent[12] = {0,
+                                          1,
+                                          7,
+                                          0x7fffffff,
+                                          0x80000000,
+                                          0xffffffff,
+                                          MQD_RELAY_RESPONSE_BYTES_MAX,
+                                          MQD_RELAY_RESPONSE_BYTES_MAX - 3,
+                                          8,
+                                          9,
+                                          12,
+                                          20};
         uint8_t bytes[64] = {(uint8_t)(sent[size] >> 24),
                              (uint8_t)(sent[size] >> 16),
                              (uint8_t)(sent[size] >> 8),
@@ -161,7 +170,7 @@ TEST(every_version_is_read_to_its_end)
     uint64_t seed = 3;
     for (int16_t version = 3; version <= 13; version++) {
         struct frame frame = {0};
-        struct mqd_relay_answer out;
+        struct mqd_relay_response out;
         put_versioned(&frame, version, 70);
         CHECK_EQUAL(mqd_relay_parse(frame.bytes, frame.size_bytes, version, &out), 0);
         CHECK_EQUAL(out.partition_index, 3);

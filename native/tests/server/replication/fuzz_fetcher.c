@@ -25,7 +25,7 @@
 struct steps {
     uint32_t count;
     uint64_t hash;
-    enum mqd_answer_step last;
+    enum mqd_parsed_step last;
     uint64_t records_bytes;
 };
 
@@ -34,22 +34,22 @@ static void note(struct steps *steps, uint64_t value)
     steps->hash = (steps->hash ^ value) * 0x100000001b3ull;
 }
 
-static void note_step(struct steps *steps, enum mqd_answer_step step, const struct mqd_answer *answer)
+static void note_step(struct steps *steps, enum mqd_parsed_step step, const struct mqd_response_parser *answer)
 {
-    const struct mqd_answer_partition *partition = &answer->partition;
+    const struct mqd_parsed_partition *partition = &answer->partition;
     steps->last = step;
     steps->count++;
     note(steps, step);
-    if (step == MQD_ANSWER_HEAD)
+    if (step == MQD_PARSED_HEAD)
         note(steps, (uint64_t)answer->correlation_id << 32 ^ (uint64_t)answer->session_id ^ (uint64_t)answer->error);
-    if (step == MQD_ANSWER_PARTITION || step == MQD_ANSWER_PARTITION_END) {
+    if (step == MQD_PARSED_PARTITION || step == MQD_PARSED_PARTITION_END) {
         for (int i = 0; i < 16; i++)
             note(steps, partition->key.topic_id[i]);
         note(steps, (uint64_t)partition->key.index), note(steps, (uint64_t)partition->error),
             note(steps, (uint64_t)partition->high_watermark);
         note(steps, (uint64_t)partition->log_start_offset), note(steps, partition->records_bytes);
     }
-    if (step == MQD_ANSWER_PARTITION_END)
+    if (step == MQD_PARSED_PARTITION_END)
         note(steps, (uint64_t)partition->diverging_epoch), note(steps, (uint64_t)partition->diverging_end),
             note(steps, (uint64_t)partition->leader_epoch);
 }
@@ -58,23 +58,23 @@ static void note_step(struct steps *steps, enum mqd_answer_step step, const stru
 static struct steps walk(const uint8_t *frame, uint32_t size_bytes, uint32_t frame_bytes, uint64_t seed)
 {
     struct steps steps = {.hash = 14695981039346656037ull};
-    struct mqd_answer answer;
+    struct mqd_response_parser answer;
     uint32_t at = 0, there = seed ? 0 : size_bytes;
-    mqd_answer_begin(&answer, frame_bytes);
+    mqd_response_parser_begin(&answer, frame_bytes);
     for (;;) {
         uint8_t *copy = malloc(there - at ? there - at : 1);
         uint32_t taken, left = answer.frame_left;
         memcpy(copy, frame + at, there - at);
-        enum mqd_answer_step step = mqd_answer_next(&answer, copy, there - at, &taken);
+        enum mqd_parsed_step step = mqd_response_parser_next(&answer, copy, there - at, &taken);
         NEED(taken <= there - at && answer.frame_left == left - taken);
         at += taken;
-        if (step == MQD_ANSWER_RECORDS) {
+        if (step == MQD_PARSED_RECORDS) {
             uint32_t records = there - at < answer.records_left ? there - at : answer.records_left;
             NEED(records > 0 && answer.records_left <= answer.frame_left);
             steps.records_bytes += records;
-            mqd_answer_records_taken(&answer, records);
+            mqd_response_parser_records_taken(&answer, records);
             at += records;
-        } else if (step == MQD_ANSWER_MORE) {
+        } else if (step == MQD_PARSED_MORE) {
             NEED(at < frame_bytes || frame_bytes == 0);
             if (there == size_bytes) {
                 free(copy);
@@ -88,8 +88,8 @@ static struct steps walk(const uint8_t *frame, uint32_t size_bytes, uint32_t fra
             note_step(&steps, step, &answer);
         }
         free(copy);
-        if (step == MQD_ANSWER_END || step == MQD_ANSWER_WRONG) {
-            NEED(step == MQD_ANSWER_WRONG || at == frame_bytes);
+        if (step == MQD_PARSED_END || step == MQD_PARSED_WRONG) {
+            NEED(step == MQD_PARSED_WRONG || at == frame_bytes);
             return steps;
         }
         NEED(steps.count < STEPS_MAX);

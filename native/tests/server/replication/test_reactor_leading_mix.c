@@ -240,12 +240,12 @@ static void decide(struct mix *m, struct state *state, const struct mqd_replica_
         state->target.in_sync = set;
         change(m, state);
     }
-    CHECK_OR(mqd_reactor_in_sync_answer(m->b->reactors[0], ++m->b->token, SLOT, proposal->sequence,
-                                        proposal->leader_epoch,
-                                        current && roll < 8 ? 0
-                                        : roll == 9         ? 41
-                                        : current           ? 55
-                                                            : 95) == 0,
+    CHECK_OR(mqd_reactor_in_sync_response(m->b->reactors[0], ++m->b->token, SLOT, proposal->sequence,
+                                          proposal->leader_epoch,
+                                          current && roll < 8 ? 0
+                                          : roll == 9         ? 41
+                                          : current           ? 55
+                                                              : 95) == 0,
              abort());
 }
 

@@ -79,19 +79,19 @@ void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r)
 }
 
 static struct mqd_replica_step step_of(const struct mqd_followed *followed,
-                                       const struct mqd_answer_partition *partition)
+                                       const struct mqd_parsed_partition *partition)
 {
-    struct mqd_replica_answer answer = {.error = partition->error,
-                                        .leader_epoch = followed->sent.current_leader_epoch,
-                                        .diverging_epoch = partition->diverging_epoch,
-                                        .diverging_end = partition->diverging_end,
-                                        .high_watermark = partition->high_watermark,
-                                        .log_start = partition->log_start_offset,
-                                        .read_end = partition->last_stable_offset};
+    struct mqd_replica_response response = {.error = partition->error,
+                                            .leader_epoch = followed->sent.current_leader_epoch,
+                                            .diverging_epoch = partition->diverging_epoch,
+                                            .diverging_end = partition->diverging_end,
+                                            .high_watermark = partition->high_watermark,
+                                            .log_start = partition->log_start_offset,
+                                            .read_end = partition->last_stable_offset};
     struct mqd_replica_step step;
     uint32_t count;
     const struct mqd_epoch *epochs = mqd_partition_epochs(followed->owned->partition, &count);
-    mqd_replica_step(followed->owned->replica, &followed->sent, &answer, epochs, count, &step);
+    mqd_replica_step(followed->owned->replica, &followed->sent, &response, epochs, count, &step);
     return step;
 }
 
@@ -99,7 +99,7 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
  * while the records it brought are staged. */
 static struct mqd_followed *requested_partition(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
-    struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->answer.partition.key);
+    struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->response.partition.key);
     if (!followed || followed->fetcher != fetcher || !followed->in_session || followed->owned->truncating ||
         followed->owned->closing)
         return NULL;
@@ -114,7 +114,7 @@ static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *foll
 }
 
 /* Handles a partition without records. */
-static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const struct mqd_answer_partition *partition)
+static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const struct mqd_parsed_partition *partition)
 {
     struct mqd_owned *owned = followed->owned;
     struct mqd_replica_step step = step_of(followed, partition);
@@ -142,7 +142,7 @@ static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const 
 
 static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    const struct mqd_answer_partition *partition = &fetcher->answer.partition;
+    const struct mqd_parsed_partition *partition = &fetcher->response.partition;
     struct mqd_followed *followed =
         partition->error == 0 && partition->records_bytes ? requested_partition(r, fetcher) : NULL;
     fetcher->filling = NULL;
@@ -201,7 +201,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
             refuse(r, fetcher, error, &follow);
     }
     /* skipped; or the beginning of a batch at the end of the records */
-    return fetcher->filling && size_bytes < fetcher->answer.records_left ? taken : size_bytes;
+    return fetcher->filling && size_bytes < fetcher->response.records_left ? taken : size_bytes;
 }
 
 void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error)
@@ -225,7 +225,7 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
 
 static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    const struct mqd_answer_partition *partition = &fetcher->answer.partition;
+    const struct mqd_parsed_partition *partition = &fetcher->response.partition;
     struct mqd_followed *followed = fetcher->filling;
     fetcher->filling = NULL;
     if (partition->records_bytes && partition->error == 0) {
@@ -246,34 +246,34 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 
 static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    const struct mqd_answer *answer = &fetcher->answer;
-    if ((uint32_t)answer->correlation_id != fetcher->correlation_id - (uint32_t)(fetcher->outstanding - 1)) {
+    const struct mqd_response_parser *response = &fetcher->response;
+    if ((uint32_t)response->correlation_id != fetcher->correlation_id - (uint32_t)(fetcher->outstanding - 1)) {
         mqd_fetcher_end(r, fetcher, EPROTO, "an answer to another request");
         return false;
     }
     if (fetcher->urging) { /* the urging request was empty */
-        bool nothing = answer->error == 0 && answer->topics_left == 0;
+        bool nothing = response->error == 0 && response->topics_left == 0;
         if (!nothing)
             mqd_fetcher_end(r, fetcher, EPROTO, "an answer with partitions, or an error, to a request for nothing");
         return nothing;
     }
-    if (answer->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND ||
-        answer->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH ||
-        answer->error == MQD_KAFKA_FETCH_SESSION_TOPIC_ID_ERROR) {
+    if (response->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND ||
+        response->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH ||
+        response->error == MQD_KAFKA_FETCH_SESSION_TOPIC_ID_ERROR) {
         fetcher->full = 1;
         fetcher->not_before_ms = r->now_ms + (fetcher->session_epoch == 0 ? fetcher->options.backoff_ms : 0);
         fetcher->session_id = 0;
         return true;
     }
-    if (answer->error) {
+    if (response->error) {
         char text[80];
-        snprintf(text, sizeof text, "the leader refuses the fetch with error %d", answer->error);
+        snprintf(text, sizeof text, "the leader refuses the fetch with error %d", response->error);
         mqd_fetcher_end(r, fetcher, EPROTO, text);
         return false;
     }
-    fetcher->session_id = answer->session_id;
+    fetcher->session_id = response->session_id;
     fetcher->session_epoch = fetcher->session_epoch == INT32_MAX ? 1 : fetcher->session_epoch + 1;
-    if (answer->session_id == 0)
+    if (response->session_id == 0)
         fetcher->full = 1; /* its session cache has no room: every request is a full one */
     return true;
 }
@@ -299,7 +299,7 @@ static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     }
     fetcher->in_begin += 4;
     fetcher->in_frame = 1;
-    mqd_answer_begin(&fetcher->answer, size_bytes);
+    mqd_response_parser_begin(&fetcher->response, size_bytes);
     if (fetcher->options.lane == MQD_LANE_THROTTLED && r->fetchers->rate > 0)
         r->fetchers->allowance_bytes -= size_bytes;
     return true;
@@ -316,35 +316,36 @@ bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
                 return false;
             continue;
         }
-        enum mqd_answer_step step = mqd_answer_next(&fetcher->answer, fetcher->in + fetcher->in_begin, there, &taken);
+        enum mqd_parsed_step step =
+            mqd_response_parser_next(&fetcher->response, fetcher->in + fetcher->in_begin, there, &taken);
         fetcher->in_begin += taken;
         there -= taken;
         switch (step) {
-        case MQD_ANSWER_MORE:
+        case MQD_PARSED_MORE:
             return true;
-        case MQD_ANSWER_HEAD:
+        case MQD_PARSED_HEAD:
             if (!on_head(r, fetcher))
                 return false;
             break;
-        case MQD_ANSWER_PARTITION:
+        case MQD_PARSED_PARTITION:
             on_partition(r, fetcher);
             break;
-        case MQD_ANSWER_RECORDS:
-            there = there < fetcher->answer.records_left ? there : fetcher->answer.records_left;
+        case MQD_PARSED_RECORDS:
+            there = there < fetcher->response.records_left ? there : fetcher->response.records_left;
             taken = on_records(r, fetcher, fetcher->in + fetcher->in_begin, there);
             fetcher->in_begin += taken;
-            mqd_answer_records_taken(&fetcher->answer, taken);
+            mqd_response_parser_records_taken(&fetcher->response, taken);
             if (taken < there)
                 return true; /* waits for the rest of a batch */
             break;
-        case MQD_ANSWER_PARTITION_END:
+        case MQD_PARSED_PARTITION_END:
             if (!on_partition_end(r, fetcher))
                 return false;
             break;
-        case MQD_ANSWER_END:
+        case MQD_PARSED_END:
             on_end(r, fetcher);
             break;
-        case MQD_ANSWER_WRONG:
+        case MQD_PARSED_WRONG:
             mqd_fetcher_end(r, fetcher, EPROTO, mqd_error_message());
             return false;
         }

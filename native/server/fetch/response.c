@@ -123,7 +123,7 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
     if (!good) {
         mqd_log(r, 3, request->connection->id, UINT32_MAX,
                 "a segment could not be read while answering a fetch; closing the connection");
-        out->failed = true; /* the bytes so far are not a complete answer: output closes the connection instead */
+        out->failed = true; /* the bytes so far are not a complete response: output closes the connection instead */
     }
     mqd_output_scratch(r, request->connection);
 }
