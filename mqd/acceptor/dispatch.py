@@ -1,7 +1,7 @@
 """From a request's frame to its handler and back to bytes.
 
-The table lists every supported API, whether the reactor or this process answers it, with the module
-that answers it here; a module is imported on first use. An API that is not in the table is not
+The table lists every supported API with its handler: the reactor, or the named module of this
+process, which is imported on first use. An API that is not in the table is not
 advertised. An unknown API or version ends the connection (except ApiVersions, which returns error
 35 in a body of version 0, KIP-511).
 """
@@ -211,7 +211,7 @@ def _failed(header: RequestHeader | None, request: object) -> Outcome:
             return Outcome(encode_response(header, response))
     except Exception:
         log.exception("an error cannot be returned; the connection is closed", api=api)
-    return Outcome(None, close=f"{api} failed, and its answer has no room for an error")
+    return Outcome(None, close=f"{api} failed, and its response has no field for an error")
 
 
 def _decode(frame: bytes) -> tuple[RequestHeader, object]:

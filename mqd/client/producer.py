@@ -115,8 +115,8 @@ class Producer:
         Memory of numpy and Arrow arrays may be used again after the return.
 
         confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, is
-        taken too, record by record as produce() does; it does not wait, and those that could not be
-        taken have "_error" set. Its names are taken as well: messages, callback.
+        accepted too, record by record as by produce(); it does not wait, and records without room
+        have "_error" set. The keywords messages and callback are accepted as well.
         """
         on_delivery = on_delivery if callback is None else callback
         if messages is not None:
@@ -171,7 +171,7 @@ class Producer:
 
     def poll(self, timeout: float = -1) -> int:
         """Serves delivery reports and the other callbacks; waits up to `timeout` seconds (below 0:
-        without end) for the first. Returns how many were served.
+        without limit) for the first. Returns how many were served.
         """
         return self._implementation.poll(timeout)
 
@@ -246,8 +246,8 @@ class Producer:
     # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Aborts an open transaction, flushes, ends; every record has had its report then, also
-        after a fatal error. Not from a callback.
+        """Aborts an open transaction, flushes and ends. By then every record has had its report,
+        even after a fatal error. Not from a callback.
 
         On shared memory it waits 5 s for a broker that is down, then gives up the outstanding records:
         reports say _PURGE_QUEUE, _PURGE_INFLIGHT.

@@ -9,7 +9,7 @@ M1  at most CONNECTIONS_MAX descriptors. When all are taken, a new connection ev
     connections. A scraper that sends its request immediately gets a response even if others stay
     silent.
 M2  a connection is closed if its request is not complete REQUEST_S after the accept, if the page is
-    not ready RENDER_S after that, or if it has not read the page ANSWER_S after that.
+    not ready RENDER_S after that, or if it has not read the page RESPONSE_S after that.
 M3  the page is rendered by one thread at a time, for all requests that arrive before it is done.
     Between two renderings at least PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time of the last
     one, so rendering never takes more than a quarter of a CPU. An earlier scrape waits: a response
@@ -57,7 +57,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 log = logging.get("acceptor.metrics")
 
 
-def _respond(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8", more: str = "") -> bytes:
+def _response(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8", more: str = "") -> bytes:
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}Connection:"
         " close\r\n\r\n"
@@ -67,18 +67,18 @@ def _respond(status: str, body: bytes, content_type: str = "text/plain; charset=
 
 PAGE = "/metrics"
 _PATHS = {path.encode(): path for path in (PAGE, LIVE, READY)}
-_NOT_FOUND = _respond("404 Not Found", b"there are /metrics, /health/live and /health/ready\n")
-_NOT_ALLOWED = _respond("405 Method Not Allowed", b"only GET is answered\n", more="Allow: GET\r\n")
-_NO_TOKEN = _respond(
+_NOT_FOUND = _response("404 Not Found", b"there are /metrics, /health/live and /health/ready\n")
+_NOT_ALLOWED = _response("405 Method Not Allowed", b"only GET is answered\n", more="Allow: GET\r\n")
+_NO_TOKEN = _response(
     "401 Unauthorized", b"the request lacks the token of metrics.token.file\n", more="WWW-Authenticate: Bearer\r\n"
 )
-_NOT_PLAIN = _respond("400 Bad Request", b"this port expects https\n")
+_NOT_PLAIN = _response("400 Bad Request", b"this port expects https\n")
 _TLS_HANDSHAKE = 0x16  # the first byte
-_BAD = _respond("400 Bad Request", b"this is not an HTTP request\n")
-_TOO_LARGE = _respond("431 Request Header Fields Too Large", b"the request is too large\n")
-_HEALTHY = _respond("200 OK", b"ok\n")
-_HANGS = _respond("503 Service Unavailable", b"the acceptor does not respond\n")
-_FAILED = _respond("500 Internal Server Error", b"the metrics cannot be rendered; the acceptor's log says why\n")
+_BAD = _response("400 Bad Request", b"this is not an HTTP request\n")
+_TOO_LARGE = _response("431 Request Header Fields Too Large", b"the request is too large\n")
+_HEALTHY = _response("200 OK", b"ok\n")
+_HANGS = _response("503 Service Unavailable", b"the acceptor does not respond\n")
+_FAILED = _response("500 Internal Server Error", b"the metrics cannot be rendered; the acceptor's log says why\n")
 
 
 class _Token(Protocol):
@@ -101,13 +101,13 @@ class _Client:
     are time.monotonic().
     """
 
-    __slots__ = ("deadline_s", "events", "moved_s", "received", "shaking", "socket", "to_send", "waiting")
+    __slots__ = ("deadline_s", "events", "moved_s", "received", "in_handshake", "socket", "to_send", "waiting")
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self.socket = connection
         self.received = b""
         self.events = selectors.EVENT_READ
-        self.shaking = False  # a TLS handshake that is not complete
+        self.in_handshake = False  # a TLS handshake that is not complete
         self.waiting = ""  # a path
         self.to_send: memoryview | None = None
         self.moved_s = now
@@ -154,7 +154,7 @@ class MetricsServer:
         self._selector = selectors.DefaultSelector()
         self._accepting_from_s = 0.0  # inf: accepting
         self._render_from_s = float("inf")  # inf: not requested
-        self._resting_until_s = 0.0  # after a rendering
+        self._paused_until_s = 0.0  # after a rendering
         self._rendering = False
         self._rendered: bytes | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -244,7 +244,7 @@ class MetricsServer:
         self._on_client(client)  # most requests are already complete
 
     def _is_any_waiting(self) -> bool:
-        """Whether a connection is there to be accepted: none is closed for one that is not."""
+        """Whether a connection waits to be accepted: an idle one is closed only then."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         return bool(poll.poll(0))
@@ -296,11 +296,11 @@ class MetricsServer:
                 client.socket, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
             )
             self._selector.register(client.socket, client.events, client)
-            client.shaking = True
-        if client.shaking:
+            client.in_handshake = True
+        if client.in_handshake:
             assert isinstance(client.socket, ssl.SSLSocket)
             client.socket.do_handshake()
-            client.shaking = False
+            client.in_handshake = False
             self._watch(client, selectors.EVENT_READ)
         return True
 
@@ -327,7 +327,7 @@ class MetricsServer:
         if decided != PAGE:
             self._checks.check(decided, partial(self._on_decided, client))
         elif not self._rendering:
-            self._render_from_s = max(client.moved_s, self._resting_until_s)
+            self._render_from_s = max(client.moved_s, self._paused_until_s)
 
     def _on_decided(self, client: _Client, faults: list[str]) -> None:
         """In the acceptor's thread."""
@@ -363,14 +363,14 @@ class MetricsServer:
 
     def _make_page(self) -> None:
         try:
-            page = _respond("200 OK", self._render(), CONTENT_TYPE)
+            page = _response("200 OK", self._render(), CONTENT_TYPE)
         except Exception:
             log.exception("the metrics cannot be rendered")
             page = _FAILED
         self._hand_over(page, time.thread_time())
 
     def _hand_over(self, page: bytes, cpu_s: float = 0.0) -> None:
-        self._resting_until_s = time.monotonic() + max(PAUSE_MIN_S, PAUSE_SHARE * cpu_s)
+        self._paused_until_s = time.monotonic() + max(PAUSE_MIN_S, PAUSE_SHARE * cpu_s)
         self._rendered = page
         os.eventfd_write(self._wake, 1)
 
@@ -381,14 +381,14 @@ class MetricsServer:
             client, faults = self._decided.popleft()
             if client in self._clients and client.waiting:  # otherwise it has disconnected, or HEALTH_S are over
                 body = "".join(f"{fault}\n" for fault in faults).encode()
-                self._respond(client, _respond("503 Service Unavailable", body) if faults else _HEALTHY)
+                self._respond(client, _response("503 Service Unavailable", body) if faults else _HEALTHY)
         if self._rendered is not None:
             page, self._rendered, self._rendering = self._rendered, None, False
             for client in [one for one in self._clients if one.waiting == PAGE]:
                 self._respond(client, page)
 
     def _respond(self, client: _Client, response: bytes) -> None:
-        """Begins to answer a client that has waited."""
+        """Begins the response to a client that has waited."""
         try:
             self._begin_response(client, response)
         except ssl.SSLWantReadError:

@@ -57,7 +57,7 @@ def dump(settings: Settings, path: Path, show_records: bool, from_offset: int, c
                     return
         except CorruptBatch as error:
             sys.stdout.flush()
-            raise CliError(f"{segment}: {error}; mqd log verify tells how much is sound") from error
+            raise CliError(f"{segment}: {error}; mqd log verify shows how much is sound") from error
 
 
 def _batch_json(segment: Path, batch: Any, records: list[Any] | None) -> str:
@@ -125,9 +125,9 @@ def verify(settings: Settings, paths: tuple[Path, ...], deep: bool) -> int:
     """Check headers, checksums, offsets and indexes of segments, partitions or whole log
     directories.
 
-    Exit status 1 when stored records are unreadable, or an index of aborted transactions does not
-    say what the log says. A last batch that is cut off (a crash, or a broker that is writing) is no
-    damage, nor is an index: it is rebuilt.
+    Exit status 1 when stored records are unreadable, or an index of aborted transactions disagrees
+    with the log. A truncated last batch (after a crash, or while a broker is writing) does not
+    count as damage, nor does any other index: it is rebuilt.
     """
     results = []
     damaged_count = 0

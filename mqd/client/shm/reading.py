@@ -35,7 +35,7 @@ BLOCK_RECORDS = 16384
 LARGE_BLOCK_RECORDS = 65536  # for a caller that requests this many, and is this far behind
 BLOCK_COUNT_MAX = 4
 DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # of one read(): more than that is not gathered from several compressed batches
-TURNS_MAX = 16  # without a record, of one read(): then the caller has its turn
+TURNS_MAX = 16  # iterations of one read() without a record; then it returns None
 
 CORRUPT_MESSAGE = 2
 
@@ -245,7 +245,7 @@ class PartitionReader:
         self, block: Block, state: ReadState, bytes_max: int, records_max: int
     ) -> RecordBatchView | None:
         """Reads the compressed batch that `state` describes, and following ones that fit. None: it
-        held nothing for us, or self._problem is set.
+        has no records to return, or self._problem is set.
         """
         parts: list[bytes] = []
         count = size = 0
@@ -284,10 +284,10 @@ class PartitionReader:
             try:
                 state = self._reader.next(found_in, 1, self.check_crc, 0)
             except NativeError:
-                break  # it comes again, behind these
+                break  # it is read again after these
         if not count:
             return None
-        self._problem = None  # it comes again, behind these
+        self._problem = None  # it is read again after these
         self._rest = self._view(block, count, parts[0] if len(parts) == 1 else b"".join(parts))
         return self._take_rest(records_max)
 
