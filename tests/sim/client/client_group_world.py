@@ -31,13 +31,13 @@ from mqd.client.group.events import (
     Polled,
     Problem,
     Resolve,
+    ResponseMissing,
     ResponseReceived,
     Revoke,
     Send,
     Subscribe,
     Tick,
     TopicsKnown,
-    ResponseMissing,
 )
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.group.consumer.cluster import FixedCluster

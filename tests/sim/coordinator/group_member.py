@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mqd.client.group.classic import ClassicCore
 from mqd.client.group.classic import ClassicSettings as MemberSettings
 from mqd.client.group.consumer_protocol import GroupCore, Settings
-from mqd.client.group.events import Assign, Done, Polled, ResponseReceived, Revoke, Send, ResponseMissing
+from mqd.client.group.events import Assign, Done, Polled, ResponseMissing, ResponseReceived, Revoke, Send
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets, OffsetsCommitted, OffsetsFetched

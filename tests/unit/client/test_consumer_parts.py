@@ -23,13 +23,13 @@ from mqd.client.group.events import (
     Polled,
     Problem,
     Resolve,
+    ResponseMissing,
     ResponseReceived,
     Revoke,
     Send,
     Subscribe,
     Tick,
     TopicsKnown,
-    ResponseMissing,
 )
 from mqd.client.messages import local_error
 from mqd.client.offsets import Committed, PartitionResult

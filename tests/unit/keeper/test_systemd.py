@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mqd.keeper.systemd import RESPONSE_S, PROBE_S, Feeder, Manager
+from mqd.keeper.systemd import PROBE_S, RESPONSE_S, Feeder, Manager
 from mqd.shm.keeper_messages import Probed, ProbeQuery
 
 
