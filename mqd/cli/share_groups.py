@@ -20,10 +20,13 @@ NOT_THERE = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSIO
 
 class Begun(NamedTuple):
     """The state of a share group in a partition: records below `offset` are finished. `lag` None:
-    not known."""
+    not known. `delivered`: delivery count -> records that were delivered so often and are not
+    finished, as far as it is persisted; only where it was requested, of a broker of mqd.
+    """
 
     offset: int
     lag: int | None
+    delivered: dict[int, int]
 
 
 def describe(cluster: Cluster, name: str) -> Any | None:
@@ -42,17 +45,21 @@ def describe(cluster: Cluster, name: str) -> Any | None:
 
 def _begun(group: Any) -> dict[Partition, Begun]:
     return {
-        (topic.topic_name, one.partition_index): Begun(one.start_offset, one.lag if one.lag >= 0 else None)
+        (topic.topic_name, one.partition_index): Begun(
+            one.start_offset,
+            one.lag if one.lag >= 0 else None,
+            {found.delivery_count: found.records for found in one.deliveries},
+        )
         for topic in group.topics
         for one in topic.partitions
         if not one.error_code and one.start_offset >= 0
     }
 
 
-def offsets(cluster: Cluster, name: str) -> dict[Partition, Begun]:
+def offsets(cluster: Cluster, name: str, with_deliveries: bool = False) -> dict[Partition, Begun]:
     """The offsets of every partition in which the group has begun."""
     message = DescribeShareGroupOffsetsRequest
-    request = message(groups=[message.Group(group_id=name, topics=None)])
+    request = message(groups=[message.Group(group_id=name, topics=None)], include_deliveries=with_deliveries)
     response = cluster.request_coordinator(
         GROUP, name, DESCRIBE_OFFSETS, request, lambda found: found.groups[0].error_code
     ).groups[0]

@@ -24,7 +24,7 @@ from mqd.console import rendering
 from mqd.console.guard import App, Guard
 from mqd.console.options import Options, of_user
 from mqd.console.page_request import PageRequest, Refused
-from mqd.console.pages import access, changes, cluster, groups, messages, moves, overview, topics, transactions
+from mqd.console.pages import access, changes, cluster, groups, messages, moves, overview, queues, topics, transactions
 from mqd.console.sessions import Session
 from mqd.console.shared import Console
 from mqd.security.client import ClientSecurity
@@ -52,6 +52,7 @@ def application(options: Options) -> App:
         shown("/message", messages.record_page),
         shown("/message/raw", messages.raw),
         shown("/groups", groups.page),
+        shown("/queues", queues.page),
         shown("/group", groups.group_page),
         shown("/transactions", transactions.page),
         shown("/transaction", transactions.transaction_page),

@@ -503,14 +503,16 @@ def group(settings: Settings, name: str) -> Consumed:
     }
     chosen = dict(itertools.islice(behind.items(), AGES_MAX))
     try:
-        ages = _ages(settings, chosen) if chosen else {}
+        ages = oldest_ages(settings, chosen) if chosen else {}
     except (CliError, KafkaException):
         ages = {}  # this user may not read there: only the lag in records is shown
     return Consumed(described, rows, ages)
 
 
-def _ages(settings: Settings, places: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
-    """Reads one record of each partition: Kafka has no request for a record's time."""
+def oldest_ages(settings: Settings, places: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
+    """How many seconds ago the records at these offsets were written. Reads one record of each partition:
+    Kafka has no request for a record's time.
+    """
     consumer = Consumer(
         base_config(settings.bootstrap)
         | {

@@ -74,6 +74,10 @@ NOTES = """
 * **ReadShareGroupState** has a tagged field of mqd's own, number 9100: where the leader epochs of the
   reader's log begin, and as the last one, 2147483647, where the log ends. In a newer leader epoch,
   what was known of records that this log has lost is forgotten.
+* **DescribeShareGroupOffsets** and **ReadShareGroupStateSummary** have a tagged field of mqd's own,
+  number 9100: `true` in the request requests how many records of each share-partition were
+  delivered how often and are not finished; the response has them in the field of the same number,
+  which is present only when requested.
 * **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the share
   groups of each partition of the topics, and the partitions of `__share_group_state` whose states
   the host has (`queue.delete.on.ack`).

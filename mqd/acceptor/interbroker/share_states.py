@@ -65,7 +65,7 @@ _EVENTS: dict[int, _Api] = {
         ),
     ),
     DELETE: _Api(0, lambda number, one: share.Delete(number)),
-    READ_SUMMARY: _Api(1, lambda number, one: share.ReadSummary(number)),
+    READ_SUMMARY: _Api(1, lambda number, one: share.ReadSummary(number, one.include_deliveries)),
 }
 
 

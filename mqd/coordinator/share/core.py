@@ -99,6 +99,7 @@ class Write(msgspec.Struct, frozen=True, gc=False):
 
 class ReadSummary(msgspec.Struct, frozen=True, gc=False):
     request: int
+    includes_deliveries: bool = False
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):
@@ -275,6 +276,9 @@ class SharePartition:
                     leader_epoch=self.leader_epoch,
                     start_offset=self.start_offset,
                     delivery_complete_count=self.complete_count,
+                    deliveries=[ReadShareGroupStateSummaryResponse.Delivered(*one) for one in self.runs.retried()]
+                    if event.includes_deliveries
+                    else [],
                 ),
             )
         ]

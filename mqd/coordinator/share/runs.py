@@ -12,6 +12,7 @@ Cost of merging one run: two bisections, and the runs that it touches.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from typing import NamedTuple
 
 AVAILABLE, ACKNOWLEDGED, ARCHIVING, ARCHIVED = 0, 2, 3, 4
@@ -103,6 +104,14 @@ class Runs:
     def finished_count(self) -> int:
         """Of offsets that are Acknowledged or Archived."""
         return sum(run.last + 1 - run.first for run in self.runs if run.state in (ACKNOWLEDGED, ARCHIVED))
+
+    def retried(self) -> list[tuple[int, int]]:
+        """(delivery count, how many offsets) of what was delivered and is not finished."""
+        found: Counter[int] = Counter()
+        for run in self.runs:
+            if run.state == AVAILABLE and run.deliveries:
+                found[run.deliveries] += run.last + 1 - run.first
+        return sorted(found.items())
 
     def check(self) -> None:
         assert self.firsts == [run.first for run in self.runs], "M2"

@@ -386,6 +386,7 @@ class ReadShareGroupStateSummaryRequest(msgspec.Struct, gc=False):
     class Partition(msgspec.Struct, gc=False):
         partition: int = 0  # 0+
         leader_epoch: int = 0  # 0+
+        include_deliveries: bool = False  # 0+, tag 9100
 
     group_id: str = ""  # 0+
     topics: list[ReadShareGroupStateSummaryRequest.Topic] = []  # 0+
@@ -406,6 +407,11 @@ class ReadShareGroupStateSummaryResponse(msgspec.Struct, gc=False):
         leader_epoch: int = 0  # 0+
         start_offset: int = 0  # 0+
         delivery_complete_count: int = -1  # 1+
+        deliveries: list[ReadShareGroupStateSummaryResponse.Delivered] = []  # 0+, tag 9100
+
+    class Delivered(msgspec.Struct, gc=False):
+        delivery_count: int = 0  # 0+
+        records: int = 0  # 0+
 
     results: list[ReadShareGroupStateSummaryResponse.Topic] = []  # 0+
 
@@ -422,6 +428,7 @@ class DescribeShareGroupOffsetsRequest(msgspec.Struct, gc=False):
         partitions: list[int] = []  # 0+
 
     groups: list[DescribeShareGroupOffsetsRequest.Group] = []  # 0+
+    include_deliveries: bool = False  # 0+, tag 9100
 
 
 class DescribeShareGroupOffsetsResponse(msgspec.Struct, gc=False):
@@ -445,6 +452,11 @@ class DescribeShareGroupOffsetsResponse(msgspec.Struct, gc=False):
         lag: int = -1  # 1+
         error_code: int = 0  # 0+
         error_message: str | None = None  # 0+, null 0+
+        deliveries: list[DescribeShareGroupOffsetsResponse.Delivered] = []  # 0+, tag 9100
+
+    class Delivered(msgspec.Struct, gc=False):
+        delivery_count: int = 0  # 0+
+        records: int = 0  # 0+
 
     throttle_time_ms: int = 0  # 0+
     groups: list[DescribeShareGroupOffsetsResponse.Group] = []  # 0+

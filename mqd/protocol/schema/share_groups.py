@@ -216,6 +216,7 @@ topics: [Topic] 0+
     partitions: [Partition] 0+
         partition: int32 0+
         leader_epoch: int32 0+
+        include_deliveries: bool 0+ tag=9100
 response
 results: [Topic] 0+
     topic_id: uuid 0+
@@ -227,6 +228,9 @@ results: [Topic] 0+
         leader_epoch: int32 0+
         start_offset: int64 0+
         delivery_complete_count: int32 1+ = -1
+        deliveries: [Delivered] 0+ tag=9100
+            delivery_count: int16 0+
+            records: int64 0+
 
 DescribeShareGroupOffsets 90: versions 0-1, flexible from 0
 groups: [Group] 0+
@@ -234,6 +238,7 @@ groups: [Group] 0+
     topics: [Topic] 0+ null=0+
         topic_name: string 0+
         partitions: [int32] 0+
+include_deliveries: bool 0+ tag=9100
 response
 throttle_time_ms: int32 0+
 groups: [Group] 0+
@@ -248,6 +253,9 @@ groups: [Group] 0+
             lag: int64 1+ = -1
             error_code: int16 0+
             error_message: string 0+ null=0+
+            deliveries: [Delivered] 0+ tag=9100
+                delivery_count: int16 0+
+                records: int64 0+
     error_code: int16 0+
     error_message: string 0+ null=0+
 

@@ -306,12 +306,15 @@ def test_transactions_and_access_are_managed(
             "moves": "/moves",
             "drain": "/cluster/drain?node=1",
             "all-groups": "/groups",
+            "queues": "/queues",
             "share-group": f"/group?name={shared.group}",
             "spark-query": "/group?name=daily-totals",
         }
         assert problems(window, console, pages, ("rules",)) == {}
 
-        window.get(console.url + f"/group?name={shared.group}")
+        window.get(console.url + "/queues")
+        wait(window, "To be delivered again")
+        press(window, shared.group)
         press(window, "Move its offsets")
         fill(window, to="earliest")
         press(window, "Go on")

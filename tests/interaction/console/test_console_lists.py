@@ -8,11 +8,13 @@ from collections.abc import Iterator
 
 import confluent_kafka
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import AcknowledgeType, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.console_client import Browser
 from tests.interaction.console.test_console_overview import log_in
+from tests.interaction.coordinator.test_dead_letters import Dead
+from tests.interaction.coordinator.test_share_groups import committed, polled
 from tests.interaction.security.secured import PASSWORDS, Secured
 from tests.interaction.traffic import eventually
 
@@ -103,6 +105,29 @@ def test_a_group_is_behind_in_records_and_in_time(secured: Secured, topics: None
     assert "orders-1 10 10 0 0 s" in response.words
     missing = browser.get("/group", name="no-such")
     assert missing.status == 502 and "there is no group no-such" in missing.words
+
+
+def test_a_queue_shows_its_backlog_its_retries_and_its_dead_letters(secured: Secured, browser: Browser) -> None:
+    queue = Dead(secured.broker.bootstrap)
+    assert "No share group is like that." in browser.get("/queues", q=queue.group).words
+    queue.create_letters()
+    queue.name_letters()
+    queue.produce("a", "b", "c", "poison")
+    kinds = {"a": AcknowledgeType.ACCEPT, "poison": AcknowledgeType.REJECT}
+    with queue.consumer("explicit") as client:
+        while kinds:
+            for value, message in polled(client):
+                client.acknowledge(message, kinds.pop(value, AcknowledgeType.RELEASE))
+            committed(client)
+        found = f"{queue.topic} 1 2"  # one member, a backlog of two
+        eventually(lambda: found in browser.get("/queues", q=queue.group).words, found)
+    # a letter, and the end of its transaction
+    found = rf"{queue.topic} 0 2 \d+ \S+ 2 after \d deliver\S+ {re.escape(queue.letters)} : up to 2 "
+    eventually(
+        lambda: re.search(found, browser.get("/queues", q=queue.group).words),
+        lambda: browser.get("/queues", q=queue.group).words,
+    )
+    assert f"mqd queue redrive {queue.letters}" in browser.get("/queues", q=queue.group).words
 
 
 def test_a_member_and_what_it_is_assigned(secured: Secured, topics: None, browser: Browser) -> None:

@@ -265,3 +265,13 @@ def test_an_administrators_offset_is_not_beyond_the_logs_end() -> None:
 def test_what_is_no_list_of_epochs(epochs: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError):
         records.epoch_starts(epochs)
+
+
+def test_what_waits_for_another_delivery_is_counted_by_deliveries() -> None:
+    driver = Driver().started()
+    driver.write(
+        Run(5, 9, AVAILABLE, 1), Run(10, 10, ACKNOWLEDGED, 2), Run(11, 12, AVAILABLE, 3), Run(14, 14, AVAILABLE, 1)
+    )
+    assert driver.send_request(ReadSummary).deliveries == []
+    found = driver.send_request(ReadSummary, True).deliveries
+    assert [(one.delivery_count, one.records) for one in found] == [(1, 6), (3, 2)]

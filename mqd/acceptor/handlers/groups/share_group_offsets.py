@@ -50,7 +50,9 @@ class EndOffset(NamedTuple):
 
 async def handle(context: Context, header: RequestHeader, request: object) -> object:
     if isinstance(request, DescribeShareGroupOffsetsRequest):
-        groups = await asyncio.gather(*(_describe(context, group) for group in request.groups))
+        groups = await asyncio.gather(
+            *(_describe(context, group, request.include_deliveries) for group in request.groups)
+        )
         return DescribeShareGroupOffsetsResponse(groups=list(groups))
     if isinstance(request, AlterShareGroupOffsetsRequest):
         return await _alter(context.broker, request)
@@ -61,7 +63,9 @@ async def handle(context: Context, header: RequestHeader, request: object) -> ob
 # -- DescribeShareGroupOffsets ---------------------------------------------------------------------
 
 
-async def _describe(context: Context, requested: DescribeShareGroupOffsetsRequest.Group) -> _Described.Group:
+async def _describe(
+    context: Context, requested: DescribeShareGroupOffsetsRequest.Group, includes_deliveries: bool
+) -> _Described.Group:
     broker, group_id = context.broker, requested.group_id
     coordinators = broker.coordinators
     if not has_share_groups(broker):
@@ -86,7 +90,7 @@ async def _describe(context: Context, requested: DescribeShareGroupOffsetsReques
                 wanted.setdefault(topic.topic_name, []).extend(topic.partitions)
             else:
                 denied.append(_denied(topic.topic_name, topic.partitions))
-    found = await _topics(broker, coordinators, group_id, wanted)
+    found = await _topics(broker, coordinators, group_id, wanted, includes_deliveries)
     return _Described.Group(group_id=group_id, topics=found + denied)
 
 
@@ -108,7 +112,7 @@ def _denied(name: str, indexes: list[int]) -> _Described.Topic:
 
 
 async def _topics(
-    broker: Broker, coordinators: Coordinators, group_id: str, wanted: dict[str, list[int]]
+    broker: Broker, coordinators: Coordinators, group_id: str, wanted: dict[str, list[int]], includes_deliveries: bool
 ) -> list[_Described.Topic]:
     known = {name: image.topic_id for name in wanted if (image := broker.metadata.topics.get(name)) is not None}
     unknown = [
@@ -124,7 +128,12 @@ async def _topics(
     request = _Summary(
         group_id=group_id,
         topics=[
-            _Summary.Topic(topic_id=topic_id, partitions=[_Summary.Partition(partition=one) for one in wanted[name]])
+            _Summary.Topic(
+                topic_id=topic_id,
+                partitions=[
+                    _Summary.Partition(partition=one, include_deliveries=includes_deliveries) for one in wanted[name]
+                ],
+            )
             for name, topic_id in known.items()
         ],
     )
@@ -156,7 +165,11 @@ def _partition(one: Any, end: EndOffset | None) -> _Described.Partition:
         return _Described.Partition(partition_index=one.partition, start_offset=UNINITIALIZED)
     lag = end.offset - one.start_offset - one.delivery_complete_count if end is not None else -1
     return _Described.Partition(
-        partition_index=one.partition, start_offset=one.start_offset, leader_epoch=one.leader_epoch, lag=lag
+        partition_index=one.partition,
+        start_offset=one.start_offset,
+        leader_epoch=one.leader_epoch,
+        lag=lag,
+        deliveries=[_Described.Delivered(found.delivery_count, found.records) for found in one.deliveries],
     )
 
 

@@ -1,0 +1,90 @@
+"""What the page of queues shows: share groups, their backlog, and what became of failed records."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+from confluent_kafka import KafkaException
+
+from mqd.base.dead_letters import TOPIC as LETTERS_TOPIC
+from mqd.cli import share_groups
+from mqd.cli.broker_lookup import EARLIEST, LATEST, Cluster
+from mqd.cli.common import CliError, Settings
+from mqd.cli.group_listing import Group
+from mqd.console.queries import AGES_MAX, DESCRIBE_CONFIGS, oldest_ages
+from mqd.protocol.messages import DescribeConfigsRequest
+
+GROUP_RESOURCE = 32
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """A share group. `backlog`: records that it has not finished; `oldest_s`: the age of the oldest of them.
+    `delivered`: delivery count -> records that were released or whose lock has ended, and that wait for the
+    next delivery. None: not known. `letters_topic`: of its dead letters, or ""; `letters`: offsets in it, more than there are letters.
+    """
+
+    group: Group
+    topics: tuple[str, ...]
+    backlog: int | None
+    oldest_s: float | None
+    delivered: dict[int, int]
+    letters_topic: str
+    letters: int | None
+
+
+def queues(settings: Settings, known: list[Group]) -> list[Queue]:
+    """Of the share groups of one page of the list. Raises CliError."""
+    with Cluster(settings.bootstrap) as cluster:
+        begun = {one.group: share_groups.offsets(cluster, one.group, with_deliveries=True) for one in known}
+        topics = {one.group: _letters_topic(cluster, one.group) for one in known}
+        partitions = [
+            (topic, index)
+            for topic, indexes in cluster.topics({topic for topic in topics.values() if topic}).items()
+            for index in indexes
+        ]
+        ends, starts = cluster.offsets(partitions, LATEST), cluster.offsets(partitions, EARLIEST)
+    letters: Counter[str] = Counter()
+    for partition in ends.keys() & starts.keys():
+        letters[partition[0]] += ends[partition] - starts[partition]
+    return [
+        Queue(
+            one,
+            tuple(sorted({topic for topic, _ in begun[one.group]})),
+            sum(found.lag or 0 for found in begun[one.group].values()) if begun[one.group] else None,
+            _oldest(settings, begun[one.group]),
+            _added(found.delivered for found in begun[one.group].values()),
+            topics[one.group],
+            letters.get(topics[one.group]),
+        )
+        for one in known
+    ]
+
+
+def _added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
+    total: Counter[int] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(sorted(total.items()))
+
+
+def _oldest(settings: Settings, begun: dict[tuple[str, int], share_groups.Begun]) -> float | None:
+    """None: nothing waits, or it cannot be read."""
+    places = {partition: one.offset for partition, one in begun.items() if one.lag}
+    if not places:
+        return None
+    try:
+        return max(oldest_ages(settings, dict(itertools.islice(places.items(), AGES_MAX))).values(), default=None)
+    except (CliError, KafkaException):
+        return None
+
+
+def _letters_topic(cluster: Cluster, name: str) -> str:
+    """ "" where there is none, or this user may not see it."""
+    resource = DescribeConfigsRequest.Resource(resource_type=GROUP_RESOURCE, resource_name=name)
+    (found,) = cluster.first.request(DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
+    if found.error_code:
+        return ""
+    return next((one.value or "" for one in found.configs if one.name == LETTERS_TOPIC), "")
