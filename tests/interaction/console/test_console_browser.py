@@ -251,7 +251,8 @@ def test_transactions_and_access_are_managed(
     write(broker, "orders", [("a", b"1")] * 6, 3)
     console = start_console(broker)
     settings = {"bootstrap.servers": broker.bootstrap, "log_level": 0}
-    producer = confluent_kafka.Producer({**settings, "transactional.id": "till-7"})
+    # it stays open for the whole story, however slow the machine is
+    producer = confluent_kafka.Producer({**settings, "transactional.id": "till-7", "transaction.timeout.ms": 600_000})
     producer.init_transactions(30)
     producer.begin_transaction()
     for index in range(3):
