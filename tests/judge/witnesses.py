@@ -102,9 +102,7 @@ def _closing(name: str, *indexes: int) -> object:
     batches = [m.ShareFetchRequest.AcknowledgementBatch(0, 2, [1])]
     partitions = [m.ShareFetchRequest.Partition(index, acknowledgement_batches=batches) for index in indexes]
     topics = [m.ShareFetchRequest.Topic(Ref("topic_id", name), partitions)]
-    return m.ShareFetchRequest(
-        GROUP, SHARE_MEMBER, -1, max_wait_ms=100, max_records=500, batch_size=500, topics=topics
-    )
+    return m.ShareFetchRequest(GROUP, SHARE_MEMBER, -1, max_wait_ms=100, max_records=500, batch_size=500, topics=topics)
 
 
 _LEFT = (*stories.SHARE_HISTORIES[3], stories.share_heartbeat(-1))
