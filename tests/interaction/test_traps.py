@@ -60,7 +60,7 @@ TRAPS = {
     "partial restart": [
         "interaction/test_traps.py::test_a_killed_worker_recovers_its_records_and_producers",
         "interaction/test_traps.py::test_restarted_processes_never_assign_a_producer_id_twice",
-        "unit/worker/test_process.py::test_a_killed_worker_takes_its_partitions_back",
+        "unit/worker/test_process.py::test_a_restarted_worker_gets_its_partitions_back",
         "unit/worker/test_process.py::test_a_restarted_controller_changes_nothing",
     ],
     "forwarded produce": [

@@ -1,4 +1,4 @@
-"""An example that takes long, as on a busy machine, fails no test of Hypothesis."""
+"""A slow example, as on a busy machine, does not fail a Hypothesis test."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def test_an_example_that_takes_longer_than_the_default_deadline(seconds: float) 
     time.sleep(seconds)
 
 
-def test_slow_draws_are_no_finding() -> None:
+def test_slow_draws_are_not_a_failure() -> None:
     assert HealthCheck.too_slow in settings().suppress_health_check and settings().deadline is None

@@ -1,4 +1,4 @@
-"""Bytecode is kept between the processes that tests start, whatever Python's settings for the tree are."""
+"""Processes that tests start keep their bytecode, whatever Python's settings for the tree are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import bytecode
 
 @pytest.fixture
 def without_bytecode(tmp_path, monkeypatch):
-    """`tmp_path / "installed"` is all that is installed."""
+    """`tmp_path / "installed"` contains the only installed packages."""
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "installed"))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")

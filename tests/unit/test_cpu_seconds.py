@@ -1,4 +1,4 @@
-"""What a test costs: its own CPU time and that of the processes it starts, alive or ended."""
+"""The cost of a test: its own CPU time and that of the processes it starts, alive or ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_process_that_still_runs_counts_with_what_it_started():
     assert 0.25 < alive <= cpu_seconds.used() - before + 0.02  # in ticks of 10 ms while it runs
 
 
-def test_only_what_doubles_is_slower():
+def test_only_tests_that_double_are_slower():
     kept = {"a": 10.0, "b": 2.0, "c": 2.0}
     now = {"a": 19.0, "b": 4.5, "c": 2.9, "new": 5.0, "small": 2.9, "collection": 99.0}
     assert cpu_seconds.slower(now, kept) == {"b": (2.0, 4.5), "new": (2.0, 5.0)}
@@ -51,7 +51,7 @@ def test_folders_are_added_up():
     assert "3.8  tests/unit\n" in message and "3.8  together" in message
 
 
-def test_a_fixture_of_the_session_has_a_name_of_its_own(tmp_path):
+def test_a_session_fixture_is_counted_under_its_own_name(tmp_path):
     meter = cpu_seconds.Meter(tmp_path / "seconds.json")
     test = SimpleNamespace(nodeid="tests/spark/test_a.py::test_b")
     running = meter.pytest_runtest_protocol(test)

@@ -1,4 +1,4 @@
-"""A process that a test pauses does nothing more once it is paused."""
+"""A process that a test pauses does nothing once it is paused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands in a fork of a process that has imported everything: what a test sees of them."""
+"""Commands in a fork of a process that has imported everything behave as executed ones."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mqd import __version__
 from tests.preloaded import PRELOADED
 
 
-def test_output_status_and_complaints() -> None:
+def test_output_exit_status_and_errors() -> None:
     good = PRELOADED.run("--version")
     assert (good.returncode, good.stdout, good.stderr) == (0, f"mqd {__version__}\n", "")
     bad = PRELOADED.run("upp")
     assert (bad.returncode, bad.stdout) == (2, "") and "did you mean up?" in bad.stderr
 
 
-def test_it_is_our_child_in_a_session_of_its_own_with_what_it_was_given(tmp_path: Path) -> None:
+def test_it_is_our_child_in_its_own_session_with_its_arguments(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     with open(writing, "w") as output, open(tmp_path / "stderr", "w") as errors:
         environment = {**os.environ, "MQD_DATA_DIR": "data"}

@@ -1,5 +1,5 @@
-"""`make test`'s runner, on a small tree of its own: what fails counts, wherever it fails, and
-nothing is tried a second time.
+"""`make test`'s runner, on a small tree: every failure counts, in every lane, and nothing is
+retried.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TESTS = Path(__file__).resolve().parents[1]
 FEW = "(Lane(('tests/crash', 'tests/unit'), 0, False), Lane(('tests/property',), 0, True))"
 PASSES = "def test_it():\n    pass\n"
 FAILS = "def test_it():\n    assert False\n"
-# fails when the file beside it is not there yet, and makes it
+# fails if the file beside it does not exist yet, and creates it
 ONCE = (
     "import pathlib\n\n\ndef test_it():\n    mark = pathlib.Path(__file__).with_suffix('.mark')\n    seen ="
     " mark.exists()\n    mark.touch()\n    assert seen\n"
@@ -40,7 +40,7 @@ def run(
     kept: dict[str, float] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     bodies = dict.fromkeys(("tests/crash", "tests/property"), PASSES)
-    bodies |= {"tests/interaction": with_broker, "tests/unit": without, "tests/tidy": FAILS}  # tidy is make lint's
+    bodies |= {"tests/interaction": with_broker, "tests/unit": without, "tests/tidy": FAILS}  # tidy is run by make lint
     for folder, body in bodies.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
         (root / folder / f"test_of_{Path(folder).name}.py").write_text(body)
@@ -49,7 +49,7 @@ def run(
     (root / "pytest.ini").write_text("[pytest]\n")
     shutil.copy(TESTS / "cpu_seconds.py", root / "tests")
     whole = (TESTS / "run_quick.py").read_text()
-    # three lanes are enough, each is another start of pytest
+    # three lanes are enough, since each starts pytest again
     (root / "tests" / "run_quick.py").write_text(whole.replace("BESIDE = (", f"BESIDE = {FEW} or (", 1))
     if kept is not None:
         (root / "tests" / "durations.json").write_text(json.dumps(kept))
@@ -63,7 +63,7 @@ def run(
     )
 
 
-def test_all_of_it_is_run_and_what_each_part_costs_is_printed_and_kept(tmp_path):
+def test_all_parts_are_run_and_their_cost_is_printed_and_kept(tmp_path):
     done = run(
         tmp_path,
         "--keep",
@@ -86,7 +86,7 @@ def passed(done: subprocess.CompletedProcess[str]) -> list[int]:
 
 
 def test_a_failure_fails_the_run_without_a_second_try_and_hides_nothing(tmp_path):
-    """In the first lane; and the core, in one beside it."""
+    """In the first lane; and the native tests, in a parallel one."""
     done = run(tmp_path, core="false", with_broker=ONCE)
     assert done.returncode != 0 and done.stdout.count("1 failed") == 1
     assert passed(done) == [1, 2] and "the core's own tests FAILED" in done.stdout

@@ -1,4 +1,4 @@
-"""The rotating share of the slow tier: its order, its time, and what it says of a failure."""
+"""The rotating share of the slow tier: its order, its time limit, and its report of a failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_module_of_many_tests_is_not_the_whole_share():
     assert others[0] < 20 and len(order) - others[-1] < 20
 
 
-def test_tests_of_a_module_come_in_hands():
+def test_tests_of_a_module_are_dealt_in_hands():
     order = [test.partition("::")[0] for test in dealt(NAMES, "x")]
     changes = sum(one != other for one, other in zip(order, order[1:], strict=False))
     assert changes < len(order) / HAND * 1.4
@@ -60,7 +60,7 @@ def test_every_test_has_its_turn():
         (40.0, 3000.0, None),
     ],
 )
-def test_no_test_begins_that_the_run_has_no_time_for(minutes, own, seconds):
+def test_no_test_begins_without_enough_time(minutes, own, seconds):
     assert limit(minutes, own) == (None if seconds is None else pytest.approx(seconds))
 
 
@@ -94,7 +94,7 @@ def test_a_failure_is_reported_with_the_seed_and_the_command(tmp_path):
     assert f"repeat it: {sys.executable} -m pytest -q --tier=slow 'tests/test_it.py::test_it[17]'" in done.stdout
 
 
-def test_a_run_whose_time_is_over_has_begun_some_and_passes(tmp_path):
+def test_a_run_at_its_time_limit_passes(tmp_path):
     done = share(tmp_path, BEGIN_MINUTES * 60 - 3.0, seconds=0.5)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"no test is begun after minute {BEGIN_MINUTES}" in done.stdout and "30 passed" not in done.stdout

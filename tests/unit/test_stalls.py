@@ -1,4 +1,6 @@
-"""tests/stalls.py: what it stops continues, and what a test has stopped stays so."""
+"""tests/stalls.py: processes that it stops continue, and those that a test has stopped stay
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_a_process_stands_still_for_a_moment(process: subprocess.Popen) -> None:
+def test_a_process_is_stopped_for_a_moment(process: subprocess.Popen) -> None:
     made = stalls.Stalls("seed", 1.0)
     stopping = threading.Thread(target=made.stop, args=(process.pid, 600.0))
     stopping.start()

@@ -1,4 +1,4 @@
-"""Which partition a directory belongs to, and how one is removed."""
+"""Which partition a directory belongs to, and the deletion of directories."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_metadata_has_kafkas_format() -> None:
         b"\xff" * 40,
     ],
 )
-def test_metadata_that_is_none_is_refused(data: bytes) -> None:
+def test_invalid_metadata_is_refused(data: bytes) -> None:
     with pytest.raises(directories.TopicIdMismatch):
         directories.parse_metadata(data)
 
@@ -65,7 +65,7 @@ def test_a_crash_in_the_middle_of_creation_is_finished(tmp_path: Path) -> None:
     assert directories.exists(tmp_path, "t", 0, A)
 
 
-def test_damaged_metadata_means_stray(tmp_path: Path) -> None:
+def test_a_directory_with_damaged_metadata_is_a_stray(tmp_path: Path) -> None:
     path, _ = directories.prepare(tmp_path, "t", 0, A, PlainFiles())
     (path / directories.METADATA).write_bytes(b"version: 0\ntopic_id")
     assert directories.prepare(tmp_path, "t", 0, A, PlainFiles())[1] is not None
@@ -87,14 +87,14 @@ def test_deletion_frees_the_name_first_and_durably(tmp_path: Path) -> None:
     assert directories.set_aside_for_deletion(tmp_path, "t", 0, files) is None
 
 
-def test_names_aside_fit_a_file_name(tmp_path: Path) -> None:
+def test_names_of_moved_directories_fit_the_limit(tmp_path: Path) -> None:
     name = directories.aside_name("x" * 249, 2147483647, "delete")
     assert len(name) <= 255
     (tmp_path / name).mkdir()
     assert directories.leftovers(tmp_path) == [tmp_path / name]
 
 
-def test_a_topic_named_like_a_deletion_is_none(tmp_path: Path) -> None:
+def test_a_topic_named_like_a_deleted_directory_is_not_deleted(tmp_path: Path) -> None:
     directories.prepare(tmp_path, "t-delete", 0, A, PlainFiles())
     directories.prepare(tmp_path, "t." + "0" * 32 + "-delete", 0, A, PlainFiles())
     assert directories.leftovers(tmp_path) == []
@@ -102,7 +102,7 @@ def test_a_topic_named_like_a_deletion_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metadata", [None, b"", b"\0" * 44])
 @pytest.mark.parametrize("has_others", [False, True])
-def test_lost_metadata_of_what_checkpoints_know_is_an_error_with_the_way_out(
+def test_lost_metadata_of_a_checkpointed_partition_is_an_error_with_a_remedy(
     tmp_path: Path, metadata: bytes | None, has_others: bool
 ) -> None:
     path, _ = directories.prepare(tmp_path, "t", 0, A, PlainFiles())
@@ -114,11 +114,12 @@ def test_lost_metadata_of_what_checkpoints_know_is_an_error_with_the_way_out(
     with pytest.raises(OSError, match="topic_id: AAECAwQFBgcICQoLDA0ODw.*restart the broker"):
         directories.prepare(tmp_path, "t", 0, A, files, 7, has_others)
     assert files.changes == [] and (path / "00000000000000000000.log").read_bytes() == b"records"
-    (path / directories.METADATA).write_text("version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n")  # as the message says
+    # as the error message advises
+    (path / directories.METADATA).write_text("version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n")
     assert directories.prepare(tmp_path, "t", 0, A, files, 7, has_others) == (path, None)
 
 
-def test_only_one_of_several_replicas_begins_without_its_directory(tmp_path: Path) -> None:
+def test_a_missing_directory_is_only_recreated_for_one_of_several_replicas(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="below offset 7"):
         directories.prepare(tmp_path, "t", 0, A, PlainFiles(), 7)
     assert not (tmp_path / "t-0").exists()

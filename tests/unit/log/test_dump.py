@@ -1,4 +1,4 @@
-"""Looking at and checking stored segments."""
+"""Printing and verifying stored segments."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_dump_shows_every_batch_and_its_records(partition: Path) -> None:
     ]
 
 
-def test_a_sound_directory_is_sound(partition: Path) -> None:
+def test_an_intact_directory_has_no_problems(partition: Path) -> None:
     progress: list[tuple[int, int]] = []
     report = verify_directory(partition, lambda done, total: progress.append((done, total)), deep=True)
     assert report.sound and not report.damaged
@@ -57,8 +57,8 @@ def test_a_sound_directory_is_sound(partition: Path) -> None:
 
 
 def test_every_flipped_byte_is_found(partition: Path) -> None:
-    """But for base offset and leader epoch, which the checksum does not cover: one that rises
-    looks like a good one.
+    """Except in base offset and leader epoch, which the checksum does not cover: a higher value
+    looks valid.
     """
     size = first(partition).stat().st_size
     starts = [batch.position for batch in dump_segment(first(partition))]
@@ -86,19 +86,19 @@ def test_damage_is_located(partition: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 30, 70])
-def test_a_cut_off_end_of_the_last_segment_is_no_damage(partition: Path, cut: int) -> None:
+def test_a_truncated_last_segment_is_not_damage(partition: Path, cut: int) -> None:
     last = partition / "00000000000000000005.log"
     last.write_bytes(last.read_bytes()[:-cut])
     report = verify_directory(partition)
     assert not report.damaged and not report.sound and report.segments[1].incomplete
 
 
-def test_a_cut_off_end_of_an_older_segment_is_damage(partition: Path) -> None:
+def test_a_truncated_older_segment_is_damage(partition: Path) -> None:
     first(partition).write_bytes(first(partition).read_bytes()[:-1])
     assert verify_directory(partition).damaged
 
 
-def test_records_that_lie_are_found_only_when_looked_into(tmp_path: Path) -> None:
+def test_invalid_records_are_only_found_when_parsed(tmp_path: Path) -> None:
     write_segment(tmp_path, 0, [encode_batch(0, [10, 11], payload=b"\x02garbage")])
     assert verify_directory(tmp_path).sound, "the checksum is right"
     assert verify_directory(tmp_path, deep=True).damaged
@@ -111,7 +111,7 @@ def test_segments_that_overlap_are_found(tmp_path: Path) -> None:
     assert problem is not None and "the segment before it reaches 3" in problem
 
 
-def test_indexes_that_lie_are_no_loss_of_data(partition: Path) -> None:
+def test_wrong_indexes_are_not_a_loss_of_data(partition: Path) -> None:
     (partition / "00000000000000000000.index").write_bytes(b"\0\0\0\3\0\0\0\7")
     (partition / "00000000000000000000.timeindex").write_bytes(b"\0\0\0\0\0\0\xff\xff\0\0\0\1")
     report = verify_directory(partition)
@@ -119,7 +119,7 @@ def test_indexes_that_lie_are_no_loss_of_data(partition: Path) -> None:
     assert [problem.split(":")[0] for problem in report.segments[0].index_problems] == ["offset index", "time index"]
 
 
-def test_what_is_no_segment(tmp_path: Path) -> None:
+def test_files_that_are_not_segments(tmp_path: Path) -> None:
     (tmp_path / "00000000000000000000.log").write_bytes(
         b"hello world, this is certainly not a record batch of any version at all"
     )

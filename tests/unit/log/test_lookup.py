@@ -1,4 +1,4 @@
-"""Offsets by time, newest timestamps and ends of leader epochs, held against a plain model over
+"""Offsets by time, newest timestamps and ends of leader epochs, compared with a plain model over
 many random logs.
 """
 
@@ -72,7 +72,7 @@ def test_the_first_of_equal_timestamps(tmp_path: Path) -> None:
     assert max_timestamp(tmp_path, 4, 6) == (4, 7)
 
 
-def test_an_empty_log_knows_nothing(tmp_path: Path) -> None:
+def test_an_empty_log_has_no_offsets(tmp_path: Path) -> None:
     write_segment(tmp_path, 0, [])
     assert offset_for_timestamp(tmp_path, 0, 0, 0) == UNKNOWN
     assert max_timestamp(tmp_path, 0, 0) == UNKNOWN
@@ -83,7 +83,7 @@ def test_log_append_time_is_the_time_of_every_record(tmp_path: Path) -> None:
     assert offset_for_timestamp(tmp_path, 11, 0, 4) == (0, 30)
 
 
-def test_missing_indexes_cost_time_only(tmp_path: Path) -> None:
+def test_missing_indexes_only_cost_time(tmp_path: Path) -> None:
     rows = make_log(tmp_path, [[[i * 10, i * 10 + 5] for i in range(20)], [[900]]])
     for path in [*tmp_path.glob("*.index"), *tmp_path.glob("*.timeindex")]:
         path.unlink()
@@ -91,7 +91,7 @@ def test_missing_indexes_cost_time_only(tmp_path: Path) -> None:
         assert offset_for_timestamp(tmp_path, timestamp, 0, len(rows)) == model_by_time(rows, timestamp, 0, len(rows))
 
 
-def test_preallocated_and_torn_indexes_are_cut_to_what_makes_sense(tmp_path: Path) -> None:
+def test_preallocated_and_torn_indexes_are_cut_to_valid_entries(tmp_path: Path) -> None:
     rows = make_log(tmp_path, [[[i * 10] for i in range(30)]], index_every=3)
     for suffix, tail in ((".index", b"\0" * 64 + b"\1\2\3"), (".timeindex", b"\0" * 120 + b"\1\2\3\4\5")):
         path = next(tmp_path.glob(f"*{suffix}"))
@@ -119,7 +119,7 @@ def test_corruption_names_the_segment(tmp_path: Path) -> None:
         offset_for_timestamp(tmp_path, 15, 0, 2)
 
 
-def test_a_segment_that_vanishes_is_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_that_vanishes_is_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_log(tmp_path, [[[10], [20]], [[30]]])
     listed = lookup.segments.base_offsets
     seen = []
@@ -143,7 +143,7 @@ shapes = st.lists(
 
 @settings(max_examples=examples(20, 60), deadline=None)
 @given(shape=shapes, index_every=st.integers(1, 4), seed=st.integers(0, 2**32))
-def test_any_log_answers_like_the_model(
+def test_any_log_gives_the_models_results(
     tmp_path_factory: pytest.TempPathFactory, shape: list[list[list[int]]], index_every: int, seed: int
 ) -> None:
     directory = tmp_path_factory.mktemp("log")

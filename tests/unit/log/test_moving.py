@@ -1,5 +1,5 @@
-"""Copies of a partition: brought up to a source that grows, rolls, is compacted and cut, by chance;
-what is finished is the source, byte for byte.
+"""Copies of a partition: random histories in which the source grows, rolls, is compacted and
+truncated; a finished copy equals the source byte for byte.
 """
 
 import os
@@ -29,7 +29,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 class Source:
     """A log as the worker leaves it: segments by base offset, the last one active and published up
-    to `position`; beyond it lies what is not published.
+    to `position`; bytes after it are not published.
     """
 
     def __init__(self, path: Path, seed: int) -> None:
@@ -47,7 +47,7 @@ class Source:
                 file.seek(self.position)
                 file.write(self.random.randbytes(self.random.randint(1, 3000)))
                 self.position = file.tell()
-                # not published: it may be cut and written otherwise
+                # not published: it may be truncated and rewritten
                 file.write(self.random.randbytes(self.random.randint(0, 100)))
                 file.truncate()
         elif dice < 0.7:
@@ -131,7 +131,7 @@ def test_replaced_segments_are_copied_again_and_indexes_before_the_end(
 
 
 def test_a_segment_that_has_just_changed_is_copied_again(tmp_path: Path) -> None:
-    """A clock as coarse as a tick does not tell two changes apart."""
+    """Two changes within one clock tick have the same timestamp."""
     path, disk = make(tmp_path)
     index = path / f"{0:020d}.index"
     index.write_bytes(b"1" * 8)
@@ -144,7 +144,7 @@ def test_a_segment_that_has_just_changed_is_copied_again(tmp_path: Path) -> None
     assert contents(copy.finish(0)) == contents(path)
 
 
-def test_a_directory_under_the_final_name_is_kept_aside(tmp_path: Path) -> None:
+def test_a_directory_with_the_final_name_is_moved_aside(tmp_path: Path) -> None:
     path, disk = make(tmp_path)
     (path / f"{0:020d}.log").write_bytes(b"x")
     other, _ = directories.prepare(disk, "t", 0, b"o" * 16, NativeFiles())

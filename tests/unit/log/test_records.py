@@ -1,4 +1,4 @@
-"""Stored batches read back: records, codecs, and bytes that lie."""
+"""Stored batches read back: records, codecs, and invalid bytes."""
 
 from struct import pack
 
@@ -41,7 +41,7 @@ def test_records_read_back(written, codec: int) -> None:
 
 
 @given(st.binary(max_size=120), st.integers(1, 5), st.integers(0, 7))
-def test_any_payload_is_records_or_corrupt(payload: bytes, count: int, codec: int) -> None:
+def test_any_payload_gives_records_or_an_error(payload: bytes, count: int, codec: int) -> None:
     batch, data = batch_of(payload, count, codec)
     for read in (records, record_times):
         try:
@@ -54,7 +54,7 @@ def test_any_payload_is_records_or_corrupt(payload: bytes, count: int, codec: in
     "payload",
     [b"", varint(1000) + b"x", b"\xff" * 30, varint(-5), varint(3) + b"\0\0\0", encode_record(0, 0, b"k", b"v")[:-1]],
 )
-def test_records_that_lie_about_their_lengths(payload: bytes) -> None:
+def test_records_with_wrong_lengths(payload: bytes) -> None:
     batch, data = batch_of(payload, 1)
     with pytest.raises(CorruptBatch):
         list(records(batch, data))
@@ -73,7 +73,7 @@ def test_xerial_snappy_of_the_java_client() -> None:
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
-def test_a_bomb_is_stopped(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_is_stopped(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.unit.log.log_files import compressed
 
     monkeypatch.setattr(records_module, "DECOMPRESSED_BYTES_MAX", 1 << 20)
@@ -87,7 +87,7 @@ def test_unknown_compression() -> None:
         decompress(6, b"")
 
 
-def test_headers_that_are_none() -> None:
+def test_invalid_headers() -> None:
     good = encode_batch(0, [1])
     for at, value in ((16, 1), (8, 0x7F), (8, 0xFF), (23, 0x80)):
         data = bytearray(good)

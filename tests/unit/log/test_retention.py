@@ -1,4 +1,4 @@
-"""Which segments retention lets go."""
+"""Which segments retention deletes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,14 +31,14 @@ def test_exactly_the_limit_stays() -> None:
     assert decide(found, RetentionPolicy(1000, -1, 10**15), 1101, 0, 20).new_start_offset == 10
 
 
-def test_by_size_keeps_at_least_what_is_asked() -> None:
+def test_by_size_keeps_at_least_the_limit() -> None:
     found = listing((0, 100, 1), (10, 100, 1), (20, 100, 1), (30, 50, 1))
     assert decide(found, RetentionPolicy(-1, 250, 10**15), 0, 0, 40).new_start_offset == 10
     assert decide(found, RetentionPolicy(-1, 251, 10**15), 0, 0, 40).new_start_offset is None
     assert decide(found, RetentionPolicy(-1, 0, 10**15), 0, 0, 40).new_start_offset == 30, "the active segment stays"
 
 
-def test_nothing_at_or_above_the_high_watermark() -> None:
+def test_nothing_at_or_above_the_high_watermark_is_deleted() -> None:
     found = listing((0, 10, 1), (10, 10, 1), (20, 10, 1))
     assert decide(found, RetentionPolicy(0, 0, 10**15), 10**6, 0, 19).new_start_offset == 10
     assert decide(found, RetentionPolicy(0, 0, 10**15), 10**6, 0, 9).new_start_offset is None
@@ -65,7 +65,7 @@ def test_without_timestamps_the_files_age_counts() -> None:
     assert decide(found, RetentionPolicy(1000, -1, 10**15), 2000, 0, 20).new_start_offset == 10
 
 
-def test_without_the_delete_policy_nothing_goes() -> None:
+def test_without_the_delete_policy_nothing_is_deleted() -> None:
     found = listing((0, 10, 1), (10, 10, 1))
     assert decide(found, RetentionPolicy(0, 0, 10**15, delete=False), 10**9, 0, 20) == decide(
         found, NEVER, 10**9, 0, 20
@@ -81,7 +81,7 @@ policies = st.builds(
 
 
 @given(segments, policies, st.integers(0, 20_000), st.integers(0, 600), st.integers(0, 600))
-def test_a_decision_keeps_its_promises(
+def test_decisions_respect_the_limits(
     found: list[Segment], policy: RetentionPolicy, now_ms: int, log_start: int, high_watermark: int
 ) -> None:
     decision = decide(found, policy, now_ms, log_start, high_watermark)
@@ -106,9 +106,9 @@ def test_a_decision_keeps_its_promises(
     )
 
 
-def test_age_continues_behind_what_size_took_at_the_next_look() -> None:
-    """Found by hypothesis: producers' timestamps fall from one segment to the next. As in Kafka,
-    the next look takes what has become the oldest.
+def test_age_is_checked_again_after_a_deletion_by_size() -> None:
+    """Found by hypothesis: producers' timestamps may decrease from one segment to the next. As in
+    Kafka, the next check deletes the segments that have become the oldest.
     """
     found = [Segment(0, 0, 1, 5000), Segment(1, 1, 0, 5000), Segment(2, 0, 0, 5000)]
     policy = RetentionPolicy(retention_ms=0, retention_bytes=1, segment_ms=10**15)
@@ -121,7 +121,7 @@ def test_age_continues_behind_what_size_took_at_the_next_look() -> None:
 # -- free space ------------------------------------------------------------------------------------
 
 
-def test_free_space_takes_the_oldest_of_all_partitions() -> None:
+def test_free_space_deletes_the_oldest_of_all_partitions() -> None:
     a = Candidate("a", listing((0, 100, 10), (10, 100, 30), (20, 100, 50)), 0, 30, True)
     b = Candidate("b", listing((0, 100, 20), (5, 100, 40), (9, 100, 60)), 0, 12, True)
     assert free_space([a, b], 1) == {"a": 10}
@@ -137,7 +137,9 @@ def test_free_space_spares_topics_without_the_delete_policy() -> None:
 
 
 @given(st.lists(st.tuples(segments, st.integers(0, 600)), max_size=5), st.integers(0, 10_000))
-def test_free_space_frees_enough_or_all_it_may(partitions: list[tuple[list[Segment], int]], expected: int) -> None:
+def test_free_space_deletes_enough_or_everything_allowed(
+    partitions: list[tuple[list[Segment], int]], expected: int
+) -> None:
     candidates = [
         Candidate(number, found, 0, high_watermark, True) for number, (found, high_watermark) in enumerate(partitions)
     ]

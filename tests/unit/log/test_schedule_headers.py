@@ -1,4 +1,4 @@
-"""What the headers of a scheduled record say."""
+"""Headers of scheduled records."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_plans(headers: dict[str, str], expected: Plan) -> None:
         ({"mqd_replace": "x"}, "mqd-replace is not"),
     ],
 )
-def test_what_cannot_be_read(headers: dict[str, str | None], word: str) -> None:
+def test_invalid_values(headers: dict[str, str | None], word: str) -> None:
     with pytest.raises(Unreadable, match=word):
         plan(section(**headers), NOW_MS, 0, NOW_MS)
 
 
-def test_headers_that_are_no_headers() -> None:
+def test_invalid_header_sections() -> None:
     with pytest.raises(Unreadable, match="cannot be read"):
         plan(b"\x7fmqd-", NOW_MS, 0)
 

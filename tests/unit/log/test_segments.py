@@ -1,6 +1,4 @@
-"""What is remembered of segments, while one thread looks at them and another has partitions to
-forget.
-"""
+"""The cache of segments, while one thread reads it and another forgets partitions."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from mqd.log.segments import TimestampCache, segment_path
 
 
 class Meeting(PosixPath):
-    """A path that is no sooner compared than another thread does its part."""
+    """A path whose comparison lets another thread run first."""
 
     meanwhile: Callable[[], object] = staticmethod(lambda: None)
 
@@ -22,7 +20,7 @@ class Meeting(PosixPath):
     __hash__ = PosixPath.__hash__
 
 
-def test_a_directory_is_forgotten_while_another_thread_looks_at_others() -> None:
+def test_a_directory_is_forgotten_while_another_thread_reads_others() -> None:
     read: list[Path] = []
 
     def scan(path: Path, base_offset: int, position: int) -> tuple[int, int]:
@@ -56,9 +54,7 @@ def test_two_forget_the_same_directory() -> None:
 
 
 def test_segments_found_after_the_directory_was_removed_are_not_kept() -> None:
-    """A topic is deleted while retention reads its segments; one that is made again under its name
-    has others.
-    """
+    """A topic is deleted while retention reads its segments; a recreated one has other segments."""
     ends = [1000, 2000]
     before: list[Callable[[], None]] = [lambda: cache.forget(Path("t-0")), lambda: None]
 

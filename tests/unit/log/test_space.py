@@ -1,4 +1,4 @@
-"""When Produce is refused for want of space, and when it is accepted again."""
+"""When Produce is refused for lack of space, and when it is accepted again."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from mqd.log.space import HOLD_MS_MAX, HOLD_MS_MIN, SpaceGuard
 MIB = 1 << 20
 
 
-def test_the_reserve_closes_and_clearly_more_opens() -> None:
+def test_produce_stops_at_the_reserve_and_resumes_well_above_it() -> None:
     guard = SpaceGuard(64 * MIB)
     assert not guard.on_free_bytes(64 * MIB, 0) and not guard.full
     assert guard.on_free_bytes(64 * MIB - 1, 1000) and guard.full
@@ -16,7 +16,7 @@ def test_the_reserve_closes_and_clearly_more_opens() -> None:
     assert guard.on_free_bytes(80 * MIB, 3000) and not guard.full
 
 
-def test_a_refused_write_closes_whatever_is_measured() -> None:
+def test_a_failed_write_stops_produce_whatever_is_measured() -> None:
     guard = SpaceGuard(0)
     assert guard.on_write_refused(0) and guard.full
     assert not guard.on_free_bytes(10**12, HOLD_MS_MIN - 1), "held"
@@ -39,7 +39,7 @@ def test_the_hold_time_is_bounded_and_forgotten() -> None:
 
 
 @given(st.integers(0, 1 << 40), st.lists(st.tuples(st.integers(0, 1 << 41), st.booleans()), max_size=60))
-def test_changes_are_reported_exactly(reserve: int, steps: list[tuple[int, bool]]) -> None:
+def test_each_change_is_reported_once(reserve: int, steps: list[tuple[int, bool]]) -> None:
     guard, now = SpaceGuard(reserve), 0
     for free, refused in steps:
         now += 1000

@@ -1,5 +1,5 @@
-"""The long runs of the core's own tests (`MQD_TEST_LONG`), one test for each program, so that every
-share of the slow tier gets some of them.
+"""The long runs of the native tests (`MQD_TEST_LONG`), one test for each program, so that every
+share of the slow tier has some of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LIMIT_S = 800
 
 
 def programs() -> list[str]:
-    """asan/NAME of each test, and tsan/NAME of each that starts threads, as the Makefile has it."""
+    """asan/NAME of each test, and tsan/NAME of each that starts threads, as in the Makefile."""
     found = []
     for path in sorted(CORE_TESTS.glob("*/**/test_*.c")):
         if path.relative_to(CORE_TESTS).parts[0] != "build":

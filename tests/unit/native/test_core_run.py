@@ -1,4 +1,4 @@
-"""How the core's own tests are run: native/tests/run.sh and its Makefile."""
+"""The runner of the native tests: native/tests/run.sh and its Makefile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def good(tmp_path: Path) -> str:
     return program(tmp_path, "test_good", "echo unseen; echo test_good: 3 passed, 0 failed")
 
 
-def test_only_totals_of_what_passes(good: str) -> None:
+def test_only_totals_of_passing_programs_are_shown(good: str) -> None:
     assert run(good) == (0, f"{good}: 3 passed, 0 failed\n3 passed, 0 failed\n")
 
 
@@ -56,13 +56,13 @@ def test_a_failure_is_shown_whole_and_named_at_the_end(tmp_path: Path, good: str
     assert sorted(path.name for path in tmp_path.iterdir()) == ["test_bad", "test_good"]
 
 
-def test_what_was_not_built_fails(tmp_path: Path, good: str) -> None:
+def test_a_missing_program_is_a_failure(tmp_path: Path, good: str) -> None:
     status, output = run(str(tmp_path / "test_none"), good)
     assert status == 1
     assert output.endswith(f"FAILED: {tmp_path / 'test_none'}: not built\n3 passed, 1 failed\n")
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_no_files(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     waits = program(tmp_path, "test_waits", f"echo $$ >{pid}.part; mv {pid}.part {pid}; exec sleep 50")
     process = subprocess.Popen([RUN, "--tally", waits], start_new_session=True)
@@ -77,8 +77,8 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pid", "test_waits"]
 
 
-def test_the_tests_files_are_compiled_the_cheap_way() -> None:
-    """The core they test is not."""
+def test_test_files_are_compiled_without_optimization() -> None:
+    """The core itself is compiled with optimization."""
     objects = [f"build/flags/asan/obj/{name}.o" for name in ("test_arena", "base/arena")]
     command = ["make", "-C", str(CORE), "-n", "BUILD=build/flags", *objects]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

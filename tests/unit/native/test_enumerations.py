@@ -1,4 +1,4 @@
-"""The enums that Python writes out have the members of the C core's."""
+"""Python's copies of enums have the members of the C core's."""
 
 from __future__ import annotations
 

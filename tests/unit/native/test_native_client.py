@@ -1,5 +1,5 @@
-"""The C client's Python face where it needs no broker: columns are checked before C sees them,
-batches are those of the protocol's own encoder byte for byte.
+"""The C client's Python interface without a broker: columns are checked before C reads them, and
+batches equal those of the protocol's encoder byte for byte.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _encoded(columns: Columns, room: int = 1 << 20) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_batches_are_the_protocols_own(seed: int) -> None:
+def test_batches_equal_the_protocol_encoders(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.randrange(1, 100)
     values, keys = [_blob(chance) for _ in range(count)], [_blob(chance) for _ in range(count)]
@@ -61,7 +61,7 @@ def test_columns_that_are_the_same_for_all() -> None:
     assert _encoded(Columns(count=2, timestamp_ms=7)) == encode_batch([Record(None, None, 7)] * 2)
 
 
-def test_header_sections_go_in_as_they_are() -> None:
+def test_header_sections_are_copied_unchanged() -> None:
     section = b"\x02\x02n\x02v"  # one header, "n": b"v"
     columns = Columns(
         count=2,
@@ -132,10 +132,8 @@ def test_without_a_broker_the_cause_is_reported(tmp_path) -> None:
         Client("/" + "x" * 200)
 
 
-def test_outcomes_that_ctrl_c_kept_from_being_returned_are_returned_by_the_next_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The C core tells each once."""
+def test_outcomes_interrupted_by_ctrl_c_are_returned_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C core reports each only once."""
     left = [3, 0]
 
     def deliveries(_pointer: Any, out: Any, _count: int) -> int:

@@ -1,5 +1,6 @@
-"""The replication core in C against the model in Python: random histories must give the
-same responses and the same state after each step; and a follower's log must become its leader's.
+"""The replication core in C against the model in Python: random histories must give the same
+responses and the same state after each step; and a follower's log must become equal to its
+leader's.
 """
 
 from __future__ import annotations
@@ -248,7 +249,7 @@ def test_long_histories() -> None:
 
 
 @pytest.mark.parametrize("planted", [planted for planted in Planted if planted not in (Planted.TRUNCATE_TO_HW,)])
-def test_every_planted_bug_is_another_core(planted: Planted) -> None:
+def test_every_planted_bug_is_detected(planted: Planted) -> None:
     """These histories detect every planted bug, because the model does not have it."""
     for seed in range(600):
         history = History(seed)
@@ -290,7 +291,7 @@ def lineage(rng: random.Random) -> tuple[list[list[int]], int]:
 
 
 def test_following_ends_in_agreement() -> None:
-    """However the logs differ, a follower truncates to exactly their common part, within as many
+    """However the logs differ, a follower truncates to exactly their common prefix, within as many
     responses as there are epochs, and then appends.
     """
     rng = random.Random(11)
@@ -324,7 +325,7 @@ def test_following_ends_in_agreement() -> None:
         assert leader.high_watermark <= common
 
 
-def test_what_is_no_assignment() -> None:
+def test_invalid_assignments_are_refused() -> None:
     replica = Replica()
     twice = (Member(1, True, True, 5), Member(1, True, True, 5))
     with pytest.raises(NativeError):

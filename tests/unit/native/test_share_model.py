@@ -1,6 +1,6 @@
-"""The state of share-partitions in C against a plain array in Python: the same histories by chance,
-the same responses, the same state after each step, and the invariants S1 to S9, L1 and F1; and that
-each planted bug is found.
+"""The state of share-partitions in C against a plain array in Python: random histories give the
+same responses and the same state after each step, and hold the invariants S1 to S9, L1 and F1; each
+planted bug is found.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class History:
             self.random.random() < 0.5,
             self.random.choice([0, 1, 1]),
         )
-        # near the end of a page, or so that pages share a place of the directory
+        # near the end of a page, or with pages that share a slot of the directory
         start = self.random.choice([0, 1_000, 1_020, (1 << 21) - 9, (1 << 33) + 1_023])
         self.core, self.model = Share(self.settings, start, planted), ShareModel(self.settings, start)
         self.size_max = self.random.choice(sizes)
         self.key_count = self.random.choice([2, 9, 5_000])
-        self.keys: dict[int, tuple[int, int]] = {}  # by the setting 1 and by 2; 0: none
+        self.keys: dict[int, tuple[int, int]] = {}  # by the settings 1 and 2; 0: none
         self.log: list[Batch] = []
         self.log_end = start
         self.persisted: dict[int, tuple[int, int]] = {}
@@ -96,7 +96,7 @@ class History:
         return batch._replace(records=[(offset - batch.first, self.keys[offset][fifo - 1]) for offset in offsets])
 
     def check_order(self, got: Sequence[int]) -> None:
-        """F1. All that is open is below the end of the last batch that was looked at."""
+        """F1. Checks the open records below the end of the last batch read."""
         fifo = self.settings.fifo
         if not fifo or not got:
             return
@@ -137,7 +137,7 @@ class History:
             assert all(count < self.settings.delivery_limit for _, count in got), "the last delivery is alone"
 
     def acks(self) -> tuple[int, list[Ack]]:
-        """Of what some member holds, mostly well-formed."""
+        """Acknowledgements of records held by some member, mostly well-formed."""
         member = self.random.choice(MEMBERS)
         held = [
             (offset, record.member)
@@ -319,7 +319,9 @@ def test_histories_agree(seed: int) -> None:
 
 
 def test_nothing_new_is_acquired_above_the_number_of_runs() -> None:
-    """S7: every other record is accepted, the others are released, so that runs are one offset long."""
+    """S7: every other record is accepted, the others are released, so that runs are one offset
+    long.
+    """
     core, now_ms = Share(Settings(open_max=SPAN_MAX), 0), 0
     while (position := core.next()) >= 0:
         last = position + 999
@@ -349,7 +351,7 @@ def test_nothing_new_is_acquired_above_the_number_of_runs() -> None:
         [Run(10 + SPAN_MAX, 10 + SPAN_MAX, AVAILABLE, 1)],
     ],
 )
-def test_what_cannot_be_loaded_is_refused(runs: list[Run]) -> None:
+def test_invalid_states_are_refused(runs: list[Run]) -> None:
     core = Share(Settings(), 10)
     assert core.load(Settings(), 10, runs) == -1
     assert core.destroy() == 0

@@ -1,4 +1,4 @@
-"""Comparing the bench of two trees: by name, by round."""
+"""Comparing the benchmarks of two trees: by name, by round."""
 
 from __future__ import annotations
 

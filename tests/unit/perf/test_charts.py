@@ -1,4 +1,4 @@
-"""Charts are well-formed, and their marks are where the numbers say."""
+"""Charts are well-formed, and their marks are at the right positions."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -17,7 +17,7 @@ def test_ticks_are_round_and_reach_the_top(most, expected):
     assert 3 <= len(found) <= 8
 
 
-def test_points_lie_where_their_numbers_say():
+def test_points_are_at_the_position_of_their_values():
     text = line_chart(
         "<rates> & more",
         "clients",

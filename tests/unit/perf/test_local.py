@@ -1,5 +1,5 @@
-"""The shared-memory bench without a broker: its table, its commands, and that every case is listed under its
-name.
+"""The shared-memory benchmark without a broker: its table, its commands, and that every case is
+listed under its name.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def kept_figures() -> list[Figure]:
     return [*added, Figure("local: round trip", "µs", [3.0], 15.0), Figure("something else", "µs", [1.0], 0.5)]
 
 
-def test_rates_and_what_they_cost_both_sides():
+def test_rates_and_their_cost_for_both_sides():
     rate, client, broker, alone = kept_figures()[:4]
     assert (rate.median, client.median, broker.median, alone.median) == (4e6, 0.4, 0.2, 2.5e6)
     assert rate.verdict == "missed"
 
 
-def test_the_page_has_a_line_for_each_and_tells_what_was_missed():
+def test_the_page_has_a_line_for_each_and_names_missed_targets():
     page = cases_local.page(kept_figures(), FACTS, "2026-01-02T03:04:05+00:00")
     assert (
         "2 cores of a CPU" in page and "2026-01-02;" in page and "1 of 9 measurements. 1 of 2 targets reached." in page

@@ -1,4 +1,4 @@
-"""The laboratory's run, with peers and drivers made up: turns, failures, the time bound."""
+"""The run of the peer comparison, with fake peers and drivers: turns, failures, the time limit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "touch", lambda megabytes: None)
 
 
-class MadeUp:
-    """As much of a Peer as the laboratory asks for."""
+class FakePeer:
+    """The part of a Peer that the comparison uses."""
 
     settings = flush_settings = ""
     start_seconds = 1.5
@@ -76,7 +76,7 @@ class MadeUp:
         return 5_000_000
 
 
-class MadeUpDriver:
+class FakeDriver:
     name = "made up"
 
     def __init__(self, rates: dict[str, float] | None = None) -> None:
@@ -84,7 +84,7 @@ class MadeUpDriver:
         self.requested: list[tuple] = []
         self.failing: dict[str, Exception] = {}
 
-    def _do(self, what: str, peer: MadeUp, **words) -> None:
+    def _do(self, what: str, peer: FakePeer, **words) -> None:
         self.requested.append((what, peer.name, words))
         if peer.name in self.failing:
             raise self.failing[peer.name]
@@ -109,18 +109,18 @@ class MadeUpDriver:
 
 
 def laboratory(
-    peers: list[MadeUp], driver: MadeUpDriver, tools: MadeUpDriver | None = None, seconds: float = 1e6, **more
+    peers: list[FakePeer], driver: FakeDriver, tools: FakeDriver | None = None, seconds: float = 1e6, **more
 ) -> Laboratory:
     return Laboratory(peers, {"kafka": driver, "redis": driver}, tools, log=lambda line: None, seconds=seconds, **more)  # type: ignore[arg-type, list-item, dict-item]
 
 
-def _who(driver: MadeUpDriver, what: str = "produce") -> list[str]:
+def _who(driver: FakeDriver, what: str = "produce") -> list[str]:
     return [name for kind, name, _ in driver.requested if kind == what]
 
 
 def test_peers_are_measured_in_turn_and_the_turn_changes() -> None:
-    driver = MadeUpDriver()
-    lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
+    driver = FakeDriver()
+    lab = laboratory([FakePeer("a"), FakePeer("b")], driver)
     lab.run([THROUGHPUT], 3)
     assert _who(driver) == ["a", "b", "b", "a", "a", "b"]
     assert [sample.round for sample in lab.samples] == [0, 0, 1, 1, 2, 2]
@@ -128,7 +128,7 @@ def test_peers_are_measured_in_turn_and_the_turn_changes() -> None:
 
 
 def test_produced_records_are_all_read_back_and_the_topic_is_deleted() -> None:
-    driver, peer = MadeUpDriver(), MadeUp("a")
+    driver, peer = FakeDriver(), FakePeer("a")
     lab = laboratory([peer], driver)
     lab.run([THROUGHPUT], 1)
     assert driver.requested[1] == ("consume", "a", {"records": 1006})
@@ -139,9 +139,9 @@ def test_produced_records_are_all_read_back_and_the_topic_is_deleted() -> None:
 
 
 def test_a_failing_peer_stops_no_other_and_its_reason_is_kept(tmp_path: Path) -> None:
-    driver, kept = MadeUpDriver(), tmp_path / "samples.jsonl"
+    driver, kept = FakeDriver(), tmp_path / "samples.jsonl"
     driver.failing["a"] = LoadFailed("nothing came\nmore of it")
-    peers = [MadeUp("a"), MadeUp("b")]
+    peers = [FakePeer("a"), FakePeer("b")]
     lab = laboratory(peers, driver, samples_file=kept)
     lab.run([THROUGHPUT], 2)
     assert {sample.peer for sample in lab.samples} == {"b"}
@@ -156,7 +156,7 @@ def test_a_failing_peer_stops_no_other_and_its_reason_is_kept(tmp_path: Path) ->
 
 
 def test_a_peer_that_died_is_restarted() -> None:
-    driver, peer = MadeUpDriver(), MadeUp("a")
+    driver, peer = FakeDriver(), FakePeer("a")
     lab = laboratory([peer], driver)
     lab.run([THROUGHPUT], 1)
     peer.up = False
@@ -165,10 +165,10 @@ def test_a_peer_that_died_is_restarted() -> None:
     assert len(lab.samples) == 2
 
 
-def test_one_that_fails_over_and_over_is_left_out_of_the_rest() -> None:
-    driver = MadeUpDriver()
+def test_a_peer_that_keeps_failing_is_skipped() -> None:
+    driver = FakeDriver()
     driver.failing["a"] = PeerFailed("it ended")
-    lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
+    lab = laboratory([FakePeer("a"), FakePeer("b")], driver)
     lab.run([THROUGHPUT], FAILURES_MAX + 3)
     assert len(lab.failures) == FAILURES_MAX
     assert len(lab.samples) == FAILURES_MAX + 3
@@ -177,17 +177,17 @@ def test_one_that_fails_over_and_over_is_left_out_of_the_rest() -> None:
 
 
 def test_a_peer_without_the_tools_is_not_a_failure() -> None:
-    driver, peer = MadeUpDriver(), MadeUp("a")
+    driver, peer = FakeDriver(), FakePeer("a")
     peer.cannot = "does not fsync"
-    lab = laboratory([peer, MadeUp("b", protocol="redis")], driver)
+    lab = laboratory([peer, FakePeer("b", protocol="redis")], driver)
     lab.run([THROUGHPUT, dataclasses.replace(THROUGHPUT, everyone=True), Step(plan.THROUGHPUT, driver=KAFKA_TOOLS)], 1)
     assert (_who(driver), lab.failures) == (["b"], []), "b only where everyone is asked, and there are no tools here"
 
 
 def test_the_lean_client_only_produces() -> None:
-    driver, lean = MadeUpDriver(), MadeUpDriver()
+    driver, lean = FakeDriver(), FakeDriver()
     lab = Laboratory(
-        [MadeUp("a"), MadeUp("b", protocol="redis")],
+        [FakePeer("a"), FakePeer("b", protocol="redis")],
         {"kafka": driver, "redis": driver},
         None,
         {"kafka": lean},
@@ -201,9 +201,9 @@ def test_the_lean_client_only_produces() -> None:
     assert "consume_records_per_s" not in lab.samples[0].values
 
 
-def test_rates_are_shares_of_the_own_maximum_or_of_the_lowest() -> None:
-    driver = MadeUpDriver({"a": 8000.0, "b": 2000.0})
-    lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
+def test_rates_are_shares_of_the_peers_or_the_lowest_maximum() -> None:
+    driver = FakeDriver({"a": 8000.0, "b": 2000.0})
+    lab = laboratory([FakePeer("a"), FakePeer("b")], driver)
     lab.run([ALONG, Step(plan.LATENCY, share=0.25), Step(plan.LATENCY, share=0.5, common=True)], 1)
     assert [(name, words["rate"]) for what, name, words in driver.requested if what == "latency"] == [
         ("a", 2000),
@@ -215,15 +215,15 @@ def test_rates_are_shares_of_the_own_maximum_or_of_the_lowest() -> None:
 
 
 def test_without_a_maximum_there_is_no_rate_and_a_reason() -> None:
-    lab = laboratory([MadeUp("a")], MadeUpDriver())
+    lab = laboratory([FakePeer("a")], FakeDriver())
     lab.run([Step(plan.LATENCY, share=0.5)], 1)
     assert not lab.samples
     assert "maximum is not known" in lab.failures[0].reason
 
 
 def test_kafkas_tool_is_given_a_count_that_takes_seconds() -> None:
-    driver, tools = MadeUpDriver({"a": 40_000.0}), MadeUpDriver({"a": 10_000.0})
-    lab = laboratory([MadeUp("a")], driver, tools, bounds=Bounds(tools_seconds=4.0))
+    driver, tools = FakeDriver({"a": 40_000.0}), FakeDriver({"a": 10_000.0})
+    lab = laboratory([FakePeer("a")], driver, tools, bounds=Bounds(tools_seconds=4.0))
     lab.run([THROUGHPUT, Step(plan.THROUGHPUT, driver=KAFKA_TOOLS)], 2)
     assert [words["records"] for what, _, words in tools.requested if what == "produce"] == [80_000, 40_000], (
         "half of the neutral rate first, then its own"
@@ -233,44 +233,44 @@ def test_kafkas_tool_is_given_a_count_that_takes_seconds() -> None:
     ] * 2
 
 
-def test_when_the_time_is_over_the_run_ends_and_keeps_what_it_has() -> None:
+def test_at_the_time_limit_the_run_ends_and_keeps_its_results() -> None:
     now = [0.0]
 
-    class Slow(MadeUpDriver):
+    class Slow(FakeDriver):
         def produce(self, *words, **more) -> dict:
             now[0] += 10.0
             return super().produce(*words, **more)
 
     driver = Slow()
-    lab = laboratory([MadeUp("a"), MadeUp("b")], driver, seconds=45.0, clock=lambda: now[0])
+    lab = laboratory([FakePeer("a"), FakePeer("b")], driver, seconds=45.0, clock=lambda: now[0])
     lab.run([THROUGHPUT], 10)
     assert len(lab.samples) == 4, "two rounds of 20 seconds; a third measurement of 10 would not end in time"
     assert now[0] == 40.0
 
 
-def test_a_cold_instance_beside_the_warm_one_is_what_starts() -> None:
-    peer = MadeUp("a")
-    lab = laboratory([peer], MadeUpDriver())
+def test_start_up_is_measured_with_a_second_cold_instance() -> None:
+    peer = FakePeer("a")
+    lab = laboratory([peer], FakeDriver())
     lab.run([Step(plan.START)], 2)
     assert lab.samples[0].values == {"start_seconds": 1.5, "idle_pss_mb": 5.0}
     assert peer.up and peer.starts == 1
 
 
-def test_warming_counts_for_nothing_and_a_failure_in_it_ends_nothing() -> None:
-    driver = MadeUpDriver()
+def test_warm_up_is_not_counted_and_its_failures_are_ignored() -> None:
+    driver = FakeDriver()
     driver.failing["a"] = LoadFailed("no")
-    lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
+    lab = laboratory([FakePeer("a"), FakePeer("b")], driver)
     lab.warm()
     assert not lab.samples and len(lab.failures) == 1
     assert _who(driver) == ["a", "b"]
 
 
-def test_a_topic_that_will_not_go_takes_no_measurement_with_it() -> None:
-    class Keeping(MadeUp):
+def test_a_topic_that_cannot_be_deleted_loses_no_measurement() -> None:
+    class Keeping(FakePeer):
         def drop_topic(self, name: str) -> None:
             raise PeerFailed("not now")
 
-    driver, message = MadeUpDriver(), []
+    driver, message = FakeDriver(), []
     lab = Laboratory([Keeping("a")], {"kafka": driver}, None, log=message.append, seconds=1e6)  # type: ignore[list-item, dict-item]
     lab.run([THROUGHPUT], 1)
     assert len(lab.samples) == 1 and not lab.failures
@@ -280,12 +280,12 @@ def test_a_topic_that_will_not_go_takes_no_measurement_with_it() -> None:
     assert sum("stays: not now" in line for line in message) == 2
 
 
-def test_as_much_memory_is_touched_as_will_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_much_page_cache_is_touched_as_will_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     touched: list[int] = []
     monkeypatch.setattr(measuring, "touch", touched.append)
     lab = laboratory(
-        [MadeUp("a")],
-        MadeUpDriver({"a": 100_000.0}),
+        [FakePeer("a")],
+        FakeDriver({"a": 100_000.0}),
         bounds=Bounds(throughput_ms=2000, latency_ms=3000, latency_warm_ms=1000, payload_bytes=300_000_000),
     )
     lab.run([THROUGHPUT, ALONG, Step(plan.LATENCY, share=0.5)], 1)

@@ -1,4 +1,4 @@
-"""What Kafka's tools, java and apt print, made into figures and reasons."""
+"""Parsing the output of Kafka's tools, java and apt into figures and reasons."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Percentiles: 50th = 0, 99th = 16, 99.9th = 33
 """
 
 
-def test_producer_performance_is_its_last_summary() -> None:
+def test_producer_performance_is_read_from_its_last_summary() -> None:
     found = parse_producer_performance(PRODUCED)
     assert found["records"] == 300_000
     assert found["seconds"] == pytest.approx(7.493, abs=1e-3)
@@ -114,7 +114,7 @@ def test_apts_reason_names_no_address() -> None:
     assert apt_reason("") == "apt gave no reason"
 
 
-def test_a_cluster_id_does_not_read_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_id_never_looks_like_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     # in base64 the first two begin with a dash
     made = [uuid.UUID(bytes=bytes([first]) + bytes(15)) for first in (0xF8, 0xFB, 0x04)]
     monkeypatch.setattr(uuid, "uuid4", lambda: made.pop(0))
@@ -136,7 +136,7 @@ def pom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _running(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", error: str = "") -> list[list[str]]:
-    """What would be run is noted and answered so."""
+    """Records the commands that would be run, and returns this result."""
     ran: list[list[str]] = []
 
     def run(command: list[str], **_more) -> subprocess.CompletedProcess[str]:
@@ -168,7 +168,7 @@ def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         maven.java()
 
 
-def test_what_maven_could_not_get_is_asked_for_again(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloads_that_failed_in_maven_are_retried(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = _running(monkeypatch, 1, out="[INFO] x\n[ERROR] Could not resolve dependencies\n")
     for _ in range(2):
         with pytest.raises(Unavailable, match="Could not resolve dependencies"):
@@ -176,7 +176,7 @@ def test_what_maven_could_not_get_is_asked_for_again(pom: Path, monkeypatch: pyt
     assert len(ran) == 2
 
 
-def test_jars_that_are_there_are_not_asked_for_again(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_jars_are_not_downloaded_again(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = _running(monkeypatch, 0)
     with pytest.raises(Unavailable, match="--prepare"):
         maven.jars(pom, offline_only=True)

@@ -1,4 +1,4 @@
-"""What the laboratory compares: the star, the product, and the order of a round."""
+"""The plan of the peer comparison: the star, the product, and the order of a round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _differing(load: Load) -> list[str]:
     return [field.name for field in dataclasses.fields(Load) if getattr(load, field.name) != getattr(BASE, field.name)]
 
 
-def test_a_star_varies_one_factor_at_a_time_and_each_to_every_value() -> None:
+def test_a_star_varies_one_factor_at_a_time_over_all_its_values() -> None:
     loads = plan.vary(BASE)
     assert loads[0] == BASE
     assert all(len(_differing(load)) == 1 for load in loads[1:])
@@ -48,7 +48,7 @@ def test_a_plan_measures_nothing_twice_and_begins_with_the_base(full: bool) -> N
     )
 
 
-def test_shares_come_after_the_maximum_they_are_of() -> None:
+def test_shares_are_measured_after_their_maximum() -> None:
     seen: set[Load] = set()
     for step in plan.steps():
         if step.kind == plan.ALONG:
@@ -59,14 +59,14 @@ def test_shares_come_after_the_maximum_they_are_of() -> None:
     assert seen == {BASE, dataclasses.replace(BASE, durable=True)}
 
 
-def test_kafkas_tools_drive_only_what_speaks_its_protocol() -> None:
+def test_kafkas_tools_drive_only_peers_with_its_protocol() -> None:
     assert not any(step.everyone for step in plan.steps() if step.driver == KAFKA_TOOLS)
     assert any(step.driver == KAFKA_TOOLS for step in plan.steps(quick=True)), (
         "the shortest run shows that no client is favoured"
     )
 
 
-def test_peers_without_codecs_are_asked_at_the_record_sizes() -> None:
+def test_peers_without_codecs_are_measured_at_the_record_sizes() -> None:
     loads = {step.load for step in plan.steps() if step.kind == plan.THROUGHPUT and step.everyone}
     assert {load.record_bytes for load in loads} == set(plan.RECORD_BYTES)
     assert all(set(_differing(load)) <= {"record_bytes", "durable"} for load in loads)

@@ -1,5 +1,5 @@
-"""Peers' processes: whole trees are counted and ended, by pid; starting waits for a response and
-says why there is none.
+"""Peers' processes: whole process trees are measured and stopped, by pid; a start waits for a
+response and reports why there is none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perf.peers import processes
 from perf.peers.peer import Load, Peer
 from perf.peers.processes import PeerFailed
 
-# A parent that ignores SIGTERM with a child that does too; it says the child's pid, then waits.
+# A parent that ignores SIGTERM, with a child that does too; it prints the child's pid, then waits.
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -26,7 +26,7 @@ time.sleep(60)
 """
 
 
-def test_a_tree_is_ended_whole_even_when_it_will_not() -> None:
+def test_a_process_tree_is_stopped_even_if_it_ignores_sigterm() -> None:
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
@@ -36,7 +36,7 @@ def test_a_tree_is_ended_whole_even_when_it_will_not() -> None:
         parent.returncode = -9  # reaped by stop
 
 
-def test_a_process_that_is_gone_is_not_measured_as_idle() -> None:
+def test_a_dead_process_is_not_measured_as_idle() -> None:
     assert processes.cpu_seconds([os.getpid()]) > 0
     with pytest.raises(PeerFailed, match="ended while it was measured"):
         processes.cpu_seconds([2**22 + 1])
@@ -44,7 +44,7 @@ def test_a_process_that_is_gone_is_not_measured_as_idle() -> None:
     processes.stop([])
 
 
-def test_disk_is_what_blocks_are_taken(tmp_path: Path) -> None:
+def test_disk_usage_counts_allocated_blocks(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100_000)
     (tmp_path / "below").mkdir()
     with open(tmp_path / "below" / "hole", "wb") as hole:
@@ -76,7 +76,7 @@ class Script(Peer):
     def drop_topic(self, name: str) -> None: ...
 
 
-def test_a_peer_starts_when_it_answers_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_peer_is_started_when_it_responds_and_leaves_no_files(tmp_path: Path) -> None:
     peer = Script(tmp_path / "peer")
     peer.start()
     assert peer.polls == 4 and peer.running() and peer.start_seconds > 0
@@ -90,7 +90,7 @@ def test_a_peer_starts_when_it_answers_and_leaves_nothing(tmp_path: Path) -> Non
     assert not processes.alive(pid) and not (tmp_path / "peer").exists()
 
 
-def test_a_peer_that_ends_at_once_says_why(tmp_path: Path) -> None:
+def test_a_peer_that_ends_at_once_is_reported_with_the_reason(tmp_path: Path) -> None:
     peer = Script(tmp_path / "peer")
     peer.script = "print('no such setting'); raise SystemExit(3)"
     peer.answers = lambda: False  # type: ignore[method-assign]
@@ -99,6 +99,6 @@ def test_a_peer_that_ends_at_once_says_why(tmp_path: Path) -> None:
     assert not peer.running()
 
 
-def test_peers_that_cannot_flush_say_so() -> None:
+def test_peers_that_cannot_flush_are_marked() -> None:
     assert "fsync" in Script(Path("x")).can(Load(durable=True))
     assert Script(Path("x")).can(Load()) == ""

@@ -1,4 +1,4 @@
-"""Samples to medians, history and tables: what is best, what failed, what was not measured."""
+"""From samples to medians, history and tables: the best values, failures, missing measurements."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_rate_that_was_not_kept_up_is_marked_and_wins_nothing() -> None:
+def test_a_rate_that_was_not_sustained_is_marked_and_never_best() -> None:
     text = report.table(run_of(SAMPLES), report.headline_rows(), "x")
     assert "| acknowledged, p99 at half of its maximum, no fsync | ms | **2.5** | 2* |" in text
     run = run_of(SAMPLES)
@@ -111,7 +111,7 @@ def test_a_rate_that_was_not_kept_up_is_marked_and_wins_nothing() -> None:
     assert "not kept up" not in joined(report.readme_block(run)), "of rows that are shown alone"
 
 
-def test_what_failed_and_what_was_not_asked_are_distinguished() -> None:
+def test_failures_and_unsupported_cases_are_distinguished() -> None:
     run = run_of(SAMPLES[:3], failures=[Failure("Apache Kafka", THROUGHPUT, 0, "it ended")])
     assert "| produce, no fsync | records/s | 200 | failed |" in report.table(run, report.headline_rows(), "x")
     assert run.failure("Apache Kafka", THROUGHPUT) == "it ended"
@@ -123,7 +123,7 @@ def test_what_failed_and_what_was_not_asked_are_distinguished() -> None:
     )
 
 
-def test_a_peer_that_cannot_be_had_is_named_with_the_reason() -> None:
+def test_an_unavailable_peer_is_named_with_the_reason() -> None:
     block = joined(report.readme_block(run_of(SAMPLES)))
     assert "NATS JetStream: not measured: no apt-get here." in block
     assert "mqd 1, Apache Kafka 4.2.0" in block and "3 rounds" in block
@@ -137,14 +137,14 @@ def test_a_peer_that_cannot_be_had_is_named_with_the_reason() -> None:
         ({"rounds": 2, "busy_before": 0.37}, "Other programs used 37% of the CPUs"),
     ],
 )
-def test_a_cut_or_disturbed_run_says_so(how: dict, message: str) -> None:
+def test_a_truncated_or_disturbed_run_is_marked(how: dict, message: str) -> None:
     run = run_of(SAMPLES)
     run.line["run"] = how
     assert message in joined(report.head_text(run))
     assert ("Other programs" in report.head_text(run)) == ("busy_before" in how)
 
 
-def test_targets_are_reported_as_times_of_a_peer() -> None:
+def test_targets_are_reported_as_multiples_of_a_peer() -> None:
     lines = report.target_lines(run_of(SAMPLES))
     cpu = next(found for found in lines if found[0].startswith("broker CPU to produce, no fsync"))
     assert cpu == (
@@ -185,7 +185,7 @@ def test_the_plain_table_lines_up() -> None:
     assert len({len(found) for found in lines[1:2]}) == 1
 
 
-def test_history_tells_the_kinds_of_lines_apart(tmp_path: Path) -> None:
+def test_history_distinguishes_kinds_of_lines(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     own = json.dumps({"date": "d", "figures": {}})
     history.write_text(own + "\n" + line(SAMPLES) + "\n")
@@ -220,7 +220,7 @@ def test_pages_are_filled_from_the_last_comparison(tmp_path: Path, monkeypatch: 
     assert "| produce, no fsync | records/s |" in (tmp_path / "README").read_text()
 
 
-def test_without_matplotlib_the_tables_are_filled_all_the_same(
+def test_without_matplotlib_the_tables_are_still_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def missing(run: Run, directory: Path) -> list[str]:
@@ -238,7 +238,7 @@ def test_without_matplotlib_the_tables_are_filled_all_the_same(
     assert "No charts: matplotlib" in capsys.readouterr().err
 
 
-def test_charts_leave_out_what_was_not_measured() -> None:
+def test_charts_leave_out_missing_measurements() -> None:
     run = run_of(SAMPLES)
     assert charts.bars(run, [BASE, DURABLE], "records_per_s") == {"mqd": [200.0, None], "Apache Kafka": [400.0, None]}
     assert charts.latency_points(run, BASE, "acknowledged_p99_us") == {

@@ -1,5 +1,5 @@
-"""What a replicated record costs, and what a cluster then carries: the arithmetic, and the page
-with the results.
+"""The cost of a replicated record, and the resulting capacity of a cluster: the arithmetic, and the
+page with the results.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ BATCHED = Roles(0.8, 1.2, 0.7)
 SINGLE = Roles(2.3, 4.2, 1.0)
 
 
-def test_both_measured_points_lie_on_the_line() -> None:
+def test_both_measured_points_are_on_the_line() -> None:
     costs = model.costs_from(SINGLE, BATCHED, 16)
     for batch_records, roles in ((1, SINGLE), (16, BATCHED)):
         assert costs.record(1, batch_records, 1.0) == pytest.approx(roles.alone)
         assert costs.record(3, batch_records, 1.0) == pytest.approx(roles.leader + 2 * roles.follower)
-    assert costs.record(2, 16, 1.0) == pytest.approx(1.0 + 0.7)  # one follower: half of what the leader pays for two
+    assert costs.record(2, 16, 1.0) == pytest.approx(1.0 + 0.7)  # one follower: half of the leader's cost for two
 
 
-def test_compression_takes_bytes_away_and_nothing_else() -> None:
+def test_compression_only_reduces_bytes() -> None:
     costs = model.costs_from(SINGLE, BATCHED, 16)
     assert costs.record(1, 16, 0.0) == pytest.approx(costs.fixed.alone / 16) == pytest.approx(0.1)
     assert costs.record(1, 16, 0.5) == pytest.approx(0.45)
@@ -39,7 +39,7 @@ def test_noise_makes_no_part_negative(single: float, batched: float) -> None:
     )
 
 
-def test_hosts_share_and_workers_get_in_each_others_way() -> None:
+def test_load_is_shared_by_hosts_and_slowed_by_workers() -> None:
     costs, figures = model.costs_from(SINGLE, BATCHED, 16), shipped_figures()
     one = model.cores_rate(costs, figures, hosts=5)
     assert one == pytest.approx(5e6 / 2.6) and model.cores_rate(costs, figures, hosts=10) == pytest.approx(2 * one)
@@ -93,7 +93,7 @@ def test_the_medians_count_and_the_followers_mean() -> None:
     assert (found.alone, found.leader, found.follower) == (0.8, 1.2, pytest.approx(0.7))
 
 
-def test_the_page_says_what_was_reached_and_what_it_means() -> None:
+def test_the_page_has_results_and_conclusions() -> None:
     page = block(_result(), shipped_figures())
     assert "| three replicas: leader, 16 records a batch | 1.2 | 1.2–3 | 1.50 | ≤ 1.6: reached |" in page
     assert "| three replicas: each follower, 16 records a batch | 0.7 | 0.7–2 | 0.87 | ≤ 1.2: reached |" in page

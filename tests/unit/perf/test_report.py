@@ -1,4 +1,6 @@
-"""The bench's report: verdicts, spreads, pages, history; and the kernel's accounting it rests on."""
+"""The benchmark's report: verdicts, spreads, pages, history; and the kernel's accounting that it
+uses.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def test_a_figure_without_values_is_refused() -> None:
         (-2640, "-2,640"),
     ],
 )
-def test_numbers_have_three_digits_that_count(value: float, text: str) -> None:
+def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
     assert report.number(value) == text
 
 
@@ -114,7 +116,7 @@ def test_a_figure_survives_history() -> None:
         assert report.spread(again) == report.spread(figure)
 
 
-def test_no_history_says_what_to_do(tmp_path) -> None:
+def test_a_missing_history_names_the_command(tmp_path) -> None:
     with pytest.raises(ValueError, match="make bench"):
         report.last_run(tmp_path / "missing.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")
@@ -125,7 +127,7 @@ def test_no_history_says_what_to_do(tmp_path) -> None:
 PAGE = "# head\n<!-- bench:begin -->\nold\n<!-- bench:end -->\n<!-- other:begin --><!-- other:end -->tail\n"
 
 
-def test_a_block_is_replaced_and_nothing_else() -> None:
+def test_only_the_block_is_replaced() -> None:
     page = report.replace_block(PAGE, "bench", r"new \1 \g<0>")
     assert page == PAGE.replace("old", r"new \1 \g<0>"), "backslashes are text, not references"
     assert report.replace_block(page, "bench", "old") == PAGE
@@ -188,7 +190,7 @@ def test_cpu_time_is_the_kernels() -> None:
     assert spent.reactor_ns == 0, "no thread of that name here"
 
 
-def test_a_process_that_is_gone_is_an_error_not_a_zero() -> None:
+def test_a_dead_process_is_an_error_not_a_zero() -> None:
     with pytest.raises(OSError):
         accounting.cpu_time([2**22 + 1])
 
@@ -204,7 +206,7 @@ def test_memory_and_machine() -> None:
 
 
 def _runs(*waited_shares: float):
-    """A measurement that was kept from its CPU for these shares of its second, one after the other."""
+    """A measurement that was kept from its CPU for these successive shares of its second."""
     left = list(waited_shares)
     return lambda: ({"seconds": 1.0, "count": len(left)}, accounting.CpuTime(10, 10, int(left.pop(0) * 1e9)))
 
@@ -217,7 +219,7 @@ def test_a_disturbed_measurement_is_repeated_until_it_is_calm() -> None:
     assert (bench.measured, bench.disturbed) == (1, 0)
 
 
-def test_when_all_are_disturbed_the_calmest_counts_and_it_is_reported() -> None:
+def test_when_all_are_disturbed_the_least_disturbed_is_used_and_reported() -> None:
     bench = Bench(None, lambda line: None)  # type: ignore[arg-type]
     _, spent = bench.undisturbed(_runs(0.5, 0.3, 0.2, 0.4))
     assert spent.waited_ns == 200_000_000

@@ -1,6 +1,4 @@
-"""The models of large clusters: small ones here, whether their results are what they claim; and the
-page from what was found.
-"""
+"""The models of large clusters, tested on small ones; and the page from their results."""
 
 from __future__ import annotations
 
@@ -38,14 +36,14 @@ def test_a_live_host_taken_for_dead_counts_as_a_false_death() -> None:
     assert model.false_deaths == 4 and model.false_suspicions == 4
 
 
-def test_a_host_that_does_not_know_ends_the_run() -> None:
+def test_a_host_that_never_learns_ends_the_run() -> None:
     model = gossip_scale.Model(5, 0.0, 1)
     model.kill(2)
     with pytest.raises(AssertionError, match="4 hosts do not know"):
         model.known_ms()
 
 
-def test_page_is_made_of_the_result() -> None:
+def test_the_page_matches_the_result() -> None:
     """The committed figures, page and charts match."""
     result = json.loads(scale.RESULT.read_text())
     page = scale.PAGE.read_text()
@@ -55,7 +53,7 @@ def test_page_is_made_of_the_result() -> None:
     ) and scale.RATE_CHART.read_text() == scale.rate_chart(result)
 
 
-def test_the_promise_of_the_page_holds_in_its_figures() -> None:
+def test_the_pages_claims_match_its_figures() -> None:
     result = json.loads(scale.RESULT.read_text())["gossip"]
     for one in result["failures"]:
         assert max(one["suspected_by_all_ms"]) <= 5_000 and one["false_deaths"] == 0 and one["most_per_s"] <= 100
@@ -71,14 +69,14 @@ def test_control_plane_models_run_whole() -> None:
     assert control_scale.heartbeats(2_000, 12)["heartbeat_us"] > 0
 
 
-def test_the_model_cluster_is_sound() -> None:
+def test_the_model_cluster_is_consistent() -> None:
     state = control_scale.cluster(3_000, 15)
     state.check()
     assert state.partition_count == 3_000
     assert all(len(set(partition.replicas)) == 3 for topic in state.topics.values() for partition in topic.partitions)
 
 
-def test_the_control_plane_keeps_what_the_page_promises() -> None:
+def test_the_control_plane_meets_the_pages_claims() -> None:
     result = json.loads(scale.RESULT.read_text())
     assert scale.control_page(
         result

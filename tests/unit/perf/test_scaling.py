@@ -1,6 +1,4 @@
-"""The scaling page from made-up measurements, and the costs that `mqd size` ships from what was
-really measured.
-"""
+"""The scaling page from fake measurements, and the costs shipped with `mqd size` from real ones."""
 
 import json
 import math
@@ -13,9 +11,9 @@ from perf import scaling, sizing, usl
 from perf.__main__ import HISTORY
 
 
-def made_up(cores: int = 2) -> dict:
-    """One worker's clients by a law of their own; a record costs a worker 2 µs, and 10 % more for
-    each further worker.
+def fake_measurements(cores: int = 2) -> dict:
+    """The clients of one worker follow a simple law; a record costs a worker 2 µs, and 10 % more
+    for each further worker.
     """
 
     def values(rate: float, cost: float) -> dict[str, list[float]]:
@@ -42,27 +40,27 @@ def made_up(cores: int = 2) -> dict:
     }
 
 
-def test_workers_are_judged_by_what_a_record_costs_them():
-    found = usl.fit(scaling.by_workers(made_up()), resamples=50)
+def test_workers_are_compared_by_their_cost_per_record():
+    found = usl.fit(scaling.by_workers(fake_measurements()), resamples=50)
     assert (found.rate, found.contention, found.coherency) == pytest.approx((5e5, 0.1, 0.0), rel=0.02, abs=1e-6)
-    clients = usl.fit(scaling.by_clients(made_up()), resamples=50)
+    clients = usl.fit(scaling.by_clients(fake_measurements()), resamples=50)
     assert (clients.contention, clients.coherency) == pytest.approx((0.2, 0.01), rel=0.02)
 
 
 def test_memory_is_split_between_the_broker_and_its_workers():
-    assert scaling.memory_of(made_up()) == (80_000_000, 30_000_000)
+    assert scaling.memory_of(fake_measurements()) == (80_000_000, 30_000_000)
     assert scaling.memory_of({"memory_bytes_by_workers": {"1": 110_000_000}}) == (110_000_000, 0)
 
 
-def test_the_page_marks_what_was_not_measured_with_cores_of_its_own():
-    text = scaling.page(made_up(cores=2))
+def test_the_page_marks_measurements_that_shared_cores():
+    text = scaling.page(fake_measurements(cores=2))
     assert "| 2 | " in text and "| 3 * | " in text and "| 4 * | " in text
     assert "**not** measured" in text and "| 32 |" in text and "| 2 | 9" not in text.split("**not** measured")[1]
-    assert " * |" not in scaling.page(made_up(cores=8))
+    assert " * |" not in scaling.page(fake_measurements(cores=8))
 
 
-def test_the_chart_has_both_curves_and_a_dashed_guess():
-    root = ElementTree.fromstring(scaling.chart(made_up()))
+def test_the_chart_has_both_curves_and_a_dashed_extrapolation():
+    root = ElementTree.fromstring(scaling.chart(fake_measurements()))
     lines = [one for one in root.iter("{http://www.w3.org/2000/svg}polyline")]
     assert len(lines) == 3 and [bool(one.get("stroke-dasharray")) for one in lines] == [False, False, True]
 
@@ -98,7 +96,7 @@ def test_differences_made_negative_by_noise_do_not_count():
     run = history()[0]
     run["figures"][sizing.FORWARD[1024]]["median"] = 0.2
     run["figures"][sizing.FORWARD[16384]]["median"] = -3.5
-    found = sizing.figures(run, made_up())
+    found = sizing.figures(run, fake_measurements())
     assert found.forward_cpu_us == {1024: 0.2, 16384: 0.2} and all(
         math.isfinite(cost) and cost > 0 for cost in found.append_cpu_us.values()
     )

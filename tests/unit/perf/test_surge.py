@@ -1,4 +1,4 @@
-"""The surge beside quiet producers: its rounds, its ratio, and what is asked of the load generator."""
+"""The surge beside quiet producers: its rounds, its ratio, and the load generator's parameters."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def test_rounds_take_turns_and_are_compared_pairwise() -> None:
     assert bench.figures[f"p99 of 10 producers beside one at 10 times the rate, {ways[0]}"].values == [120, 300, 130]
 
 
-def test_the_one_sends_ten_times_what_each_of_ten_does() -> None:
+def test_the_surge_sends_ten_times_as_much_as_each_of_ten() -> None:
     assert cases.QUIET_LOAD["connections"] == cases.QUIET_CLIENTS == 10 and cases.SURGE_TIMES == 10
     assert cases.QUIET_LOAD["partitions"] == cases.QUIET_CLIENTS + 1, "no client waits for another's partition"

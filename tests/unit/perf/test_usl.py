@@ -1,4 +1,4 @@
-"""The scalability fit, on data whose law is known."""
+"""The scalability fit, on data from a known law."""
 
 import math
 
@@ -17,7 +17,7 @@ def noisy(rate, contention, coherency, counts=COUNTS, repetitions=5, noise=0.02,
 
 
 @pytest.mark.parametrize(("contention", "coherency"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.01), (0.05, 0.002), (0.4, 0.05)])
-def test_without_noise_the_law_is_found_exactly(contention, coherency):
+def test_without_noise_the_parameters_are_exact(contention, coherency):
     found = usl.fit({n: [usl.law(n, 1e5, contention, coherency)] for n in COUNTS}, resamples=10)
     assert (found.rate, found.contention, found.coherency) == pytest.approx(
         (1e5, contention, coherency), rel=1e-6, abs=1e-9
@@ -26,9 +26,9 @@ def test_without_noise_the_law_is_found_exactly(contention, coherency):
 
 
 @pytest.mark.parametrize(("contention", "coherency"), quick([(0.05, 0.002), (0.2, 0.01), (0.02, 0.0005)], [0.05]))
-def test_intervals_hold_the_truth_about_as_often_as_they_say(contention, coherency):
-    """Twenty experiments: an interval of 95 % from five repetitions is a little too narrow, but not
-    by much.
+def test_intervals_contain_the_true_value_as_often_as_stated(contention, coherency):
+    """Twenty experiments: a 95 % interval from five repetitions is a little too narrow, but not by
+    much.
     """
     held = {"rate": 0, "contention": 0, "coherency": 0}
     for seed in range(20):
@@ -39,7 +39,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(contention, coheren
     assert all(count >= 14 for count in held.values()), held
 
 
-def test_a_prediction_lies_in_its_interval_and_the_interval_widens_outwards():
+def test_a_prediction_is_in_its_interval_which_widens_outwards():
     found = usl.fit(noisy(1e5, 0.05, 0.002))
     inside, outside = found.interval_at(8), found.interval_at(64)
     assert inside.low <= usl.law(8, 1e5, 0.05, 0.002) <= inside.high
@@ -48,7 +48,7 @@ def test_a_prediction_lies_in_its_interval_and_the_interval_widens_outwards():
 
 
 def test_better_than_linear_is_linear_and_not_a_negative_cost():
-    """Batching can make two do more than twice one's work; the law has no word for it."""
+    """Batching can make two workers more than twice as fast; the law cannot express that."""
     found = usl.fit({1: [100.0], 2: [220.0], 4: [480.0], 8: [1000.0]}, resamples=10)
     assert found.contention == 0 and found.coherency == 0 and found.rate > 100 and found.error > 0.01
     assert found.peak == math.inf
@@ -62,21 +62,21 @@ def test_two_counts_do_not_determine_coherency():
     assert one.reported == 1 and (one.contention, one.coherency) == (0, 0) and one.at(3) == pytest.approx(303, rel=0.01)
 
 
-def test_the_peak_is_where_more_becomes_less():
+def test_the_peak_is_the_maximum():
     found = usl.fit({n: [usl.law(n, 1.0, 0.1, 0.01)] for n in COUNTS}, resamples=2)
     assert found.peak == pytest.approx(math.sqrt(0.9 / 0.01))
     assert found.at(found.peak) > found.at(found.peak * 1.1) and found.at(found.peak) > found.at(found.peak * 0.9)
 
 
-def test_repetitions_weigh_alike_and_large_rates_do_not_drown_small_ones():
-    """Errors are relative: a point at 16 that is 10 times a point at 1 has no more say."""
+def test_repetitions_and_rates_have_equal_weight():
+    """Errors are relative: a point at 16 that is 10 times a point at 1 has the same weight."""
     points = {n: [usl.law(n, 1e5, 0.05, 0.001)] for n in COUNTS}
     disturbed = {**points, 1: [points[1][0] * 0.8]}
     assert usl.fit(disturbed, resamples=2).rate < 0.95e5
 
 
 @pytest.mark.parametrize("points", [{}, {0: [1.0]}, {1: []}, {1: [1.0], 2: [0.0]}])
-def test_nothing_to_fit_is_refused(points):
+def test_an_empty_data_set_is_refused(points):
     with pytest.raises(ValueError, match="at least one rate"):
         usl.fit(points)
 
@@ -86,7 +86,7 @@ def test_the_same_data_give_the_same_intervals():
     assert usl.fit(data).interval("contention") == usl.fit(data).interval("contention")
 
 
-def test_the_careful_pair_gains_less_than_the_fit_and_was_drawn():
+def test_the_conservative_parameters_gain_less_than_the_fit():
     found = usl.fit(noisy(1e5, 0.05, 0.002))
     contention, coherency = found.careful(64)
     gained = usl.law(64, 1.0, contention, coherency)

@@ -1,4 +1,4 @@
-"""The generated files are those that the tables give."""
+"""The generated files match their tables."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_class_belongs_to_its_message() -> None:
             assert getattr(cls, struct.name).__struct_fields__ == tuple(field.name for field in struct.fields)
 
 
-def test_a_class_of_anything_else_has_no_message() -> None:
+def test_other_classes_have_no_message() -> None:
     with pytest.raises(KeyError):
         messages.owner_of(type("MetadataRequest", (), {}))
 

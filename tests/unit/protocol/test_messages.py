@@ -1,5 +1,5 @@
-"""Frames known byte by byte, headers, what is refused and how it is named, the schema's notation,
-and the tables.
+"""Known frames byte by byte, headers, refusals and their messages, the schema's notation, and the
+tables.
 """
 
 import struct
@@ -165,13 +165,13 @@ def test_responses_byte_by_byte() -> None:
         ("0003 000c 00000003 0001 63 01 ffffffffff", "varint"),
     ],
 )
-def test_headers_that_lie(text: str, problem: str) -> None:
+def test_invalid_headers(text: str, problem: str) -> None:
     with pytest.raises(ProtocolError, match=problem) as caught:
         decode_request(bytes.fromhex(text))
     assert not isinstance(caught.value, UnsupportedVersion)
 
 
-def test_unknown_apis_and_versions_give_their_header() -> None:
+def test_unknown_apis_and_versions_are_reported_with_their_header() -> None:
     for text, key, version, client_id in [
         ("7fff 0001 0000002a 0001 63", 32767, 1, "c"),
         ("0003 0063 0000002a 0001 63", 3, 99, "c"),
@@ -225,12 +225,12 @@ def test_bytes_after_a_message_are_refused() -> None:
 
 
 def test_the_four_byte_null_array_of_librdkafka_is_understood() -> None:
-    """librdkafka 2.16 asks for all topics with four zero bytes where a flexible version has one."""
+    """librdkafka 2.16 requests all topics with four zero bytes where a flexible version has one."""
     request = codec.decode(MetadataRequest, 13, bytes.fromhex("00000000 01 00 00"))
     assert request.topics is None
 
 
-def test_a_known_tagged_field_must_be_as_long_as_it_says() -> None:
+def test_a_known_tagged_field_must_have_its_declared_length() -> None:
     request = codec.encode(FetchRequest(cluster_id="x"), 13)
     # no topics, none forgotten, no rack, one tagged field: 0, of two bytes
     assert request.endswith(bytes.fromhex("01 01 01 01 00 02 0278"))
@@ -263,7 +263,7 @@ def test_tagged_fields_at_their_default_are_left_out() -> None:
         (MetadataResponse(brokers=[MetadataResponse.Broker(host=7)]), 12, "brokers[].host"),
     ],
 )
-def test_values_that_do_not_fit_are_named(message: object, version: int, field: str) -> None:
+def test_out_of_range_values_are_named(message: object, version: int, field: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         codec.encode(message, version)
     assert caught.value.field.startswith(field)
@@ -283,11 +283,11 @@ def test_the_frame_is_copied_before_it_is_checked() -> None:
     assert request.topics[0].name == "topic"
 
 
-def test_defaults_belong_to_one_message_alone() -> None:
+def test_defaults_are_not_shared_between_messages() -> None:
     first, second = CreateTopicsResponse(), CreateTopicsResponse()
     first.topics.append(CreateTopicsResponse.TopicResult())
     assert second.topics == []
-    assert CreateTopicsResponse.TopicResult().configs == []  # never null: Java's admin client reads it unasked
+    assert CreateTopicsResponse.TopicResult().configs == []  # never null: Java's admin client reads it without a check
     message = MetadataResponse(topics=[MetadataResponse.Topic(name="t", partitions=[MetadataResponse.Partition()])])
     codec.decode(MetadataResponse, 1, codec.encode(message, 1)).topics[0].partitions[0].offline_replicas.append(1)
     assert MetadataResponse.Partition().offline_replicas == []
@@ -306,9 +306,9 @@ def test_a_nested_struct_is_encoded_alone_as_within_its_message() -> None:
 
 
 def test_supported_versions_fit_old_and_new_clients() -> None:
-    # KAFKA-18659: older librdkafka looks for Produce 0
+    # KAFKA-18659: older librdkafka checks for Produce 0
     assert (SUPPORTED[0].min_version, SUPPORTED[0].max_version) == (0, 13)
-    # librdkafka 2.0.2 looks for these
+    # librdkafka 2.0.2 checks for these
     for key, version in [(0, 3), (0, 7), (1, 4), (1, 10), (2, 1), (3, 4), (10, 0), (18, 0), (18, 3), (22, 0)]:
         assert SUPPORTED[key].min_version <= version <= SUPPORTED[key].max_version
     assert list(KNOWN) == sorted(APIS)
@@ -338,7 +338,7 @@ def test_every_struct_of_every_message_parses() -> None:
         "a: [T] 0+\n    x: int8 0+\nb: [T] 0+\n    y: int8 0+",
     ],
 )
-def test_mistakes_in_the_notation_are_named(text: str) -> None:
+def test_errors_in_the_notation_are_named(text: str) -> None:
     with pytest.raises(language.SchemaError, match="Test"):
         language.parse("Test", 0, language.Versions(0, 1), 0, text)
 
@@ -346,7 +346,7 @@ def test_mistakes_in_the_notation_are_named(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["Test 1 versions 0, flexible from 0\nresponse\n", "Test 1: versions 0, flexible from 0\n"]
 )
-def test_an_api_that_cannot_be_read_is_named(text: str) -> None:
+def test_an_invalid_api_is_named(text: str) -> None:
     good = "Other 2: versions 0, flexible from 0\nresponse\nerror_code: int16 0+\n\n"
     with pytest.raises(language.SchemaError, match="Test 1"):
         language.apis(good + text)

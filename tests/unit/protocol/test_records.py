@@ -1,5 +1,5 @@
-"""Record batches: bytes that real clients wrote, every way a batch can lie, and the bound on
-decompression.
+"""Record batches: bytes written by real clients, every way in which a batch can be invalid, and the
+bound on decompression.
 """
 
 import base64
@@ -75,7 +75,7 @@ def test_batches_of_real_clients(name: str) -> None:
 
 
 def resealed(batch: bytes | bytearray) -> bytes:
-    """With the CRC put right again, so that what comes after it is what is tested."""
+    """Recomputes the CRC, so that the checks after it are tested."""
     return (
         bytes(batch[: CRC_START - 4]) + struct.pack(">I", crc32c(bytes(batch[CRC_START:]))) + bytes(batch[CRC_START:])
     )
@@ -115,7 +115,7 @@ def test_offsets_with_gaps_and_a_longer_reach() -> None:
         encode_batch([Record(b"a"), Record(b"b")], last_offset_delta=0)
 
 
-def test_log_append_time_is_everyones_time() -> None:
+def test_log_append_time_applies_to_every_record() -> None:
     batch = encode_batch([Record(b"a", timestamp_ms=5), Record(b"b", timestamp_ms=9)], log_append_time_ms=77)
     assert decode_batch_header(batch).is_log_append_time
     assert [record.timestamp_ms for record in decode_batch(batch)] == [77, 77]
@@ -131,7 +131,7 @@ def test_an_empty_batch_and_control_batches() -> None:
     assert list(decode_records(None)) == []
 
 
-def test_walking_several_batches_and_a_cut_one() -> None:
+def test_iterating_over_batches_with_a_truncated_one() -> None:
     both = BATCH + encode_batch([Record(b"x" * 100)], base_offset=102)
     assert [header.base_offset for header, _ in iterate_batches(both)] == [100, 102]
     for size in range(len(BATCH) + 1, len(both)):
@@ -159,19 +159,19 @@ def test_walking_several_batches_and_a_cut_one() -> None:
         (71, ">B", 0x7E, "record 0"),  # 63 headers
     ],
 )
-def test_batches_that_lie(position: int, layout: str, value: int, field: str) -> None:
+def test_invalid_batches(position: int, layout: str, value: int, field: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         list(decode_batch(patched(BATCH, position, layout, value)))
     assert caught.value.field == field
 
 
-def test_a_flipped_bit_anywhere_is_noticed() -> None:
+def test_a_flipped_bit_anywhere_is_detected() -> None:
     for position in range(CRC_START - 4, len(BATCH)):
         data = bytearray(BATCH)
         data[position] ^= 1
         with pytest.raises(ProtocolError) as caught:
             list(decode_batch(bytes(data)))
-        assert caught.value.field == "crc" or position in (23, 57)  # signs and counts are looked at first
+        assert caught.value.field == "crc" or position in (23, 57)  # signs and counts are checked first
     assert list(decode_batch(BATCH[:17] + b"\0\0\0\0" + BATCH[21:], verify_crc=False)) == list(decode_batch(BATCH))
 
 
@@ -185,7 +185,7 @@ def test_the_bound_on_decompression_is_exact(compression: str) -> None:
 
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
-def test_a_bomb_is_refused_by_name(compression: str) -> None:
+def test_a_decompression_bomb_is_refused(compression: str) -> None:
     bomb = encode_batch([Record(bytes(3 << 20))], compression=compression)
     with pytest.raises(ProtocolError, match="becomes more than 1048576 bytes"):
         list(decode_batch(bomb, decompressed_bytes_max=1 << 20))
@@ -197,7 +197,7 @@ def test_damaged_compression_is_an_error_of_the_protocol(compression: str) -> No
     whole = compress(compression, bytes(range(256)) * 300)
     for hostile in (b"", b"\0", whole[:-3], whole[: len(whole) // 2], b"garbage" * 9, b"\xff" * 40):
         try:
-            decompress(CODECS.index(compression), hostile)  # some cuts and junk are legal to some formats
+            decompress(CODECS.index(compression), hostile)  # some truncated and random inputs are legal in some formats
         except ProtocolError as error:
             assert error.field == "records"
 

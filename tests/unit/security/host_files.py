@@ -1,4 +1,4 @@
-"""Host certificates for tests, as `mqd up --secure` makes them."""
+"""Host certificates for tests, as created by `mqd up --secure`."""
 
 import datetime
 import functools
@@ -38,7 +38,7 @@ def config_of(folder: Path, pair: Pair, node_id: int, tls: str = "required") -> 
 
 
 def host(folder: Path, node_id: int, tls: str = "required", pair: Pair | None = None) -> HostIdentity:
-    """`pair`: another than the host's own, once it has started."""
+    """`pair`: replaces the host's own, once it has started."""
     found = host_identity.load(
         config_of(folder / str(node_id), pki.issue_host(authority(), node_id, NOW), node_id, tls)
     )
@@ -49,7 +49,7 @@ def host(folder: Path, node_id: int, tls: str = "required", pair: Pair | None = 
 
 
 def impose(identity: HostIdentity, folder: Path, pair: Pair) -> None:
-    """A host that does not check its own files, as a thief's does not."""
+    """A host that does not check its own files, as an attacker would not."""
     write(folder / "host.pem", pair.key + pair.certificate)
     checked, host_identity._check_node = host_identity._check_node, lambda certificate, path, node_id: None
     try:

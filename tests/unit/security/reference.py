@@ -1,4 +1,4 @@
-"""What a principal may do, decided in the plainest way: each rule is read for each question."""
+"""A principal's rights, decided in the simplest way: every rule is checked for every request."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from mqd.security.acl import Operation, ResourceType
 from mqd.security.audit import KEPT, WINDOW_S, Audit, SharedFile
 
 
-def test_a_flood_of_names_is_counted_not_written(tmp_path, monkeypatch):
+def test_a_flood_of_names_is_counted_not_logged(tmp_path, monkeypatch):
     """One request can name 300,000 topics."""
     monkeypatch.setattr(audit, "DENIALS_MAX", 5)
     now, file = [1000.0], tmp_path / "audit.log"
@@ -52,7 +52,7 @@ def lines_of(path: Path) -> list[bytes]:
 
 
 def test_processes_share_a_file_that_each_may_rename(tmp_path):
-    """F1, F2: no line is lost as long as the files that are kept have room, and none is cut."""
+    """F1, F2: no line is lost while the rotated files have room, and none is cut."""
     path = tmp_path / "audit.log"
     writers = [SharedFile(path, 100) for _ in range(3)]
     written = [b"%04d" % number for number in range(60)]
@@ -76,7 +76,7 @@ def test_a_file_that_another_process_has_just_renamed_is_not_renamed_again(tmp_p
     second.append(b"a\n")
     first.append(b"0123456789\n")  # is renamed
     first.append(b"b\n")
-    second._rename()  # as if its line had come in between
+    second._rename()  # as if its line had been written in between
     assert path.read_bytes() == b"b\n"
     second.append(b"c\n")
     assert path.read_bytes() == b"b\nc\n"

@@ -1,4 +1,6 @@
-"""The authorizer beside the plainest decision (reference.py), as Python and as the reactor's bytes."""
+"""The authorizer compared with the simplest decision (reference.py), in Python and in the reactor's
+table.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def allow(operation: int, name: str, pattern_type: int = LITERAL, principal: str
 
 
 def mask_in_bytes(table: bytes, name: bytes) -> int:
-    """The look-up as rights_table.py describes it, by the bytes alone."""
+    """The look-up as described in rights_table.py, using only the bytes."""
     size, literal_count, prefix_count, default, _ = struct.unpack_from("<IIIHH", table)
     assert size == len(table)
 
@@ -54,7 +56,7 @@ def mask_in_bytes(table: bytes, name: bytes) -> int:
 
 @pytest.mark.parametrize("seed", quick(range(60), range(15)))
 def test_random_rules(seed: int) -> None:
-    """Questions by every way in: Python, the bytes, the explanation."""
+    """Checked through every interface: Python, the bytes, the explanation."""
     chance = random.Random(seed)
     bindings = [random_binding(chance) for _ in range(chance.randrange(40))]
     supers, allow_everyone = {"User:admin"}, seed % 2 == 0
@@ -78,7 +80,7 @@ def test_random_rules(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_changes_are_as_good_as_a_new_start(seed: int) -> None:
+def test_changes_equal_a_rebuild(seed: int) -> None:
     chance = random.Random(seed)
     made, expected = Authorizer(allow_everyone=True), {}
     for _ in range(60):
@@ -110,7 +112,7 @@ def test_reading_implies_describing_but_denying_it_does_not() -> None:
 
 
 def test_any_resource_of_a_type() -> None:
-    """KIP-679; a denial that covers all that is allowed leaves nothing."""
+    """KIP-679; a denial that covers everything allowed leaves nothing."""
     write = ("User:alice", "1.2.3.4", Operation.WRITE, TOPIC)
     assert not authorizer_of().decide_any(*write)
     assert authorizer_of(allow(Operation.WRITE, "a")).decide_any(*write)
@@ -123,7 +125,7 @@ def test_any_resource_of_a_type() -> None:
     assert authorizer_of(allow(Operation.WRITE, "abc", PREFIXED), denial).decide_any(*write)
 
 
-def test_an_address_has_several_spellings() -> None:
+def test_all_spellings_of_an_address_match() -> None:
     rule = AclBinding(TOPIC, LITERAL, "a", "User:alice", "2001:db8:0:0:0:0:0:1", Operation.READ, Permission.ALLOW)
     made = authorizer_of(rule, AclBinding(TOPIC, LITERAL, "b", "User:alice", "10.0.0.1", 3, Permission.ALLOW))
     assert made.decide("User:alice", "2001:db8::1", Operation.READ, TOPIC, "a")

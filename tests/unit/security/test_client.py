@@ -4,7 +4,7 @@ from mqd.base.property_values import ConfigError
 from mqd.security import client
 
 
-def test_javas_names_and_librdkafkas_mean_the_same():
+def test_javas_and_librdkafkas_property_names_are_equivalent():
     java = client.of_properties(
         {
             "security.protocol": "SASL_SSL",
@@ -39,7 +39,7 @@ def test_javas_names_and_librdkafkas_mean_the_same():
         {"ssl.key.location": "key.pem"},
     ],
 )
-def test_settings_that_cannot_be_kept_are_refused(properties):
+def test_unsupported_settings_are_refused(properties):
     with pytest.raises(ConfigError):
         client.of_properties(properties)
 
@@ -55,7 +55,7 @@ def test_a_file(tmp_path):
         client.of_properties({"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "none")}).secure(None, "a")
 
 
-def test_a_certificate_that_cannot_be_used_is_not_ignored():
+def test_an_unusable_certificate_is_an_error():
     settings = {"security.protocol": "SSL", "ssl.keystore.certificate.chain": "-----BEGIN", "ssl.keystore.key": "-----"}
     with pytest.raises(ConfigError, match="ssl.certificate.location"):
         client.of_properties(settings).secure(None, "a")

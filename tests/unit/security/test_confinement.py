@@ -1,4 +1,4 @@
-"""Which files a confined process may still read, and what it says of itself."""
+"""The files that a confined process may still read, and its log line."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ print(confinement.confine({"core.files.allow": sys.argv[1], "process.sandbox": s
 """
 
 
-def test_files_that_are_links_are_read_where_they_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of Kubernetes and of certbot."""
+def test_symbolic_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like those of Kubernetes and of certbot."""
     real, named, certificates = tmp_path / "archive" / "1", tmp_path / "live", tmp_path / "certificates"
     for directory in (real, named, certificates):
         directory.mkdir(parents=True)
@@ -45,13 +45,13 @@ def test_files_that_are_links_are_read_where_they_lead(tmp_path: Path, monkeypat
     assert set(confinement._named(config)) == {*map(str, (named, real, certificates)), str(tmp_path / "jwks")}
 
 
-def test_what_is_written(tmp_path: Path) -> None:
+def test_the_log_line(tmp_path: Path) -> None:
     places = paths.layout(tmp_path / "data")
     own = confinement._own({"log.dirs": f"{tmp_path}/a,{tmp_path}/b"}, places)
     assert own == [str(places.data_dir), str(places.run_dir), f"{tmp_path}/a", f"{tmp_path}/b", "/dev/shm"]
 
 
-def test_bytecode_that_is_not_beside_the_code_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytecode_outside_the_source_tree_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.pycache_prefix", "/somewhere/bytecode")
     assert "/somewhere/bytecode" in confinement._code()
 

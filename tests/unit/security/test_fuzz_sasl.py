@@ -1,4 +1,4 @@
-"""The fuzzer of SASL runs, and finds planted bugs."""
+"""The SASL fuzzer runs, and finds planted bugs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def unchanged(monkeypatch):
     monkeypatch.setattr(scram.secrets, "token_urlsafe", scram.secrets.token_urlsafe)
 
 
-def test_it_finds_nothing(capsys):
+def test_it_finds_no_bug_in_the_server(capsys):
     assert fuzz_sasl.main(["--seconds", "0.2"]) == 0
     assert "no finding" in capsys.readouterr().out
 
 
-def test_it_finds_a_server_that_takes_any_proof(monkeypatch):
+def test_it_finds_a_server_that_accepts_any_proof(monkeypatch):
     monkeypatch.setattr(hmac, "compare_digest", lambda _one, _other: True)
     with pytest.raises(AssertionError):
         fuzz_sasl.main(["--seconds", "20"])

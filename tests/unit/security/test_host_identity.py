@@ -1,4 +1,4 @@
-"""The certificates of hosts: what is loaded, what is refused and why, and two of them shaking hands
+"""The certificates of hosts: loading, refusals with reasons, and TLS handshakes between two of them
 in memory.
 """
 
@@ -16,7 +16,7 @@ from tests.unit.security.host_files import LONG_AGO, NOW, authority, config_of, 
 
 
 def shake(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Both sides in memory. Raises what either met."""
+    """Both sides in memory. Raises the error of either."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
     left = set(sides)
@@ -31,7 +31,7 @@ def shake(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[ssl.SSLObject
     return sides
 
 
-def test_two_hosts_prove_their_node_ids(tmp_path):
+def test_two_hosts_authenticate_their_node_ids(tmp_path):
     one, two = host(tmp_path, 1), host(tmp_path, 2)
     initiator, responder = shake(one.client, two.server)
     assert initiator.version() == responder.version() == "TLSv1.3"
@@ -43,7 +43,7 @@ def test_two_hosts_prove_their_node_ids(tmp_path):
         host_identity.check_peer(None, 3)
 
 
-def test_no_host_of_another_authority_nor_of_the_past(tmp_path):
+def test_hosts_of_another_authority_or_with_expired_certificates_are_refused(tmp_path):
     mine = host(tmp_path, 1)
     foreign = host(tmp_path, 2, pair=pki.issue_host(authority("another"), 2, NOW))
     old_config = config_of(tmp_path / "3", pki.issue_host(authority(), 3, LONG_AGO), 3)
@@ -58,7 +58,7 @@ def test_no_host_of_another_authority_nor_of_the_past(tmp_path):
         host_identity.check(old_config)
 
 
-def test_a_client_or_broker_certificate_is_no_host(tmp_path):
+def test_client_and_broker_certificates_are_not_accepted_for_hosts(tmp_path):
     for pair in (
         pki.issue(authority(), "mqd://node/1", (), NOW),
         pki.issue(authority(), "mqd host 1", ("mqd://node/1", "localhost"), NOW),
@@ -93,7 +93,7 @@ def test_unusable_files_are_named(tmp_path, spoil, words):
         host_identity.load(config)
 
 
-def test_changed_files_are_used_and_nonsense_is_not(tmp_path):
+def test_changed_files_are_used_unless_invalid(tmp_path):
     identity = host_identity.load(config_of(tmp_path, pki.issue_host(authority(), 1, NOW), 1))
     assert identity is not None and not identity.reload()
     first, server = identity.files, identity.server
@@ -105,10 +105,10 @@ def test_changed_files_are_used_and_nonsense_is_not(tmp_path):
     write(tmp_path / "host.pem", pki.issue_host(authority(), 1, NOW).key + another.certificate)
     with pytest.raises(ConfigError, match="cannot be used together"):
         identity.reload()
-    assert identity.files is good and not identity.reload()  # said once
+    assert identity.files is good and not identity.reload()  # logged once
 
 
-def test_the_mode_and_what_is_shown(tmp_path):
+def test_the_mode_and_its_description(tmp_path):
     pair = pki.issue_host(authority(), 1, NOW)
     assert host_identity.load({"node.id": "1"}) is None
     for mode, name in enumerate(host_identity.MODES[1:], 1):

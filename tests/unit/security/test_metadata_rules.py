@@ -1,4 +1,6 @@
-"""Access control lists and credentials in the metadata: what is written, which processes get it, and the limits."""
+"""Access control lists and credentials in the metadata: their records, the processes that receive
+them, and the limits.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def created(state: MetadataState, *bindings: AclBinding) -> list[AclCreated]:
     return security.create_acls(state, messages.CreateAcls(list(bindings)), lambda: next(ids).to_bytes(16))  # type: ignore[return-value]
 
 
-def test_a_rule_that_is_there_is_not_created_again() -> None:
+def test_an_existing_rule_is_not_created_again() -> None:
     state = state_of(acl("a"))
     records = created(state, acl("a"), acl("b"), acl("b"))
     assert [record.binding for record in records] == [acl("b")]
@@ -72,12 +74,12 @@ def test_a_rule_that_is_there_is_not_created_again() -> None:
         msgspec.structs.replace(acl("a"), resource_type=1),
     ],
 )
-def test_what_is_no_rule_is_refused(wrong: AclBinding) -> None:
+def test_invalid_rules_are_refused(wrong: AclBinding) -> None:
     with pytest.raises(Refusal, match="not a rule"):
         created(state_of(), wrong)
 
 
-def test_each_filter_says_what_it_removed_and_a_rule_is_removed_once() -> None:
+def test_each_filter_reports_its_removed_rules_and_a_rule_is_removed_once() -> None:
     state = state_of(acl("a"), acl("b"), acl("c"))
     change = messages.DeleteAcls([AclFilter(name="a"), AclFilter(principal="User:alice"), AclFilter(name="x")])
     response, _, records = security.delete_acls(state, change, 7)
@@ -100,7 +102,7 @@ def test_credentials_of_users_are_independent() -> None:
     assert records == [ScramCredentialRemoved("old", 1)]
 
 
-def test_a_secret_for_salts_is_made_with_the_first_password_and_kept() -> None:
+def test_the_secret_for_salts_is_created_with_the_first_password_and_kept() -> None:
     state = MetadataState()
     state.apply(BrokerConfigured("", {"log.retention.ms": "1000"}))
     none = messages.AlterScramCredentials([("old", 1)], [], "unused")
@@ -134,7 +136,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert response.users[0].error == E.UNACCEPTABLE_CREDENTIAL and not records
 
 
-def test_the_image_has_room_for_the_most_rules_and_credentials() -> None:
+def test_the_image_can_hold_the_maximum_of_rules_and_credentials() -> None:
     bindings = [(bytes(16), acl("t" * 100, f"User:{index:050}")) for index in range(1000)]
     credentials = [ScramCredential(f"{index:050}", 2, bytes(24), 16384, bytes(64), bytes(64)) for index in range(1000)]
     one = messages.Image(1, "c", 1, [], [], {})
@@ -230,8 +232,8 @@ def test_workers_get_rules_and_the_acceptor_credentials_too() -> None:
 
 
 def test_a_batch_that_removes_what_it_created_leaves_nothing() -> None:
-    """Several requests may be one batch on a host that follows: found by the simulator, where a
-    rule that had been removed stayed in force.
+    """On a follower several requests may be one batch: found by the simulator, where a removed rule
+    stayed in force.
     """
     core = MetadataCore(MetadataState(), 1, ConfigRules({}), lambda: b"i" * 16, 10, active=False)
     records = (
@@ -248,7 +250,7 @@ def test_a_batch_that_removes_what_it_created_leaves_nothing() -> None:
     assert publish.credentials_put == (credential("v", key=b"new"),) and publish.credentials_removed == (("u", 1),)
 
 
-def test_what_workers_need_not_apply() -> None:
+def test_changes_that_workers_need_not_apply() -> None:
     assert {ScramCredentialSet, ScramCredentialRemoved} <= set(NOT_FOR_WORKERS) and AclCreated not in NOT_FOR_WORKERS
 
 

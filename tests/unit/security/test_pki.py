@@ -28,7 +28,7 @@ def context(tmp_path, pair: Pair, trusted: bytes, server: bool) -> ssl.SSLContex
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> str:
-    """The client's name as the server sees it. Raises what the client met."""
+    """Returns the client's name as the server sees it. Raises the client's error."""
     ours, theirs = socket.socketpair()
     seen: list[str] = []
 
@@ -51,7 +51,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> st
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_both_sides_prove_who_they_are(tmp_path, authority, host):
+def test_both_sides_authenticate(tmp_path, authority, host):
     server = context(tmp_path, pki.issue(authority, "node 1", HOSTS, NOW), authority.certificate, True)
     client = context(tmp_path, pki.issue(authority, "alice", (), NOW), authority.certificate, False)
     assert "alice" in shake_hands(server, client, host)
@@ -73,7 +73,7 @@ def test_another_host_another_authority_and_the_wrong_kind_are_refused(tmp_path,
         )
 
 
-def test_when_it_ends_and_for_whom_it_is(authority):
+def test_expiry_and_names_of_a_certificate(authority):
     pair = pki.issue(authority, "node 1", HOSTS, NOW)
     left = pki.expires(pair.certificate) - NOW
     assert left.days in (pki.CERTIFICATE_DAYS - 1, pki.CERTIFICATE_DAYS)

@@ -47,7 +47,7 @@ def test_plain(token):
         b"\0alice\0" + b"a" * 5000,
     ],
 )
-def test_plain_refuses(token):
+def test_plain_refuses_invalid_messages(token):
     with pytest.raises(AuthenticationFailed):
         plain(token)
 
@@ -105,14 +105,14 @@ def test_a_token_of_the_issuer():
 
 @pytest.mark.parametrize("seconds", [60, 2**62, 10**400], ids=["soon", "64 bits", "more"])
 @pytest.mark.parametrize("kind", [int, str])
-def test_a_token_that_ends_at_any_time(seconds: int, kind: type) -> None:
-    """Claims are the issuer's text: some never end, some are digits in quotes."""
+def test_tokens_with_any_expiry(seconds: int, kind: type) -> None:
+    """Claims are written by the issuer: some never expire, some are digits in quotes."""
     server = outcome(first(token(exp=kind(int(time.time()) + seconds))))
     assert server.done and server.expires_ms >= seconds * 1000
 
 
 def test_a_refused_token_is_not_kept():
-    """Its exchange is: the client that was refused may never say its last byte."""
+    """But its exchange is: the client that was refused may never send its final byte."""
     tracemalloc.start()
     try:
         refused = [outcome_of_garbage() for _ in range(4)]
@@ -169,7 +169,7 @@ def test_a_token_is_refused(bearer, why):
 
 
 def test_a_token_signed_with_the_published_key_as_a_secret():
-    """Key confusion: the public key is no secret."""
+    """Key confusion: the public key is not a secret."""
     import hashlib
     import hmac
 

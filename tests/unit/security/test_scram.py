@@ -1,4 +1,4 @@
-"""SCRAM beside the vectors of RFC 7677, and what a client must not be able to do."""
+"""SCRAM against the vectors of RFC 7677, and attacks by clients."""
 
 import asyncio
 import base64
@@ -130,7 +130,7 @@ def test_a_malformed_first_message(text):
 
 @pytest.mark.parametrize("text", ["n,,n={},r=abc", "n,,n=alice,r={}", "n,,n=alice,r=abc,x={}"])
 def test_a_message_is_bounded(text):
-    """Messages of unauthenticated clients are kept until their exchange is given up."""
+    """Messages of unauthenticated clients are kept until their exchange is dropped."""
     step(exchange(None), text.format("x" * 4000))
     refused(exchange(None), text.format("x" * 4096), "more than 4096 bytes")
 
@@ -154,7 +154,7 @@ def test_a_final_message_of_another_exchange():
 
 
 def test_a_client_that_repeats_its_nonce_is_distinguished():
-    """librdkafka before 2.6.1 does (its pull request 4895). Apache Kafka 4 refuses it, too."""
+    """librdkafka before 2.6.1 does this (its pull request 4895). Apache Kafka 4 refuses it, too."""
     server, peer = exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret")), Client("alice", "s3cret")
     first = step(server, peer.first)
     nonce = first.split(",")[0].removeprefix("r=")
@@ -173,7 +173,7 @@ def test_a_proof_of_any_shape_is_refused(proof):
     refused(server, f"c=biws,{nonce},p={proof}", "malformed|base64|wrong user")
 
 
-def test_an_exchange_that_is_over_takes_nothing():
+def test_a_finished_exchange_accepts_nothing():
     peer, server = Client("alice", "s3cret"), exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret"))
     final = peer.final(step(server, peer.first))
     step(server, final)
@@ -182,7 +182,7 @@ def test_an_exchange_that_is_over_takes_nothing():
 
 
 def test_a_proof_of_all_zeroes_for_an_unknown_user():
-    """Not even the decoy's own key would do."""
+    """Not even the decoy's own key would be accepted."""
     decoy = scram.decoy("SCRAM-SHA-256", SEED, "nobody")
     assert not scram.is_password("SCRAM-SHA-256", decoy, b"")
     assert scram.decoy("SCRAM-SHA-256", b"other seed", "nobody").salt != decoy.salt
@@ -196,7 +196,7 @@ def test_our_client_and_our_server(mechanism):
 
 
 def test_our_client_refuses_a_server_that_knows_no_verifier():
-    """Any server can answer; only one with the verifier can sign."""
+    """Any server can respond; only one with the verifier can sign."""
     server = exchange(scram.make_verifier("SCRAM-SHA-256", "right"))
 
     def step(token: bytes) -> bytes:
@@ -235,8 +235,10 @@ def salts_of_java(count: int) -> list[bytes]:
     return [text(random.getrandbits(130)).encode() for _ in range(count)]
 
 
-def test_an_unknown_user_looks_like_the_users_that_there_are():
-    """Made by Java's clients, by librdkafka (64 bytes) or by mqd, with any iterations."""
+def test_an_unknown_user_looks_like_existing_users():
+    """Users created by Java's clients, by librdkafka (64 bytes) or by mqd, with any number of
+    iterations.
+    """
     name = "SCRAM-SHA-512"
     made = [scram.shape_of(name, salt, 4096) for salt in salts_of_java(60)]
     made += [scram.shape_of(name, bytes(64), 8192)] * 30 + [scram.shape_of(name, bytes(24), 16384)] * 10
@@ -247,7 +249,7 @@ def test_an_unknown_user_looks_like_the_users_that_there_are():
     assert found.keys() == shapes.keys()
     for shape, count in shapes.items():
         assert found[shape] / 2000 == pytest.approx(count / 100, abs=0.04)
-    # as text they are indistinguishable, too: length, and what the longer ones begin with
+    # as text they are indistinguishable, too: in length, and in the prefix of the longer ones
     texts = [one.salt for one in decoys if one.iterations == 4096]
     lengths = [Counter((len(salt), salt[:1] == b"1") for salt in salts) for salts in (texts, salts_of_java(2000))]
     for kind, count in lengths[1].items():

@@ -51,7 +51,7 @@ def test_pem_pkcs12_and_text_are_understood(tmp_path: Path, broker: Identity) ->
         config(ssl_keystore_location=pkcs12, ssl_keystore_password="secret"),
         config(ssl_keystore_location=pkcs12, ssl_keystore_password="secret", ssl_keystore_type="PKCS12"),
         config(ssl_keystore_certificate_chain=broker.chain_pem().decode(), ssl_keystore_key=broker.key_pem().decode()),
-        # on one line, as a properties file has it
+        # on one line, as in a properties file
         config(
             ssl_keystore_certificate_chain=broker.chain_pem().decode().replace("\n", " "),
             ssl_keystore_key=broker.key_pem().decode().replace("\n", "\\n"),
@@ -166,8 +166,8 @@ def test_ticket_keys_differ_where_a_ticket_must_not_be_valid() -> None:
     assert len({one[:16] for one in [key, *others]}) == 6  # the key's name, also the session id context
 
 
-def test_without_openssl_the_way_out_is_named(tmp_path: Path, broker: Identity) -> None:
-    """And everything that needs no TLS works: the extension is loaded."""
+def test_without_openssl_the_error_names_a_remedy(tmp_path: Path, broker: Identity) -> None:
+    """Everything that needs no TLS works: the extension is loaded."""
     program = (
         "from mqd import native\nfrom mqd.native.tls import tls_version\n"
         "try:\n    tls_version()\nexcept native.NativeError as error:\n    print(error.strerror)\n"

@@ -1,4 +1,6 @@
-"""Delegation tokens in the metadata: who may change one, when it expires, which processes get it."""
+"""Delegation tokens in the metadata: who may change one, when it expires, which processes receive
+it.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def expiry(
     return response.token_error, response.expires_ms, records
 
 
-def test_a_token_is_renewed_up_to_its_most() -> None:
+def test_a_token_is_renewed_up_to_its_maximum() -> None:
     for who in (OWNER, RENEWER):
         assert expiry(who, NOW + 10, 3000, True) == (0, NOW + 3010, [DelegationTokenSet(token("t", NOW + 3010))])
     assert expiry(OWNER, NOW + 10, 1 << 62, True)[1] == NOW + 5000
@@ -81,7 +83,7 @@ def test_refusals(is_renewal: bool) -> None:
     assert expiry(OTHER, NOW + 1001, 5, is_renewal)[0] == both
 
 
-def test_how_many_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_tokens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "TOKENS_PER_REQUESTER_MAX", 2)
     monkeypatch.setattr(tokens, "TOKEN_COUNT_MAX", 3)
     state = state_of(token("a"), token("b"))
@@ -99,7 +101,7 @@ def test_how_many_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
             tokens.create(state, wrong)
 
 
-def test_the_image_has_room_for_the_most() -> None:
+def test_the_image_can_hold_the_maximum() -> None:
     many = ("User:",) * ((limits.TOKEN_BYTES_MAX - 10) // 5)
     largest = token("t" * 22, owner="User:", requester="User:", renewers=many)
     assert tokens.create(MetadataState(), largest)

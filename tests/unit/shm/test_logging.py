@@ -1,4 +1,4 @@
-"""Log lines: fields, forms, levels, limits. And where things are kept."""
+"""Log lines: fields, formats, levels, limits; and the run directory."""
 
 import io
 import json
@@ -44,7 +44,7 @@ def test_text_of_a_peer_cannot_forge_a_line(lines, form):
     assert lines.getvalue().count("\n") == 1 and "\x1b" not in lines.getvalue()
 
 
-def test_debug_is_off_until_the_word_says_otherwise(lines):
+def test_debug_is_off_until_the_level_is_changed(lines):
     word = [6]
     log = logging.setup("worker", 0, {}, lines)
     logging.follow(lambda: word[0])
@@ -111,7 +111,7 @@ def test_the_run_directory_of_a_long_path_is_short_and_always_the_same(tmp_path)
     assert paths.run_dir(deep) != paths.run_dir(deep.parent / "other")
 
 
-def test_a_run_directory_of_somebody_else_is_refused(tmp_path, monkeypatch):
+def test_another_users_run_directory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "run_dir", lambda data_dir: tmp_path / "stolen")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "stolen").symlink_to(tmp_path / "elsewhere")

@@ -1,5 +1,5 @@
-"""The core's Python bindings: values survive a round trip, and buffers that C points into cannot go
-away.
+"""The core's Python bindings: values survive a round trip, and buffers with pointers in C cannot be
+freed.
 """
 
 import errno
@@ -31,7 +31,7 @@ def ends(control):
         os.close(fd)
 
 
-def test_names_of_c_become_enumerations():
+def test_c_constants_become_enumerations():
     assert native.DescriptorKind.REQUEST.name == "REQUEST"
     assert [state.name for state in native.ProcessState] == ["ABSENT", "STARTING", "RUNNING", "DEAD"]
     assert native.Counter.GAUGE_ARENA_EXTENTS_USED > native.Counter.COUNT_LOOPS
@@ -49,10 +49,10 @@ def test_crc32c_of_the_check_string():
     "meanwhile", [lambda control: control.slot_view(6).partition_index, lambda control: sum(control.partition_counts())]
 )
 def test_a_slot_is_read_while_another_thread_reads_another(control, monkeypatch, meanwhile):
-    """A scrape of the metrics walks through the partitions while the acceptor's loop asks for one."""
+    """A scrape of the metrics reads all partitions while the acceptor's loop reads one."""
     control.assign_slot(5, b"a" * 16, 0, 1, 0, 9)
     control.assign_slot(6, b"b" * 16, 2, 1, 0, 11)
-    control.slot_view(5)  # memory lies ready
+    control.slot_view(5)  # memory is allocated
     read, others = control_module._read_slot, []
 
     def interrupted(memory, slot, view):
@@ -122,7 +122,7 @@ def test_a_start_sees_the_slots_in_use_and_the_torn_ones(control, monkeypatch):
 
 
 @pytest.mark.parametrize("slot", [-1, native.PARTITION_SLOT_COUNT])
-def test_slots_that_do_not_exist(control, slot):
+def test_unknown_slots_are_refused(control, slot):
     with pytest.raises((native.NativeError, OverflowError)):
         control.slot_view(slot)
     with pytest.raises(native.NativeError):
@@ -142,7 +142,7 @@ def test_a_new_worker_has_no_statistics(control):
     assert histograms.shape == (len(native.Histogram), native.HISTOGRAM_BUCKET_COUNT) and not histograms.any()
 
 
-def test_a_descriptor_crosses_whole(control, ends):
+def test_a_descriptor_is_passed_unchanged(control, ends):
     (sender, _, _, receiver), _ = ends
     sent = native.Descriptor(
         kind=native.DescriptorKind.REQUEST,
@@ -165,7 +165,7 @@ def test_a_descriptor_crosses_whole(control, ends):
     assert got == sent
 
 
-def test_a_full_ring_says_so_and_takes_more_after_a_drain(ends):
+def test_a_full_ring_refuses_and_accepts_more_after_a_drain(ends):
     (sender, _, receiver, _), _ = ends
     count = 0
     while sender.send(2, native.Descriptor(kind=1, token=count)):
@@ -182,13 +182,13 @@ def test_a_full_ring_says_so_and_takes_more_after_a_drain(ends):
 
 def test_a_sleeper_is_woken_once_and_a_late_arrival_forbids_sleep(ends):
     (sender, _, receiver, _), eventfds = ends
-    assert os.eventfd_read(eventfds[2]) == ENDPOINTS - 1  # a process that opens wakes all others
+    assert os.eventfd_read(eventfds[2]) == ENDPOINTS - 1  # a process that opens the segment wakes all others
     assert receiver.prepare_sleep()
     sender.send(2, native.Descriptor(kind=1))
     sender.flush()
     assert os.eventfd_read(eventfds[2]) == 1
     receiver.awake()
-    assert not receiver.prepare_sleep()  # what arrived is still there
+    assert not receiver.prepare_sleep()  # the message is still there
     receiver.awake()
     assert len(receiver.drain()) == 1
     sender.send(2, native.Descriptor(kind=1))
@@ -204,7 +204,7 @@ def test_an_endpoint_needs_one_eventfd_each(control):
         native.Endpoint(control, links, 0, ENDPOINTS, [0])
 
 
-def test_an_arena_lends_and_takes_back():
+def test_an_arena_allocates_and_frees():
     memory = mmap.mmap(-1, 1 << 20)
     arena = native.Arena(memory, 65536)
     offset = arena.allocate(100_000)
@@ -246,7 +246,7 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
 
 
-def test_appending_cuts_what_lies_behind(tmp_path):
+def test_appending_truncates_bytes_after_the_end(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"0123456789")
     fd = native.file_open_append(path, 4)
@@ -263,7 +263,7 @@ def test_an_error_names_the_file_and_keeps_its_errno(tmp_path):
     assert "missing" in str(error.value)
 
 
-def test_bytes_that_are_no_batch_have_a_reason():
+def test_bytes_that_are_not_a_batch_are_refused_with_a_reason():
     error, reason, _ = native.batch_validate(b"\0" * 61)
     assert error != 0 and reason
     with pytest.raises(native.NativeError):

@@ -1,4 +1,4 @@
-"""How a client finds its host's broker: real sockets and directories."""
+"""How a client finds the broker on its host: real sockets and directories."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def test_a_directory_that_others_can_write_is_not_trusted(client_socket, places)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
-def test_a_directory_of_another_user_is_believed_where_only_root_can_have_chosen_it(client_socket, places):
-    """/run/mqd belongs to the broker's user, by systemd's RuntimeDirectory= or as the manual says."""
+def test_another_users_directory_is_trusted_only_if_root_must_have_created_it(client_socket, places):
+    """/run/mqd belongs to the broker's user, by systemd's RuntimeDirectory= or as in the manual."""
     rendezvous.publish([("0.0.0.0", 9092)], client_socket, places[:1])
     os.chown(places[0], 12345, 12345)
     places[0].chmod(0o775)
     assert rendezvous.find("127.0.0.1:9092", places=places[:1]).path == str(client_socket)
-    places[0].parent.chmod(0o1777)  # as /tmp: any user can have made it
+    places[0].parent.chmod(0o1777)  # like /tmp: any user could have created it
     assert "belongs to uid 12345" in rendezvous.find("127.0.0.1:9092", places=places[:1]).reason
     places[0].parent.chmod(0o700)
     os.chown(places[0].parent, 12345, 12345)
@@ -111,7 +111,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_links_of_the_dead_are_swept_and_replaced(tmp_path, client_socket, places):
+def test_links_of_dead_brokers_are_removed_and_replaced(tmp_path, client_socket, places):
     subprocess.run([sys.executable, "-c", _DEAD_BROKER, tmp_path / "dead.sock", places[0]])
     assert len(list(places[0].iterdir())) == 4
     links = rendezvous.publish([("0.0.0.0", 9092)], client_socket, places[:1])
@@ -122,8 +122,8 @@ def test_links_of_the_dead_are_swept_and_replaced(tmp_path, client_socket, place
     assert list(places[0].iterdir()) == []
 
 
-def test_a_link_whose_broker_lives_is_neither_replaced_nor_swept(tmp_path, client_socket, places):
-    """Also where nothing seems to listen: its path is that of another container."""
+def test_a_link_of_a_live_broker_is_neither_replaced_nor_removed(tmp_path, client_socket, places):
+    """Even if nothing seems to listen: its path is that of another container."""
     elsewhere = tmp_path / "not-in-this-container.sock"
     links = rendezvous.publish([("0.0.0.0", 9092)], elsewhere, places[:1])
     assert rendezvous.publish([("0.0.0.0", 9092)], client_socket, places[:1]) == []
@@ -145,7 +145,7 @@ def test_brokers_of_two_network_namespaces_have_a_name_each(tmp_path, client_soc
     rendezvous.withdraw(here)
 
 
-def test_without_proc_nothing_is_proved_and_nothing_found(client_socket, places, monkeypatch):
+def test_without_proc_no_broker_is_found(client_socket, places, monkeypatch):
     def missing() -> str:
         raise FileNotFoundError("/proc/self/ns/net")
 
@@ -154,7 +154,7 @@ def test_without_proc_nothing_is_proved_and_nothing_found(client_socket, places,
     assert "network namespace is not known" in rendezvous.find("127.0.0.1:9092", places=places).reason
 
 
-def test_the_home_is_used_where_nothing_else_can_be_written(tmp_path, client_socket):
+def test_the_home_directory_is_the_last_resort(tmp_path, client_socket):
     first, home = tmp_path / "first", tmp_path / ".mqd"
     made = rendezvous.publish([("0.0.0.0", 9092)], client_socket, [tmp_path / "no" / "parent", home])
     assert [one.link.parent for one in made] == [home] and home.stat().st_mode & 0o777 == 0o700

@@ -19,7 +19,7 @@ def base(tmp_path):
     segments.clean(name)
 
 
-def test_a_segment_is_shared_by_descriptor_also_when_its_name_is_gone(base):
+def test_a_segment_is_shared_by_descriptor_even_after_unlink(base):
     made = segments.create(segments.control_name(base), 8192)
     made[100:103] = b"abc"
     fd = segments.descriptor(segments.control_name(base))
@@ -45,13 +45,13 @@ def test_only_the_owner_may_open_it(base):
     assert os.stat(path).st_mode & 0o777 == 0o600
 
 
-def test_a_segment_is_made_once(base):
+def test_a_segment_is_created_once(base):
     segments.create(segments.control_name(base), 4096)
     with pytest.raises(segments.SegmentError):
         segments.create(segments.control_name(base), 4096)
 
 
-def test_more_than_the_system_has_is_an_error_with_a_way_out_and_leaves_nothing(base):
+def test_too_large_a_segment_is_an_error_with_a_remedy_and_leaves_no_file(base):
     huge = os.statvfs("/dev/shm").f_bavail * os.statvfs("/dev/shm").f_frsize + (1 << 40)
     with pytest.raises(segments.SegmentError, match="receive.arena.bytes"):
         segments.create(segments.arena_name(base, 1), huge)
@@ -70,7 +70,7 @@ def test_a_segment_that_is_missing_or_too_small_is_refused(base):
 def test_segments_of_the_directorys_dead_broker_count_as_free(base, tmp_path):
     free = os.statvfs("/dev/shm")
     segments.create(segments.control_name(base), 64 << 20)
-    # others use /dev/shm meanwhile: half of the segment is enough to tell
+    # others use /dev/shm meanwhile: half of the segment is enough to distinguish
     assert segments.free_bytes(tmp_path) > segments.free_bytes(tmp_path / "no-such") + (32 << 20)
     assert free.f_blocks == 0 or segments.free_bytes(tmp_path) <= free.f_blocks * free.f_frsize + (64 << 20)
 
@@ -83,7 +83,7 @@ def test_leftovers_are_cleaned_and_mappings_survive(base):
     assert segments.clean(base) == []
 
 
-def test_only_the_segments_of_the_dead_are_swept(tmp_path, monkeypatch):
+def test_only_segments_of_dead_brokers_are_swept(tmp_path, monkeypatch):
     bases = {}
     for name in ("living", "dead", "new"):
         (tmp_path / name).mkdir()
@@ -95,12 +95,12 @@ def test_only_the_segments_of_the_dead_are_swept(tmp_path, monkeypatch):
         for name in ("living", "dead"):
             for segment in (segments.control_name(bases[name]), segments.arena_name(bases[name], 1)):
                 os.utime(segments.SHM_DIRECTORY + segment, (0, 0))
-        # utime sets ctime to now, so the sweep has to look from later on; what is new then is only
-        # what was touched later still
+        # utime sets ctime to now, so the sweep has to run at a later time; only segments touched
+        # later still are new then
         later = time.time() + segments.SWEEP_AGE_S + 1
         os.utime(segments.SHM_DIRECTORY + segments.control_name(bases["new"]), (later, later))
         names = [segments.control_name(base)[1:] for base in bases.values()]
-        with monkeypatch.context() as patch:  # other brokers of this host are none of this test's business
+        with monkeypatch.context() as patch:  # other brokers of this host are not part of this test
             patch.setattr(segments.os, "listdir", lambda path: [*names, "mqd-0-control", "other"])
             assert segments.sweep(later) == [segments.control_name(bases["dead"])]
         assert not segments.unlink(segments.arena_name(bases["dead"], 1))
@@ -114,7 +114,7 @@ def test_only_the_segments_of_the_dead_are_swept(tmp_path, monkeypatch):
 
 
 def succeed(base: str, made: list[int]) -> None:
-    """What a keeper does that starts where another was killed."""
+    """The steps of a keeper that starts after another one was killed."""
     with segments.taking_over(base):
         segments.clean(base)
         segments.create(segments.control_name(base), 4096)
@@ -122,14 +122,14 @@ def succeed(base: str, made: list[int]) -> None:
 
 
 def sweep_as_another(base: str, patch: pytest.MonkeyPatch) -> list[str]:
-    """Of the segments of this one, long after it was made."""
+    """Sweeps the segments of this directory, long after they were created."""
     patch.setattr(segments.os, "listdir", lambda path: [segments.control_name(base)[1:]])
     return segments.sweep(time.time() + segments.SWEEP_AGE_S + 1)
 
 
 def test_a_successor_waits_for_a_running_sweep(base, monkeypatch):
-    """Hosts that lost power together start together: what one has made again, another must not take
-    for what it saw before.
+    """Hosts that lost power together start together: a segment recreated by one must not be
+    mistaken by another for the one it saw before.
     """
     segments.create(segments.control_name(base), 4096)
     made: list[int] = []
@@ -139,7 +139,7 @@ def test_a_successor_waits_for_a_running_sweep(base, monkeypatch):
     def cleaned(name: str) -> list[str]:
         if threading.current_thread() is not successor:
             successor.start()
-            successor.join(0.3)  # long enough to get ahead of us, if nothing kept it
+            successor.join(0.3)  # long enough to overtake this one, if nothing prevented it
         return clean(name)
 
     with monkeypatch.context() as patch:
@@ -168,14 +168,14 @@ def test_a_segment_recreated_since_it_was_seen_is_not_swept(base, monkeypatch):
     os.close(made[1])
 
 
-def test_a_sweep_may_hold_a_new_segment_for_a_moment(base):
+def test_a_sweep_may_lock_a_new_segment_briefly(base):
     segments.create(segments.control_name(base), 4096)
     swept = segments.hold(segments.control_name(base))
     threading.Timer(0.05, os.close, [swept]).start()
     os.close(segments.hold(segments.control_name(base)))
 
 
-def test_a_sweep_that_does_not_end_is_named(base, monkeypatch):
+def test_a_sweep_that_does_not_end_is_reported(base, monkeypatch):
     segments.create(segments.control_name(base), 4096)
     monkeypatch.setattr(segments, "TAKE_OVER_S", 0.05)
     held = segments.hold(segments.control_name(base))
@@ -192,7 +192,7 @@ def test_every_path_to_a_directory_gives_the_same_names(tmp_path):
     assert segments.prefix(tmp_path / "data") != segments.prefix(tmp_path / "other")
 
 
-def test_a_directory_is_locked_once_and_the_error_says_by_whom(tmp_path):
+def test_a_directory_is_locked_once_and_the_error_names_the_holder(tmp_path):
     fd = locks.lock_directory(tmp_path)
     with pytest.raises(locks.DirectoryInUse, match=f"pid {os.getpid()}.*mqd down --data-dir {tmp_path}") as error:
         locks.lock_directory(tmp_path)
@@ -224,22 +224,22 @@ def test_several_directories_are_locked_all_or_none(tmp_path):
         os.close(fd)
 
 
-def test_a_directory_that_cannot_be_made_is_explained(tmp_path):
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot use"):
         locks.lock_directory(tmp_path / "file" / "data")
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_cannot_be_written_is_explained(tmp_path):
+def test_a_directory_that_cannot_be_written_is_reported(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="not writable"):
         locks.lock_directory(tmp_path)
 
 
-def test_read_only_shared_memory_is_named_with_the_way_out(base, monkeypatch):
-    """A dead broker's names are removed before new ones are made; Linux refuses that, too, also
-    where there is no such name.
+def test_read_only_shared_memory_is_reported_with_a_remedy(base, monkeypatch):
+    """A dead broker's names are removed before new ones are created; Linux refuses that too, even
+    where the name does not exist.
     """
 
     def refuse(*_arguments, **_options):

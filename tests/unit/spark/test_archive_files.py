@@ -1,5 +1,5 @@
-"""What a task writes into an archive, without Spark: files by topic and day, their spans, the order
-that they keep, what they give back.
+"""A task's writes to an archive, without Spark: files by topic and day, their offset ranges and
+order, and reading them back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = tuple[str, int, int, int]  # topic, partition, offset, milliseconds of the
 
 
 def batch(rows: list[Row]) -> pa.RecordBatch:
-    """As Spark hands it over: times in the session's time zone."""
+    """In Spark's form: times in the session's time zone."""
     times = pa.array([1000 * row[3] for row in rows], pa.int64())
     return pa.record_batch(
         {
@@ -94,8 +94,8 @@ def test_archived_rows_are_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read_bytes", [1 << 20, 1])
-def test_days_in_turns_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
-    """By random days, in two batches of two partitions; read in batches of many records, and of
+def test_alternating_days_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
+    """With random days, in two batches of two partitions; read in batches of many records, and of
     one.
     """
     monkeypatch.setattr(parquet, "READ_BYTES", read_bytes)
@@ -130,7 +130,7 @@ def test_days_in_turns_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found == [(0, offset) for offset in range(13, 1000)] + [(1, offset) for offset in range(14, 1000, 2)]
 
 
-def test_groups_that_cannot_have_it_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_outside_the_range_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "GROUP_BYTES", 1)  # a row group for each batch
     (file,) = written(
         iter(
@@ -172,10 +172,8 @@ def test_a_record_without_a_time_is_refused(tmp_path: Path) -> None:
         written(iter([found.set_column(found.schema.get_field_index("date"), "date", dates)]), str(tmp_path), "q")
 
 
-def test_times_that_no_date_can_say_are_filed_by_the_nearest_that_can(tmp_path: Path) -> None:
-    """A producer may write any time, seconds for milliseconds among them; the record comes back
-    with it.
-    """
+def test_times_beyond_all_dates_are_filed_under_the_nearest_date(tmp_path: Path) -> None:
+    """A producer may write any time, such as seconds instead of milliseconds; the record keeps it."""
     times = [-62_200_000_000_000, -62_135_596_800_000, 0, 253_402_300_799_999, 1_700_000_000_000_000]
     made = written(iter([batch([("t", 0, offset, time) for offset, time in enumerate(times)])]), str(tmp_path), "q")
     assert sorted((file.date, file.rows, file.path.split("/")[1]) for file in made) == [
@@ -215,7 +213,7 @@ def test_many_days_do_not_keep_many_files_open(tmp_path: Path, monkeypatch: pyte
     ]
 
 
-def test_days_in_turns_make_a_file_each(tmp_path: Path) -> None:
+def test_alternating_days_make_one_file_each(tmp_path: Path) -> None:
     made = written(
         (batch([("t", 0, 40 * turn + day, day * DAY_MS) for day in range(40)]) for turn in range(5)), str(tmp_path), "q"
     )
@@ -224,7 +222,7 @@ def test_days_in_turns_make_a_file_each(tmp_path: Path) -> None:
     )
 
 
-def test_large_values_come_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_values_are_read_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "READ_BYTES", 1 << 20)
     one = batch([("t", 0, offset, 0) for offset in range(40)])
     values = pa.array([random.Random(offset).randbytes(100_000) for offset in range(40)])
@@ -233,8 +231,8 @@ def test_large_values_come_in_small_batches(tmp_path: Path, monkeypatch: pytest.
     assert sum(sizes) == 40 and max(sizes) <= 11
 
 
-def test_a_flipped_bit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "COMPRESSION", "none")  # a decompressor might find it, too
+def test_a_flipped_bit_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "COMPRESSION", "none")  # a decompressor might detect it, too
     (file,) = written(iter([batch([("t", 0, offset, 0) for offset in range(1000)])]), str(tmp_path), "q")
     path = tmp_path / file.path
     meta = pq.ParquetFile(path).metadata.row_group(0)
@@ -257,7 +255,7 @@ def test_no_record_no_file(tmp_path: Path) -> None:
 
 
 def files_of(root: Path, *offsets: list[int]) -> list[ArchivedFile]:
-    """A file of partition 0 for each."""
+    """A file of partition 0 for each range."""
     return [
         file
         for one in offsets
@@ -273,7 +271,7 @@ def tasks_of(root: Path, files: list[ArchivedFile]) -> list[ArchivedTask]:
 
 
 def compact(archive: Archive, files: list[ArchivedFile]) -> list[ArchivedFile]:
-    """All into one, and an hour behind that."""
+    """All into one file, and vacuum an hour later."""
     rows = sorted(
         {
             ("t", span.partition, offset, 0)
@@ -308,8 +306,8 @@ def test_files_compacted_during_a_replay_are_read_at_their_new_place(tmp_path: P
     assert found == [*range(3, 27)]
 
 
-def test_files_in_turns_that_became_one_are_read_once(tmp_path: Path) -> None:
-    """A large file is left between small ones that are compacted, and is compacted with them later."""
+def test_alternating_files_merged_into_one_are_read_once(tmp_path: Path) -> None:
+    """A large file is kept between small ones that are compacted, and is compacted with them later."""
     archive = Archive(str(tmp_path))
     small, large, other = files_of(tmp_path, [*range(10)], [*range(10, 20)], [*range(20, 30)])
     for number, file in enumerate((small, large, other)):
@@ -322,9 +320,7 @@ def test_files_in_turns_that_became_one_are_read_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_deleted_while_it_is_read_continues_behind_its_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_continues_after_a_file_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = Archive(str(tmp_path))
     files = written(
         iter([batch([("t", partition, offset, 0) for partition in range(2) for offset in range(10)])]),
@@ -332,7 +328,7 @@ def test_a_file_deleted_while_it_is_read_continues_behind_its_records(
         "q",
     )
     archive.commit(Commit("q", 0, files))
-    monkeypatch.setattr(parquet, "READ_BYTES", 1)  # a record at a time
+    monkeypatch.setattr(parquet, "READ_BYTES", 1)  # one record at a time
     kept, gone = parquet._batches, list[Exception]()
 
     def batches(*given: object) -> Iterator[pa.RecordBatch]:
@@ -361,7 +357,7 @@ def test_a_file_compacted_meanwhile_is_reported(tmp_path: Path) -> None:
         list(read(tasks_of(tmp_path, files)[0], ("value",)))
 
 
-def test_a_file_that_counts_and_is_gone_cannot_be_read(tmp_path: Path) -> None:
+def test_a_missing_committed_file_is_an_error(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     files = files_of(tmp_path, [*range(10)])
     archive.commit(Commit("q", 0, files))

@@ -1,5 +1,5 @@
-"""An archive's list of files: commits, repetitions, two writers, damage, snapshots, what is swept,
-what is compacted.
+"""An archive's list of files: commits, repetitions, two writers, damage, snapshots, vacuum,
+compaction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def put(archive: Archive, one: ArchivedFile, age_s: float = 0) -> Path:
 
 
 def commit(archive: Archive, one: Commit) -> None:
-    """With the files that it adds, as the tasks of a batch have written them."""
+    """With the files that it adds, as written by the tasks of a batch."""
     for added in one.added:
         if not (Path(archive.root) / added.path).exists():
             put(archive, added)
@@ -57,14 +57,14 @@ def test_commits_are_found_again(tmp_path: Path) -> None:
     assert (again.ends("t"), again.batches, again.topics) == ({0: 20, 1: 7}, {"q": 3}, ["t"])
 
 
-def test_an_archive_goes_to_where_its_last_batch_ended(tmp_path: Path) -> None:
+def test_an_archive_ends_where_its_last_batch_ended(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     commit(archive, Commit("q", 0, [file("a", 0, 10)], ends={"t": {"0": 11, "1": 0}}))
     commit(archive, Commit("q", 1, [], ends={"t": {"0": 12, "1": 0}}))
     assert Archive(str(tmp_path)).ends("t") == {0: 12, 1: 0}, "behind the last record the end of a transaction"
 
 
-def test_another_reader_sees_what_came_since(tmp_path: Path) -> None:
+def test_another_reader_sees_later_commits(tmp_path: Path) -> None:
     reader, writer = Archive(str(tmp_path)), Archive(str(tmp_path))
     commit(writer, Commit("q", 0, [file("a", 0, 10)]))
     assert not reader.files
@@ -80,7 +80,7 @@ def test_a_batch_counts_once(tmp_path: Path) -> None:
     commit(archive, Commit("other", 4, [file("b", 10, 20)]))
 
 
-def test_two_writers_are_refused(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     first, second = Archive(str(tmp_path)), Archive(str(tmp_path))
     commit(first, Commit("q", 0, [file("a", 0, 10)]))
     with pytest.raises(ArchiveError, match="another writer .commit 0 there is batch 0 of q"):
@@ -88,8 +88,8 @@ def test_two_writers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_two_writers_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    """Both have looked, and seen nothing."""
+def test_one_of_two_concurrent_writers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Both have checked, and found none."""
     first, second = Archive(str(tmp_path)), Archive(str(tmp_path))
     for archive in (first, second):
         monkeypatch.setattr(archive, "_exists", lambda path: False)
@@ -117,7 +117,7 @@ def test_of_two_writers_at_once_one_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_commit_that_was_replaced_at_once_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are no hard links: another's commit was moved onto this one's before it was read
+    """Without hard links: another writer's commit was moved onto this one's before it was read
     back.
     """
     archive, other = Archive(str(tmp_path)), Commit("other", 7, [])
@@ -141,7 +141,7 @@ def test_without_hard_links_commits_follow_each_other(tmp_path: Path, monkeypatc
         commit(late, Commit("q", 3, []))
 
 
-def test_a_batch_is_there_when_its_offsets_are(tmp_path: Path) -> None:
+def test_a_batch_is_committed_together_with_its_offsets(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     commit(archive, Commit("q", 4, [file("a", 0, 10)], ends={"t": {"0": 11, "1": 0}}))
     assert not archive.has("q", 5, {"t": {"0": 20}})
@@ -191,12 +191,12 @@ def test_an_offset_is_in_one_file(tmp_path: Path) -> None:
         ArchiveError, match="10 records of t, 2026-11-21, were compacted into 9; .*d.parquet: t-0 from 0 to 10"
     ):
         commit(archive, Commit("", -1, [file("e", 0, 9)], removed=[file("d", 0, 10).path]))
-    commit(archive, Commit("q", 2, [file("f", 20, 30), file("g", 22, 40)]))  # two days in turns: of one batch
+    commit(archive, Commit("q", 2, [file("f", 20, 30), file("g", 22, 40)]))  # two alternating days, of one batch
     with pytest.raises(ArchiveError, match="cannot be removed"):
         commit(archive, Commit("", -1, [], removed=["never"]))
 
 
-def test_half_a_commit_does_not_count_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
+def test_a_partial_commit_is_ignored_and_a_damaged_one_reported(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     commit(archive, Commit("q", 0, [file("a", 0, 10)]))
     (tmp_path / LOG / "000000000001.json.new").write_bytes(b'{"query": "q", "ba')
@@ -206,7 +206,7 @@ def test_half_a_commit_does_not_count_and_a_damaged_one_is_reported(tmp_path: Pa
         Archive(str(tmp_path))
 
 
-def test_vacuum_takes_what_no_commit_names_and_is_old(tmp_path: Path) -> None:
+def test_vacuum_deletes_old_files_that_no_commit_names(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     named, young, old = (
         put(archive, file("a", 0, 10), 2 * KEEP_S),
@@ -220,7 +220,7 @@ def test_vacuum_takes_what_no_commit_names_and_is_old(tmp_path: Path) -> None:
     assert [path.exists() for path in (named, young, old, log)] == [True, True, False, True]
 
 
-def test_vacuum_leaves_what_is_not_the_archives(tmp_path: Path) -> None:
+def test_vacuum_keeps_files_of_others(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     commit(archive, Commit("q", 0, [file("a", 0, 10)]))
     others = [
@@ -243,7 +243,7 @@ def test_vacuum_leaves_what_is_not_the_archives(tmp_path: Path) -> None:
     assert not any((tmp_path / name).exists() for name in mine)
 
 
-def test_vacuum_goes_by_what_others_have_committed(tmp_path: Path) -> None:
+def test_vacuum_respects_other_writers_commits(tmp_path: Path) -> None:
     stale, archive = Archive(str(tmp_path)), Archive(str(tmp_path))
     put(archive, file("a", 0, 10), 2 * KEEP_S)
     commit(archive, Commit("q", 0, [file("a", 0, 10)]))
@@ -251,7 +251,7 @@ def test_vacuum_goes_by_what_others_have_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("swept", ["vacuum", "sweep"])
-def test_a_file_that_was_taken_out_stays_for_its_readers(tmp_path: Path, swept: str) -> None:
+def test_a_removed_file_stays_for_its_readers(tmp_path: Path, swept: str) -> None:
     """However old it is."""
     archive = Archive(str(tmp_path))
     path = put(archive, file("a", 0, 10), 3 * KEEP_S)
@@ -326,7 +326,7 @@ def test_a_large_file_is_not_written_again_for_a_few_small_ones(tmp_path: Path) 
     )
 
 
-def test_each_record_is_written_again_a_few_times(tmp_path: Path) -> None:
+def test_each_record_is_rewritten_only_a_few_times(tmp_path: Path) -> None:
     """A day of batches with 64 partitions each."""
     archive = Archive(str(tmp_path))
     written = count_max = 0

@@ -1,5 +1,5 @@
-"""Record batches into Arrow, against the decoder written in Python: every codec, nulls, headers,
-cuts, damage.
+"""Record batches into Arrow, compared with the decoder in Python: every codec, nulls, headers,
+truncation, damage.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _with_ms(row: dict) -> dict:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_same_as_the_python_decoder(codec: str) -> None:
+def test_the_result_equals_the_python_decoders(codec: str) -> None:
     for seed in range(6):
         rng = random.Random(seed)
         data = _log(rng, codec)
@@ -105,7 +105,7 @@ def test_the_same_as_the_python_decoder(codec: str) -> None:
         assert {row["timestampType"] for row in rows} <= {0, 1}
 
 
-def test_wanted_columns_alone_and_in_their_order() -> None:
+def test_only_selected_columns_in_their_order() -> None:
     data = _log(random.Random(1), "none")
     first, *_ = _batches(data, ("offset", "topic", "value"), rows_max=1000)
     assert first.schema.names == ["offset", "topic", "value"]
@@ -119,7 +119,7 @@ def test_batches_keep_their_memory_while_others_are_filled() -> None:
     assert [row["offset"] for row in _rows(batches)] == [record.offset for record in decode_records(data)]
 
 
-def test_memory_is_used_again() -> None:
+def test_memory_is_reused() -> None:
     rows = ArrowRows(16, 1 << 12, ["value"])
     data = encode_batch([Record(value=b"x" * 100)] * 16)
     seen = set()
@@ -145,13 +145,13 @@ def test_a_record_larger_than_the_buffers() -> None:
     assert got == [b"small", b"v" * 1000, b"last"]
 
 
-def test_times_beyond_what_arrow_holds() -> None:
+def test_times_out_of_arrows_range() -> None:
     data = encode_batch([Record(value=b"", timestamp_ms=2**62)])
     (batch,) = _batches(data)
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [(2**63 - 1) // 1000 * 1000]
 
 
-def test_header_keys_that_are_no_text_are_replaced() -> None:
+def test_header_keys_that_are_not_utf8_are_replaced() -> None:
     data = bytearray(
         encode_batch([Record(value=b"v", headers=[("key", b"1")]), Record(value=b"w", headers=[("other", None)])])
     )
@@ -200,14 +200,14 @@ def test_aborted_transactions_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_damage_is_found(codec: str) -> None:
+def test_damage_is_detected(codec: str) -> None:
     data = bytearray(_log(random.Random(5), codec, batch_count=1))
     data[-1] ^= 1
     with pytest.raises(ValueError, match="checksum"):
         _batches(bytes(data))
 
 
-def test_damaged_headers_are_an_error_of_their_own() -> None:
+def test_damaged_headers_have_a_separate_error() -> None:
     data = bytearray(encode_batch([Record(value=b"good"), Record(value=b"v", headers=[("key", b"1")])]))
     data[data.index(b"key") - 1] = 0x7F  # its size: beyond the record
     view = PartitionReader(SegmentReader.of_memory(data), "t", b"", 0, 0, check_crc=False).read()
@@ -216,7 +216,7 @@ def test_damaged_headers_are_an_error_of_their_own() -> None:
         rows.append(view)
 
 
-def test_any_bytes_end_in_an_error_or_in_rows() -> None:
+def test_any_bytes_give_rows_or_an_error() -> None:
     for seed in range(300):
         rng = random.Random(seed)
         data = bytearray(_log(rng, rng.choice(CODECS), batch_count=2))

@@ -1,5 +1,5 @@
-"""Answers to Fetch as the executors read them, against the codec: every version, and every way to
-lie.
+"""Fetch responses as read by the executors, compared with the codec: every version, and every kind
+of invalid response.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _frame(response: FetchResponse, version: int) -> bytes:
 
 
 @pytest.mark.parametrize("version", range(VERSION_MIN, VERSION_MAX + 1))
-def test_the_same_as_the_codec(version: int) -> None:
+def test_the_result_equals_the_codecs(version: int) -> None:
     for seed in range(40):
         rng = random.Random(seed)
         records = rng.choice((None, b"", rng.randbytes(rng.choice((1, 127, 128, 70_000)))))
@@ -86,15 +86,15 @@ def test_an_error_of_the_whole_request() -> None:
     assert error.value.code == 71
 
 
-def test_answers_to_something_else() -> None:
+def test_responses_to_another_request() -> None:
     frame = memoryview(_frame(_response(random.Random(1), b"abc"), 16))
     for number, topic, partition in ((54, TOPIC, 7), (55, bytes(16), 7), (55, TOPIC, 6)):
         with pytest.raises(ValueError):
             parse_response(frame, number, topic, partition)
 
 
-def test_any_bytes_are_an_answer_or_an_error() -> None:
-    """Cut anywhere, and with any byte changed: never more records than there are bytes, never
+def test_any_bytes_give_a_response_or_an_error() -> None:
+    """Truncated anywhere, and with any byte changed: never more records than bytes, and never
     another exception.
     """
     frame = _frame(_response(random.Random(3), b"x" * 50), 16)
@@ -103,7 +103,7 @@ def test_any_bytes_are_an_answer_or_an_error() -> None:
             parse_response(memoryview(frame[:end]), 55, TOPIC, 7)
         except ValueError:
             continue
-        assert end >= len(frame) - 3  # what stands behind the records is not looked at
+        assert end >= len(frame) - 3  # bytes after the records are ignored
     for seed in range(3000):
         rng = random.Random(seed)
         damaged = bytearray(frame)
@@ -124,7 +124,7 @@ def test_servers() -> None:
 
 
 def test_time_spent_on_local_records_does_not_count_as_silence_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The local part took longer than poll_timeout_s; the leader is away for a moment then."""
+    """The local part took longer than poll_timeout_s; the leader is then unavailable for a moment."""
     now, requested = [100.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(fetching, "time", clock)

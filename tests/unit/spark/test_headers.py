@@ -1,4 +1,4 @@
-"""The column `headers` as header sections: the same bytes as one row after the other gives."""
+"""The column `headers` as header sections: the same bytes as encoding row by row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tiers import examples
 
 Row = list[tuple[str, bytes | None]] | None
 
-# on both sides of where a varint gets a byte more
+# on both sides of where a varint needs one more byte
 SIZES = st.one_of(st.integers(0, 5), st.sampled_from([63, 64, 8191, 8192]))
 TEXTS = st.one_of(st.text(max_size=8), SIZES.map(lambda size: "k" * size))
 BLOBS = st.one_of(st.none(), st.binary(max_size=8), SIZES.map(lambda size: b"\0" * size))
@@ -39,7 +39,7 @@ def one_by_one(rows: list[Row]) -> list[bytes]:
 @example(rows=[], large=False, before=0, behind=0)
 @example(rows=[None, []], large=False, before=1, behind=1)
 @example(rows=[[("k", b"v")] * 70, None, [("", b"")]], large=False, before=0, behind=0)
-def test_the_bytes_are_those_of_one_row_after_the_other(rows: list[Row], large: bool, before: int, behind: int) -> None:
+def test_the_bytes_equal_encoding_row_by_row(rows: list[Row], large: bool, before: int, behind: int) -> None:
     around: list[Row] = [[("not", b"of it")], None, []]
     given = array(around[:before] + rows + around[:behind], large).slice(before, len(rows))
     column = headers.encode(given)

@@ -1,4 +1,4 @@
-"""Reads that begin in an archive: which offsets come from where, and the rows of a file."""
+"""Reads that begin in an archive: which offsets come from archive or log, and the rows of a file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def values(tasks: list[ArchivedTask], names: tuple[str, ...] = NAMES) -> list[by
     return [value.as_py() for task in tasks for batch in read(task, names) for value in batch.column("value")]
 
 
-def test_from_the_beginning_the_log_continues_where_the_archive_ends(archive: Archive) -> None:
+def test_the_log_continues_where_the_archive_ends(archive: Archive) -> None:
     log_starts, ends = {("t", 0): 8, ("t", 1): 3, ("t", 2): 4}, {("t", 0): 20, ("t", 1): 7, ("t", 2): 9}
     tasks, begins = history.plan(options(Path(archive.root)), log_starts, ends, ends)
     assert begins == {("t", 0): [(10, 20)], ("t", 1): [(6, 7)], ("t", 2): [(4, 9)]}
@@ -67,7 +67,7 @@ def test_from_the_beginning_the_log_continues_where_the_archive_ends(archive: Ar
     ]
 
 
-def test_a_gap_between_the_two_is_left_to_be_seen(archive: Archive) -> None:
+def test_a_gap_between_archive_and_log_is_kept(archive: Archive) -> None:
     _, begins = history.plan(options(Path(archive.root)), {("t", 0): 15}, {("t", 0): 20}, {("t", 0): 20})
     assert begins == {("t", 0): [(10, 20)]}, "the log starts at 15: who reads from 10 is told what is gone"
 
@@ -82,8 +82,8 @@ def test_a_range_within(archive: Archive) -> None:
 
 
 def test_records_before_the_archive_come_from_the_log(archive: Archive) -> None:
-    """Begun at `latest`, or later than the log: partition 0 is archived from 2 on, of partition 3
-    nothing but where a batch ended.
+    """Begun at `latest`, or later than the log: partition 0 is archived from 2 on, partition 3 has
+    only the end of a batch.
     """
     archive.commit(Commit("q", 2, [], ends={"t": {"0": 10, "1": 6, "3": 7}}))
     log_starts, ends = {("t", 0): 0, ("t", 3): 0}, {("t", 0): 12, ("t", 3): 9}
@@ -99,14 +99,14 @@ def test_no_archive_is_reported(tmp_path: Path) -> None:
         history.plan(options(tmp_path / "elsewhere"), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
 
 
-def test_a_recreated_topic_is_seen(archive: Archive) -> None:
+def test_a_recreated_topic_is_detected(archive: Archive) -> None:
     with pytest.raises(
         MqdReadError, match="t-0: the archive .* extends to offset 10 and the log only to 3: the topic was recreated"
     ):
         history.plan(options(Path(archive.root)), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
 
 
-def test_a_recreated_topic_is_seen_when_it_has_grown(archive: Archive) -> None:
+def test_a_recreated_topic_is_detected_when_it_has_grown(archive: Archive) -> None:
     old, new = b"o" * 16, b"n" * 16
     archive.commit(Commit("q", 2, [], topic_ids={"t": id_text(old)}))
     where = ({("t", 0): 0}, {("t", 0): 30}, {("t", 0): 30})
@@ -143,8 +143,8 @@ def test_a_damaged_file_is_named(archive: Archive) -> None:
 
 
 def test_an_archive_that_is_filled_while_a_read_is_planned(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is archived after the log's end was asked for lies beyond that end; it is not the
-    archive of another topic.
+    """Records archived after the log's end was queried are beyond that end; this does not make it
+    the archive of another topic.
     """
 
     class Filling(driver.Driver):

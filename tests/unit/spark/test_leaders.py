@@ -1,6 +1,5 @@
-"""An executor's Fetch, and a driver's Metadata, against brokers that the test plays: a leader that
-moves, a replica that is nearer, a peer that lies, one that is silent, one that does not know yet
-a topic.
+"""An executor's Fetch, and a driver's Metadata, with fake brokers: a leader that moves, a nearer
+replica, a broker with invalid responses, a silent one, one that does not know a topic yet.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ BATCHES = {
 
 
 class World:
-    """Brokers 1 and 2, the leader, and false responses to a Fetch."""
+    """Brokers 1 and 2, the leader, and invalid responses to a Fetch."""
 
     def __init__(self) -> None:
         self.leader, self.topic_id, self.fetches = 1, TOPIC, []
-        self.behind: set[int] = set()  # brokers whose metadata do not have the topic yet
+        self.behind: set[int] = set()  # brokers whose metadata do not contain the topic yet
         self.requested: list[int] = []  # for metadata
         # bytes: the whole response; a PartitionData: that
         self.lie: Callable[[int, int], Any] = lambda node, offset: None
@@ -61,7 +60,7 @@ class World:
 
     def close(self) -> None:
         for listener in self._sockets:
-            listener.shutdown(socket.SHUT_RDWR)  # ends the accept() that waits; close() alone does not
+            listener.shutdown(socket.SHUT_RDWR)  # ends a waiting accept(), which close() alone does not
             listener.close()
 
     def _accept(self, node: int, listener: socket.socket) -> None:
@@ -73,7 +72,7 @@ class World:
             threading.Thread(target=self._serve, args=(node, connection), daemon=True).start()
 
     def _serve(self, node: int, connection: socket.socket) -> None:
-        # the reader hangs up as it likes
+        # the reader disconnects at any time
         with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError):
             while len(head := stream.read(4)) == 4:
                 header, request = decode_request(stream.read(struct.unpack(">i", head)[0]))
@@ -167,7 +166,7 @@ def _read(world: World, end: int = 50, **more: str) -> list[int]:
     return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
 
 
-def test_the_next_fetch_is_under_way(world: World) -> None:
+def test_the_next_fetch_is_sent_ahead(world: World) -> None:
     assert _read(world) == list(range(50))
     assert world.fetches == [(1, offset) for offset in range(0, 50, 10)]
 
@@ -205,7 +204,7 @@ def test_a_nearer_replica(world: World) -> None:
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
     ],
 )
-def test_a_peer_that_lies_once(world: World, response: bytes) -> None:
+def test_one_invalid_response_is_retried(world: World, response: bytes) -> None:
     reported: list[int] = []
 
     def lie(node: int, offset: int) -> Any:
@@ -218,7 +217,7 @@ def test_a_peer_that_lies_once(world: World, response: bytes) -> None:
     assert _read(world) == list(range(50))
 
 
-def test_a_peer_that_always_lies(world: World) -> None:
+def test_a_broker_with_only_invalid_responses(world: World) -> None:
     world.lie = lambda node, offset: with_length(b"\0" * 40)
     with pytest.raises(
         MqdReadError,
@@ -239,14 +238,14 @@ def test_a_peer_that_always_lies(world: World) -> None:
         (BATCHES[0], "batches that end at offset 10"),
     ],
 )
-def test_records_that_are_none(world: World, records: bytes, text: str) -> None:
-    """Damage is reported instead of skipped: no records are left out."""
+def test_invalid_records(world: World, records: bytes, text: str) -> None:
+    """Damage is reported: no records are skipped."""
     world.lie = lambda node, offset: world.part(records=records) if offset == 20 else None
     with pytest.raises(MqdReadError, match=f"orders-0: a damaged record batch at offset 20: .*{text}"):
         _read(world)
 
 
-def test_an_offset_that_is_not_there(world: World) -> None:
+def test_an_offset_out_of_range(world: World) -> None:
     world.lie = lambda node, offset: world.part(error_code=1) if offset >= 60 else None
     with pytest.raises(MqdReadError, match="no records from offset 50 on"):
         _read(world, end=60, **{"kafkaConsumer.pollTimeoutMs": "300"})
@@ -265,8 +264,8 @@ def test_an_offset_that_is_not_there(world: World) -> None:
     )
 
 
-def test_another_broker_is_asked_for_what_is_missing(world: World) -> None:
-    """Then we stay with it: the next trigger need not ask twice."""
+def test_another_broker_is_queried_for_missing_topics(world: World) -> None:
+    """It is then used further: the next trigger need not query two brokers."""
     options = source_options(
         {"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders", "startingOffsets": "earliest"},
         streaming=True,
@@ -283,8 +282,8 @@ def test_another_broker_is_asked_for_what_is_missing(world: World) -> None:
     progress.close()
 
 
-def test_an_executor_does_not_take_one_broker_s_word_for_a_topic_that_is_missing(world: World) -> None:
-    """It stays cut off from the others for ever: no time makes it right."""
+def test_an_executor_does_not_trust_one_broker_about_a_missing_topic(world: World) -> None:
+    """It may be cut off from the others forever: waiting does not help."""
     world.behind = {1}
     assert _read(world, failOnDataLoss="false") == list(range(50))
     assert set(world.requested) == {1, 2}
@@ -307,7 +306,7 @@ def test_a_topic_that_no_broker_has_is_skipped_after_5_seconds(
         _read(world, **{"kafkaConsumer.pollTimeoutMs": poll_timeout_ms})
 
 
-def test_partitions_that_are_not_shown_any_more_are_asked_of_all(world: World) -> None:
+def test_hidden_partitions_are_queried_from_all_brokers(world: World) -> None:
     driver = Driver(source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders"}, streaming=True))
     assert driver.partitions() == [("orders", 0)]
     world.leader = 2
@@ -343,7 +342,7 @@ def test_sizes_of_partitions_with_a_leader_are_reported(world: World, monkeypatc
     assert driver.bytes_per_offset([("orders", 0)]) == {}
 
 
-def test_a_broker_that_is_away_is_not_turned_to(world: World) -> None:
+def test_an_unavailable_broker_is_not_used(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         away = "127.0.0.1:%d" % closed.getsockname()[1]
     cluster = Cluster(
@@ -358,7 +357,7 @@ def test_a_broker_that_is_away_is_not_turned_to(world: World) -> None:
     cluster.close()
 
 
-def test_another_topic_of_the_name(world: World) -> None:
+def test_a_recreated_topic(world: World) -> None:
     world.topic_id = bytes(16)
     with pytest.raises(
         MqdReadError, match="was deleted and recreated under the same name: offsets 0 to 50 cannot be read"

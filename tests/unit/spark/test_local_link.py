@@ -1,4 +1,4 @@
-"""An executor's link over shared memory: whether a response has come."""
+"""An executor's link over shared memory: detecting a response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mqd.spark.local_link import LocalLink
 
 
 class ResponseReceived:
-    """A native client for which a response has lain there for long; it is taken in by poll() alone."""
+    """A native client whose response arrived long ago; only poll() takes it in."""
 
     def __init__(self, *responses: bytes) -> None:
         self._come, self._taken = list(responses), []
@@ -35,12 +35,12 @@ def link_with(*responses: bytes) -> LocalLink:
     return link
 
 
-def test_an_answer_that_has_lain_there_is_seen_without_waiting() -> None:
-    """A task whose rows come slowly looks for it without any time, and took the broker for silent."""
+def test_a_response_that_arrived_earlier_is_detected_without_waiting() -> None:
+    """A task with slow rows polls for it without waiting, and considered the broker silent."""
     link = link_with(b"one", b"two")
     assert link.ready(0) and link.ready(0)
     assert [link.receive(), link.receive()] == [b"one", b"two"]
 
 
-def test_where_nothing_has_come_nothing_is_ready() -> None:
+def test_without_a_response_nothing_is_ready() -> None:
     assert not link_with().ready(0) and not link_with().ready(0.01)

@@ -1,4 +1,4 @@
-"""Options of format("mqd"): what is taken, what is refused, and in which words."""
+"""Options of format("mqd"): accepted and refused ones, and error messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_defaults_are_kafkas() -> None:
     assert not stream.kafka.read_committed and stream.kafka.transport == "auto"
 
 
-def test_names_without_regard_to_case() -> None:
+def test_names_are_case_insensitive() -> None:
     given = {
         "KAFKA.BOOTSTRAP.SERVERS": "a:1",
         "Subscribe": "x, y,x",
@@ -89,7 +89,7 @@ def test_encryption_of_values() -> None:
     _refused("encryption.key.provider says where the keys are", **{"encryption.topics": "orders"})
 
 
-def test_what_cannot_be() -> None:
+def test_invalid_options_are_refused() -> None:
     _refused("subscribe", subscribe=" , ")
     _refused("Only one of the following options", subscribePattern="x")
     with pytest.raises(MqdOptionError, match="One of the following options must be specified"):
@@ -134,19 +134,19 @@ def test_what_cannot_be() -> None:
         '{"a": {"99999999999": 1}}',
     ],
 )
-def test_offsets_that_are_none(text: str) -> None:
+def test_invalid_offsets(text: str) -> None:
     with pytest.raises(MqdOptionError, match="startingOffsets"):
         parse_offsets(text, "startingOffsets", least=-2)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"a": []}', '{"a": [-1]}', '{"a": ["0"]}', '{"a": [true]}', "null"])
-def test_assignments_that_are_none(text: str) -> None:
+def test_invalid_assignments(text: str) -> None:
     with pytest.raises(MqdOptionError, match="assign"):
         parse_assign(text)
 
 
-def test_where_it_begins_by_rank() -> None:
-    """A timestamp for all goes before timestamps by partition, those before offsets."""
+def test_precedence_of_start_options() -> None:
+    """One timestamp for all takes precedence over timestamps by partition, those over offsets."""
     given = {"startingOffsets": '{"orders":{"0":3}}'}
     assert source_options({**BASE, **given}, False).starting == Limit(offsets={"orders": {0: 3}})
     given["startingOffsetsByTimestamp"] = '{"orders":{"0":5}}'
@@ -156,9 +156,9 @@ def test_where_it_begins_by_rank() -> None:
     assert source_options({**BASE, "startingOffsets": "EARLIEST"}, True).starting == Limit(at=EARLIEST)
 
 
-def test_offsets_of_a_checkpoint_may_be_given() -> None:
-    """Ours name the topics' ids beside; a user who copies them from a query's progress need not cut
-    them out.
+def test_offsets_of_a_checkpoint_are_accepted() -> None:
+    """mqd's name the topics' ids in addition; a user who copies them from a query's progress need
+    not remove them.
     """
     text = json.dumps({"orders": {"0": 3}, "@topic_ids": {"orders": "AAAA"}})
     assert source_options({**BASE, "startingOffsets": text}, True).starting.offsets == {"orders": {0: 3}}
@@ -184,7 +184,7 @@ def test_an_archive_is_for_batches_and_offsets() -> None:
     _refused("option archive goes with offsets", archive="/a", startingTimestamp="1000")
 
 
-def test_credentials_go_by_tcp():
+def test_credentials_require_tcp():
     found = kafka_settings(
         Options(
             {

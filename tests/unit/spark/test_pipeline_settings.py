@@ -38,7 +38,7 @@ def test_a_file_becomes_its_pipeline(tmp_path: Path) -> None:
     )
 
 
-def test_every_kind_has_a_tag_of_its_own() -> None:
+def test_every_kind_has_its_own_tag() -> None:
     assert sorted(KINDS) == ["aggregate", "archive", "dedup", "replay", "route", "stream_join", "table"]
 
 
@@ -61,14 +61,14 @@ AGGREGATE = 'pipeline = "aggregate"\nwindow = "1 hour"\nwatermark = "1 hour"\n[v
         (AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\n[measures]\n', "measures is empty"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_errors_are_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(SettingsError) as error:
         load(write(tmp_path, text))
     assert words in str(error.value)
     assert str(tmp_path / "delays.toml") in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="there is no such file; the pipelines are archive"):
         load(tmp_path / "none.toml")
 
@@ -84,7 +84,7 @@ def test_measures_keep_their_order(tmp_path: Path) -> None:
     assert list(pipeline.measures) == ["z", "a"]
 
 
-def test_options_win_over_the_file_and_the_file_over_the_environment(tmp_path: Path) -> None:
+def test_options_override_the_file_and_the_file_the_environment(tmp_path: Path) -> None:
     bare, named = tmp_path / "bare.toml", tmp_path / "named.toml"
     bare.write_text('pipeline = "table"\nchangelog = "t"\n[source]\ntopics = ["a"]\n')
     named.write_text('bootstrap = "file:1"\n' + bare.read_text())

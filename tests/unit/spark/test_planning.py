@@ -1,4 +1,4 @@
-"""Offset ranges for tasks, and how much a trigger takes."""
+"""Offset ranges for tasks, and the size of a trigger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mqd.spark.planning import Range, rate_limited, split
 
 
 def _covered(ranges: list[Range]) -> dict[tuple[str, int], list[tuple[int, int]]]:
-    """Joined again where they touch."""
+    """Adjacent ranges joined again."""
     out: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for one in sorted(ranges, key=lambda one: (one.topic, one.partition, one.start)):
         assert one.end > one.start
@@ -28,7 +28,7 @@ def test_one_task_for_a_partition_by_default() -> None:
     assert split([], 8, 5) == []
 
 
-def test_whatever_is_asked_the_ranges_are_covered() -> None:
+def test_the_ranges_are_always_covered() -> None:
     for seed in range(300):
         rng = random.Random(seed)
         ranges = [
@@ -49,13 +49,13 @@ def test_whatever_is_asked_the_ranges_are_covered() -> None:
 
 
 def test_tasks_are_even_by_bytes() -> None:
-    """As many offsets in both; those of partition 1 are nine times as heavy."""
+    """Equal offsets in both; those of partition 1 are nine times as large."""
     made = split([Range("t", 0, 0, 9000), Range("t", 1, 0, 9000)], 10, None, {("t", 0): 100.0, ("t", 1): 900.0})
     counts = [sum(one.partition == index for one in made) for index in (0, 1)]
     assert counts == [1, 9]
     weights = [one.size * (100 if one.partition == 0 else 900) for one in made]
     assert max(weights) <= 1.1 * min(weights)
-    # the largest pieces are cut again
+    # the largest pieces are split again
     assert [
         sum(one.partition == index for one in split([Range("t", 0, 0, 300), Range("t", 1, 0, 700)], 5, None))
         for index in (0, 1)
@@ -70,7 +70,7 @@ def test_a_trigger_is_shared_by_backlog() -> None:
     assert rate_limited(start, latest, 5000) == latest
 
 
-def test_a_trigger_is_bounded_and_everybody_comes_to_his_turn() -> None:
+def test_a_trigger_is_bounded_and_every_partition_gets_its_turn() -> None:
     for seed in range(60):
         rng = random.Random(seed)
         latest = {("t", index): rng.choice((0, 1, 2, rng.randrange(1, 100))) for index in range(rng.randrange(1, 20))}
@@ -83,7 +83,7 @@ def test_a_trigger_is_bounded_and_everybody_comes_to_his_turn() -> None:
         assert turns <= sum(latest.values())
 
 
-def test_positions_as_spark_keeps_them() -> None:
+def test_positions_in_sparks_format() -> None:
     position = Position({("b", 10): 5, ("b", 2): 7, ("a", 0): 1}, {"a": bytes(range(16)), "gone": bytes(16)})
     found = position.to_json()
     assert list(found) == ["a", "b", IDS] and list(found["b"]) == ["2", "10"] and list(found[IDS]) == ["a"]  # O1

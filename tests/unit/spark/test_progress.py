@@ -1,5 +1,5 @@
-"""A stream from trigger to trigger, against a log that the test moves: where it begins, how far it
-goes, what it calls a loss.
+"""A stream from trigger to trigger, with a log controlled by the test: where it starts, how far it
+reads, and what it reports as lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mqd.spark.wire import MqdMissingError, MqdReadError, Topic
 
 
 class World:
-    """Takes the driver's place: partitions as (earliest, latest), topics' ids."""
+    """Replaces the driver: partitions as (earliest, latest), topics' ids."""
 
     def __init__(self, options: SourceOptions, logs: dict[Key, tuple[int, int]]) -> None:
         self.options, self.logs = options, dict(logs)
@@ -25,8 +25,9 @@ class World:
         self.losses: list[str] = []
         self.published: list[dict[Key, int]] = []
         self.refuses = False
-        self.behind: list[tuple[dict[Key, tuple[int, int]], dict[str, int]]] = []  # the next answers: as it was
-        self.turns = 0  # how often another broker was asked for
+        # the next responses: an earlier state
+        self.behind: list[tuple[dict[Key, tuple[int, int]], dict[str, int]]] = []
+        self.turns = 0  # how often another broker was requested
         self.hidden: dict[Key, int] = {}  # retired partitions, and where they ended
 
     def partitions(self, missing_is_lost: bool = False) -> list[Key]:
@@ -85,7 +86,7 @@ def _offsets(found: dict[str, Any]) -> dict[Key, int]:
 
 
 def _again(world: World) -> Progress:
-    """The query starts again; the world stays."""
+    """Restarts the query; the world is unchanged."""
     return Progress(world.options, world, pause=_no_pause)
 
 
@@ -97,7 +98,7 @@ def _ranges(made: list[Range]) -> list[tuple[int, int, int]]:
     return [(one.partition, one.start, one.end) for one in made]
 
 
-def test_earliest_takes_what_there_is() -> None:
+def test_earliest_reads_all_existing_records() -> None:
     world, progress = _world({("t", 0): (2, 10), ("t", 1): (0, 5)}, startingOffsets="earliest")
     start = progress.initial()
     assert progress.initial() == start and _offsets(start) == {("t", 0): 2, ("t", 1): 0}
@@ -108,15 +109,15 @@ def test_earliest_takes_what_there_is() -> None:
     assert progress.report() == end
 
 
-def test_latest_is_written_down_before_anything_is_read() -> None:
-    """S2, whatever the moment of the crash."""
+def test_latest_is_persisted_before_anything_is_read() -> None:
+    """S2, at any time of a crash."""
     world, progress = _world({("t", 0): (0, 10)})
     start = progress.initial()
     world.grow("t", 0, 5)
     first = progress.latest(start, True)
     assert first == start  # the first batch is empty
     world.grow("t", 0, 5)
-    progress = _again(world)  # Spark has written the first batch down, and did not commit it
+    progress = _again(world)  # Spark has persisted the first batch, and did not commit it
     later = progress.initial()
     assert _offsets(later) == {("t", 0): 20}
     assert progress.plan(later, first) == []
@@ -138,12 +139,12 @@ def test_rate_limits_and_available_now() -> None:
     assert taken == [60, 60, 30] and _offsets(start) == {("t", 0): 100, ("t", 1): 50}
 
 
-def test_unlimited_goes_before_the_options() -> None:
+def test_unlimited_overrides_the_options() -> None:
     world, progress = _world({("t", 0): (0, 100)}, startingOffsets="earliest", maxOffsetsPerTrigger="10")
     assert _offsets(progress.latest(progress.initial(), unlimited=True)) == {("t", 0): 100}
 
 
-def test_too_few_wait_but_not_for_ever() -> None:
+def test_too_few_records_wait_for_a_limited_time() -> None:
     clock = [1000.0]
     world, progress = _world(
         {("t", 0): (0, 1)}, clock, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="5s"
@@ -190,16 +191,16 @@ def test_lost_records_are_reported() -> None:
         progress.latest(end, True)
 
 
-def test_losses_that_are_allowed_are_gone_on_with() -> None:
+def test_allowed_losses_do_not_stop_the_query() -> None:
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
     end = progress.latest(progress.initial(), True)
     world.logs = {("t", 0): (0, 4)}
-    world.numbers["t"] = 2  # created again, with one partition, and fewer records
+    world.numbers["t"] = 2  # recreated, with one partition, and fewer records
     after = progress.latest(end, True)
     assert _offsets(after) == {("t", 0): 4}
     assert _ranges(progress.plan(end, after)) == [(0, 0, 4)]
     assert any("created again" in text for text in world.losses)
-    world.logs = {("t", 0): (0, 2)}  # cut, the same topic
+    world.logs = {("t", 0): (0, 2)}  # truncated, the same topic
     assert _offsets(progress.latest(after, True)) == {("t", 0): 4}
 
 
@@ -213,7 +214,7 @@ def test_progress_is_published_also_of_the_last_batch() -> None:
     world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest", groupId="g")
     start = progress.initial()
     first = progress.latest(start, True)
-    assert world.published == []  # nothing was carried through yet
+    assert world.published == []  # nothing was completed yet
     world.refuses = True
     progress.publish(first)
     assert world.published == []
@@ -225,7 +226,7 @@ def test_progress_is_published_also_of_the_last_batch() -> None:
 
 
 def test_offsets_of_deleted_topics_are_not_published() -> None:
-    """A group has no offset of a topic that is not there: the broker would refuse it with every
+    """A group cannot have an offset of a missing topic: the broker would refuse it with every
     batch.
     """
     world, progress = _world(
@@ -234,7 +235,7 @@ def test_offsets_of_deleted_topics_are_not_published() -> None:
     end = progress.latest(progress.initial(), True)
     del world.logs["u", 0]
     progress = _again(world)
-    world.refuses = True  # so does the broker, as long as the query has not looked
+    world.refuses = True  # so does the broker, until the query has refreshed
     end = progress.latest(end, True)
     assert _offsets(end)["u", 0] == 10
     world.refuses = False
@@ -248,9 +249,9 @@ def test_nothing_is_published_without_a_group() -> None:
     assert world.published == []
 
 
-def test_one_answer_that_is_behind_is_no_loss() -> None:
-    """A broker that does not know yet a topic, its partitions, or that it was created again:
-    another one is asked.
+def test_one_outdated_response_is_not_a_loss() -> None:
+    """A broker that does not know yet a topic, its partitions, or its recreation: another one is
+    queried.
     """
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest")
     world.numbers["u"] = 2
@@ -264,7 +265,7 @@ def test_one_answer_that_is_behind_is_no_loss() -> None:
         assert world.turns == 1 and not world.losses
 
 
-def test_an_end_for_available_now_that_is_behind() -> None:
+def test_an_outdated_end_for_available_now() -> None:
     world, progress = _world({("t", 0): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest")
     end = progress.latest(progress.initial(), True)
     world.grow("u", 0, 5)
@@ -277,9 +278,9 @@ def test_an_end_for_available_now_that_is_behind() -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
-    """With failOnDataLoss=false: it stays where it was, until it is seen again, or another one
-    under its name.
+def test_a_temporarily_missing_topic_is_not_read_twice(restarted: bool) -> None:
+    """With failOnDataLoss=false: its position is kept until it is visible again, or another topic
+    with its name.
     """
     world, progress = _world({("t", 0): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
     end = progress.latest(progress.initial(), True)
@@ -304,9 +305,9 @@ def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
     )
 
 
-def test_a_topic_without_a_known_id_is_let_go_of() -> None:
-    """Offsets of Spark's source for Kafka name no ids: so a topic that was recreated under that
-    name looks the same.
+def test_a_missing_topic_without_a_known_id_is_dropped() -> None:
+    """Offsets of Spark's source for Kafka have no ids: a topic recreated with that name looks the
+    same.
     """
     world, progress = _world({("t", 0): (0, 10)}, failOnDataLoss="false")
     end = progress.latest({"t": {"0": 10}, "u": {"0": 10}}, True)
@@ -314,7 +315,7 @@ def test_a_topic_without_a_known_id_is_let_go_of() -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_retired_partitions_that_were_read_are_no_loss(restarted: bool) -> None:
+def test_retired_partitions_that_were_read_are_not_a_loss(restarted: bool) -> None:
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest")
     end = progress.latest(progress.initial(), True)
     del world.logs["t", 1]
@@ -323,15 +324,15 @@ def test_retired_partitions_that_were_read_are_no_loss(restarted: bool) -> None:
     after = progress.latest(end, True)
     assert _offsets(after) == {("t", 0): 10} and world.losses == []
     for one in (progress, _again(world)):
-        assert one.plan(end, after) == []  # the batch in which they go
-    world.grow("t", 1, 15)  # added again: others
+        assert one.plan(end, after) == []  # the batch in which they are removed
+    world.grow("t", 1, 15)  # added again: new ones
     assert _ranges(progress.plan(after, progress.latest(after, True))) == [(1, 0, 15)]
 
 
 @pytest.mark.parametrize("hidden", [{}, {("t", 1): 11}])
 def test_retired_partitions_that_were_not_read_are_lost(hidden: dict[Key, int]) -> None:
-    """Also when it is no longer known where they ended: retention may have deleted what came
-    after the last batch.
+    """Even when it is no longer known where they ended: retention may have deleted records after
+    the last batch.
     """
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
     end = progress.latest(progress.initial(), True)
@@ -344,9 +345,9 @@ def test_retired_partitions_that_were_not_read_are_lost(hidden: dict[Key, int]) 
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("recreated", [False, True])
-def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, recreated: bool) -> None:
-    """Its beginning cannot be asked for any more; the batch continues without it, instead of
-    failing again at every start.
+def test_a_topic_deleted_before_its_first_batch_was_read(restarted: bool, recreated: bool) -> None:
+    """Its start can no longer be queried; the batch continues without it, instead of failing at
+    every start.
     """
     world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
     first = progress.latest(progress.initial(), True)
@@ -367,7 +368,7 @@ def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, recr
     )
 
 
-def test_a_topic_that_goes_before_its_first_batch_was_read_is_a_loss() -> None:
+def test_a_topic_deleted_before_its_first_batch_was_read_is_a_loss() -> None:
     world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest")
     first = progress.latest(progress.initial(), True)
     world.grow("u", 0, 5)
@@ -378,12 +379,12 @@ def test_a_topic_that_goes_before_its_first_batch_was_read_is_a_loss() -> None:
 
 
 @pytest.mark.parametrize("fails", ["false", "true"])
-def test_a_topic_that_is_deleted_between_two_questions_is_a_loss_as_any_other(fails: str) -> None:
+def test_a_topic_deleted_between_two_queries_is_a_loss(fails: str) -> None:
     world, progress = _world(
         {("t", 0): (0, 10), ("u", 0): (0, 5)}, startingOffsets="earliest", subscribe="t,u", failOnDataLoss=fails
     )
     start = progress.initial()
-    world.behind = [(dict(world.logs), world.numbers)]  # it is still there when partitions are asked for
+    world.behind = [(dict(world.logs), world.numbers)]  # it still exists when partitions are queried
     del world.logs["u", 0]
     if fails == "true":
         with pytest.raises(MqdReadError, match="u-0 was deleted"):

@@ -1,4 +1,4 @@
-"""A replay reports what is missing in the archive before it reads anything."""
+"""A replay reports missing parts of the archive before it reads anything."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def archive(tmp_path: Path) -> Archive:
         ({"starting_timestamp": "yesterday"}, "starting_timestamp: 'yesterday' is not a time"),
     ],
 )
-def test_what_is_not_there_is_reported(archive: Archive, given: dict[str, Any], message: str) -> None:
+def test_missing_parts_are_reported(archive: Archive, given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         replay(None, archive, **{"topics": [], "to": {}, **given})  # type: ignore[arg-type]
 
@@ -53,5 +53,5 @@ def test_a_topic_that_was_not_archived_is_reported(archive: Archive) -> None:
         replay(None, archive, topics=["v"], to={})  # type: ignore[arg-type]
 
 
-def test_what_is_there_may_be_named(archive: Archive) -> None:
+def test_existing_parts_may_be_named(archive: Archive) -> None:
     _refuse_unknown(archive, ["t", "u"], {"t": "v", "u": "v"}, {"t": {"0": 3, "1": 0}}, {"u": {"0": 7}})

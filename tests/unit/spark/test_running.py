@@ -1,5 +1,5 @@
-"""What pipelines ask of Spark, and what they make of its errors; what a query publishes as a group.
-Without Spark.
+"""Calls of pipelines to Spark, and their handling of its errors; a query's offsets published as a
+group. Without Spark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ISOLATION = "kafka.isolation.level"
 
 
 class Reader:
-    """A session, its readers and their frame in one: it keeps the options."""
+    """A session, its readers and their frame in one: it records the options."""
 
     def __init__(self) -> None:
         self.given: dict[str, str] = {}
@@ -48,7 +48,7 @@ class Reader:
         return lambda *_: self
 
 
-# -- what is read ----------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_sql_reads_what_was_committed(monkeypatch: pytest.MonkeyPatch, live: boo
     assert (view.given[ISOLATION], sample.given[ISOLATION]) == ("read_committed", "read_committed")
 
 
-def test_where_a_batch_ends_is_read_by_spark_from_the_checkpoint() -> None:
-    """Its settings say where hdfs:/// is, pyarrow's do not; and what it reads is a glob."""
+def test_spark_reads_the_end_of_a_batch_from_the_checkpoint() -> None:
+    """Its settings locate hdfs:///, pyarrow's do not; and the path is a glob."""
     spark, source = MagicMock(), Source(topics=["t"])
     spark.read.text.return_value.first.return_value = [
         'v1\n{"batchWatermarkMs":0}\n{"t":{"0":7},"@topic_ids":{"t":"x"}}'
@@ -80,7 +80,7 @@ def test_where_a_batch_ends_is_read_by_spark_from_the_checkpoint() -> None:
     spark.read.text.assert_called_once_with(r"hdfs:///check\[1\]/offsets/3", wholetext=True)
 
 
-# -- what went wrong -------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------
 
 FAILED = """[STREAM_FAILED] Query [id = 078c38b8-3cfc-4475-9961-30d13393c64a, runId = 6d85c2f7-3e03-4d65-b73a-c83a7b545571] terminated with exception: \
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach batch sink. Reason: An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
@@ -129,7 +129,7 @@ Traceback (most recent call last):
     ],
 )
 def test_an_error_of_a_batchs_function_is_reported_by_its_own_text(raised: str, expected: str) -> None:
-    """FAILED and IN_A_TASK are Spark's 4.3."""
+    """FAILED and IN_A_TASK are from Spark 4.3."""
     assert running.explained(RuntimeError(FAILED % raised)) == expected
 
 
@@ -152,8 +152,8 @@ def progress(*ends: tuple[str | None, str | None]) -> dict[str, Any]:
         ([('{"t":{"0":3}}', '{"t":{"0":3}}'), ('{"u":{"0":3}}', None)], -1),
     ],
 )
-def test_how_far_a_batch_is_behind(ends: list[tuple[str | None, str | None]], behind: int) -> None:
-    """Spark says "null" of a batch that is done again after a crash."""
+def test_the_lag_of_a_batch(ends: list[tuple[str | None, str | None]], behind: int) -> None:
+    """Spark reports "null" for a batch that is repeated after a crash."""
     assert running._progress("n", progress(*ends)).behind == behind
 
 
@@ -165,7 +165,7 @@ def archived(name: str) -> ArchivedFile:
 
 
 class Files:
-    """An archive's list of files, and a compaction that fails of some."""
+    """An archive's list of files, and a compaction that fails for some."""
 
     path = "/archive"
 
@@ -223,7 +223,7 @@ def test_errors_that_stop_a_query_stop_a_compaction(
     assert files.requested == [["a1", "b1"]] and not caplog.records
 
 
-# -- a replay that is stopped ----------------------------------------------------------------------
+# -- stopping a replay -------------------------------------------------------------------------
 
 CANCELLED = "[SPARK_JOB_CANCELLED] Job 0 cancelled part of cancelled job group again-1"
 
@@ -257,7 +257,7 @@ class Job:
             raise RuntimeError(self.outcome)
 
     def stop(self) -> None:
-        """Of the session."""
+        """The handler of the session."""
 
 
 @pytest.mark.parametrize(
@@ -271,13 +271,13 @@ def test_a_replay_is_stopped(monkeypatch: pytest.MonkeyPatch, options: dict[str,
     assert running.explained(error.value) == str(error.value)
 
 
-def test_a_replay_that_is_stopped_too_late_has_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_stopped_too_late_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     stop = threading.Event()
     assert running.run(Job(monkeypatch, stop.set, None), Replay(name="again", path="a"), print, stop)  # type: ignore[arg-type]
 
 
-def test_a_replay_that_fails_while_it_is_stopped_says_of_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its commit, for instance: it is unknown whether it was written then."""
+def test_a_replay_that_fails_while_it_is_stopped_reports_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its commit, for instance: it is unknown whether it was written."""
     stop = threading.Event()
     with pytest.raises(RuntimeError, match="no outcome within 60 s"):
         running.run(
@@ -289,7 +289,7 @@ def test_a_replay_that_fails_while_it_is_stopped_says_of_what(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("outcome", [CANCELLED, None])
-def test_the_command_says_what_became_of_a_replay(
+def test_the_command_reports_the_outcome_of_a_replay(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: str | None
 ) -> None:
     (tmp_path / "again.toml").write_text('pipeline = "replay"\npath = "a"\ntopics = ["t"]\n')
@@ -313,7 +313,7 @@ def test_the_command_says_what_became_of_a_replay(
 
 
 def test_offsets_published_by_a_query_are_marked_as_such() -> None:
-    """`mqd group seek` goes by it: see tests/interaction/cli/test_cli_group.py."""
+    """`mqd group seek` depends on it: see tests/interaction/cli/test_cli_group.py."""
     driver = Driver(source_options({"kafka.bootstrap.servers": "a", "subscribe": "t", "groupId": "g"}, streaming=True))
     requests: list[Any] = []
     coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])

@@ -1,6 +1,4 @@
-"""The settings of a Spark session, the output of its start, and what the demo draws. Without
-Spark.
-"""
+"""The settings of a Spark session, the output at its start, and the demo's picture. Without Spark."""
 
 from __future__ import annotations
 
@@ -28,12 +26,12 @@ GREETS = (
 
 
 def start() -> subprocess.Popen[str]:
-    """A process that has said hello; what this process has on stderr is read by then."""
+    """A process that has printed its greeting; this process's stderr is read by then."""
     process = subprocess.Popen([sys.executable, "-c", GREETS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     os.write(2, b"mine\n")
     while struct.unpack("i", fcntl.ioctl(2, termios.FIONREAD, bytes(4)))[0]:
-        time.sleep(0.01)  # another thread reads the pipe that stands for stderr; nothing tells
+        time.sleep(0.01)  # another thread reads the pipe that replaces stderr; there is no event to wait for
     return process
 
 
@@ -67,7 +65,7 @@ def test_a_local_log_is_silent_unless_asked() -> None:
     ) == ("FATAL", "ERROR", "INFO")
 
 
-def test_the_demos_picture_has_the_airports_own_clock() -> None:
+def test_the_demos_picture_uses_the_airports_local_time() -> None:
     windows = [Window("EWR", datetime(2013, month, 1, 12, tzinfo=UTC), 150, 30, 10.0 * month) for month in (1, 7)] + [
         Window("EWR", datetime(2013, 2, 2, 3, tzinfo=UTC), 99, 99, None)
     ]
@@ -76,7 +74,7 @@ def test_the_demos_picture_has_the_airports_own_clock() -> None:
     )
 
 
-def test_a_machine_too_laden_for_spark_is_called_so() -> None:
+def test_an_overloaded_machine_is_reported() -> None:
     assert "overloaded" in explained(
         RuntimeError(
             "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE:"

@@ -17,7 +17,7 @@ from mqd.spark.pipelines import session
 
 
 class Pyspark:
-    """Starts its gateway, a process that would stay, and is interrupted then, or fails."""
+    """Starts its gateway, a process that would keep running, and is then interrupted, or fails."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,5 +1,5 @@
-"""The sink's options and encoding, without Spark: what is refused in which words, and rows as
-record batches.
+"""The sink's options and encoding, without Spark: refusals and their messages, and rows as record
+batches.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_defaults_are_exactly_once() -> None:
     assert position(found, "key") == "key" and position(found, "headers") is None
 
 
-def test_columns_are_taken_without_regard_to_case_and_others_left_alone() -> None:
+def test_columns_are_case_insensitive_and_others_ignored() -> None:
     found = options(None, {"Value": "string", "TOPIC": "string", "offset": "bigint"})
     assert (position(found, "value"), position(found, "topic"), position(found, "key")) == ("Value", "TOPIC", None)
 
@@ -104,7 +104,7 @@ def test_columns_are_taken_without_regard_to_case_and_others_left_alone() -> Non
         ),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_options_are_refused(
     topic: str | None, kinds: dict[str, str], given: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(MqdOptionError, match=problem):
@@ -117,7 +117,7 @@ def test_an_application_is_for_batch_writes() -> None:
         options(streaming=True, txnAppId="a", txnVersion="3")
 
 
-def test_at_least_once_may_have_one_acknowledgement() -> None:
+def test_at_least_once_may_use_acks_1() -> None:
     found = options(delivery="At-Least-Once", kafka__acks="1")
     assert not found.is_exactly_once and found.acks == 1
 
@@ -135,7 +135,9 @@ def encoded(found: SinkOptions, *batches: pa.RecordBatch, partition_count: int =
 
 
 def records_of(batches: list[Batch]) -> dict[tuple[str, int], list[Record]]:
-    """As a broker's readers see them; every batch is well formed and says how many it holds."""
+    """As readers of a broker see them; every batch is well-formed and has the right number of
+    records.
+    """
     out: dict[tuple[str, int], list[Record]] = {}
     for batch in batches:
         batch.stamp(5, 1, 0, True)
@@ -158,7 +160,7 @@ ROWS = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(rows=ROWS, cut=st.integers(0, 60), codec=st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]))
-def test_rows_come_out_as_they_went_in(rows: list, cut: int, codec: str) -> None:
+def test_rows_are_encoded_unchanged(rows: list, cut: int, codec: str) -> None:
     kinds = {"key": "binary", "value": "binary", "partition": "int"}
     table = pa.table(
         {
@@ -181,7 +183,7 @@ def test_rows_come_out_as_they_went_in(rows: list, cut: int, codec: str) -> None
     named = {(key, partition) for key, _, partition in rows if not (key is None and partition is None)}
     for index, pairs in expected.items():
         rest = list(got[index])
-        for pair in pairs:  # in this order, rows without a place of their own between them
+        for pair in pairs:  # in this order, with rows without a partition between them
             rest = rest[rest.index(pair) + 1 :]
     assert (
         sum(map(len, got.values())) == len(rows)
@@ -210,7 +212,7 @@ def test_values_are_sealed_with_their_topic_and_key(monkeypatch: pytest.MonkeyPa
         encoded(found, pa.RecordBatch.from_arrays(columns, list(kinds)))
 
 
-def test_batches_are_as_large_as_they_may_be_and_one_row_may_be_larger() -> None:
+def test_batches_fill_the_limit_and_a_single_row_may_exceed_it() -> None:
     values = [b"x" * 1000] * 100 + [b"y" * 50_000] + [b"z" * 1000] * 100
     batch = pa.record_batch({"value": pa.array(values, pa.binary())})
     found = encoded(options(kinds={"value": "binary"}, **{"kafka__batch.size": "16384"}), batch, partition_count=1)
@@ -219,8 +221,8 @@ def test_batches_are_as_large_as_they_may_be_and_one_row_may_be_larger() -> None
     assert [record.value for record in records_of(found)["t", 0]] == values
 
 
-def test_rows_that_arrow_cannot_have_in_one_piece_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a column of the gathered rows has more than 2 GiB."""
+def test_rows_that_arrow_cannot_combine_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a column of the combined rows exceeds 2 GiB."""
     pieces = [
         pa.record_batch({"value": pa.array([b"%d" % number for number in range(first, first + 4)], pa.binary())})
         for first in (0, 4, 8)
@@ -241,7 +243,7 @@ def test_rows_that_arrow_cannot_have_in_one_piece_are_all_written(monkeypatch: p
     assert [record.value for record in records_of(found)["t", 0]] == [b"%d" % number for number in range(12)]
 
 
-def test_a_batch_that_is_too_large_goes_in_halves() -> None:
+def test_a_batch_that_is_too_large_is_halved() -> None:
     batch = pa.record_batch({"value": pa.array([b"%d" % number for number in range(11)], pa.binary())})
     (whole,) = encoded(options(kinds={"value": "binary"}), batch, partition_count=1)
     halves = whole.halves(0)
@@ -292,7 +294,7 @@ def test_rows_without_a_key_stay_together_for_a_round() -> None:
         ),
     ],
 )
-def test_rows_that_cannot_be_are_named(column: str, values: list, kind: pa.DataType, problem: str) -> None:
+def test_invalid_rows_are_named(column: str, values: list, kind: pa.DataType, problem: str) -> None:
     batch = pa.record_batch({"value": pa.array([b"a", b"b"], pa.binary()), column: pa.array(values, kind)})
     with pytest.raises(MqdWriteError, match=problem):
         encoded(options(kinds={"value": "binary", column: HEADERS if column == "headers" else "int"}), batch)
@@ -307,9 +309,9 @@ def test_a_null_topic_is_named() -> None:
 # -- the batch's transaction -----------------------------------------------------------------------
 
 
-def test_a_transaction_that_is_over_is_reported_with_its_time_out() -> None:
-    """The broker answers the same to a task that waited too long for its next rows as to one that
-    was overtaken.
+def test_an_ended_transaction_is_reported_with_its_timeout() -> None:
+    """The broker responds identically to a task that waited too long for its next rows and to one
+    that was overtaken.
     """
     coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])
     link = SimpleNamespace(
@@ -332,7 +334,7 @@ def test_a_transaction_that_is_over_is_reported_with_its_time_out() -> None:
 
 @pytest.fixture
 def sink(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module as Spark imports it, with what it takes from PySpark."""
+    """The module as Spark imports it, with the names that it imports from PySpark."""
     datasource = ModuleType("pyspark.sql.datasource")
     for name in ("DataSourceArrowWriter", "DataSourceStreamArrowWriter", "WriterCommitMessage"):
         setattr(datasource, name, type(name, (), {}))
@@ -349,7 +351,7 @@ def sink(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return found
 
 
-def test_a_stream_that_cannot_abort_its_transaction_says_so(
+def test_a_stream_that_cannot_abort_its_transaction_reports_it(
     sink: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch without a completed task: Spark gives the driver neither the query nor its run."""

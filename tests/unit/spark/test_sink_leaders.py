@@ -1,5 +1,5 @@
-"""What the sink's producer does about topics and leaders that change while a task writes: against
-brokers that the test plays, in this process.
+"""The sink's producer when topics and leaders change while a task writes: with fake brokers in this
+process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ID, ANOTHER_ID = b"i" * 16, b"j" * 16
 
 
 class Cluster:
-    """`topic`: what its brokers tell; `errors`: of the next requests, by node id."""
+    """`topic`: the metadata of its brokers; `errors`: of the next requests, by node id."""
 
     def __init__(self) -> None:
         self.topic = Topic("t", ID, {index: 1 + index % 2 for index in range(4)})
@@ -88,7 +88,7 @@ class Link:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Its time passes by sleeping, and as the test says."""
+    """Its clock advances by sleeping, and by the test."""
     found = Cluster()
 
     class Connections:
@@ -115,9 +115,7 @@ def batches(*partitions: int) -> list[Batch]:
 
 
 @pytest.mark.parametrize("requested_because", ["the metadata are old", "a leader has moved"])
-def test_rows_of_partitions_that_are_hidden_meanwhile_go_to_those_who_led_them(
-    cluster: Cluster, requested_because: str
-) -> None:
+def test_rows_of_hidden_partitions_go_to_their_leaders(cluster: Cluster, requested_because: str) -> None:
     writing = producer()
     assert writing.partition_count("t") == 4
     cluster.topic = Topic("t", ID, {0: 1, 1: 2})
@@ -144,9 +142,7 @@ def test_rows_for_a_topic_that_was_recreated_with_fewer_partitions_are_not_sent_
     assert not cluster.written
 
 
-def test_a_silent_leader_holds_up_its_own_partitions_alone_and_no_longer_than_a_delivery_may_take(
-    cluster: Cluster,
-) -> None:
+def test_a_silent_leader_delays_only_its_own_partitions_until_the_delivery_timeout(cluster: Cluster) -> None:
     writing = producer(delivery_timeout_s=3.0)
     cluster.silent = {1}
     began = cluster.now
@@ -157,11 +153,11 @@ def test_a_silent_leader_holds_up_its_own_partitions_alone_and_no_longer_than_a_
     assert [partition for node_id, partition in cluster.written if node_id == 2] == [1, 3, 1, 3, 1]
 
 
-def test_rows_of_a_partition_without_a_leader_go_to_its_new_one_while_others_are_written(
+def test_rows_of_a_leaderless_partition_go_to_its_new_leader_while_others_are_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows come slowly, and there is always one under way to another leader: the sink did not ask again who
-    leads before delivery.timeout.ms was over.
+    """Rows arrive slowly, and a request to another leader is always in flight: the sink did not
+    refresh the leader before delivery.timeout.ms was over.
     """
     monkeypatch.setattr(producing, "QUEUED_BYTES_MAX", 400)
     cluster.topic = Topic("t", ID, {0: 1, 1: -1})
@@ -175,10 +171,10 @@ def test_rows_of_a_partition_without_a_leader_go_to_its_new_one_while_others_are
     assert sorted(cluster.written)[-1] == (2, 1) and len(cluster.written) == 51
 
 
-def test_a_connection_that_ends_is_no_reason_to_ask_another_broker_who_leads(
+def test_after_a_closed_connection_the_same_broker_is_queried_for_leaders(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of others one may be cut off, and take seconds to show it."""
+    """One of the others may be cut off, and take seconds to show it."""
     ends = iter([True, True, False])
 
     def send(link: Link, request: Any, version: int, sends: Any = Link.send) -> int:
@@ -194,9 +190,9 @@ def test_a_connection_that_ends_is_no_reason_to_ask_another_broker_who_leads(
 
 
 @pytest.mark.parametrize("turns_before", range(3))
-def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster, turns_before: int) -> None:
-    """It was asked itself, and again as the first of kafka.bootstrap.servers, until
-    kafka.delivery.timeout.ms was over; or it was its turn, though another one had been asked.
+def test_another_broker_is_queried_for_leaders_when_one_is_silent(cluster: Cluster, turns_before: int) -> None:
+    """The silent one was queried, and again as the first of kafka.bootstrap.servers, until
+    kafka.delivery.timeout.ms was over; or it came next, though another one had been queried.
     """
 
     class Requested:
@@ -235,7 +231,7 @@ def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster, 
     assert cluster.written[-1] == (2, 0) and cluster.now - began < 31
 
 
-def test_connections_are_those_of_the_same_settings() -> None:
+def test_connections_are_shared_by_equal_settings() -> None:
     def of(**settings: Any) -> producing.Connections:
         return producing.connections(SinkOptions(KafkaSettings("h:1", **settings), (), "t"))
 
@@ -249,8 +245,8 @@ def test_connections_are_those_of_the_same_settings() -> None:
     )
 
 
-def test_connections_of_many_settings_are_closed_again_but_those_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query that says something else for each of its batches had an attachment for each until its
+def test_unused_connections_of_many_settings_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query with other settings in each of its batches kept an attachment for each until its
     process ended.
     """
     closed: list[str] = []

@@ -1,5 +1,5 @@
-"""A delegation token in place of a query's password: what the options are, when it is renewed. Broker
-and clock are simulated: waiting advances the time.
+"""A delegation token instead of a query's password: its options and its renewal. Broker and clock
+are simulated: waiting advances the time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Played:
-    """Cluster and link at once. `says`: for each renewal, milliseconds to live, or what goes wrong."""
+    """Cluster and link in one. `says`: for each renewal, the milliseconds to live, or an error."""
 
     def __init__(self, lives_ms: int = 60_000, max_ms: int = 600_000, says: tuple = (), error: int = 0) -> None:
         self.lives_ms, self.max_ms, self.error = lives_ms, max_ms, error
@@ -112,7 +112,7 @@ def test_the_options_have_the_token_in_place_of_the_password(monkeypatch: pytest
 
 
 def test_it_is_renewed_repeatedly_and_failures_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After two thirds of each life; a connection that has ended is not the last."""
+    """After two thirds of each lifetime; a closed connection does not stop the renewals."""
     gone = OSError("gone")
     says = (60_000, gone, 90_000, gone, gone, 90_000, MqdReadError("not now"), 600_000)
     cluster = played(monkeypatch, says=says)
@@ -122,7 +122,9 @@ def test_it_is_renewed_repeatedly_and_failures_are_retried(monkeypatch: pytest.M
     assert not cluster.says and token.expires_ms > token.max_ms
 
 
-def test_there_is_an_end_of_renewals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_renewals_end_at_the_maximum_lifetime(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = played(monkeypatch, lives_ms=1000, max_ms=1000)
     with DelegationToken(OPTIONS) as token:
         token._renewing.join(20)

@@ -1,6 +1,4 @@
-"""Schedules in the acceptor: what it refuses to take, which rights they need, when the timer is
-started.
-"""
+"""Schedules in the acceptor: refused records, required rights, and when the timer is started."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def test_records_that_cannot_be_scheduled(compression: str) -> None:
 
 
 @run
-async def test_a_schedule_takes_the_right_to_write_to_its_target(broker_of: Callable[[], HandlerBroker]) -> None:
+async def test_a_schedule_requires_the_right_to_write_to_its_target(broker_of: Callable[[], HandlerBroker]) -> None:
     def create() -> m.CreateTopicsRequest:
         config = m.CreateTopicsRequest.Config(name="schedule.to", value="orders")
         topic = m.CreateTopicsRequest.Topic(name="later", num_partitions=1, replication_factor=1, configs=[config])

@@ -1,4 +1,4 @@
-"""The timer's process without its clients: which partitions it serves, and its files."""
+"""The timer's process without its clients: the partitions it serves, and its files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.polling import PATIENCE_S
 TOPIC, OTHER = b"t" * 16, b"o" * 16
 
 
-class Played:
-    """A PartitionTimer."""
+class FakeTimer:
+    """A fake PartitionTimer."""
 
-    alive: list[Played] = []
+    alive: list[FakeTimer] = []
 
     def __init__(self, schedule: ScheduleTopic, index: int, *others: Any) -> None:
         self.topic, self.index = schedule, index
@@ -49,14 +49,14 @@ def schedule(topic_id: bytes, led: dict[int, int], target: str = "orders") -> Sc
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> paths.Layout:
-    monkeypatch.setattr(partition, "PartitionTimer", Played)
-    monkeypatch.setattr(Played, "alive", [])
+    monkeypatch.setattr(partition, "PartitionTimer", FakeTimer)
+    monkeypatch.setattr(FakeTimer, "alive", [])
     found = paths.layout(tmp_path)
     found.run_dir.mkdir(parents=True, exist_ok=True)
     return found
 
 
-def test_what_is_served(places: paths.Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_served_partitions(places: paths.Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("mqd.timer.__main__.time.monotonic", lambda: now)
     timer = Timer(places)
@@ -64,16 +64,18 @@ def test_what_is_served(places: paths.Layout, monkeypatch: pytest.MonkeyPatch) -
     def look(*topics: ScheduleTopic) -> list[tuple[str, int, str, int]]:
         schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, list(topics)))
         assert timer.look()
-        return sorted((one.topic.topic, one.index, one.topic.target, one.topic.led[one.index]) for one in Played.alive)
+        return sorted(
+            (one.topic.topic, one.index, one.topic.target, one.topic.led[one.index]) for one in FakeTimer.alive
+        )
 
-    assert timer.look() and not Played.alive
+    assert timer.look() and not FakeTimer.alive
     assert look(schedule(TOPIC, {0: 5, 2: 6}), schedule(OTHER, {})) == [("t", 0, "orders", 5), ("t", 2, "orders", 6)]
-    kept = next(one for one in Played.alive if one.index == 0)
-    # another leader epoch, and another target, begin again; unchanged ones continue
+    kept = next(one for one in FakeTimer.alive if one.index == 0)
+    # another leader epoch or another target restarts the timer; unchanged ones continue
     assert look(schedule(TOPIC, {0: 5, 2: 7})) == [("t", 0, "orders", 5), ("t", 2, "orders", 7)]
-    assert kept in Played.alive
+    assert kept in FakeTimer.alive
     assert look(schedule(TOPIC, {0: 5}, "elsewhere")) == [("t", 0, "elsewhere", 5)]
-    assert kept not in Played.alive
+    assert kept not in FakeTimer.alive
     now += 1.0
     assert timer.look() and [one.topic for one in schedule_board.read_status(places.run_dir)] == ["t"]
     assert look() == []
@@ -90,7 +92,7 @@ def test_it_sleeps_until_there_is_something_to_do(places: paths.Layout, monkeypa
     assert timer.look() and timer.wait_s() == STATUS_S, "its status was published just now"
     now += STATUS_S
     assert timer.look() and timer.wait_s() is None
-    (partition_timer,) = Played.alive
+    (partition_timer,) = FakeTimer.alive
     for _ in range(3):
         partition_timer.on_news()
     assert woken == [now], "once, until it has looked"

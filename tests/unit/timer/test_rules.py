@@ -54,6 +54,6 @@ def test_accepted() -> None:
     state = made()
     assert isinstance(alter(state, "much-later", schedule_to="orders")[0], TopicConfigured)
     assert isinstance(alter(state, "later", schedule_to="")[0], TopicConfigured)
-    # the target was deleted since: that is no reason to refuse something else
+    # the target was deleted since: no reason to refuse another change
     del state.topics["orders"]
     assert isinstance(alter(state, "later", schedule_delay_ms="5")[0], TopicConfigured)

@@ -1,4 +1,4 @@
-"""A listening socket with a waiter, from which no connection can be accepted."""
+"""A listening socket with a waiting connection that cannot be accepted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import socket
 
 
 class RefusingListener:
-    """`failures`: errno of each accept(), in order; then `ever`, which by default says that there
-    are no more connections. `asked`: how often it was called.
+    """`failures`: errno of each accept(), in order; then `ever`, by default that there are no more
+    connections. `asked`: the number of calls.
     """
 
     def __init__(self, failures: list[int], ever: int = errno.EAGAIN) -> None:

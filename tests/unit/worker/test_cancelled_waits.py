@@ -1,5 +1,5 @@
-"""A task that waits for an event or some time, and is cancelled in the same iteration of the loop in
-which the event is set, ends: a stop waits for it.
+"""A task that waits for an event or a timeout, and is cancelled in the same iteration of the loop
+in which the event is set, ends: shutdown waits for it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_cancelled_while_the_event_is_reported(
         for _ in range(TURNS):
             await asyncio.sleep(0)
         ended = task.done()
-        while not task.done():  # else the end of the loop would wait for it
+        while not task.done():  # otherwise the end of the loop would wait for it
             task.cancel()
             await asyncio.sleep(0)
         assert ended and task.cancelled()

@@ -1,4 +1,4 @@
-"""What a worker does about what the controller tells it."""
+"""A worker's reactions to messages of the controller."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ def slots(changes: Changes) -> dict[str, list[int]]:
     return {name: [owned.slot for owned in getattr(changes, name)] for name in names if getattr(changes, name)}
 
 
-def test_an_image_opens_what_is_owned_and_names_everything() -> None:
+def test_an_image_opens_owned_partitions_and_names_all() -> None:
     changes = Catalog(0).on_image(image(topic("t", A, partition(0, 5), partition(1, 6, owner=1))))
     assert slots(changes) == {"open": [5]}
     assert [put.name for put in changes.put_topics] == ["t"]
@@ -51,7 +51,7 @@ def test_the_same_image_again_changes_nothing() -> None:
     assert catalog.on_image(image(topic("t", A, partition(0, 5), retention_ms="1"), version=2)) == Changes()
 
 
-def test_an_image_removes_what_it_does_not_name() -> None:
+def test_an_image_removes_partitions_that_it_does_not_contain() -> None:
     catalog = Catalog(0)
     catalog.on_image(image(topic("t", A, partition(0, 5)), topic("u", B, partition(0, 6, owner=1))))
     changes = catalog.on_image(image(version=2))
@@ -169,7 +169,7 @@ def test_the_defaults_are_kafkas() -> None:
     assert (kept.retention_ms, kept.retention_bytes, kept.delete) == (-1, -1, True)
 
 
-def test_a_log_flushes_what_its_replication_counts_as_flushed() -> None:
+def test_a_log_flushes_what_replication_counts_as_flushed() -> None:
     broker = {"log.flush.on.ack": "false"}
     for internal, config in itertools.product((False, True), ({}, {"flush.on.ack": "true"}, {"flush.on.ack": "false"})):
         reported = TopicImage("t", A, [partition(0, 5)], config, internal)
@@ -216,7 +216,7 @@ def test_reactor_options_follow_the_configuration() -> None:
     assert reactor_options({}, 0, 16 << 20, 1)["cpu"] == -1
 
 
-def test_rights_are_on_where_there_is_an_authorizer() -> None:
+def test_rights_are_checked_if_there_is_an_authorizer() -> None:
     def rights(**config: str) -> object:
         return reactor_options({key.replace("_", "."): value for key, value in config.items()}, 0, 16 << 20, 1)[
             "rights"
@@ -227,12 +227,12 @@ def test_rights_are_on_where_there_is_an_authorizer() -> None:
     assert rights(authorizer_class_name="standard", authorizer_log_only="true") == 2
 
 
-def test_listeners_that_want_authentication_are_known_to_the_reactor() -> None:
+def test_the_reactor_knows_listeners_with_authentication() -> None:
     listeners = [Listener("L", "", 0, protocol) for protocol in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")]
     assert listener_flags(listeners) == [0, 1, 2, 3]
 
 
-def test_messages_survive_the_wire() -> None:
+def test_messages_survive_encoding() -> None:
     reported = image(topic("t", A, partition(0, 5)))
     catalog = Catalog(0)
     assert slots(catalog.on_image(msgspec.msgpack.decode(msgspec.msgpack.encode(reported), type=Image))) == {

@@ -1,5 +1,5 @@
-"""What a worker of one host among several does about what the controller tells it: assignments of
-replicas, replicas that leave, brokers.
+"""A worker's reactions to messages of the controller, on one host among several: assignments of
+replicas, removed replicas, brokers.
 """
 
 import msgspec
@@ -93,7 +93,7 @@ def test_an_opened_replica_gets_its_assignment() -> None:
     assert [one.node_id for one in changes.brokers] == [1, 2, 3]
 
 
-def test_the_only_replica_led_here_has_no_assignment_until_it_gets_company() -> None:
+def test_a_single_replica_has_no_assignment_until_others_are_added() -> None:
     made, changes = catalog(topic(partition(replicas=(2,), leader=2)))
     assert changes.assign == [] and not changes.open[0].replicated
     changes = made.on_message(TopicPut(2, topic(partition(replicas=(2,), leader=2, epoch=1))))
@@ -122,7 +122,7 @@ def test_only_what_changed_is_assigned_again() -> None:
     assert [owned.index for owned, _ in changes.assign] == [1] and changes.put_topics == []
 
 
-def test_bounds_of_lag_that_change_while_the_topic_exists_are_assigned_to_who_leads_and_who_follows() -> None:
+def test_changed_lag_bounds_are_assigned_to_leaders_and_followers() -> None:
     def topics(**config: str) -> TopicImage:
         return topic(partition(0, 5, leader=NODE), partition(1, 6), **config)
 
@@ -136,7 +136,7 @@ def test_bounds_of_lag_that_change_while_the_topic_exists_are_assigned_to_who_le
     assert [reported.lag_ms_max for _, reported in changes.assign] == [700, 700]
 
 
-def test_brokers_decide_who_is_eligible() -> None:
+def test_eligibility_follows_the_brokers_state() -> None:
     made, _ = catalog(topic(partition()))
     changes = made.on_message(BrokersPut(2, [broker(1), broker(2), broker(3, fenced=True)]))
     ((_, reported),) = changes.assign
@@ -152,7 +152,7 @@ def test_brokers_decide_who_is_eligible() -> None:
     assert [(member.eligible, member.broker_epoch) for member in changes.assign[0][1].members][2] == (False, -1)
 
 
-def test_files_go_when_the_replica_has_left_and_stay_otherwise() -> None:
+def test_files_are_deleted_only_when_the_replica_was_removed() -> None:
     made, _ = catalog(topic(partition(0, 5), partition(1, 6), partition(2, 7), partition(3, 8)))
     left = partition(0, -1, replicas=(1, 3))
     offline = msgspec.structs.replace(partition(1, 6), owner=65535)
@@ -164,9 +164,9 @@ def test_files_go_when_the_replica_has_left_and_stay_otherwise() -> None:
     assert changes.delete == [] and [owned.index for owned in changes.close] == [2], "it is merely not told"
 
 
-def test_metadata_of_the_past_delete_nothing() -> None:
-    """What left and came back, while this host was down, must not be deleted on the way to the
-    present.
+def test_outdated_metadata_delete_nothing() -> None:
+    """A replica that was removed and added again while this host was down must not be deleted by
+    older metadata.
     """
     before = [broker(1), msgspec.structs.replace(broker(2), incarnation=INCARNATION - 1), broker(3)]
     made, _ = catalog(topic(partition()), brokers=before)
@@ -180,7 +180,7 @@ def test_metadata_of_the_past_delete_nothing() -> None:
     assert [owned.slot for owned in changes.open] == [9] and not made.left_behind(TOPIC, 0)
 
 
-def test_several_news_are_one_change() -> None:
+def test_several_messages_are_one_change() -> None:
     made, _ = catalog(topic(partition()))
     other = TopicImage("u", b"u" * 16, [partition(0, 6)], {}, partition_count=1)
     parts = [BrokersPut(2, [broker(2), broker(3)]), TopicRemoved(2, "t", TOPIC, [5]), TopicPut(2, other)]

@@ -1,4 +1,4 @@
-"""The budget of connections: real semaphores, real deaths."""
+"""The budget of connections: real semaphores, real process deaths."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ def test_blocks_never_exceed_the_budget(maximum: int, workers: int) -> None:
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, 64), st.integers(0, 1_000_000))
-def test_what_is_wanted_covers_what_is_used(maximum: int, workers: int, used: int) -> None:
+def test_leased_credits_cover_used_ones(maximum: int, workers: int, used: int) -> None:
     budget = Budget.of(maximum, workers)
     for exhausted in (False, True):
         blocks = budget.target_blocks(used, workers, exhausted)
@@ -66,7 +66,7 @@ def test_what_is_wanted_covers_what_is_used(maximum: int, workers: int, used: in
         assert blocks * budget.block >= min(used, budget.block_count * budget.block)
 
 
-def test_credits_of_a_killed_process_come_back(name: str, tmp_path: Path) -> None:
+def test_credits_of_a_killed_process_are_returned(name: str, tmp_path: Path) -> None:
     ours = attach(name, tmp_path)
     total = ours.free_blocks
     assert total == ours.budget.block_count
@@ -82,7 +82,7 @@ def test_credits_of_a_killed_process_come_back(name: str, tmp_path: Path) -> Non
     assert ours.free_blocks == total
 
 
-def test_a_worker_gets_what_is_left_and_more_when_it_returns(name: str, tmp_path: Path) -> None:
+def test_a_worker_gets_the_remaining_credits_and_more_when_others_return_them(name: str, tmp_path: Path) -> None:
     def take() -> None:
         attach(name, tmp_path, maximum=6400).adjust(4000)
 
@@ -96,7 +96,7 @@ def test_a_worker_gets_what_is_left_and_more_when_it_returns(name: str, tmp_path
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_a_burst_of_half_the_budget_finds_its_credits_leased(name: str, tmp_path: Path, workers: int) -> None:
-    """Connections come by the thousand within a second, the lease is looked at once a second."""
+    """Connections arrive by the thousand within a second; the lease is adjusted once a second."""
     leases = [attach(name, tmp_path, maximum=10_000, workers=workers) for _ in range(workers)]
     for lease in leases:
         lease.adjust(0)
@@ -125,7 +125,7 @@ def test_fewer_connections_give_credits_back(name: str, tmp_path: Path) -> None:
     assert ours.free_blocks == ours.budget.block_count
 
 
-def test_a_new_life_begins_with_the_whole_budget(name: str, tmp_path: Path) -> None:
+def test_a_restarted_broker_begins_with_the_whole_budget(name: str, tmp_path: Path) -> None:
     old = attach(name, tmp_path, generation=1, maximum=1000)
     old.adjust(500)
     new = attach(name, tmp_path, generation=2, maximum=2000)
@@ -149,8 +149,8 @@ def test_many_processes_attach_at_once(name: str, tmp_path: Path) -> None:
     assert ours.free_blocks == ours.budget.block_count
 
 
-def test_semaphores_that_are_removed_are_made_again_and_hold_what_was_held(name: str, tmp_path: Path) -> None:
-    """systemd's RemoveIPC= takes them from a running broker."""
+def test_removed_semaphores_are_recreated_with_their_state(name: str, tmp_path: Path) -> None:
+    """systemd's RemoveIPC= removes them under a running broker."""
     first, second = attach(name, tmp_path), attach(name, tmp_path)
     first.adjust(3000)
     second.adjust(100)

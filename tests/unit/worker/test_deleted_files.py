@@ -1,5 +1,5 @@
-"""Files below a log start go, of the partition that they are of: another one may have its name, and
-its place, by the time a thread comes to it.
+"""Files below a log start are deleted only in their own partition: another one may have its name,
+and its slot, by the time a thread gets to it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def remove_below(opened: OpenPartition, offset: int) -> bool:
 
 
 def recreated(opened: OpenPartition, aside: Path) -> OpenPartition:
-    """The topic is deleted, and made again under its name, by now with several segments."""
+    """The topic is deleted and recreated with its name, now with several segments."""
     opened.closing = True
     opened.path.rename(aside)
     return partition(opened.path, 0, 40, 90)
 
 
-def test_a_log_start_that_waited_for_its_turn_is_not_moved_in_a_slot_that_is_another_ones(tmp_path: Path) -> None:
-    """It was: all records of the partition that had got the slot were deleted."""
+def test_a_pending_log_start_is_not_applied_to_a_reused_slot(tmp_path: Path) -> None:
+    """It was applied: all records of the partition that had got the slot were deleted."""
 
     async def scenario() -> None:
         opened = partition(tmp_path / "t-0", 0)
@@ -73,7 +73,7 @@ def test_a_log_start_that_waited_for_its_turn_is_not_moved_in_a_slot_that_is_ano
     asyncio.run(scenario())
 
 
-def test_segments_below_the_start_go_and_the_one_that_holds_it_stays(tmp_path: Path) -> None:
+def test_only_segments_entirely_below_the_start_are_deleted(tmp_path: Path) -> None:
     opened = partition(tmp_path / "t-0", 0, 50, 100)
     assert remove_below(opened, 70) and segments.base_offsets(opened.path) == [50, 100]
     assert sorted(path.name for path in opened.path.iterdir()) == [
@@ -82,7 +82,7 @@ def test_segments_below_the_start_go_and_the_one_that_holds_it_stays(tmp_path: P
     assert not remove_below(opened, 70)
 
 
-def test_nothing_goes_of_a_partition_that_has_taken_the_name(tmp_path: Path) -> None:
+def test_nothing_of_a_recreated_partition_is_deleted(tmp_path: Path) -> None:
     opened = partition(tmp_path / "t-0", 0, 50, 100)
     recreated(opened, tmp_path / "aside")
     assert not remove_below(opened, 100)
@@ -93,7 +93,9 @@ def test_nothing_goes_of_a_partition_that_has_taken_the_name(tmp_path: Path) -> 
     ]
 
 
-def test_nothing_goes_of_one_that_takes_the_name_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_concurrently_recreated_partition_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = partition(tmp_path / "t-0", 0, 50, 100)
     listed: Callable[[Path], list[int]] = segments.base_offsets
 

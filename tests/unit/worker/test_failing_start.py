@@ -1,4 +1,4 @@
-"""What a worker that cannot start leaves in its log: `mqd up` shows the last error."""
+"""The log of a worker that cannot start: `mqd up` shows the last error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqd.worker import __main__ as program
 
 
 class Ended(BaseException):
-    """os._exit."""
+    """Replaces os._exit."""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Connections for what local clients write to leaders elsewhere: opened when needed, refused when
-no host listens, closed when the host's incarnation ends. The leader's end is the test's of replication; the
-reactor is a list.
+"""Connections for forwarding local clients' batches to leaders on other hosts: opened on demand,
+refused when no host listens, closed when the host's incarnation ends. The leader is the one of the
+replication tests; the reactor is a list.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def requested(node: int, worker: int = 0, lane: int = 0) -> native.Event:
     return native.Event(native.EventKind.RELAY_REQUESTED, native.SLOT_NONE, 0, 0, worker, node, 0, lane, None, "")
 
 
-def test_dialled_when_wanted_and_not_before() -> None:
+def test_connections_are_dialled_on_demand() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with forwarding(leader) as (subject, reactor):
@@ -86,7 +86,7 @@ def test_dialled_when_wanted_and_not_before() -> None:
             assert connection.recv(100) == b"first byte behind the handshake"
             subject.on_ended(event(native.EventKind.RELAY_ENDED, token, "the leader closed the connection"))
             await asyncio.sleep(0.02)
-            assert len(reactor.put) == 1  # it is not needed
+            assert len(reactor.put) == 1  # no second one is needed
             subject.on_requested(requested(2, 3, 1))
             await until(lambda: len(reactor.put) == 2)
 
@@ -108,8 +108,8 @@ def test_the_reactor_continues_with_tls_where_both_hosts_use_it(tmp_path: Path, 
 
 @pytest.mark.parametrize("reachable", [True, False])
 def test_a_host_wanted_in_the_turn_of_the_response_is_dialled(reachable: bool) -> None:
-    """A late loop takes both out of the reactor in one go: the response to what was made, or refused,
-    and the next wish. The reactor says it once.
+    """A late loop gets both from the reactor at once: the result of the last command, and the next
+    request, which the reactor sends only once.
     """
 
     async def scenario() -> None:
@@ -146,8 +146,8 @@ def test_nothing_is_dialled_after_the_end() -> None:
     run(scenario())
 
 
-def test_a_worker_that_is_no_more_is_stood_in_for() -> None:
-    """The host has been started again with fewer workers; any of them passes batches on."""
+def test_another_worker_replaces_one_that_no_longer_exists() -> None:
+    """The host was restarted with fewer workers; any of them forwards batches."""
 
     async def scenario() -> None:
         leader = Leader(2)
@@ -177,13 +177,13 @@ def test_an_unreachable_host_is_refused_with_growing_backoff() -> None:
             subject.update(cluster(leader), "cluster")
             subject.on_requested(requested(2))
             await until(lambda: reactor.put)
-            assert not reactor.removed or reactor.removed == [2]  # another port is another place
+            assert not reactor.removed or reactor.removed == [2]  # another port is another endpoint
 
     run(scenario())
 
 
 @pytest.mark.parametrize("host", NO_NAMES)
-def test_a_host_of_no_name_is_refused_as_one_that_cannot_be_reached(host: str) -> None:
+def test_an_unresolvable_host_is_refused_like_an_unreachable_one(host: str) -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with forwarding(leader) as (subject, reactor):
@@ -206,7 +206,7 @@ def test_a_host_with_another_key_gets_nothing() -> None:
     run(scenario())
 
 
-def test_connections_end_with_the_life_of_the_host() -> None:
+def test_connections_end_with_the_hosts_incarnation() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with forwarding(leader) as (subject, reactor):

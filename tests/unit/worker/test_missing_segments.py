@@ -1,5 +1,5 @@
-"""A log that was opened without some of its segments: what a worker says of it, and what it may be
-trusted with.
+"""A log that was opened without some of its segments: how the worker reports it, and what the
+replica may still do.
 """
 
 from pathlib import Path
@@ -36,14 +36,14 @@ def test_with_a_gap_in_the_middle_one_of_several_replicas_is_offline(tmp_path: P
 
 
 @pytest.mark.parametrize("log_end", [9, 12])
-def test_the_only_replica_serves_what_it_has(tmp_path: Path, log_end: int) -> None:
+def test_the_only_replica_serves_its_remaining_records(tmp_path: Path, log_end: int) -> None:
     made = Set(tmp_path)
     assert check(made, native.Recovery(missing_from=5, missing_to=9, log_end_offset=log_end), has_others=False) == []
     assert not shortened.is_marked(made.path)
 
 
 @pytest.mark.parametrize(("start", "reported"), [(4, True), (0, False)])
-def test_first_segments_that_are_gone_are_reported(tmp_path: Path, start: int, reported: bool) -> None:
+def test_missing_first_segments_are_reported(tmp_path: Path, start: int, reported: bool) -> None:
     made = Set(tmp_path)
     lines: list[str] = []
     made.partitions._log = SimpleNamespace(error=lambda text, **fields: lines.append(f"{text} {fields}"))  # type: ignore[assignment]

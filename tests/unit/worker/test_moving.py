@@ -1,5 +1,5 @@
-"""The worker's side of a move between log directories: what ends it, what fails in it, who waits
-for whom. Files are real, reactor and controller are not.
+"""The worker's side of a move between log directories: how it ends, how it fails, and what waits
+for what. Files are real, reactor and controller are not.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def image(log_dir: int) -> TopicImage:
 
 
 class Partitions:
-    """PartitionSet, as far as moves see it."""
+    """The part of PartitionSet that moves use."""
 
     def __init__(self, log_dirs: list[LogDirectory]) -> None:
         self.log_dirs = log_dirs
@@ -136,7 +136,7 @@ def test_a_move_ends_when_the_metadata_says_so(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         opened = await world.switch()
         assert world.partitions.open == {} and world.sent == [MoveCompleted(TOPIC_ID, 0, 1)]
-        world.mover.report_again()  # the metadata log was full, say
+        world.mover.report_again()  # for example because the metadata log was full
         assert len(world.sent) == 2
         target = world.log_dirs[1].path / "t-0"
         assert moving.marked_log_start(target) == LOG_START and (target / f"{0:020d}.log").read_bytes() == b"r" * 1000
@@ -149,7 +149,7 @@ def test_a_move_ends_when_the_metadata_says_so(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_move_that_comes_while_the_one_before_settles_is_not_refused(tmp_path: Path) -> None:
+def test_a_move_during_the_end_of_the_previous_one_is_not_refused(tmp_path: Path) -> None:
     back = Command(1, "move_replica", SLOT, 0)
 
     async def scenario(world: World) -> None:
@@ -206,8 +206,10 @@ def test_a_command_does_not_wait_for_a_directory_that_failed_nor_for_a_new_contr
     run(tmp_path, scenario)
 
 
-def test_a_namesake_in_the_place_of_a_copy_is_left_alone(tmp_path: Path) -> None:
-    """The topic was deleted and created again while the controller was away: one image brings both."""
+def test_a_recreated_topic_in_place_of_a_copy_is_kept(tmp_path: Path) -> None:
+    """The topic was deleted and recreated while the controller was down: one image has both
+    changes.
+    """
 
     async def scenario(world: World) -> None:
         await world.switch()
@@ -221,7 +223,7 @@ def test_a_namesake_in_the_place_of_a_copy_is_left_alone(tmp_path: Path) -> None
     run(tmp_path, scenario)
 
 
-def test_of_a_topic_that_is_gone_the_copy_goes_too(tmp_path: Path) -> None:
+def test_the_copy_of_a_deleted_topic_is_deleted(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.switch()
         world.catalog.on_topic_removed(TOPIC_ID)
@@ -232,7 +234,7 @@ def test_of_a_topic_that_is_gone_the_copy_goes_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", range(1, 8))
-def test_whatever_fails_the_source_is_served_again_and_nothing_is_left(tmp_path: Path, number: int) -> None:
+def test_after_any_failure_the_source_is_served_and_no_copy_is_left(tmp_path: Path, number: int) -> None:
     """Each change of the target directory in turn: mkdir, metadata, sync; mark, sync, rename, sync."""
 
     async def scenario(world: World) -> None:
@@ -250,7 +252,7 @@ def test_whatever_fails_the_source_is_served_again_and_nothing_is_left(tmp_path:
     run(tmp_path, scenario)
 
 
-def test_a_full_target_takes_no_copies(tmp_path: Path) -> None:
+def test_nothing_is_copied_to_a_full_target(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         opened = await world.serve()
         guard = world.log_dirs[1].guard
@@ -258,7 +260,7 @@ def test_a_full_target_takes_no_copies(tmp_path: Path) -> None:
         assert (await world.mover.begin(opened, 1))[0] == ErrorCode.KAFKA_STORAGE_ERROR
         guard.full = False
         assert (await world.mover.begin(opened, 1))[0] == 0
-        guard.full = True  # by what others write meanwhile
+        guard.full = True  # by other writers meanwhile
         await world.until(lambda: not world.mover._moves and world.there(1) == ["t-0delete"])
         assert world.sent == [] and list(world.partitions.open) == [opened.owned.key]
 
@@ -266,8 +268,8 @@ def test_a_full_target_takes_no_copies(tmp_path: Path) -> None:
 
 
 def test_a_move_does_not_wait_for_a_cleaner_that_waits_for_the_files(tmp_path: Path) -> None:
-    """The cleaner stands before the lock of the files when a move wants the partition: it gets it,
-    sees that the partition is closing, and lets go.
+    """The cleaner waits for the lock of the files when a move needs the partition: it gets the
+    lock, sees that the partition is closing, and releases it.
     """
 
     async def scenario() -> None:
@@ -307,7 +309,7 @@ def test_a_move_does_not_wait_for_a_cleaner_that_waits_for_the_files(tmp_path: P
 
 
 @pytest.mark.parametrize(("rate", "slept_s"), [(None, 0.0), ("500", 4.0), ("2000", 1.0)])
-def test_copies_keep_to_the_rate(
+def test_copies_respect_the_rate_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str | None, slept_s: float
 ) -> None:
     """replica.alter.log.dirs.io.max.bytes.per.second, half of it for this worker of two: 1000

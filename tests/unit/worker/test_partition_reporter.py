@@ -1,4 +1,4 @@
-"""What a worker tells its controller of the replicated partitions that it leads."""
+"""A worker's reports to its controller about the replicated partitions that it leads."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ GRACE_S = 10.0
 
 
 class Bench:
-    """`sent`: messages to the controller; `told`: the responses that the reactor gets."""
+    """`sent`: messages to the controller; `told`: the results passed to the reactor."""
 
     def __init__(self, **partition) -> None:
         brokers = [BrokerImage(node, "h", 9, None, 5, worker_count=1) for node in (1, 2, 3)]
@@ -65,7 +65,7 @@ class Bench:
         self.reporter.on_proposal(SimpleNamespace(slot=5, proposal=Proposal(sequence, 5, 4, 7, ((2, 5), (3, 5)))))
 
 
-def test_a_proposal_goes_to_the_controller_and_its_answer_to_the_reactor() -> None:
+def test_a_proposal_goes_to_the_controller_and_its_result_to_the_reactor() -> None:
     bench = Bench()
     bench.propose()
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5), (3, 5)], 1)]
@@ -84,7 +84,7 @@ def test_closed_partitions_are_not_reported() -> None:
     assert bench.sent == bench.reported == []
 
 
-def test_an_unclean_leader_says_that_it_is_in_order_until_that_is_known() -> None:
+def test_an_unclean_leader_reports_its_recovery_until_acknowledged() -> None:
     bench = Bench(recovering=True)
     for _ in range(2):
         bench.reporter.look()
@@ -100,7 +100,7 @@ def test_an_unclean_leader_says_that_it_is_in_order_until_that_is_known() -> Non
     assert not bench.sent[-1].recovered
 
 
-def test_a_follower_says_nothing_of_the_kind() -> None:
+def test_a_follower_does_not_report_recovery() -> None:
     bench = Bench(leader=1, recovering=True, retiring=2)
     bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
     bench.reporter.look()

@@ -1,5 +1,5 @@
 """Real worker processes under a real keeper and controller; this test plays the acceptor: it hands
-sockets over and asks the controller for changes.
+over sockets and requests changes from the controller.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 class Host:
-    """Keeper, controller and workers as processes; no supervisord: what dies is not started again.
-    The core reads where its faults come from when it is loaded: `with_faults` executes them.
+    """Keeper, controller and workers as processes, without supervisord: dead processes are not
+    restarted. The core reads the faults file when it is loaded: `with_faults` executes the
+    processes.
     """
 
     def __init__(self, data_dir: Path, workers: int = 2, with_faults: bool = False, **config: str):
@@ -95,7 +96,7 @@ class Host:
             # it would wait for its acceptor, this process, to end
             self.stop(name, signal.SIGKILL if name == "keeper" else signal.SIGTERM)
         with contextlib.suppress(AttributeError):
-            self.client.close()  # not before: a keeper kills who leaves it without ending
+            self.client.close()  # not before: a keeper kills a process that disconnects without ending
         segments.clean(segments.prefix(self.data_dir))
 
     # -- processes ---------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class Host:
     # -- data --------------------------------------------------------------------------------------
 
     def connect(self, worker: int) -> KafkaConnection:
-        """A connection that `worker` serves."""
+        """A connection served by `worker`."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             ours = KafkaConnection("127.0.0.1", server.getsockname()[1])
             theirs, _ = server.accept()
@@ -201,8 +202,8 @@ class Host:
         return base_offset
 
     def produce_when_led(self, topic: messages.TopicImage, partition: int, timestamps: list[int]) -> int:
-        """Base offset. What a worker did not serve may have lost its leader, which is elected again
-        some heartbeats after it is served again.
+        """Base offset. Partitions that a worker did not serve may have lost their leader, which is
+        elected again some heartbeats after they are served.
         """
         responses: list[tuple[int, int]] = []
 
@@ -244,7 +245,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
         yield host
 
 
-def test_a_created_topic_is_served_at_once(host: Host) -> None:
+def test_a_new_topic_is_served_at_once(host: Host) -> None:
     topic = host.create("orders", 4, retention_ms="-1")  # the records are of 1970
     assert {partition.owner for partition in topic.partitions} == {0, 1}
     for partition in range(4):
@@ -255,7 +256,7 @@ def test_a_created_topic_is_served_at_once(host: Host) -> None:
 
 
 def scanned_bytes(host: Host, worker: int) -> int:
-    """What the latest life of a worker had to read before it served, out of its log."""
+    """How many bytes the last start of a worker scanned before it served, from its log."""
     line = next(line for line in reversed(host.log(f"worker-{worker}").splitlines()) if " ready " in line)
     return int(line.split("scanned_bytes=")[1].split()[0])
 
@@ -273,7 +274,7 @@ def leave_orphan(data_dir: Path) -> None:
     (data_dir / "log" / f"{checkpoints.RECOVERY_POINT}.63").write_bytes(checkpoints.format_checkpoint([]))
 
 
-def test_a_clean_stop_leaves_marker_and_checkpoints(tmp_path: Path) -> None:
+def test_a_clean_shutdown_leaves_marker_and_checkpoints(tmp_path: Path) -> None:
     leave_orphan(tmp_path / "data")
     with Host(tmp_path / "data", workers=1) as host:
         topic = host.create("t", 1, retention_ms="-1")  # the records are of 1970
@@ -285,14 +286,14 @@ def test_a_clean_stop_leaves_marker_and_checkpoints(tmp_path: Path) -> None:
         found = checkpoints.parse_checkpoint((host.places.log_dir / f"{checkpoints.RECOVERY_POINT}.0").read_bytes())
         assert [(entry.topic, entry.offset) for entry in found] == [("t", 2500)]
     with Host(tmp_path / "data", workers=1) as host:
-        # what follows the last entry of the index
+        # the bytes after the last entry of the index
         log_bytes = sum(file.stat().st_size for file in (host.places.log_dir / "t-0").glob("*.log"))
         assert scanned_bytes(host, 0) < log_bytes
         assert not list(host.places.log_dir.glob("clean-shutdown.*"))
         assert host.produce(topic, 0, [4]) == 2500
 
 
-def test_a_killed_worker_takes_its_partitions_back(host: Host) -> None:
+def test_a_restarted_worker_gets_its_partitions_back(host: Host) -> None:
     topic = host.create("t", 2)
     for partition in (0, 1):
         host.produce(topic, partition, [1, 2, 3])
@@ -330,7 +331,7 @@ def test_everything_killed_at_once_loses_nothing(tmp_path: Path) -> None:
         assert host.produce(topic, 1, [4]) == 3
 
 
-def test_a_deleted_topic_leaves_no_file_and_its_name_is_free(host: Host) -> None:
+def test_a_deleted_topic_leaves_no_files_and_its_name_can_be_reused(host: Host) -> None:
     old = host.create("t", 2)
     for partition in (0, 1):
         host.produce(old, partition, [1, 2, 3])
@@ -342,7 +343,7 @@ def test_a_deleted_topic_leaves_no_file_and_its_name_is_free(host: Host) -> None
     assert host.produce(new, 0, [5]) == 0
 
 
-def test_delete_records_moves_the_start_for_good(host: Host) -> None:
+def test_delete_records_moves_the_start_permanently(host: Host) -> None:
     topic = host.create("t", 1)
     host.produce(topic, 0, [1, 2, 3])
     assert host.send_request(messages.DeleteRecords("t", 0, 4)).error == 1, "beyond the high watermark"
@@ -350,7 +351,7 @@ def test_delete_records_moves_the_start_for_good(host: Host) -> None:
     assert (response.error, response.offset) == (0, 2)
     owner = topic.partitions[0].owner
     host.stop(f"worker-{owner}", signal.SIGKILL)
-    host.stop("keeper", signal.SIGKILL)  # and with it everything that was in shared memory
+    host.stop("keeper", signal.SIGKILL)  # and with it everything in shared memory
     found = checkpoints.parse_checkpoint((host.places.log_dir / f"{checkpoints.LOG_START}.{owner}").read_bytes())
     assert [(entry.topic, entry.offset) for entry in found] == [("t", 2)]
 
@@ -368,7 +369,7 @@ def test_retention_by_size_deletes_old_segments(host: Host) -> None:
     )
 
 
-def test_old_records_go_even_from_the_active_segment(host: Host) -> None:
+def test_old_records_are_deleted_even_from_the_active_segment(host: Host) -> None:
     topic = host.create("t", 1, retention_ms="1000")
     host.produce(topic, 0, [1000, 2000])  # 1970
     wait_for(
@@ -391,7 +392,7 @@ def test_a_directory_of_another_topic_is_moved_aside(tmp_path: Path) -> None:
         assert (stray / "00000000000000000000.log").read_bytes() == b"not ours"
 
 
-def test_one_partition_that_cannot_be_opened_hinders_no_other(tmp_path: Path) -> None:
+def test_a_partition_that_cannot_be_opened_does_not_affect_others(tmp_path: Path) -> None:
     with Host(tmp_path / "data", workers=1) as host:
         topic = host.create("t", 3)
         for partition in range(3):

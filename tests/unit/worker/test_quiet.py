@@ -24,7 +24,7 @@ def test_the_work_runs_once_more_before_it_pauses() -> None:
     assert pace.seconds(PERIOD_S) == QUIET_S
 
 
-def test_what_came_and_went_meanwhile_is_worked_on_before_the_next_pause() -> None:
+def test_work_that_arises_meanwhile_runs_before_the_next_pause() -> None:
     quiet = Quiet(lambda: True)
     pace = Pace(quiet)
     assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
@@ -66,7 +66,7 @@ def test_all_work_resumes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _until_still() -> None:
-    """Nothing here waits for anything but the loop: a hundred turns of it are more than enough."""
+    """Nothing here waits for anything but the loop: a hundred iterations are more than enough."""
     for _ in range(100):
         await asyncio.sleep(0)
 

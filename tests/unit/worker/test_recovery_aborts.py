@@ -1,4 +1,4 @@
-"""A partition whose opening ends its worker by a broken invariant, again and again."""
+"""A partition whose opening repeatedly aborts its worker by a broken invariant."""
 
 import faulthandler
 import mmap
@@ -24,7 +24,7 @@ def control() -> native.Control:
 
 
 def abort_while_opening(control: native.Control, slot: int) -> None:
-    """Holds memory that is not allocated, which invariant A2 of the arena forbids."""
+    """Frees memory that is not allocated, which invariant A2 of the arena forbids."""
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -59,14 +59,14 @@ def test_an_abort_counts_against_the_slot_that_is_being_opened(control: native.C
     assert aborts(control) == 1
 
 
-def test_a_slot_that_is_given_to_another_partition_begins_at_none(control: native.Control) -> None:
+def test_the_count_is_reset_for_another_partition_in_the_slot(control: native.Control) -> None:
     abort_while_opening(control, SLOT)
     control.clear_slot(SLOT)
     control.assign_slot(SLOT, b"u" * 16, 0, 1, 0, 3)
     assert aborts(control) == 0
 
 
-def test_it_is_tried_twice_and_then_offline(control: native.Control, tmp_path: Path) -> None:
+def test_the_partition_is_offline_after_two_attempts(control: native.Control, tmp_path: Path) -> None:
     for count in range(RECOVERY_ABORTS_MAX):
         (tmp_path / str(count)).mkdir()
         opened = open_one(control, tmp_path / str(count))

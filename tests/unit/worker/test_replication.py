@@ -1,5 +1,5 @@
-"""Connections to leaders: which are wanted, and how one is made, proven, given to the reactor and
-made again. The leader's end is the test; the reactor is a list.
+"""Connections to leaders: which are needed, and how one is opened, authenticated, passed to the
+reactor and reopened. The test plays the leader; the reactor is a list.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def test_one_link_for_each_worker_and_lane() -> None:
         (TOPIC, 2): assignment(2, 3),
         (TOPIC, 3): assignment(3, 0, in_sync=False),
         (TOPIC, 4): assignment(1),  # led here
-        (TOPIC, 5): assignment(-1),  # by no host
-        (TOPIC, 6): assignment(4),  # by a host that is not registered
-        (TOPIC, 7): assignment(2, 1, replicas=(2, 3)),  # this host is no replica any more
-        (TOPIC, 8): assignment(5),  # by one that listens for no other hosts
+        (TOPIC, 5): assignment(-1),  # without a leader
+        (TOPIC, 6): assignment(4),  # led by a host that is not registered
+        (TOPIC, 7): assignment(2, 1, replicas=(2, 3)),  # this host is no longer a replica
+        (TOPIC, 8): assignment(5),  # led by a host without an inter-broker listener
     }
     brokers = {1: broker(1), 2: broker(2, 1111), 3: broker(3, 2222, epoch=9), 5: broker(5, host="")}
     assert target_links(assigned, brokers) == {
@@ -95,7 +95,7 @@ def test_replicas_in_sync_are_not_throttled(in_sync: bool, throttled: bool, lane
     ("listed", "throttled"),
     [("", []), ("*", [0, 1, 2]), ("1:1", [1]), ("1:2,2:1,0:3", [2]), ("11:1,1:11", []), ("0:1,*", [0, 1, 2])],
 )
-def test_the_topic_lists_what_is_throttled(listed: str, throttled: list[int]) -> None:
+def test_throttled_replicas_are_those_in_the_topics_list(listed: str, throttled: list[int]) -> None:
     partitions = [PartitionImage(index, index, 0, 0, 1, 2, [2, 1], [2, 1]) for index in range(3)]
     topic = TopicImage("t", TOPIC, partitions, {"follower.replication.throttled.replicas": listed})
     reported = Cluster(1, {2: broker(2)})
@@ -105,7 +105,7 @@ def test_the_topic_lists_what_is_throttled(listed: str, throttled: list[int]) ->
     ] == throttled
 
 
-def test_links_to_those_who_may_lead_next() -> None:
+def test_links_to_possible_next_leaders() -> None:
     brokers = {1: broker(1), 2: broker(2, 1111), 3: broker(3, 2222, 9), 4: broker(4, host="")}
     key = next((TOPIC, index) for index in range(4) if owner_of(TOPIC, index, 4) == 3)
     there = {Link(3, 3, IN_SYNC): Target("127.0.0.1", 2222, 9)}
@@ -132,7 +132,7 @@ def test_lanes_are_those_of_the_native_core() -> None:
 
 
 class FakeReactor:
-    """What Replication asks of it; tokens as ReactorCommands gives them."""
+    """The commands that Replication uses; tokens as in ReactorCommands."""
 
     def __init__(self) -> None:
         self.put: list[tuple[int, socket.socket, native.FetcherOptions]] = []
@@ -169,7 +169,7 @@ def event(kind: int, token: int, text: str = "") -> native.Event:
 
 
 class Leader:
-    """A host's listener: shakes hands, keeps the connections. `decide`: as the acceptor's."""
+    """A host's listener: performs handshakes, keeps the connections. `decide`: as the acceptor's."""
 
     def __init__(self, node_id: int, secret: bytes = SECRET, tls: int = handshake.TLS_OFF) -> None:
         self.node_id = node_id
@@ -244,7 +244,7 @@ def run(scenario: Awaitable[None]) -> None:
     asyncio.run(scenario)  # type: ignore[arg-type]
 
 
-def test_a_proven_socket_goes_to_the_reactor_with_every_byte_behind_the_handshake() -> None:
+def test_an_authenticated_socket_goes_to_the_reactor_with_all_bytes_after_the_handshake() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with following(leader, one=assignment(2, 3)) as (subject, reactor, _, _):
@@ -269,7 +269,7 @@ def test_a_proven_socket_goes_to_the_reactor_with_every_byte_behind_the_handshak
     run(scenario())
 
 
-def test_a_connection_that_ends_is_made_again_and_one_that_is_not_wanted_goes() -> None:
+def test_a_closed_connection_is_reopened_and_an_unneeded_one_closed() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with following(leader, one=assignment(2)) as (subject, reactor, _, table):
@@ -290,7 +290,7 @@ def test_a_connection_that_ends_is_made_again_and_one_that_is_not_wanted_goes() 
     run(scenario())
 
 
-def test_an_end_that_arrives_before_the_beginning_counts() -> None:
+def test_an_end_reported_before_the_start_is_handled() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with following(leader, one=assignment(2)) as (subject, reactor, commands, _):
@@ -305,7 +305,7 @@ def test_an_end_that_arrives_before_the_beginning_counts() -> None:
     run(scenario())
 
 
-def test_another_life_of_the_leader_is_connected_to_at_once() -> None:
+def test_a_new_incarnation_of_the_leader_is_connected_to_at_once() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
@@ -381,11 +381,11 @@ def test_a_leader_without_tls_is_refused_where_it_is_required(tmp_path: Path, ca
         run(scenario())
 
 
-NO_NAMES = ["a..b", "a" * 64 + ".example"]  # which no resolver can be asked for
+NO_NAMES = ["a..b", "a" * 64 + ".example"]  # names that no resolver accepts
 
 
 @pytest.mark.parametrize("wrong", [*NO_NAMES, "our own fault"])
-def test_a_link_outlives_a_host_of_no_name_and_faults_of_its_own(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_link_survives_unresolvable_names_and_internal_errors(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is retried, logged once, and opened when the leader's correct name arrives."""
 
     async def scenario() -> None:
@@ -448,7 +448,7 @@ def test_nothing_is_connected_before_this_host_is_registered() -> None:
     run(scenario())
 
 
-def test_the_rate_of_catching_up_follows_the_configuration() -> None:
+def test_the_catch_up_rate_follows_the_configuration() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with following(leader) as (subject, reactor, _, _):

@@ -1,4 +1,4 @@
-"""When a stored segment is checked, and what checking a piece of it finds."""
+"""When a stored segment is verified, and what the verification of a piece finds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ A, B = (b"a" * 16, 0), (b"b" * 16, 3)
 
 
 def when_due(plan: ScrubPlan, until_ms: int, step_ms: int) -> dict[scrub.SegmentKey, int]:
-    """segment -> when a fake clock first saw it due; each is verified at once."""
+    """segment -> when a fake clock first found it due; each is verified at once."""
     seen: dict[scrub.SegmentKey, int] = {}
     for now_ms in range(0, until_ms, step_ms):
         while (segment := plan.due(now_ms)) is not None:
@@ -37,7 +37,7 @@ def when_due(plan: ScrubPlan, until_ms: int, step_ms: int) -> dict[scrub.Segment
     return seen
 
 
-def test_a_start_spreads_over_a_day_what_it_finds() -> None:
+def test_segments_found_at_start_are_spread_over_a_day() -> None:
     plan = ScrubPlan(WEEK_MS, random.Random(1).random)
     plan.listed(A, range(2400), 0)
     seen = when_due(plan, FIRST_PASS_MS + 1000, 60_000)
@@ -74,14 +74,14 @@ def test_nothing_waits_longer_than_the_interval() -> None:
     assert plan.due(2999) is None and plan.due(3000) is not None
 
 
-def test_damage_is_looked_at_again_after_a_day() -> None:
+def test_damage_is_verified_again_after_a_day() -> None:
     plan = ScrubPlan(WEEK_MS, lambda: 0.0)
     plan.listed(A, [0], 0)
     plan.damaged((A, 0), 0)
     assert plan.due(DAY_MS - 1) is None and plan.due(DAY_MS) == (A, 0)
 
 
-def test_the_partition_that_is_longest_due_comes_first() -> None:
+def test_the_longest_due_partition_is_first() -> None:
     chances = iter([0.5, 0.1, 0.9])
     plan = ScrubPlan(1000, lambda: next(chances))
     for key in (A, B, (b"c" * 16, 0)):
@@ -98,7 +98,7 @@ def test_deleted_partitions_are_never_due() -> None:
     plan.listed(A, [0, 10, 20], 0)
     plan.listed(B, [0], 0)
     assert plan.listed(A, [10, 20], 1) == {0}
-    plan.verified((A, 0), 1)  # it went while it was read
+    plan.verified((A, 0), 1)  # it was deleted while it was read
     plan.forget(A)
     plan.forget(A)
     assert when_due(plan, 10_000, 100).keys() == {(B, 0)}
@@ -108,7 +108,7 @@ def test_deleted_partitions_are_never_due() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("lfvda"), st.integers(0, 3), st.integers(0, 3000)), max_size=200))
-def test_the_plan_holds_what_was_listed_and_no_more(steps: list[tuple[str, int, int]]) -> None:
+def test_the_plan_contains_exactly_the_listed_segments(steps: list[tuple[str, int, int]]) -> None:
     plan, listed, now_ms = ScrubPlan(5000, random.Random(2).random), {A: set[int](), B: set[int]()}, 0
     for what, number, wait_ms in steps:
         key = (A, B)[number % 2]
@@ -145,7 +145,9 @@ def test_the_plan_holds_what_was_listed_and_no_more(steps: list[tuple[str, int, 
         ([], 0, 0, []),
     ],
 )
-def test_sealed_segments_that_somebody_can_read(bases: list[int], start: int, active: int, sealed: list[int]) -> None:
+def test_only_readable_sealed_segments_are_verified(
+    bases: list[int], start: int, active: int, sealed: list[int]
+) -> None:
     assert sealed_bases(bases, start, active) == sealed
 
 
@@ -190,11 +192,11 @@ def test_each_flipped_bit_is_found_at_its_batch(
     written = batches(8)
     path = write_segment(tmp_path, 100, written)
     start = sum(map(len, written[:5]))
-    # the leader epoch is outside of the checksum; so is the base offset, which the order betrays
-    # when it falls
+    # the leader epoch is not covered by the checksum; nor is the base offset, but a decreasing one
+    # is detected
     unsummed = range(12, 16)
     for byte in [byte for byte in range(7, len(written[5])) if byte not in unsummed]:
-        bit = 0 if byte == 7 else 3  # 115 -> 114: below the end of the batch before
+        bit = 0 if byte == 7 else 3  # 115 -> 114: below the end of the previous batch
         flip(path, start + byte, bit)
         position, _, problem, _ = walk(path, 100)
         assert (position, problem is not None) == (start, True), f"byte {byte}"
@@ -202,7 +204,7 @@ def test_each_flipped_bit_is_found_at_its_batch(
     assert walk(path, 100)[2] is None
 
 
-def test_a_cut_segment_and_an_empty_one(tmp_path: Path) -> None:
+def test_a_truncated_and_an_empty_segment(tmp_path: Path) -> None:
     written = batches(3)
     path = write_segment(tmp_path, 100, written)
     whole = path.read_bytes()
@@ -228,8 +230,8 @@ def test_where_reading_continues(tmp_path: Path) -> None:
     assert next_sound(path, positions[1], 500) == (500, -1), "its length is not to be believed"
 
 
-def test_reading_past_the_cache_needs_no_kernel_that_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrub, "_RWF_DONTCACHE", 1 << 30)  # no kernel knows it
+def test_uncached_reads_fall_back_on_older_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrub, "_RWF_DONTCACHE", 1 << 30)  # no kernel supports it
     path = write_segment(tmp_path, 100, batches(5))
     assert walk(path, 100)[:3] == (path.stat().st_size, 115, None)
 

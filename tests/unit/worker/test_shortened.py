@@ -1,4 +1,4 @@
-"""A replica whose log recovery has cut before sound records: what it may do until it has caught up."""
+"""A replica whose log was truncated before valid records: what it may do until it has caught up."""
 
 import asyncio
 import errno
@@ -26,7 +26,7 @@ def assignment(leader: int, in_sync: tuple[int, ...], recovering: bool = False) 
     return Assignment(OWN, 10 + OWN, leader, 3, 4, 1, 10_000, -1, True, members, 0, recovering)
 
 
-def test_it_leads_nothing_and_follows() -> None:
+def test_it_does_not_lead_but_follows() -> None:
     state = Shortened()
     given, is_whole = state.take(assignment(OWN, (OWN,)))
     assert given == assignment(-1, (OWN,)) and not is_whole
@@ -35,8 +35,8 @@ def test_it_leads_nothing_and_follows() -> None:
     assert state.take(assignment(OTHER, (OTHER, OWN))) == (assignment(OTHER, (OTHER, OWN)), True)
 
 
-def test_a_replica_that_was_in_sync_throughout_has_proven_nothing() -> None:
-    """It may have been put there when its log was longer."""
+def test_staying_in_sync_throughout_proves_nothing() -> None:
+    """It may have been added when its log was longer."""
     state = Shortened()
     for _ in range(2):
         assert not state.take(assignment(OTHER, (OTHER, OWN)))[1]
@@ -47,7 +47,7 @@ def test_a_replica_that_was_in_sync_throughout_has_proven_nothing() -> None:
     assert state.take(assignment(OTHER, (OTHER, OWN)))[1]
 
 
-def test_an_operator_who_chose_it_has_decided() -> None:
+def test_an_operators_choice_is_respected() -> None:
     assert Shortened().take(assignment(OWN, (OWN,), recovering=True)) == (
         assignment(OWN, (OWN,), recovering=True),
         True,
@@ -122,8 +122,8 @@ def test_a_shortened_partition_is_reported_as_failed_until_it_has_caught_up(tmp_
 
 
 class Both:
-    """The controller, and the host of the only replica in sync, which is shortened: it learns what
-    becomes of the partition, and says twice in each heartbeat what it does not serve.
+    """The controller, and the host of the only in-sync replica, which is shortened: it gets the
+    partition's changes, and reports twice in each heartbeat interval what it does not serve.
     """
 
     def __init__(self, path: Path) -> None:
@@ -163,7 +163,7 @@ class Both:
         self.report()
 
 
-def test_the_only_one_in_sync_is_not_elected_and_deposed_again_and_again(tmp_path: Path) -> None:
+def test_the_only_in_sync_replica_is_not_elected_and_deposed_repeatedly(tmp_path: Path) -> None:
     both = Both(tmp_path)
     both.half_a_heartbeat()
     assert (both.controller.partition.leader, both.controller.partition.leader_epoch) == (-1, 6)
@@ -174,8 +174,8 @@ def test_the_only_one_in_sync_is_not_elected_and_deposed_again_and_again(tmp_pat
 
 
 @pytest.mark.parametrize("halves", [1, 7, 8, 20])
-def test_an_unclean_election_gives_it_to_another_one_whenever_it_comes(tmp_path: Path, halves: int) -> None:
-    """It is what an operator can do without stopping the broker."""
+def test_an_unclean_election_elects_another_replica_at_any_time(tmp_path: Path, halves: int) -> None:
+    """This is the operator's option without stopping the broker."""
     both = Both(tmp_path)
     for _ in range(halves):
         both.half_a_heartbeat()
@@ -183,7 +183,7 @@ def test_an_unclean_election_gives_it_to_another_one_whenever_it_comes(tmp_path:
     assert both.report().leader == OTHER and not both.set.partitions.failures
 
 
-def test_an_operator_may_choose_it_where_it_is_not_in_sync_and_no_other_is_left(tmp_path: Path) -> None:
+def test_an_operator_may_elect_it_as_the_last_replica(tmp_path: Path) -> None:
     made = Set(tmp_path)
     shortened.mark(made.path, PlainFiles())
     made.open()
@@ -192,7 +192,7 @@ def test_an_operator_may_choose_it_where_it_is_not_in_sync_and_no_other_is_left(
     assert made.assign(assignment(OWN, (OWN,), recovering=True)).leader == OWN and not shortened.is_marked(made.path)
 
 
-def test_a_log_below_what_was_known_to_be_committed_is_marked(tmp_path: Path) -> None:
+def test_a_log_below_the_known_committed_offset_is_marked(tmp_path: Path) -> None:
     made = Set(tmp_path)
     made.check(log_end=10, known=10, published=0)
     assert not shortened.is_marked(made.path)
@@ -200,7 +200,7 @@ def test_a_log_below_what_was_known_to_be_committed_is_marked(tmp_path: Path) ->
     assert shortened.is_marked(made.path)
 
 
-def test_a_log_below_what_a_predecessor_published_stays_offline_in_this_life(tmp_path: Path) -> None:
+def test_a_log_below_a_predecessors_published_offset_stays_offline(tmp_path: Path) -> None:
     made = Set(tmp_path)
     with pytest.raises(OSError, match="restart the broker") as error:
         made.check(log_end=9, known=0, published=10)

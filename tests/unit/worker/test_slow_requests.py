@@ -1,4 +1,4 @@
-"""The slow-request log's words."""
+"""The wording of the slow-request log."""
 
 from __future__ import annotations
 

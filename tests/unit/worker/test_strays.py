@@ -1,5 +1,5 @@
-"""What a worker that was down finds on its disk: of removed topics it deletes, of unknown ones it
-keeps; and who finishes a deletion.
+"""Directories found by a worker that was down: those of deleted topics are deleted, those of
+unknown ones kept; and interrupted deletions are finished.
 """
 
 from pathlib import Path
@@ -91,8 +91,8 @@ def look(disks: list[Path], image: Image) -> list[Path]:
     return found
 
 
-def test_of_a_move_the_copy_that_counts_stays_and_the_other_is_deleted(tmp_path: Path):
-    # the copy on disk 1 was complete; the metadata did or did not learn of it
+def test_the_current_copy_of_a_move_stays_and_the_other_is_deleted(tmp_path: Path):
+    # the copy on disk 1 was complete; the metadata may or may not know
     for counts in (0, 1):
         disks = [tmp_path / f"{counts}-{number}" for number in range(2)]
         for disk in disks:
@@ -106,7 +106,7 @@ def test_of_a_move_the_copy_that_counts_stays_and_the_other_is_deleted(tmp_path:
         assert len(list(disks[counts].glob(f"*/{moving.MARKER}"))) == 4 * counts, "it goes when the partition is open"
 
 
-def test_a_copy_under_way_is_deleted_and_a_namesake_that_was_brought_here_is_not(tmp_path: Path):
+def test_an_unfinished_copy_is_deleted_and_a_restored_directory_of_its_name_kept(tmp_path: Path):
     disks = [tmp_path / "a", tmp_path / "b"]
     for disk in disks:
         disk.mkdir()
@@ -115,7 +115,7 @@ def test_a_copy_under_way_is_deleted_and_a_namesake_that_was_brought_here_is_not
         copy = moving.Copy(source, disks[1], "moved", index, topic_id(3), PlainFiles())
         copy.begin()
         assert moving.future_of(disks[1], topic_id(3), index) == copy.path
-    partition(disks[1], "moved", 0, 3)  # from a backup, say: no move has to do with it
+    partition(disks[1], "moved", 0, 3)  # from a backup, for example: unrelated to any move
     doomed = look(disks, moved_image(0))
     assert len(doomed) == 4 and all(path.name.endswith("-delete") for path in doomed)
     assert names(disks[1], "-stray") == {"moved-0"} and list(moving.futures(disks[1])) == []
@@ -133,7 +133,7 @@ def test_the_former_owner_of_a_partition_finishes_its_deletion(tmp_path: Path):
         assert {owner_of(topic_id(7), directories.aside_index(path), WORKERS) for path in paths} <= {worker}
 
 
-def test_the_file_that_tells_whose_it_was_goes_last(tmp_path: Path):
+def test_the_file_that_identifies_the_partition_is_deleted_last(tmp_path: Path):
     directory = partition(tmp_path, "t", 0, 7)
     (directory / "zzz").write_bytes(b"")
     assert [path.name for path in directories.delete_tree(directory, PlainFiles())][-1] == directories.METADATA
@@ -165,15 +165,15 @@ def test_the_metadata_remembers_the_newest_removed_topics(monkeypatch):
     assert again == state and list(again.removed) == list(state.removed)
 
 
-def test_a_checkpoint_from_before_is_read():
+def test_a_checkpoint_of_an_earlier_version_is_read():
     old = msgspec.to_builtins(MetadataState().snapshot())
     del old["removed_topic_ids"]
     assert MetadataState.from_snapshot(msgspec.convert(old, Snapshot)).removed == {}
 
 
-def test_a_replica_that_left_this_host_is_kept_until_the_metadata_are_of_the_present(tmp_path: Path):
-    """While this host was down its replicas of partitions 0 and 1 went elsewhere; what it has of
-    them may have come back since those metadata.
+def test_a_removed_replica_is_kept_until_the_metadata_are_current(tmp_path: Path):
+    """While this host was down its replicas of partitions 0 and 1 were moved elsewhere; they may
+    have been assigned to it again since those metadata.
     """
     for index in range(4):
         partition(tmp_path, "t", index, 3)

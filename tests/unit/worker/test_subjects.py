@@ -1,4 +1,4 @@
-"""The worker compiles rights for its reactor: when a client comes, and when rules change."""
+"""The worker compiles rights for its reactor: when a client connects, and when rules change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def event(kind: int, token: int, text: str = "", level: int = 0, offset: int = 0
 
 
 class Reactor:
-    """Commands are carried out when the test says so."""
+    """Commands are carried out when the test calls for it."""
 
     def __init__(self) -> None:
         self.put: list[tuple[int, bytes, bytes, bytes]] = []
@@ -68,7 +68,7 @@ def tables(rules: Authorizer, principal: str, host: str) -> tuple[bytes, bytes, 
     return subject.topics, subject.transactional_ids, subject.groups
 
 
-def test_a_principal_that_comes_gets_its_rights() -> None:
+def test_a_new_principal_gets_its_rights() -> None:
     async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
         rules.change({ID: rule("User:alice")}, ())
         subjects.on_requested(event(EventKind.SUBJECT_REQUESTED, 7, "10.0.0.1 User:alice"))
@@ -102,7 +102,7 @@ def test_a_change_of_rules_is_applied_when_the_reactor_has_it() -> None:
     scenario(body)
 
 
-def test_a_subject_that_is_gone_is_forgotten() -> None:
+def test_a_disconnected_subject_is_dropped() -> None:
     async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
         reactor.go.set()
         reactor.gone.add(7)
@@ -143,7 +143,7 @@ def test_a_denial_names_its_principal(tmp_path: Path) -> None:
     ]
 
 
-def test_segments_are_taken_back_when_a_right_may_be_gone() -> None:
+def test_mapped_segments_are_revoked_when_a_right_may_be_gone() -> None:
     topics = {"orders": 1, "other": 2}
 
     async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
@@ -151,7 +151,7 @@ def test_segments_are_taken_back_when_a_right_may_be_gone() -> None:
         subjects._slots_of = lambda expected: [slot for name, slot in topics.items() if expected(name)]
         denial = msgspec.structs.replace(rule("User:alice", "other"), permission=Permission.DENY)
         changes = [
-            ({ID: rule("User:alice")}, (), []),  # a right that is given
+            ({ID: rule("User:alice")}, (), []),  # a right that is granted
             ({}, (b"unknown",), []),
             ({}, (ID,), [[1]]),
             ({ID: denial}, (), [[2]]),

@@ -1,4 +1,4 @@
-"""A swap of compacted segments that has begun is completed although a disk refuses it for a while."""
+"""A swap of compacted segments that has begun is completed although a disk temporarily refuses it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Disk:
         asyncio.run(until_done(self.attempt, lambda: self.attempts >= closes_after, self.failed, pause_s=0))
 
 
-def test_it_is_tried_until_the_disk_does_it() -> None:
+def test_it_is_retried_until_the_disk_accepts_it() -> None:
     disk = Disk(errno.EIO, errno.ENOSPC, errno.EIO)
     disk.run()
     assert (disk.attempts, disk.reports) == (4, 1)

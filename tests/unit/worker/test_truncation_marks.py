@@ -1,4 +1,4 @@
-"""Marks of truncations go with the first checkpoint whose positions were read after them."""
+"""Marks of truncations are removed with the first checkpoint whose positions were read after them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mark(path: Path, number: int) -> Path:
     return found
 
 
-def test_marks_go_once_a_later_checkpoint_is_on_disk(tmp_path: Path) -> None:
+def test_marks_are_removed_once_a_later_checkpoint_is_on_disk(tmp_path: Path) -> None:
     cut, other = (
         OpenPartition(Owned("t", b"t" * 16, index, index, 0, 0), tmp_path / f"t-{index}", 0, None, None)  # type: ignore[arg-type]
         for index in (0, 1)
