@@ -10,10 +10,14 @@ SaslAuthenticate here, and its response a bare token, so handlers know one form 
 """
 
 import struct
+from socket import inet_ntoa
+from typing import Any
 
 import msgspec
 
 from mqd import native
+from mqd.acceptor.broker_state import LISTENER_LOCAL, Address
+from mqd.native import Descriptor
 from mqd.protocol.errors import ProtocolError
 from mqd.security.principal import ANONYMOUS
 
@@ -55,6 +59,23 @@ def split(flags: int, data: bytes) -> tuple[Identity, bytes]:
     if flags & native.REQUEST_RAW_TOKEN:
         frame = _TOKEN.pack(_SASL_AUTHENTICATE, 0, 0, -1, len(frame)) + frame
     return identity, frame
+
+
+def address(descriptor: Descriptor, identity: Identity) -> Address:
+    """The client's address. Addresses are laid out as in a sockaddr; for a local client they hold
+    its uid and pid.
+    """
+    proven: dict[str, Any] = {
+        "principal": identity.principal,
+        "principal_kind": identity.kind,
+        "connection": (descriptor.generation, descriptor.b),
+    }
+    if descriptor.a == LISTENER_LOCAL:
+        uid = descriptor.c >> 32 & 0xFFFFFFFF
+        return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=uid, pid=descriptor.slot, **proven)
+    local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
+    peer_ip = inet_ntoa(struct.pack("=I", descriptor.c >> 32 & 0xFFFFFFFF)) if descriptor.c >> 32 else ""
+    return Address(descriptor.a, local_ip, descriptor.slot, identity.host or peer_ip, **proven)
 
 
 def raw_response(body: bytes) -> bytes | None:

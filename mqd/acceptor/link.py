@@ -29,24 +29,22 @@ A worker's death is also a reason to drain (K4 of native/shm/link.c).
 import asyncio
 import mmap
 import os
-import struct
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from socket import inet_ntoa
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from mqd import native
 from mqd.acceptor import client_identity, dispatch
 from mqd.acceptor.broker import Broker
-from mqd.acceptor.broker_state import LISTENER_LOCAL, Address
+from mqd.acceptor.broker_state import Address
 from mqd.acceptor.checks import CheckResult as CheckResult
 from mqd.acceptor.checks import Checks, Compression
-from mqd.acceptor.client_identity import Identity
 from mqd.base import logging
 from mqd.base.crash_on_error import vital
+from mqd.base.tasks import begin
 from mqd.native import Descriptor, DescriptorKind, ProducerView
 from mqd.protocol.errors import ErrorCode, ProtocolError
 
@@ -63,6 +61,9 @@ PARK_S = 0.05
 # JoinGroup, SyncGroup: may wait for minutes, and can be dropped when their client has gone
 # (MQD_LINK_CANCEL).
 WAIT_FOR_MEMBERS = frozenset({11, 14})
+# SaslHandshake, ApiVersions, SaslAuthenticate: nearly always answered without waiting, and before
+# they wait they use nothing that needs a task (mqd/base/tasks.py).
+ANSWERED_AT_ONCE = frozenset({17, 18, 36})
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
 ARCHIVE_TOKENS = 1 << 61
@@ -104,23 +105,6 @@ def _compression(check: Descriptor) -> Compression | None:
     named = check.a >> 16 & 0xFF
     level = (check.c & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)  # the low half, with its sign
     return Compression(named - 1, level, check.c >> 32) if named else None
-
-
-def _address(descriptor: Descriptor, identity: Identity) -> Address:
-    """The client's address. Addresses are laid out as in a sockaddr; for a local client they hold
-    its uid and pid.
-    """
-    proven: dict[str, Any] = {
-        "principal": identity.principal,
-        "principal_kind": identity.kind,
-        "connection": (descriptor.generation, descriptor.b),
-    }
-    if descriptor.a == LISTENER_LOCAL:
-        uid = descriptor.c >> 32 & 0xFFFFFFFF
-        return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=uid, pid=descriptor.slot, **proven)
-    local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
-    peer_ip = inet_ntoa(struct.pack("=I", descriptor.c >> 32 & 0xFFFFFFFF)) if descriptor.c >> 32 else ""
-    return Address(descriptor.a, local_ip, descriptor.slot, identity.host or peer_ip, **proven)
 
 
 class ShareStates(Protocol):
@@ -169,6 +153,7 @@ class Link:
         self._park: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
         self._taken = 0  # requests, in this turn
+        self._in_turn = False
         self._retry: asyncio.TimerHandle | None = None
         self._flush: asyncio.Handle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -216,6 +201,7 @@ class Link:
         assert self._loop is not None
         self._turn = None
         self._taken = 0
+        self._in_turn = True
         for _ in range(DRAIN_ROUNDS):
             arrived = self._endpoint.drain(TURN_REQUESTS_MAX - self._taken)
             if not arrived:
@@ -224,6 +210,7 @@ class Link:
                 self._on_descriptor(sender, descriptor)
             if self._taken >= TURN_REQUESTS_MAX:
                 break
+        self._in_turn = False
         self._send_waiting()
         self._endpoint.flush()
         if not self._endpoint.prepare_sleep():
@@ -279,18 +266,23 @@ class Link:
             return
         self._taken += 1
         assert self._loop is not None
-        task = self._loop.create_task(self._handle(worker, descriptor, _address(descriptor, identity), frame))
+        work = self._handle(worker, descriptor, client_identity.address(descriptor, identity), frame)
+        api_key = int.from_bytes(frame[:2], "big")
+        if api_key in ANSWERED_AT_ONCE:
+            try:
+                rest = begin(work)
+            except Exception:
+                log.exception("a request failed; its connection is closed", connection=descriptor.b, api_key=api_key)
+                self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
+                return
+            if rest is None:
+                return
+            work = rest
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._young.append(
-            _Pending(
-                task,
-                worker,
-                descriptor.token,
-                descriptor.generation,
-                int.from_bytes(frame[:2], "big") in WAIT_FOR_MEMBERS,
-            )
-        )
+        waits_for_members = api_key in WAIT_FOR_MEMBERS
+        self._young.append(_Pending(task, worker, descriptor.token, descriptor.generation, waits_for_members))
         if self._park is None:
             self._park = self._loop.call_later(PARK_S, self._on_park)
 
@@ -352,8 +344,9 @@ class Link:
                 self._put(worker, _Piece(token, b"", DescriptorKind.RESPONSE, flags | native.RESPONSE_NONE, 0))
             else:
                 self._respond(worker, token, body, flags, version)
-        self._send_waiting()
-        self._endpoint.flush()
+        if not self._in_turn:  # which sends what it has found
+            self._send_waiting()
+            self._endpoint.flush()
 
     def _respond(self, worker: int, token: int, body: bytes, flags: int, version: int) -> None:
         pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]

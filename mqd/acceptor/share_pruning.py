@@ -16,7 +16,7 @@ import asyncio
 
 from mqd.acceptor.broker_state import BrokerState
 from mqd.base import logging
-from mqd.base.periodic import Periodic
+from mqd.base.tasks import Periodic
 from mqd.cluster.host import messages
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.place import Place

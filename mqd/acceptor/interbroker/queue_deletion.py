@@ -16,7 +16,7 @@ from typing import Any
 from mqd.acceptor.broker_state import BrokerState
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.base import logging
-from mqd.base.periodic import Periodic
+from mqd.base.tasks import Periodic
 from mqd.cluster.host import messages
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.place import Place

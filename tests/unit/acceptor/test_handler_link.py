@@ -168,6 +168,37 @@ def test_a_long_request_frees_its_arena_space(tmp_path: Path, monkeypatch: pytes
     run(tmp_path, scenario)
 
 
+def test_an_authentication_that_waits_and_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first step is not a task of its own."""
+    checked: list[asyncio.Future[bytes]] = []
+
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        async def respond(_broker: object, _address: object, frame: bytes, *_: object) -> dispatch.Outcome:
+            if frame.endswith(b"at once"):
+                return dispatch.Outcome(b"done")
+            if frame.endswith(b"fails"):
+                raise ValueError("a bug")
+            checked.append(asyncio.get_running_loop().create_future())
+            try:
+                return dispatch.Outcome(await checked[-1])
+            except OSError:
+                return dispatch.Outcome(b"refused")
+
+        monkeypatch.setattr(dispatch, "respond", respond)
+        authenticate = (36).to_bytes(2, "big")
+        for token, text in enumerate((b"at once", b"waits", b"is refused", b"fails")):
+            wire.send_request(0, token, authenticate + text, 100 * token)
+        found = {descriptor.token: descriptor for descriptor in await wire.receive(0, 2)}
+        assert wire.payload(found[0]) == b"done" and found[3].kind == DescriptorKind.CLOSE
+        assert len(found) == 2 and wire.link.request_count == 2
+        checked[0].set_result(b"checked")
+        checked[1].set_exception(OSError())
+        found = {descriptor.token: descriptor for descriptor in await wire.receive(0, 2)}
+        assert [wire.payload(found[token]) for token in (1, 2)] == [b"checked", b"refused"]
+
+    run(tmp_path, scenario)
+
+
 def test_a_delayed_response_does_not_keep_its_request_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
