@@ -1,5 +1,5 @@
-"""`python -m tests.attack`: attacks a secured broker in rounds, until its time is over. Prints what
-each round came to; the exit code says whether anything was found.
+"""`python -m tests.attack`: attacks a secured broker in rounds, until its time is over. Prints the
+result of each round; the exit code says whether anything was found.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ THREADS = 48
 LATENCY_MAX_S = 10.0  # of a record while attackers act and nothing is killed; its p99 is printed
 MEMORY_MAX_MIB = 700  # of one process
 FAULT_S = (0.3, 4.0)
-FINDINGS_MAX = 20  # that are printed
-START_S = 240.0  # beside attackers that take every core
+FINDINGS_MAX = 20  # printed at most
+START_S = 240.0  # with attackers that use every core
 
 
 class Attack:
-    """One broker, its witnesses, and what has been found."""
+    """One broker, its witnesses, and the findings."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.seed, self.rng = seed, random.Random(seed)
@@ -64,7 +64,7 @@ class Attack:
         self.target.broker.stop()
 
     def step(self, name: str, work: Callable[[], Counter[str]], bounded: bool = True) -> None:
-        """`bounded`: nothing is killed in it, so records must be taken meanwhile."""
+        """`bounded`: no process is killed in it, so records must be accepted meanwhile."""
         began = time.monotonic()
         try:
             outcomes = work()

@@ -1,6 +1,6 @@
 """Hostile input from the network, without credentials and from a user without rights. Each kind is
-a function that does it once and returns what became of it in a word; `Intruded` is raised where
-something got in.
+a function that does it once and returns the outcome in a word; `Intruded` is raised where an attack
+succeeded.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _OTHER_KEY = rsa.generate_private_key(65537, 2048)
 
 
 class Intruded(Exception):
-    """Something got in; the text says what."""
+    """An attack succeeded; the text describes it."""
 
 
 # -- pieces ----------------------------------------------------------------------------------------
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
-    """Flipped, cut, repeated, with numbers at bounds: what fuzzers do."""
+    """Flipped, truncated, repeated, with boundary numbers: like a fuzzer."""
     bytes_ = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4, 16))):
         at = rng.randrange(len(bytes_)) if bytes_ else 0
@@ -106,7 +106,7 @@ def authenticated(kafka: KafkaConnection, token: bytes) -> SaslAuthenticateReque
 
 
 def must_be_stranger(kafka: KafkaConnection) -> None:
-    """Nothing but the exchange is answered on this connection."""
+    """Only the SASL exchange gets responses on this connection."""
     try:
         response = kafka.call(METADATA, 12, MetadataRequest())
     except (ConnectionEnded, OSError):
@@ -129,7 +129,7 @@ def handshake_garbage(target: Target, rng: random.Random) -> str:
 
 
 def handshake_cut_short(target: Target, rng: random.Random) -> str:
-    """Half-open: the client leaves where it should continue."""
+    """Half-open: the client disconnects in the middle of the handshake."""
     hello = client_hello(rng)
     with connected(rng.choice((target.tls_port, target.mutual_port))) as connection:
         connection.sendall(hello[: rng.randrange(len(hello))] if rng.random() < 0.5 else hello)
@@ -179,7 +179,7 @@ def wrong_certificate(target: Target, rng: random.Random) -> str:
 
 
 def wrong_name(target: Target, rng: random.Random) -> str:
-    """The client asks for another server (SNI), and must find out that this is not it."""
+    """The client requests another server (SNI), and must detect that this is not it."""
     name = rng.choice(("elsewhere.example", "localhost.", "a" * 60 + ".example", "xn--nxasmq6b.example", "127.0.0.2"))
     context = ssl.create_default_context(cafile=str(target.ca))
     with connected(target.tls_port) as plain:
@@ -193,7 +193,7 @@ def wrong_name(target: Target, rng: random.Random) -> str:
 
 
 def key_updates(target: Target, rng: random.Random) -> str:
-    """Sixteen of them, with requests in between: each request must still be answered."""
+    """Sixteen of them, with requests in between: each request must still get a response."""
     frame = with_length(encode_request(SaslHandshakeRequest(mechanism="SCRAM-SHA-512"), 1, 7, "update"))
     with Session(connected(target.tls_port)) as session:
         for number in range(16):
@@ -222,7 +222,7 @@ def renegotiation(target: Target, rng: random.Random) -> str:
 
 
 def _refused(kafka: KafkaConnection, token: bytes) -> str:
-    """The token is refused with an error or an end, and proves nothing."""
+    """The token is refused with an error or a closed connection, and does not authenticate."""
     try:
         response = authenticated(kafka, token)
     except (ConnectionEnded, OSError):
@@ -238,8 +238,8 @@ def _refused(kafka: KafkaConnection, token: bytes) -> str:
 
 
 def _stranger(target: Target, rng: random.Random) -> KafkaConnection:
-    """To the listener without TLS: the same exchange, for less. From any address of this machine, for
-    each has its own delay of failures.
+    """To the listener without TLS: the same exchange at a lower cost. From any address of this
+    machine, since each has its own delay after failures.
     """
     address = f"127.{rng.randrange(1, 255)}.{rng.randrange(256)}.{rng.randrange(1, 255)}"
     return KafkaConnection(port=target.sasl_port, timeout_s=WAIT_S, from_address=address)
@@ -281,13 +281,11 @@ def giant_token(target: Target, rng: random.Random) -> str:
             found = authenticated(kafka, token)
         except (ConnectionEnded, OSError):
             return "closed"
-        return f"error {found.error_code}"  # and it leaves in the middle of the exchange
+        return f"error {found.error_code}"  # and it disconnects in the middle of the exchange
 
 
 def replayed_scram(target: Target, rng: random.Random) -> str:
-    """Replays what an eavesdropper has learned from a good exchange, in whole or
-    with the new nonce.
-    """
+    """Replays an eavesdropped successful exchange, completely or with the new nonce."""
     if not target.received:
         received: list[bytes] = []
         with _stranger(target, rng) as kafka:
@@ -335,7 +333,7 @@ def alg_none(target: Target, rng: random.Random) -> str:
 
 
 def key_confusion(target: Target, rng: random.Random) -> str:
-    """The issuer's public key as a secret, another key under the issuer's name, a key in the token."""
+    """The issuer's public key as a secret, another key with the issuer's name, a key in the token."""
     public = target.issuer_key.public_key()
     if rng.random() < 0.5:
         pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -361,7 +359,7 @@ def key_confusion(target: Target, rng: random.Random) -> str:
 
 
 def token_of_another_time(target: Target, rng: random.Random) -> str:
-    """Rightly signed, and not valid now, or not here."""
+    """With a valid signature, but not valid now, or not here."""
     now, year = time.time(), 365 * 86400
     claims = rng.choice(
         (
@@ -386,7 +384,7 @@ def token_of_another_time(target: Target, rng: random.Random) -> str:
 
 
 def malformed_before(target: Target, rng: random.Random) -> str:
-    """Any frame, before anything is proven."""
+    """Any frame, before authentication."""
     key, version, request = _requests(target, rng).next()
     frame = encode_request(request, version, rng.getrandbits(31), "stranger")
     data = with_length(frame) if rng.random() < 0.3 else mutated(rng, with_length(frame))
@@ -415,8 +413,8 @@ def _requests(target: Target, rng: random.Random) -> Requests:
 
 
 def _mallory(target: Target) -> SecuredConnection:
-    """One of the connections that proved to be the user's without rights: an exchange for each
-    frame would be all that is tested.
+    """One of mallory's authenticated connections: with an exchange for each frame, only those would
+    be tested.
     """
     with contextlib.suppress(IndexError):
         return target.proven.pop()
@@ -444,7 +442,7 @@ def malformed_after(target: Target, rng: random.Random) -> str:
 
 
 def without_rights(target: Target, rng: random.Random) -> str:
-    """Well-formed requests to every API; the names are those of others."""
+    """Well-formed requests to every API, with the names of other users' resources."""
     requests = _requests(target, rng)
     requests.pools["topic"] = [*TOPICS, "bad-sacrifice", "__consumer_offsets", *strange_names(rng)]
     requests.pools["group"] = ["good-group", "good", *strange_names(rng)]
@@ -468,7 +466,7 @@ def without_rights(target: Target, rng: random.Random) -> str:
 
 
 def named_oddly(target: Target, rng: random.Random) -> str:
-    """Topics by names with wildcards and unicode: none of them is a way to another's records."""
+    """Topic names with wildcards and unicode: none of them gives access to another user's records."""
     name = rng.choice(list(strange_names(rng)))
     key, version, request = rng.choice(
         (

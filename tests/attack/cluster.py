@@ -1,6 +1,6 @@
-"""`python -m tests.attack.cluster`: three brokers by `mqd cluster local --secure`, attacked on the ports
-of clients, hosts and controllers while processes are killed and stopped; the admin's producer and
-consumer must not notice more than a pause.
+"""`python -m tests.attack.cluster`: three brokers started with `mqd cluster local --secure`,
+attacked on the ports of clients, hosts and controllers while processes are killed and stopped; the
+admin's producer and consumer must notice at most a pause.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> int:
         files = secure.files(data_dir / "broker-1")
         settings = librdkafka(files.admin, port)
         topic = NewTopic(TOPIC, PARTITIONS, 3, config={"min.insync.replicas": "2"})
-        admin = AdminClient(settings)  # ending it would end the request in progress
+        admin = AdminClient(settings)  # ending it would cancel the request in progress
         admin.create_topics([topic])[TOPIC].result(60)
         bootstrap, topics = str(settings["bootstrap.servers"]), {TOPIC: PARTITIONS}
         patient = {**settings, **IDEMPOTENT, "message.timeout.ms": 600_000}

@@ -1,8 +1,8 @@
 """Damage to the broker's own processes and files: kills, pauses, and bytes that change on disk.
 
-Files that follow from the log (indexes, snapshots, checkpoints) may be damaged of any topic: the
-broker makes them again. Segments are damaged of one topic alone, whose records may be lost then;
-nothing else may be.
+Files derived from the log (indexes, snapshots, checkpoints) may be damaged in any topic: the broker
+rebuilds them. Segments are damaged in one topic only, whose records may then be lost; nothing else
+may be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEALTHY_S = 240.0
 
 
 def kill_or_pause(broker: Broker, rng: random.Random) -> str:
-    """Returns when the broker is whole again."""
+    """Returns when the broker is healthy again."""
     victims = rng.sample(VICTIMS, rng.choice((1, 1, 1, 2, 3)))
     pids = {name: pid for name in victims if (pid := broker.pid(name))}
     if rng.random() < 0.4:
@@ -42,7 +42,7 @@ def kill_or_pause(broker: Broker, rng: random.Random) -> str:
 
 
 def damage_and_restart(broker: Broker, rng: random.Random) -> list[str]:
-    """Some files change while nothing runs. Returns when the broker is ready again."""
+    """Some files change while no process runs. Returns when the broker is ready again."""
     broker.kill_all() if rng.random() < 0.5 else broker.stop()
     found = [damage(rng.choice(damageable(broker)), rng) for _ in range(rng.choice((2, 4, 6)))]
     broker.start()

@@ -1,5 +1,5 @@
-"""Too much of what each client may do: connections, groups, ids, rules. And a certificate that is
-replaced by nonsense while others connect.
+"""Too many of everything a client may create: connections, groups, ids, rules. And a certificate
+that is replaced by garbage while others connect.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def connections(target: Target, rng: random.Random, count: int) -> Counter[str]:
 
 
 def _requested(target: Target, rng: random.Random, user: str, count: int, make: Callable) -> Counter[str]:
-    """`make` gives a request with its key and version; sixteen are under way at a time."""
+    """`make` returns a request with its key and version; sixteen are in flight at a time."""
     outcomes: Counter[str] = Counter()
     kafka: SecuredConnection | None = None
     try:
@@ -74,7 +74,7 @@ def _requested(target: Target, rng: random.Random, user: str, count: int, make: 
 
 
 def groups(target: Target, rng: random.Random, count: int) -> Counter[str]:
-    """A user with rights on groups makes very many, with large metadata."""
+    """A user with rights on groups creates very many, with large metadata."""
 
     def join() -> tuple[int, int, object]:
         protocol = JoinGroupRequest.Protocol(name="range", metadata=bytes(rng.choice((10, 100_000))))
@@ -169,7 +169,7 @@ def rules(target: Target, rng: random.Random, count: int) -> Counter[str]:
 
 
 def nonsense(target: Target, rng: random.Random, count: int) -> Counter[str]:
-    """Replaces the certificate's file by garbage, again and again, while clients connect."""
+    """Replaces the certificate's file by garbage, repeatedly, while clients connect."""
     outcomes: Counter[str] = Counter()
     good = target.keystore.read_bytes()
     other = target.foreign.issue("broker")

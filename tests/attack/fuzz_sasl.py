@@ -1,9 +1,9 @@
-"""`python -m tests.attack.fuzz_sasl`: mutated tokens of every mechanism against the acceptor's side of
-SASL, guided by the lines that they reach. A model says what may be accepted: only what the test's
-own client would say. Part of `make fuzz`.
+"""`python -m tests.attack.fuzz_sasl`: mutated tokens of every mechanism against the acceptor's side
+of SASL, guided by line coverage. A model decides what may be accepted: only the messages of the
+test's own client. Part of `make fuzz`.
 
-Each input is a mechanism and a list of tokens. Inputs that reach a line, or the way from one line to
-another, that none has reached before are kept and mutated further.
+Each input is a mechanism and a list of tokens. Inputs that reach a line, or a transition between
+lines, for the first time are kept and mutated further.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ Input = tuple[str, tuple[bytes, ...]]  # mechanism, tokens
 
 
 class World:
-    """One user, one issuer, and a server whose nonces are known: a right answer can be a seed."""
+    """One user, one issuer, and a server whose nonces are known, so that a valid response can be a
+    seed.
+    """
 
     def __init__(self) -> None:
         key = rsa.generate_private_key(65537, 2048)
@@ -75,7 +77,7 @@ class World:
     # -- the model ---------------------------------------------------------------------------------
 
     def final(self, mechanism: str, first: str, nonce: str, extensions: str = "") -> tuple[str, bytes]:
-        """The only final message that a client of alice's may say after this first one: without its
+        """The only final message that alice's client may send after this first one: without its
         proof, and the proof.
         """
         name, verifier = scram.MECHANISMS[mechanism], self.verifiers[mechanism]
@@ -124,14 +126,14 @@ class World:
 
 
 class Coverage:
-    """Pairs of lines that follow each other in the modules under test."""
+    """Pairs of consecutive lines in the modules under test."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[int, int, int]] = set()
         self._new, self._before = False, 0
 
     def run(self, work) -> bool:
-        """Whether `work` reached anything that nothing has reached before."""
+        """Whether `work` covered anything new."""
         self._new, self._before = False, 0
         sys.settrace(self._call)
         try:
@@ -193,7 +195,7 @@ def mutated(rng: random.Random, one: Input, other: Input) -> Input:
 
 
 def play(world: World, one: Input) -> None:
-    """Raises AssertionError where something was accepted that may not be."""
+    """Raises AssertionError where something was accepted that must not be."""
     mechanism, tokens = one
     world.service.begin(CONNECTION, 0, mechanism)
     for number, token in enumerate(tokens):
@@ -209,7 +211,7 @@ def play(world: World, one: Input) -> None:
 
 
 def _at_once(step):
-    """The result of a coroutine that waits for nothing."""
+    """The result of a coroutine that never waits."""
     try:
         step.send(None)
     except StopIteration as done:

@@ -1,4 +1,4 @@
-"""OpenSSL for a client, by ctypes: what Python's ssl does not offer, key updates and renegotiation."""
+"""OpenSSL for a client, by ctypes: features that Python's ssl lacks, key updates and renegotiation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _library = _load()
 
 
 class Session:
-    """A blocking connection, whose server proves nothing to it. Raises ConnectionError."""
+    """A blocking connection, which does not verify the server. Raises ConnectionError."""
 
     def __init__(self, connection: socket.socket, is_tls_1_2: bool = False) -> None:
         connection.settimeout(None)  # libssl uses the descriptor itself

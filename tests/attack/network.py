@@ -1,4 +1,6 @@
-"""A proxy before the broker's TLS listener, whose line can be cut, stopped or slow."""
+"""A proxy in front of the broker's TLS listener, whose connection can be cut, stopped or slowed
+down.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Proxy(threading.Thread):
         self._delay_s = 0.0
 
     def fault(self, rng: random.Random) -> str:
-        """Begins one; its name."""
+        """Begins a fault; returns its name."""
         kind = rng.choice(("reset", "close", "silent", "deaf there", "deaf back", "slow", "flap"))
         self._commands.append(kind)
         return kind

@@ -1,5 +1,5 @@
-"""What a user of this machine without rights can do: the broker's files and sockets, its processes,
-its shared memory, and the socket for local clients. Runs in a child process whose user is `nobody`.
+"""Attacks of a user of this machine without rights: the broker's files and sockets, its processes,
+its shared memory, and the socket for local clients. Runs in a child process of the user `nobody`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAGIC = b"MQDL"
 
 
 def attack(target: Target, rng: random.Random, count: int) -> tuple[Counter[str], list[str]]:
-    """What became of `count` connections to the sockets, and what got in."""
+    """The outcomes of `count` connections to the sockets, and the successful attacks."""
     if reason := why_not():
         return Counter({reason: 1}), []
     broker = target.broker
@@ -86,7 +86,7 @@ def _processes(pids: list[int]) -> list[str]:
             with contextlib.suppress(OSError):
                 path = f"/proc/{pid}/{name}"
                 os.listdir(path) if name == "fd" else os.close(os.open(path, os.O_RDONLY))
-                # environ and mem open lazily: what counts is what can be read
+                # environ and mem open lazily: only reading them shows access
                 if name == "fd" or Path(path).read_bytes()[:1]:
                     found.append(f"{path} can be read")
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A secured broker as an operator would run it, with what its attackers and its witnesses need: one
+"""A secured broker as an operator would run it, with the needs of its attackers and witnesses: one
 user with rights, one without any, an issuer of tokens, certificates of its own authority and of
 another one.
 """
@@ -33,7 +33,7 @@ ALLOW, ANY_HOST, OF_TOPIC, OF_GROUP, PREFIXED, LITERAL, ALL = 3, "*", 2, 3, 4, 3
 
 
 class SecuredConnection(KafkaConnection):
-    """Over TLS, and proven by SCRAM."""
+    """Over TLS, and authenticated by SCRAM."""
 
     def __init__(self, port: int, ca: Path, user: str, host: str = "127.0.0.1", timeout_s: float = 20.0) -> None:
         super().__init__(host, port, timeout_s=timeout_s)
@@ -52,7 +52,7 @@ class SecuredConnection(KafkaConnection):
 
 
 class Target:
-    """`front_port`: where its clients are sent, which may be a proxy's."""
+    """`front_port`: the port given to its clients, possibly a proxy's."""
 
     def __init__(self, folder: Path, front_port: int) -> None:
         self.folder, self.front_port = folder, front_port
@@ -65,7 +65,7 @@ class Target:
         published = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.issuer_key.public_key()))
         self.keys.write_text(json.dumps({"keys": [{**published, "kid": "one", "use": "sig"}]}))
         self.wrong_clients = wrong_clients(self.authority, self.foreign, folder)
-        self.received: list[bytes] = []  # a good exchange of SCRAM, as its client spoke
+        self.received: list[bytes] = []  # a successful SCRAM exchange, as sent by its client
         self.proven: collections.deque[KafkaConnection] = collections.deque()  # mallory's, idle
         self.sasl_port, self.mutual_port, self.metrics_port = free_port(), free_port(), free_port()
         self.broker = Broker(folder / "data", config=self._config())
@@ -119,7 +119,7 @@ class Target:
         return SecuredConnection(port or self.tls_port, self.ca, user)
 
     def librdkafka(self, user: str) -> dict[str, object]:
-        """Settings of a client that comes through the proxy."""
+        """Settings of a client that connects through the proxy."""
         return {
             "bootstrap.servers": f"127.0.0.1:{self.front_port}",
             "security.protocol": "SASL_SSL",
@@ -130,7 +130,7 @@ class Target:
         }
 
     def token(self, **claims: object) -> str:
-        """Of the issuer: good unless `claims` say otherwise."""
+        """A token of the issuer: valid unless `claims` change it."""
         now = time.time()
         good = {"sub": ALICE, "iss": ISSUER, "aud": AUDIENCE, "exp": now + 300, **claims}
         return jwt.encode(good, self.issuer_key, "RS256", {"kid": "one"})
@@ -153,7 +153,7 @@ def rule(kind: int, name: str, pattern: int, user: str = ALICE, operation: int =
 
 
 def wrong_clients(authority: Authority, foreign: Authority, folder: Path) -> dict[str, ssl.SSLContext]:
-    """Whose certificates are wrong in some way."""
+    """Clients with invalid certificates."""
     return {
         "none": _client(None),
         "foreign": _client(foreign.issue(ALICE).write(folder / "foreign.pem")),
@@ -162,7 +162,7 @@ def wrong_clients(authority: Authority, foreign: Authority, folder: Path) -> dic
 
 
 def _client(pem: Path | None) -> ssl.SSLContext:
-    """Takes any broker."""
+    """Accepts any broker."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if pem is not None:

@@ -1,5 +1,5 @@
-"""The well-behaved: clients with rights that record each response, how long each record of one
-of them took, and how much memory each process of the broker has.
+"""Well-behaved clients with rights: they record each response, the latency of one's records, and
+the memory of each of the broker's processes.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def in_words(latencies: list[float]) -> str:
 
 
 class Memory(threading.Thread):
-    """The maximum private memory of the processes of each name; shared memory is counted elsewhere."""
+    """The maximum private memory of the processes of each name; shared memory is measured
+    elsewhere.
+    """
 
     def __init__(self, brokers: Iterable[Broker]) -> None:
         super().__init__(daemon=True)
@@ -148,7 +150,7 @@ class Memory(threading.Thread):
                         self.most[process["name"]] = max(self.most.get(process["name"], 0), found)
 
     def taken(self) -> dict[str, int]:
-        """In MiB, since it was last asked."""
+        """In MiB, since the last call."""
         most, self.most = self.most, {}
         return {name: size // MIB for name, size in sorted(most.items())}
 

@@ -1,16 +1,17 @@
 """`make chaos-cluster`, or `python -m tests.chaos`: real brokers in network namespaces under
-faults, real clients, a checker of their histories.
+faults, real clients, and a checker of their histories.
 
     python -m tests.chaos                        the quick tier: about ten minutes over several
                                                  seeds
-    python -m tests.chaos --seconds 3600         as long as that, seed after seed
+python -m tests.chaos --seconds 3600         for this long, seed after seed
     python -m tests.chaos --seed 17 --keep       one seed; its directory stays (histories, final logs, the brokers' logs)
-    python -m tests.chaos --kinds pair,restart   these faults only
+python -m tests.chaos --kinds pair,restart   only these faults
     python -m tests.chaos --secured              users, rights, TLS; rights and passwords come and go, certificates and keys change
     python -m tests.chaos --results FILE         each seed's line is appended there too, so that pieces add up over days
-    python -m tests.chaos --add-up FILE...       what these pieces come to: seconds, faults, records, anomalies, availability in client seconds
+python -m tests.chaos --add-up FILE...       the sum of these pieces: seconds, faults, records,
+anomalies, availability in client seconds
 
-One JSON line for each seed. Exit code 1 when something was found, 0 otherwise, also when it cannot
+One JSON line for each seed. Exit code 1 when something was found, 0 otherwise, even when it cannot
 run here (the reason is printed).
 """
 
@@ -29,7 +30,7 @@ from tests.chaos.faults import KINDS, SECURED
 from tests.chaos.run import Plan, Result, Run
 
 QUICK_SECONDS = 600.0
-SEED_SECONDS = 90.0  # of faults; with start, healing and judgement a seed takes about a minute more
+SEED_SECONDS = 90.0  # of faults; with start, healing and checking a seed takes about a minute more
 OVERHEAD_SECONDS = 60.0
 
 
@@ -95,8 +96,8 @@ def main(words: list[str] | None = None) -> int:
     if reason := network.why_not():
         print(f"the chaos tests of a cluster do not run here: {reason}")
         return 0
-    # ended from outside, also in a shell's background, it still stops its brokers and takes its
-    # namespaces away
+    # when terminated, also in a shell's background, it still stops its brokers and removes its
+    # namespaces
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     began, seed, failed = time.monotonic(), arguments.seed or arguments.first_seed, 0

@@ -1,5 +1,5 @@
-"""Questions to a cluster from inside the clients' namespace, without a process for each: one thread
-lives there (setns(2) concerns only the thread that calls it).
+"""Requests to a cluster from inside the clients' namespace, without a process for each: one thread
+runs there (setns(2) only affects the calling thread).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 
 
 class Report(NamedTuple):
-    """As one host says. -1: it knows of none."""
+    """According to one host. -1: it knows none."""
 
     controller: int
     leader: int
@@ -59,7 +59,7 @@ class Asking:
         return self._thread.submit(run).result()
 
     def report(self, topic: str, nodes: list[int] | None = None) -> Report | None:
-        """Of partition 0, by the first of these hosts that answers; None: none of them, or it does
+        """Of partition 0, by the first of these hosts that responds; None: none of them, or it does
         not know the topic.
         """
 
@@ -85,7 +85,7 @@ class Asking:
 
     @staticmethod
     def _controller(kafka: KafkaConnection) -> int:
-        """Metadata names the host that is asked, as Kafka does."""
+        """Metadata names the host that was queried, as in Kafka."""
         expected = DescribeQuorumRequest.TopicData(
             topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
         )
@@ -93,8 +93,8 @@ class Asking:
         return found[0].partitions[0].leader_id if found and found[0].partitions else -1
 
     def lead(self, topic: str, node: int, replicas: tuple[int, ...]) -> None:
-        """Asks for partition 0 to be led by `node`, one of its replicas: makes it the preferred one
-        and elects that. It takes a moment.
+        """Requests that `node`, one of its replicas, leads partition 0: makes it the preferred
+        replica and elects it. This takes a moment.
         """
 
         def request(kafka: KafkaConnection) -> None:

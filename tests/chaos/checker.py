@@ -1,5 +1,5 @@
-"""What must hold of a cluster whatever happened to it, in the manner of Jepsen's Kafka workload:
-clients' histories and the final logs in, anomalies out. Pure.
+"""Invariants of a cluster under any faults, like Jepsen's Kafka workload: clients' histories and
+the final logs in, anomalies out. Pure.
 
     lost                an acknowledged record (outside a transaction, or of a committed one) is not
                         in the final log
@@ -11,23 +11,23 @@ clients' histories and the final logs in, anomalies out. Pure.
                         acknowledgements
     aborted-read        a record of an aborted transaction, or one that certainly was not written,
                         was seen by a reader of committed records (G1a)
-    precommitted-read   a record was seen by such a reader before anybody had asked to commit its
-                        transaction
+precommitted-read   a record was seen by such a reader before a commit of its transaction was
+requested
     torn                of one transaction some records are visible at the end and others are not
-    hanging             a record of a committed transaction is in the log, and readers of committed
-                        records do not get that far
+hanging             a record of a committed transaction is in the log, and readers of committed
+records do not reach it
     nonmonotonic-poll   within one assignment a consumer went back in a partition
-    poll-skip           within one assignment a consumer passed over a committed record
-    nonmonotonic-send   acknowledged offsets of one producer in one partition fall
-    vanished            what a consumer of committed records saw is not in the final log
-    offset-regression   a group's committed offset went back: a commit was taken that began after a
-                        higher one had been acknowledged
-    passed-over         a group has committed beyond a record that none of its members was given
-    unsent, corrupt     a record was read that no producer sent, or bytes that no producer made
-    gap                 the final reader did not come to the end of a log
+poll-skip           within one assignment a consumer skipped a committed record
+nonmonotonic-send   acknowledged offsets of one producer in one partition decrease
+vanished            a record that a consumer of committed records saw is not in the final log
+offset-regression   a group's committed offset went back: a commit was accepted that began after a
+higher one had been acknowledged
+passed-over         a group has committed beyond a record that none of its members received
+unsent, corrupt     a record was read that no producer sent, or bytes that no producer created
+gap                 the final reader did not reach the end of a log
 
-Cycles of reads and writes between transactions are no anomaly: Kafka's transactions do not isolate
-writes.
+Cycles of reads and writes between transactions are not an anomaly: Kafka's transactions do not
+isolate writes.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _Checker:
                 latest[key] = send
 
     def _covered(self, send: Send) -> bool:
-        """Retention may have taken what lies before the log's start; nothing else may be missing."""
+        """Retention may have deleted records before the log's start; nothing else may be missing."""
         log = self.final.get((send.topic, send.partition))
         return log is not None and not 0 <= send.offset < log.start
 
@@ -269,7 +269,7 @@ class _Checker:
                 )
 
     def _check_regression(self, group: str, place: Place, ones: list[Commit]) -> None:
-        """Against the highest commit that was acknowledged before this one began."""
+        """Compared with the highest commit acknowledged before this one began."""
         acknowledged = sorted(ones, key=lambda commit: commit.end_ns)
         number, highest = 0, None
         for commit in sorted(ones, key=lambda commit: commit.begin_ns):

@@ -1,22 +1,22 @@
-"""One client of the chaos tests, as a process of its own in the clients' namespace; the results that
-it gets go into its history file (history.py).
+"""One client of the chaos tests, as a separate process in the clients' namespace; its results go
+into its history file (history.py).
 
     python -m tests.chaos.client '{"role": "producer", "name": "p1", "bootstrap": "...", "topics":
     {"t": 3}, "history": "p1.jsonl", "seed": 1, "rate": 100}'
 
-    producer     idempotent, acks=all: record after record to partitions by chance
-    transactor   transactions over several partitions and topics; some are aborted; after a fatal
-                 error it begins a new life under the same transactional.id
+producer     idempotent, acks=all: record after record to random partitions
+transactor   transactions over several partitions and topics; some are aborted; after a fatal error
+it restarts with the same transactional.id
     consumer     reads committed records of all partitions from the start, without a group
-    member       reads committed records in a group ("group"), commits what it has read; others come
-                 and go
+member       reads committed records in a group ("group"), commits them; other members join and
+leave
     python-*     producer and consumer of another library: client_python.py
     guests       of a secured cluster: guests/process.py
     reader       at the end: every partition from start to end, twice (all, committed): prints
                  {"topic-partition": FinalLog}
 
-SIGTERM ends it, with what was under way brought to an end (at most FINISH_SECONDS). librdkafka with
-its own retries, as an application would use it.
+SIGTERM ends it after completing pending work (at most FINISH_SECONDS). librdkafka with its own
+retries, as in an application.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ QUICK = {
     "socket.connection.setup.timeout.ms": 3_000,
     "broker.address.ttl": 1_000,
 }
-# After these, and only these, nothing was written. All the others may have been.
+# After these errors, and only these, nothing was written. After all others it may have been.
 NOT_WRITTEN = (KafkaError._PURGE_QUEUE, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD)
 
 
 def report(value: bytes | None) -> str:
-    """A value as histories have it."""
+    """A value in the form used by histories."""
     try:
         producer, number = identity_of(value)
         return f"{producer}:{number}"
@@ -91,7 +91,7 @@ class Client:
 
 
 class _Sender(Client):
-    """Numbers go up over all lives; each record's line is written when its outcome is known."""
+    """Numbers increase over all lives; each record's line is written when its outcome is known."""
 
     number = 0
     producer: Any = None
@@ -144,7 +144,7 @@ class IdempotentProducer(_Sender):
     def begin(self) -> None:
         self.producer = Producer(
             {
-                # into its .stderr: when it takes another producer id, and why
+                # into its .stderr: when and why it gets another producer id
                 **self.common(),
                 "log_level": 7,
                 "debug": "eos",
@@ -154,8 +154,8 @@ class IdempotentProducer(_Sender):
                 "request.timeout.ms": 5_000,
                 "retry.backoff.ms": 50,
                 "retry.backoff.max.ms": 500,
-                # never: a record that times out makes librdkafka continue under another producer
-                # id, and send again its batches in flight to other partitions
+                # never: a record that times out makes librdkafka continue with another producer id,
+                # and resend its in-flight batches of other partitions
                 "message.timeout.ms": 0,
             }
         )
@@ -168,7 +168,7 @@ class IdempotentProducer(_Sender):
                 burst = self.chance.randrange(1, 20)
                 for _ in range(burst):
                     self.send()
-            except KafkaException:  # fatal: the same application starts again, as another producer
+            except KafkaException:  # fatal: the same application restarts, as another producer
                 self.producer.flush(STEP_SECONDS)
                 self.begin()
             due = max(due + burst / self.settings["rate"], time.monotonic() - 0.2)
@@ -185,7 +185,7 @@ class Transactor(_Sender):
     txn = 0
 
     def begin(self) -> None:
-        """A new instance: the coordinator aborts the transaction that the last one left open."""
+        """A new instance: the coordinator aborts the transaction that the previous one left open."""
         while not self.ending:
             try:
                 self.producer = Producer(
@@ -205,7 +205,7 @@ class Transactor(_Sender):
             except KafkaException as error:
                 self.writer.worked(False)
                 self.note(f"init: {error}")
-                time.sleep(0.2)  # a broker far away: its next response is not awaited
+                time.sleep(0.2)  # a broker far away: the next request is sent after a pause
 
     def run(self) -> int:
         self.begin()
@@ -217,7 +217,7 @@ class Transactor(_Sender):
                 self.writer.worked(False)
                 self.note(error)
                 self.recover(error)
-            time.sleep(self.chance.random() * 2 / self.settings["rate"])  # the load's own pace
+            time.sleep(self.chance.random() * 2 / self.settings["rate"])  # the load's own rate
         self.writer.flush()
         return 0
 
@@ -249,8 +249,8 @@ class Transactor(_Sender):
         self.writer.write("end", txn=self.txn, wish=wish, status="ok", begin_ns=begin_ns, end_ns=time.monotonic_ns())
 
     def recover(self, error: KafkaException) -> None:
-        """A commit that was refused and must be aborted was not committed; anything else is a new
-        life, in which it is unknown.
+        """A refused commit that must be aborted was not committed; after other errors the outcome
+        is unknown, and it restarts.
         """
         if error.args[0].txn_requires_abort():
             try:
@@ -325,7 +325,7 @@ class Member(AssignedConsumer):
         )
 
         def moved(_consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            self.epoch += 1  # positions are reset; records read and not committed come again
+            self.epoch += 1  # positions are reset; records read and not committed are repeated
 
         consumer.subscribe(list(self.settings["topics"]), on_assign=moved, on_revoke=moved, on_lost=moved)
         while not self.ending:
@@ -362,7 +362,7 @@ class Member(AssignedConsumer):
 
 
 class Reader(Client):
-    """Retries until it has read everything; the cluster is whole by then."""
+    """Retries until it has read everything; the cluster is healthy by then."""
 
     def run(self) -> int:
         final = {}
@@ -401,7 +401,7 @@ class Reader(Client):
                     raise
 
     def read(self, topic: str, partition: int, low: int, high: int, isolation: str) -> list[tuple[int, str]]:
-        """To the end that the broker tells (an end of partition at or beyond `high`, or where it
+        """To the end reported by the broker (an end of partition at or beyond `high`, or where it
         stays for FINISH_SECONDS: a hanging transaction).
         """
         consumer = self.consumer(isolation)
@@ -431,7 +431,7 @@ ROLES = {
 
 
 def role_of(name: str) -> type[Client]:
-    """Those of other modules are loaded only where they are wanted."""
+    """Other modules are only imported where they are needed."""
     if name in ROLES:
         return ROLES[name]
     from tests.chaos import client_python

@@ -1,10 +1,9 @@
-"""Clients of another library than librdkafka, kafka-python: the same histories from another
-implementation of the protocol, with its own way to retry, to follow leaders and to leave out
-aborted records.
+"""Clients of a second library, kafka-python: the same histories from another implementation of the
+protocol, with its own handling of retries, leaders and aborted records.
 
-    python-producer   idempotent, acks=all, as "producer" of client.py
-    python-consumer   reads committed records of all partitions from the start, without a group, as
-                      "consumer" there
+python-producer   idempotent, acks=all, like "producer" of client.py
+python-consumer   reads committed records of all partitions from the start, without a group, like
+"consumer" there
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ def common(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class PythonProducer(Client):
-    """Numbers go up over all lives of the library's producer. Its callbacks come in its own thread:
-    what they say is written down in this one.
+    """Numbers increase over all lives of the library's producer. Its callbacks run in its own
+    thread: their results are recorded in this one.
     """
 
     number = 0
     producer: Any = None
-    # why this life's records are refused permanently: after such an error the library takes records
-    # and refuses them all
+    # why this life's records are refused permanently: after such an error the library accepts
+    # records and fails them all
     refused = ""
 
     def begin(self) -> None:
@@ -86,7 +85,7 @@ class PythonProducer(Client):
         return 0
 
     def end_producer(self, seconds: float) -> None:
-        """Records that are then neither acknowledged nor refused have an unknown outcome."""
+        """Records that are neither acknowledged nor refused by then have an unknown outcome."""
         if self.producer is not None:
             with contextlib.suppress(KafkaError):
                 self.producer.flush(timeout=seconds)
@@ -98,7 +97,7 @@ class PythonProducer(Client):
         self.under_way.clear()
 
     def send(self) -> bool:
-        """False: this producer takes nothing any more."""
+        """False: this producer accepts no more records."""
         topic, partition = self.chance.choice(self.places)
         fate = {
             "number": self.number,

@@ -1,10 +1,10 @@
-"""Commands of an operator, run where the clients are while the cluster is under faults: what they
-did, or that they were refused.
+"""An operator's commands, run in the clients' namespace while the cluster is under faults: their
+result, or their refusal.
 
-A refusal belongs to faults: no host reached, no controller, not enough brokers, a move under way
-already. A command that is no command, an unknown property or an error that the program
-itself did not expect says nothing about the cluster; counted as a refusal it would hide that a kind
-of fault does nothing at all. It ends the run (HarnessFailed).
+A refusal is caused by faults: no host reached, no controller, not enough brokers, a move in
+progress already. An invalid command, an unknown property or an internal error of the program says
+nothing about the cluster; counted as a refusal it would hide that a kind of fault has no effect. It
+ends the run (HarnessFailed).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def judged(words: Sequence[str], code: int, output: str, refusals: Collection[in
 
 
 def run(cluster: ChaosCluster, words: Sequence[str], refusals: Collection[int] = (), seconds: float = 30.0) -> Report:
-    """A module of Python in the namespace of the clients. Raises HarnessFailed."""
+    """A Python module in the clients' namespace. Raises HarnessFailed."""
     command = cluster.network.run(CLIENTS, [sys.executable, "-m", *words])
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
@@ -68,6 +68,6 @@ def run(cluster: ChaosCluster, words: Sequence[str], refusals: Collection[int] =
 
 
 def mqd(cluster: ChaosCluster, *words: str, seconds: float = 20.0) -> Report:
-    """`mqd WORDS`, of any host of the cluster. Raises HarnessFailed."""
+    """`mqd WORDS`, on any host of the cluster. Raises HarnessFailed."""
     security = [] if cluster.security is None else ["--client-config", str(cluster.security.operator_file)]
     return run(cluster, ["mqd.cli.main", *words, "--bootstrap", cluster.bootstrap, *security], MAY_BE_REFUSED, seconds)

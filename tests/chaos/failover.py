@@ -1,26 +1,26 @@
-"""How long writes stand still when a leader goes:
+"""How long writes are interrupted when a leader fails:
 `python -m tests.chaos.failover [--kills 30] [--minutes 40] [--only killed,cut,...]`.
 
-A writer sends one acks=all record after the other to one partition of three replicas, PACE_MS
-apart. A gap is the time between two acknowledgements that follow each other, the longest around
-each fault. Before each fault all hosts are ready and all replicas in sync. The writer does what a
-client does, without a client library's own waits (raw_writer.py), so that the cluster is measured;
-with --client librdkafka it is that library.
+A writer sends one acks=all record after another to one partition of three replicas, PACE_MS apart.
+A gap is the time between two consecutive acknowledgements, the longest around each fault. Before
+each fault all hosts are ready and all replicas in sync. The writer behaves like a client, but
+without a client library's own delays (raw_writer.py), so that the cluster is measured; with
+--client librdkafka it uses that library.
 
-    killed      kill -9 of acceptor, controller and workers of the leader's host; its keeper lives
-                and proves it. In turn the leader's host is the active controller's, or is not
-    stopped     controlled shutdown of the leader's host, in turn as above; what the writer was
-                refused is counted too
-    lost        kill -9 of everything on the leader's host: found out by its session's end
+killed      kill -9 of acceptor, controller and workers of the leader's host; its keeper survives
+and proves it. Alternately the leader's host is the active controller's, or is not
+stopped     controlled shutdown of the leader's host, alternating as above; the writer's errors are
+counted too
+lost        kill -9 of all processes on the leader's host: detected by session expiry
     cut         the leader's host is cut off from the other hosts and from the writer
-    controller  kill -9 of the active controller's process, the leader being elsewhere: writes
-                should not stand still; and how long it takes until another one is active
+controller  kill -9 of the active controller's process, with the leader elsewhere: writes should not
+be interrupted; and how long it takes until another one is active
 
-`lost` and `cut` are measured with the broker's own session and then, on another cluster, with one
-of 2 s and a quorum that waits a quarter of that for its leader. Prints a line for each fault
-(stderr) and at the end a table (Markdown), with the machine's load: on a machine with other work
-these are upper bounds. With its defaults it takes about half an hour, and never begins another
-fault after --minutes.
+`lost` and `cut` are measured with the broker's default session and then, on another cluster, with
+one of 2 s and a quorum that waits a quarter of that for its leader. Prints a line for each fault
+(stderr) and at the end a table (Markdown), with the machine's load: on a machine with other load
+these are upper bounds. By default it takes about half an hour, and never begins another fault after
+--minutes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.chaos.run import CREATE
 ROOT = Path(__file__).resolve().parents[2]
 PACE_MS = 2
 WAIT_SECONDS = 60.0
-CALM_SECONDS = 0.5  # between two faults, after everything is back
+CALM_SECONDS = 0.5  # between two faults, after everything has recovered
 SHORT_SESSION_MS = 2_000
 KINDS = ("killed", "stopped", "controller", "lost", "cut")
 WRITER = """
@@ -78,7 +78,7 @@ ACTIVE = re.compile(r"^(\S+ \S+) .* this host is the active controller ")
 
 class Found(NamedTuple):
     gap_ms: float
-    refused: int  # answers to Produce with an error; with librdkafka: records that failed
+    refused: int  # responses to Produce with an error; with librdkafka: failed records
     load: float  # of the machine (loadavg, one minute)
     controller_ms: float = -1.0  # until another controller was active
 
@@ -108,7 +108,7 @@ class Measure:
             time.sleep(0.05)  # other processes
 
     def report(self) -> Report:
-        """When all hosts say the same, with everybody in sync."""
+        """Once all hosts agree, with all replicas in sync."""
         seen: list[Report] = []
 
         def calm() -> bool:
@@ -128,7 +128,7 @@ class Measure:
 
     def prepare(self, on_active: bool | None) -> tuple[ChaosHost, ChaosHost]:
         """The leader's host and the active controller's, when everything is calm; the same one if
-        `on_active`, two if not, as it happens if None.
+        `on_active`, two different ones if not, either if None.
         """
         self.cluster.wait_healthy()
         reported = self.report()
@@ -161,8 +161,8 @@ class Measure:
         ]
 
     def gap_ms(self, since_ns: int) -> tuple[float, int]:
-        """The longest stretch without an acknowledgement that ends after `since_ns`, once writes
-        flow again; and how many responses were errors.
+        """The longest period without an acknowledgement that ends after `since_ns`, once writes
+        continue; and how many responses were errors.
         """
         until = time.monotonic() + WAIT_SECONDS
         while True:
@@ -250,9 +250,7 @@ def table(results: dict[str, list[Found]]) -> str:
 
 
 def _runs(kinds: list[str], kills: int) -> Iterator[tuple[str, str, bool | None]]:
-    """(name of the row, kind, whether on the active controller's host), in the order in which they
-    are done.
-    """
+    """(name of the row, kind, whether on the active controller's host), in execution order."""
     for kind in kinds:
         if kind in ("killed", "stopped"):
             for _ in range(kills):
@@ -267,7 +265,7 @@ def measure_all(
     kinds: list[str], kills: int, client: str, session_ms: int, until: float, results: dict[str, list[Found]]
 ) -> None:
     config: dict[str, str] = {}
-    if session_ms:  # when the active controller's host is lost another one is elected first: that has to be as quick
+    if session_ms:  # when the active controller's host is lost another one is elected first, which has to be as quick
         config = {
             "broker.session.timeout.ms": str(session_ms),
             "broker.heartbeat.interval.ms": str(session_ms // 6),

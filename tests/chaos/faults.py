@@ -1,9 +1,9 @@
-"""Faults of a cluster, one at a time: each fault begins, lasts, and ends; afterwards
-everything is as it was but for what the cluster made of it. Only changes of the members last
-longer, while other faults come and go.
+"""Faults of a cluster, one at a time: each fault begins, lasts, and ends; afterwards only the
+cluster's reaction remains. Only membership changes last longer, across other faults.
 
-`pick(rng, cluster)` gives the next one; `KINDS` names them for a schedule. All randomness comes
-from the given generator, so a seed is a schedule (not a run: processes have their own will).
+`pick(rng, cluster)` returns the next one; `KINDS` names them for a schedule. All randomness comes
+from the given generator, so a seed is a schedule (not a run, since real processes are not
+deterministic).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Fault:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Nothing, unless said otherwise."""
+        """Does nothing by default."""
 
 
 # -- the network -----------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class Isolated(_Cut):
 
 
 class OneWay(_Cut):
-    """One host sends and receives nothing, or only its own messages are lost."""
+    """One host neither sends nor receives, or only its own messages are lost."""
 
     def begin(self) -> None:
         one = self.rng.choice(self.names)
@@ -114,7 +114,7 @@ class ClientsCut(_Cut):
 
 
 class Flapping(_Cut):
-    """A link that comes and goes, faster than any lease ends."""
+    """A link that fails and recovers faster than any lease expires."""
 
     lasts = (0.3, 1.5)
 
@@ -138,7 +138,9 @@ class KillProcess(Fault):
 
 
 class KillBroker(Fault):
-    """kill -9 of acceptor, controller and workers at once; the keeper lives and proves their death."""
+    """kill -9 of acceptor, controller and workers at once; the keeper survives and proves their
+    death.
+    """
 
     lasts = (1.0, 6.0)
 
@@ -149,7 +151,7 @@ class KillBroker(Fault):
 
 
 class KillHost(Fault):
-    """kill -9 of everything, supervisord included; started again at the end."""
+    """kill -9 of all processes, supervisord included; restarted at the end."""
 
     lasts = (1.0, 15.0)
     victims: tuple[ChaosHost, ...] = ()
@@ -161,11 +163,11 @@ class KillHost(Fault):
         self.text = f"kill -9 of every process of {', '.join(host.name for host in self.victims)}"
 
     def end(self) -> None:
-        self.cluster.start()  # side by side: where all were killed, one alone is never ready
+        self.cluster.start()  # in parallel: where all were killed, one alone is never ready
 
 
 class PowerLoss(KillHost):
-    """The same, and unflushed data is lost, all or a part; of one host, or of all at once."""
+    """The same, and all or a part of the unflushed data is lost; on one host, or on all at once."""
 
     def begin(self) -> None:
         running = [host for host in self.cluster if host.runs]
@@ -181,9 +183,9 @@ class PowerLoss(KillHost):
 
 
 class KillMajority(KillHost):
-    """Two of the three that found a cluster, at once: with them the majority of the voters, whatever
-    other members there are (and be it that one of the three does not vote: it was two of two, or one of
-    them).
+    """Two of the three founders of a cluster, at once: with them the majority of the voters,
+    whatever other members there are (even if one of the three is not a voter: then it was two of
+    two, or one of them).
     """
 
     def begin(self) -> None:
@@ -195,7 +197,7 @@ class KillMajority(KillHost):
 
 
 class Restart(Fault):
-    """A controlled shutdown and a start: a step of a rolling upgrade."""
+    """A controlled shutdown and a start: one step of a rolling upgrade."""
 
     lasts = (0.1, 3.0)
 
@@ -210,7 +212,7 @@ class Restart(Fault):
 
 
 class PauseProcess(Fault):
-    """SIGSTOP of one kind of process: a gray failure, the others of its host continue."""
+    """SIGSTOP of one kind of process: a gray failure, since the others on its host continue."""
 
     lasts = (1.0, 15.0)
 
@@ -224,7 +226,7 @@ class PauseProcess(Fault):
 
 
 class PauseHost(Fault):
-    """SIGSTOP of every process of a host, longer than its lease or not."""
+    """SIGSTOP of all processes of a host, for longer than its lease or not."""
 
     lasts = (1.0, 20.0)
 
@@ -254,7 +256,7 @@ class DiskFull(Fault):
 
 class WallClock(Fault):
     """The wall clock of a host jumps, by seconds or by most of a day, and later back. Leases,
-    sessions and timeouts have other clocks.
+    sessions and timeouts use other clocks.
     """
 
     lasts = (2.0, 12.0)
@@ -270,8 +272,8 @@ class WallClock(Fault):
 
 
 class Tools(Fault):
-    """What an operator's tools ask for by Kafka's requests: other replicas, other leaders, other
-    configuration (operator.py). Refused while the cluster is not whole, and then tried no more.
+    """Requests of an operator's tools with Kafka's protocol: other replicas, leaders, configuration
+    (operator.py). Refused while the cluster is not healthy, and then not retried.
     """
 
     lasts = (1.0, 5.0)
@@ -286,9 +288,9 @@ class Tools(Fault):
 
 
 class Operator(Fault):
-    """The same by the commands of mqd: replicas and leaderships spread evenly, a topic moved to
-    other hosts, a move called off, a look. Refused while the cluster is not whole, and then tried
-    no more.
+    """The same with the commands of mqd: replicas and leadership balanced, a topic moved to other
+    hosts, a move cancelled, status queried. Refused while the cluster is not healthy, and then not
+    retried.
     """
 
     lasts = (1.0, 5.0)
@@ -322,7 +324,7 @@ class Operator(Fault):
 
 
 class Certificates(Fault):
-    """A host gets other certificates and keys, for clients and for other hosts, while it runs."""
+    """A host gets new certificates and keys, for clients and for other hosts, while it runs."""
 
     lasts = (0.5, 6.0)
 
@@ -334,7 +336,7 @@ class Certificates(Fault):
 
 
 class ClusterKey(Fault):
-    """The next step from one key of the cluster to another."""
+    """The next step of a rotation of the cluster's key."""
 
     lasts = (0.5, 6.0)
 
@@ -347,9 +349,9 @@ class ClusterKey(Fault):
 
 
 class Change(Fault):
-    """A change of the members: other faults come and go while it lasts. `end()` takes it back, in
-    the midst of another fault where `amid` says so; what is left of it when the faults are over is
-    for members.settle(). Its requests may be refused; `text` has the outcome.
+    """A membership change: other faults begin and end while it lasts. `end()` reverts it, during
+    another fault if `amid` is set; the rest of it is completed by members.settle() when the faults
+    are over. Its requests may be refused; `text` has the outcome.
     """
 
     lasts = (1.0, 5.0)  # until the next fault
@@ -365,8 +367,8 @@ class Change(Fault):
 
 
 class Voters(Change):
-    """A voter of the quorum becomes an observer, and later a voter again; where there is a fourth
-    host, it takes that one's place half of the time.
+    """A voter of the quorum becomes an observer, and later a voter again; if there is a fourth
+    host, it replaces the voter half of the time.
     """
 
     def begin(self) -> None:
@@ -380,7 +382,7 @@ class Voters(Change):
 
 
 class Drain(Change):
-    """All replicas of a host move to others, with a fourth host there: three replicas need three.
+    """All replicas of a host move to others, with a fourth host present: three replicas need three.
     Later it takes part again and gets its share.
     """
 
@@ -400,12 +402,12 @@ class Drain(Change):
 
 class Join(Change):
     """A fourth host joins with the same seeds and gets its share; later it is drained, stopped and
-    forgotten. The next time it comes with its old disk or an empty one.
+    unregistered. The next time it starts with its old disk or an empty one.
     """
 
     def __init__(self, cluster: ChaosCluster, rng: random.Random) -> None:
         super().__init__(cluster, rng)
-        self.amid = False  # starting and stopping a host wants its cluster
+        self.amid = False  # starting and stopping a host needs its cluster
 
     def begin(self) -> None:
         self.text = f"{members.join(self.cluster)}; " + self.send_request("cluster", "balance", "--no-wait")
@@ -443,8 +445,8 @@ MOVES = CHANGES | {"operator"}  # may continue to move replicas by itself
 
 
 def schedule(rng: random.Random, cluster: ChaosCluster, kinds: list[str]) -> Callable[[], Fault]:
-    """The next fault, of a subset of kinds that changes every few faults, as Jepsen does: pressure
-    of one sort, then of another.
+    """The next fault, of a subset of kinds that changes every few faults, as in Jepsen: one kind of
+    stress, then another.
     """
     chosen: list[str] = []
     left = 0

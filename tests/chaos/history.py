@@ -1,21 +1,18 @@
-"""What clients write down, one JSON line for each thing that happened, each client into a file of
-its own; and all of it read back.
+"""The history of clients, one JSON line per event, one file per client; and reading all of them.
 
 Times are CLOCK_MONOTONIC nanoseconds, the same for all processes of the machine (namespaces do not
-change them). A value names its producer and its number there, with a checksum:
-tests/crash/checker.py, make_value. Records outside transactions have `txn` None.
+change them). A value names its producer and its number, with a checksum: tests/crash/checker.py,
+make_value. Records outside transactions have `txn` None.
 
-    send     a record was handed to the client; the line is written when its outcome is known: "ok"
-             with its offset, "fail" (certainly not written), "info" (unknown)
-    ask      a transaction is asked to end: `wish` "commit" or "abort", at `begin_ns`
-    end      what became of that: "ok", or "info" (unknown), which also holds when this line is
-             missing
-    assign   a consumer's partitions from here on; `epoch` counts them up, positions do not carry
-             over
-    poll     a record was given to a consumer
-    offsets  a member of a group committed what it had read, and got a success
-    alive    a client did something that worked (or not: `ok` False) in this second; what
-             availability is counted by
+send     a record was passed to the client; the line is written when its outcome is known: "ok" with
+its offset, "fail" (certainly not written), "info" (unknown)
+ask      the end of a transaction is requested: `wish` "commit" or "abort", at `begin_ns`
+end      its outcome: "ok", or "info" (unknown), which is also assumed when this line is missing
+assign   a consumer's partitions from here on; `epoch` counts assignments, positions are reset
+poll     a record was returned to a consumer
+offsets  a member of a group committed its position, successfully
+alive    a client's operation succeeded (or failed: `ok` False) in this second; used for
+availability
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ class Poll:
     topic: str
     partition: int
     offset: int
-    value: str  # hex of bytes that no producer made, else "producer:number"
+    value: str  # hex of bytes that no producer created, else "producer:number"
     at_ns: int
 
 
@@ -78,18 +75,18 @@ class Commit:
 @dataclass(slots=True)
 class History:
     sends: list[Send] = field(default_factory=list)
-    ends: list[End] = field(default_factory=list)  # of one transaction the last counts
+    ends: list[End] = field(default_factory=list)  # the last one of a transaction counts
     polls: list[Poll] = field(default_factory=list)  # in the order of each client
-    # client -> second -> [what worked, what did not]
+    # client -> second -> [successes, failures]
     alive: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     commits: list[Commit] = field(default_factory=list)
-    notes: list[dict] = field(default_factory=list)  # errors that clients met, for people
+    notes: list[dict] = field(default_factory=list)  # errors of clients, for readers of the results
 
 
 @dataclass(slots=True)
 class FinalLog:
-    """What a reader got at the end, when all was healed: of all records (`all`), and of committed
-    ones (`committed`): (offset, value as in Poll).
+    """A reader's result at the end, after healing: of all records (`all`), and of committed ones
+    (`committed`): (offset, value as in Poll).
     """
 
     start: int
@@ -99,9 +96,7 @@ class FinalLog:
 
 
 class Writer:
-    """One client's file. Every line is complete or, when the process was killed, the last one is
-    missing.
-    """
+    """One client's file. Every line is complete, except possibly the last one of a killed process."""
 
     def __init__(self, path: Path, client: str) -> None:
         self._file: IO[str] = path.open("a", buffering=1)
@@ -164,7 +159,7 @@ def _take(history: History, one: dict) -> None:
 
 
 def served(history: History, clients: Iterable[str], first_second: int, end_second: int) -> tuple[int, int]:
-    """(client seconds in which something worked, client seconds)."""
+    """(client seconds with a success, all client seconds)."""
     worked = total = 0
     for client in clients:
         seconds = history.alive.get(client, {})

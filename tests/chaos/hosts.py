@@ -1,12 +1,12 @@
-"""Real brokers in network namespaces: started as a user starts them, killed, stopped and continued
-process by process, their disks filled.
+"""Real brokers in network namespaces: started as by a user, killed, stopped and continued process
+by process, their disks filled.
 
-What a host of its own would have and a namespace has not: `power_loss()` leaves on its disk what a
-power cut may leave there (tests/crash/file_model.py; with `journal`), and `wall_clock()` moves its
-clock (wall_clock.c, preloaded; with `clocks`).
+Features of a real host that a namespace lacks: `power_loss()` leaves a possible disk content after
+a power cut (tests/crash/file_model.py; with `journal`), and `wall_clock()` moves its clock
+(wall_clock.c, preloaded; with `clocks`).
 
-A host's files lie below `directory`; with `Extras.disk_bytes` on a file system of its own (tmpfs)
-of that size, so that it can be filled without harm to others.
+A host's files are below `directory`; with `Extras.disk_bytes` on a separate file system (tmpfs) of
+that size, so that it can be filled without affecting others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHIM = Path(__file__).with_name("wall_clock.c")
 
 @dataclasses.dataclass(frozen=True)
 class Extras:
-    """What hosts of a run have beyond processes and a network."""
+    """Optional features of a run's hosts."""
 
     disk_bytes: int = 0
     journal: bool = False
@@ -48,8 +48,8 @@ class Extras:
 
 
 class ChaosHost(Broker):
-    """One host. Processes by name as `mqd status` has them: mqd-keeper, mqd-acceptor,
-    mqd-controller, mqd-worker-N.
+    """One host. Process names as in `mqd status`: mqd-keeper, mqd-acceptor, mqd-controller,
+    mqd-worker-N.
     """
 
     start_seconds = START_SECONDS
@@ -109,7 +109,7 @@ class ChaosHost(Broker):
         return self
 
     def unmount(self, keep: bool = False) -> None:
-        """`keep`: its files stay, beside where they were: what somebody will want to look at."""
+        """`keep`: its files are copied beside the mount point, for analysis."""
         if os.path.ismount(self.data_dir):
             if keep:
                 self.free_disk()
@@ -132,13 +132,13 @@ class ChaosHost(Broker):
         return self.process is not None and self.process.poll() is None
 
     def processes(self) -> dict[str, int]:
-        """Empty when the keeper does not answer."""
+        """Empty when the keeper does not respond."""
         with contextlib.suppress(Exception):
             return {one["name"]: one["pid"] for one in self.status()["processes"] if one["pid"] is not None}
         return {}
 
     def all_pids(self) -> list[int]:
-        """supervisord first, then everything below it."""
+        """supervisord first, then all processes below it."""
         if self.process is None:
             return []
         found, waiting = [], [self.process.pid]
@@ -150,7 +150,7 @@ class ChaosHost(Broker):
         return found
 
     def kill(self, names: Iterable[str]) -> list[str]:
-        """kill -9 of these processes; supervisord starts successors. Those that were there."""
+        """kill -9 of these processes; supervisord starts successors. Returns those that existed."""
         now = self.processes()
         killed = []
         for name in names:
@@ -160,8 +160,8 @@ class ChaosHost(Broker):
         return killed
 
     def pause(self, names: Iterable[str] | None = None) -> None:
-        """SIGSTOP: these, or every process of the host (its kernel continues: sockets take data
-        until they are full).
+        """SIGSTOP of these, or of all processes of the host (its kernel continues: sockets accept
+        data until they are full).
         """
         pids = (
             self.all_pids() if names is None else [pid for name, pid in self.processes().items() if name in set(names)]
@@ -184,8 +184,8 @@ class ChaosHost(Broker):
     # -- power, clock ------------------------------------------------------------------------------
 
     def power_loss(self, chance: random.Random, harshest: bool) -> None:
-        """kill -9 of everything, and a random part of the unflushed data is lost;
-        `harshest`: all of it. The next start is another boot.
+        """kill -9 of all processes, and a random part of the unflushed data is lost; `harshest`:
+        all of it. The next start is another boot.
         """
         assert self.extras.journal, "the journal of flushes was not kept"
         self.kill_all()
@@ -205,7 +205,7 @@ class ChaosHost(Broker):
         self._on_disk = tree
 
     def empty(self) -> None:
-        """Another machine of the same name, with empty disks."""
+        """Another machine with the same name and empty disks."""
         assert not self.runs
         for path in self.data_dir.iterdir():
             if path.is_dir():
@@ -223,8 +223,8 @@ class ChaosHost(Broker):
         return disk
 
     def wall_clock(self, ahead_s: float) -> None:
-        """Its wall clock jumps to so many seconds before the machine's (behind: negative). Running
-        processes see it at once.
+        """Its wall clock jumps to this many seconds ahead of the machine's (behind: negative).
+        Running processes see it at once.
         """
         assert self.extras.clocks, "its clock is the machine's"
         with self._clock.open("r+b" if self._clock.exists() else "wb", buffering=0) as file:
@@ -233,7 +233,7 @@ class ChaosHost(Broker):
     # -- disk --------------------------------------------------------------------------------------
 
     def fill_disk(self) -> None:
-        """Until nothing goes any more. Only on a file system of its own."""
+        """Until no more can be written. Only on a separate file system."""
         assert self.extras.disk_bytes, "the disk of this machine is not ours to fill"
         # buffered data would fail again at the close
         with (self.data_dir / BALLAST).open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -256,7 +256,7 @@ def _as_operations(tree: Tree, root: str) -> Iterator[Operation]:
 
 
 def wall_clock_shim(directory: Path) -> Path:
-    """Built where the hosts' files are; once."""
+    """Built once, in the directory of the hosts' files."""
     built = directory / "wall_clock.so"
     if not built.exists():
         directory.mkdir(parents=True, exist_ok=True)
@@ -280,13 +280,13 @@ class ChaosCluster:
         security: Security | None = None,
     ) -> None:
         self.network, self.directory, self.security = network, directory, security
-        self.keep = True  # of what lies on file systems that end with it; False where nothing was found
+        self.keep = True  # the content of file systems that vanish at the end; False if nothing was found
         self._workers, self._config, self._extras = workers, dict(config or {}), extras
         self._seeds = ",".join(f"{network.address(f'n{number}')}:{PORT + 2}" for number in range(1, count + 1))
         self.hosts: dict[int, ChaosHost] = {number: self._host(number) for number in range(1, count + 1)}
         self.founders = tuple(self.hosts.values())
         self.spare = count + 1
-        self._away: dict[int, ChaosHost] = {}  # they have left; what is on their disks is still there
+        self._away: dict[int, ChaosHost] = {}  # hosts that have left; their disks are kept
 
     def _host(self, number: int) -> ChaosHost:
         data_dir = self.directory / f"n{number}"
@@ -309,7 +309,7 @@ class ChaosCluster:
             self.directory.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text("a secret of this test, and of no cluster else\n")
-        # the namespaces are this run's own
+        # the namespaces belong to this run
         return {"cluster.key.file": str(path), "listeners.insecure.allow": "true"}
 
     @property
@@ -318,24 +318,26 @@ class ChaosCluster:
 
     @property
     def operator(self) -> dict[str, str]:
-        """librdkafka's settings for the tests' own requests, which may do everything."""
+        """librdkafka's settings for the tests' own requests, with all rights."""
         security = {} if self.security is None else self.security.operator()
         return {"bootstrap.servers": self.bootstrap, **security}
 
     @property
     def clients_bootstrap(self) -> str:
-        """Of the listener on which clients prove who they are, where there is one."""
+        """Of the listener with client authentication, where there is one."""
         port = PORT if self.security is None else secured.PORT
         return ",".join(f"{host.address}:{port}" for host in self.hosts.values())
 
     def add(self, number: int) -> ChaosHost:
-        """A host that joins, with the disk it left with; its name n<number> must be in the network."""
+        """A host that joins, with the disk it left with; its name n<number> must exist in the
+        network.
+        """
         host = self.hosts[number] = self._away.pop(number, None) or self._host(number)
         host.start()
         return host
 
     def remove(self, number: int) -> ChaosHost:
-        """It has been stopped permanently, and is nothing that faults and looks are concerned with."""
+        """It has been stopped permanently; faults and checks ignore it."""
         host = self._away[number] = self.hosts.pop(number)
         assert not host.runs
         return host
@@ -346,10 +348,10 @@ class ChaosCluster:
         return self
 
     def whole(self) -> bool:
-        """Every host runs and says that it is ready."""
+        """Every host runs and reports that it is ready."""
         try:
             return all(host.runs and host.status()["ready"] for host in self.hosts.values())
-        except Exception:  # a keeper that does not answer yet
+        except Exception:  # a keeper that does not respond yet
             return False
 
     def wait_healthy(self, seconds: float = START_SECONDS) -> None:
@@ -357,7 +359,7 @@ class ChaosCluster:
         while not self.whole():
             if time.monotonic() > until:
                 raise AssertionError(f"not all hosts are ready within {seconds:.0f} s\n{self.logs()}")
-            time.sleep(0.1)  # other processes: nothing to wait on
+            time.sleep(0.1)  # other processes: there is no event to wait for
 
     def logs(self, lines: int = 25) -> str:
         return "\n".join(f"=== host {number}\n{host.logs(lines)}" for number, host in self.hosts.items())

@@ -1,5 +1,5 @@
-"""Changes of a cluster's members: a fourth host that joins and leaves, as an operator does it
-(docs/operations.md), and how all of it comes to rest when the faults are over.
+"""Membership changes of a cluster: a fourth host that joins and leaves, as an operator does it
+(docs/operations.md), and the completion of all changes when the faults are over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FORGET_SECONDS = 20.0
 
 
 def join(cluster: ChaosCluster) -> str:
-    """The spare host is a member, started when it was none."""
+    """The spare host is a member; it is started if it was not."""
     name = f"n{cluster.spare}"
     if cluster.spare in cluster.hosts:
         return f"{name} is there"
@@ -26,9 +26,8 @@ def join(cluster: ChaosCluster) -> str:
 
 
 def leave(cluster: ChaosCluster, empty: bool) -> str:
-    """The spare host is drained, stopped and forgotten; or it stays, and takes
-    part, when something of that is not possible now. `empty`: it comes back without a disk of
-    before.
+    """The spare host is drained, stopped and unregistered; or it stays, and takes part, if that is
+    not possible now. `empty`: it returns without its previous disk.
     """
     if cluster.spare not in cluster.hosts:
         return f"n{cluster.spare} is not there"
@@ -50,7 +49,7 @@ def leave(cluster: ChaosCluster, empty: bool) -> str:
         if time.monotonic() > until:
             host.start()
             return f"{host.name} is started again: {output.text}"
-        time.sleep(0.5)  # its session has to expire where no host received its leave
+        time.sleep(0.5)  # its session has to expire if no host received its leave
     cluster.remove(cluster.spare)
     if empty:
         host.empty()
@@ -58,19 +57,19 @@ def leave(cluster: ChaosCluster, empty: bool) -> str:
 
 
 def _forgotten(reported: commands.Report) -> bool:
-    """Also by a request whose response did not come."""
+    """Even by a request whose response was lost."""
     return reported.done or "BROKER_ID_NOT_REGISTERED" in reported.output
 
 
 def voters(cluster: ChaosCluster) -> list[int]:
-    """As the active controller says; empty when there is none."""
+    """According to the active controller; empty when there is none."""
     output = commands.mqd(cluster, "cluster", "status", "--format", "json")
     return json.loads(output.output)["voters"] if output.done else []
 
 
 def settle(cluster: ChaosCluster, stays: bool) -> str:
     """The faults are over: the founders are the voters again, all members take part, the spare host
-    is a member (`stays`) or none, and nothing moves any more. Raises AssertionError when that takes
+    is a member (`stays`) or not, and nothing moves any more. Raises AssertionError when that takes
     too long.
     """
     until = time.monotonic() + SETTLE_SECONDS
@@ -87,7 +86,7 @@ def settle(cluster: ChaosCluster, stays: bool) -> str:
 
 
 def _until(cluster: ChaosCluster, until: float, attempt: Callable[[], str]) -> None:
-    """`attempt()` says what is missing; nothing when it is done."""
+    """`attempt()` returns what is missing; "" when it is done."""
     while missing := attempt():
         assert time.monotonic() < until, (
             f"the members do not come to rest within {SETTLE_SECONDS:.0f} s: {missing}\n{cluster.logs()}"
@@ -116,8 +115,8 @@ def _votes_not(cluster: ChaosCluster, node: int) -> str:
 
 
 def _even(cluster: ChaosCluster) -> str:
-    """A balance that was begun continues by itself, move after move: its end is when nothing is
-    left to move.
+    """A started balance continues by itself, move after move: it has ended when nothing is left to
+    move.
     """
     output = commands.mqd(cluster, "cluster", "balance", seconds=60.0)
     return "" if output.done and "nothing moves" in output.output else f"mqd cluster balance: {output.text}"

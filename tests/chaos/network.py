@@ -1,15 +1,15 @@
-"""Hosts of a cluster as network namespaces on one machine, joined by a bridge; links between them
-are cut in one direction or both, silently: packets are lost.
+"""Hosts of a cluster as network namespaces on one machine, connected by a bridge; links between
+them are cut in one direction or both, silently: packets are lost.
 
     with Network(("n1", "n2", "n3", "client")) as network:
-        network.run("n1", ["mqd", ...])            the words to start a program there
-        network.cut("n1", "n2")                    nothing of n1 reaches n2; n2 still reaches n1
+network.run("n1", ["mqd", ...])            the command to start a program there
+network.cut("n1", "n2")                    nothing from n1 reaches n2; n2 still reaches n1
         network.heal()
 
-Needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2: `why_not()` says what is missing. A
-cut is a blackhole rule where the packets arrive: a route or rule at the sender would make send()
-fail at once, which is not what a cut cable does. The kernel's table of local addresses is asked
-first of all (pref 0), so it is moved behind ours.
+Needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2: `why_not()` reports what is missing. A
+cut is a blackhole rule at the receiver: a route or rule at the sender would make send() fail at
+once, unlike a cut cable. The kernel consults the table of local addresses first (pref 0), so it is
+moved behind ours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _serial = itertools.count()
 
 
 class NetworkFailed(RuntimeError):
-    """A command of iproute2 failed; the message has it and what it said."""
+    """A command of iproute2 failed; the message has the command and its output."""
 
 
 def _ip(*words: str, namespace: str | None = None, check: bool = True) -> str:
@@ -39,7 +39,7 @@ def _ip(*words: str, namespace: str | None = None, check: bool = True) -> str:
 
 
 def why_not() -> str:
-    """Empty when namespaces can be made here."""
+    """Empty when namespaces can be created here."""
     if shutil.which("ip") is None:
         return "iproute2 (the program `ip`) is not installed"
     name = f"mqd-try-{os.getpid()}"
@@ -57,8 +57,8 @@ def why_not() -> str:
 
 
 class Network:
-    """Names of hosts are yours; their addresses are `address(name)`. All of it is gone after the
-    with block, and processes that still run in it have lost their network.
+    """The caller chooses names of hosts; their addresses are `address(name)`. Everything is removed
+    after the with block, and processes still running in it lose their network.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -73,7 +73,7 @@ class Network:
         return f"{self._prefix}-{name}"
 
     def run(self, name: str, words: Sequence[str]) -> list[str]:
-        """The command that runs `words` there; its process is that very program (ip replaces
+        """The command that runs `words` there; its process becomes that program (ip replaces
         itself).
         """
         return ["ip", "netns", "exec", self.namespace(name), *words]
@@ -112,7 +112,7 @@ class Network:
     # -- cutting -----------------------------------------------------------------------------------
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Nothing that `sender` sends reaches `receiver`."""
+        """No packet from `sender` reaches `receiver`."""
         if (sender, receiver) not in self._cuts:
             self._rule("add", sender, receiver)
             self._cuts.add((sender, receiver))

@@ -1,10 +1,10 @@
-"""What an operator's tools ask a cluster for, by Kafka's requests; one thing by chance, and what
-became of it, in one line.
+"""Requests of an operator's tools to a cluster, with Kafka's protocol; one random request, and its
+outcome, in one line.
 
     python -m tests.chaos.operator reassign|cancel|elect|configure SETTINGS SEED
 
-Refusals are reported like other results: while hosts are down, many requests are rightly refused. Nothing
-here may harm a record: unclean elections are not asked for, and min.insync.replicas stays.
+Refusals are reported like other results: while hosts are down, many requests are rightly refused.
+None of them may lose a record: unclean elections are not requested, and min.insync.replicas stays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMEOUT_S = 15.0
 
 
 class Admin(AdminClient):
-    """`settings`: how to reach the cluster, by librdkafka's names."""
+    """`settings`: connection settings with librdkafka's names."""
 
     def __init__(self, settings: dict[str, str]) -> None:
         super().__init__(
@@ -43,7 +43,7 @@ class Admin(AdminClient):
 
 
 def elect(admin: Admin, chance: random.Random) -> str:
-    """Not by confluent-kafka, whose elect_leaders() ends in a SystemError in some versions."""
+    """Not with confluent-kafka, whose elect_leaders() raises a SystemError in some versions."""
     topic, partition = some(admin, chance)
     requested = ElectLeadersRequest(
         election_type=0,
@@ -73,8 +73,8 @@ def configure(admin: Admin, chance: random.Random) -> str:
 
 
 def reassign(admin: Admin, chance: random.Random, cancel: bool = False) -> str:
-    """Another order, or one replica less and later three again; of three hosts, or of more: never
-    more than three replicas, so that each host can be drained.
+    """Another order, or one replica less and later three again; on three hosts or more: never more
+    than three replicas, so that each host can be drained.
     """
     topic, partition = some(admin, chance)
     nodes = sorted(admin.list_topics(timeout=TIMEOUT_S).brokers)
@@ -93,7 +93,7 @@ def reassign(admin: Admin, chance: random.Random, cancel: bool = False) -> str:
 
 
 def send_request(admin: Admin, chance: random.Random, api_key: int, version: int, request: object) -> Any:
-    """Of any host: the active controller decides, wherever it runs."""
+    """To any host: the active controller decides, wherever it runs."""
     broker = chance.choice(list(admin.list_topics(timeout=TIMEOUT_S).brokers.values()))
     with connect(broker.host, broker.port, admin.settings, TIMEOUT_S) as kafka:
         return kafka.call(api_key, version, request)

@@ -1,5 +1,5 @@
-"""Requests to one host directly, whichever host it takes for the leader: for looking at a side
-of a cut. Runs in the clients' namespace, prints one JSON line.
+"""Requests to one host directly, whichever host it considers the leader: to inspect one side of a
+cut. Runs in the clients' namespace, prints one JSON line.
 
     python -m tests.chaos.probe HOST PORT TOPIC PARTITION [VALUE]       with VALUE: Produce, acks=all; then a Fetch from offset 0
 """

@@ -1,15 +1,15 @@
-"""Writes one acks=all record after the other to partition 0 of topic "t" as a client does, without
-a client library's own waits: to the host that Metadata names as its leader.
+"""Writes one acks=all record after another to partition 0 of topic "t" like a client, but without a
+client library's own delays: to the host that Metadata names as its leader.
 
     python -m tests.chaos.raw_writer '["10.77.0.11:9092,...", PACE_MS]' FILE
 
 A line for each response to Produce: CLOCK_MONOTONIC nanoseconds, Kafka's error code (0:
-acknowledged). A line for everything else that happened: the same, "#", what.
+acknowledged). A line for every other event: the time, "#", a description.
 
-Each host has a thread that writes while that host leads, and one that asks it who leads, every
-ASK_S, while nothing is acknowledged. So a host that takes connections and does not answer (its
-kernel lives, its processes do not) holds up no other host: what waits there is given up when another host
-says that it leads, as clients do.
+Each host has a thread that writes while that host leads, and one that queries it for the leader,
+every ASK_S, while there is no acknowledgement. So a host that accepts connections and does not
+respond (its kernel runs, its processes do not) delays no other host: requests waiting there are
+given up when another host claims leadership, as in clients.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ QUIET_S = 0.02  # without an acknowledgement: the leader is looked up
 
 
 def _has_ended(kafka: KafkaConnection) -> bool:
-    """While nothing was asked of it."""
+    """Although no request is pending."""
     return bool(select.select([kafka.socket], [], [], 0)[0])
 
 
 class Writer:
-    """What the threads share, below `changed`."""
+    """State shared by the threads, protected by `changed`."""
 
     def __init__(self, hosts: list[tuple[str, int]], pace_s: float, path: str) -> None:
         self.hosts, self.pace_s = hosts, pace_s

@@ -1,5 +1,5 @@
-"""Replica logs of hosts that have stopped, byte for byte: what two replicas both have must be the
-same (log matching), and after healing all must have all of it.
+"""Replica logs of stopped hosts, byte for byte: common offsets of two replicas must be equal (log
+matching), and after healing all must be complete.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ BATCH_BYTES_MIN = 61
 
 
 def batches(directory: Path) -> dict[int, bytes]:
-    """base_offset -> the whole batch, of all segments of one replica. Ends in each file where no
+    """base_offset -> the whole batch, of all segments of one replica. Stops in each file where no
     batch begins (preallocated space).
     """
     found: dict[int, bytes] = {}
@@ -34,7 +34,7 @@ def differences(replicas: dict[str, Path]) -> list[str]:
     read = {host: batches(path) for host, path in replicas.items()}
     if not read:
         return ["no replica"]
-    # retention may have gone further on one of them
+    # retention may have deleted more on one of them
     first = max((min(found) for found in read.values() if found), default=0)
     offsets = sorted({offset for found in read.values() for offset in found if offset >= first})
     reported = []

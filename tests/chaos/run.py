@@ -1,4 +1,4 @@
-"""One run: a cluster in namespaces, clients on it, faults by a seed, then healing and judgement."""
+"""One run: a cluster in namespaces, clients on it, faults from a seed, then healing and checks."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Result:
     anomalies: list[checker.Anomaly] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
-    # of fault -> writers' seconds from its beginning to the next one's: [served, all]
+    # fault -> writers' seconds from its beginning to the next one's: [served, all]
     kinds: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    failure: str = ""  # the run itself came to no end
+    failure: str = ""  # the run itself did not complete
 
     @property
     def ok(self) -> bool:
@@ -101,7 +101,7 @@ class Result:
 
 
 class Client:
-    """A client process that is started again when it has ended by itself."""
+    """A client process that is restarted when it has ended by itself."""
 
     def __init__(self, run: Run, role: str, name: str, topics: dict[str, int], **more: object) -> None:
         self.run, self.role, self.name = run, role, name
@@ -122,8 +122,8 @@ class Client:
         if self.process is not None and self.process.poll() is None:
             return
         self.lives += 1
-        # A later life counts its records again, so it has another name; a transactional one keeps
-        # its id, and is the successor that fences the first.
+        # A later life restarts its record numbers, so it has another name; a transactional one
+        # keeps its id, and is the successor that fences the first.
         settings = {
             **self.settings,
             "name": self.name if self.lives == 1 else f"{self.name}.{self.lives}",
@@ -221,7 +221,7 @@ class Run:
     def _start_clients(self) -> None:
         plain = {name: TOPICS[name] for name in ("plain", "mixed")}
         atomic = {name: TOPICS[name] for name in ("atomic", "mixed")}
-        other = "python-" if self.plan.seed % 2 else ""  # every second run has clients of another library among them
+        other = "python-" if self.plan.seed % 2 else ""  # every second run includes clients of another library
         self.clients = [
             Client(self, "producer", "p1", plain),
             Client(self, f"{other}producer", "p2", plain),
@@ -239,7 +239,7 @@ class Run:
             client.tend()
 
     def _count(self) -> Counter:
-        """What each sender and the consumer have done, by what is in their files."""
+        """The counts of each sender and of the consumer, according to their files."""
         counts: Counter = Counter()
         for name, mark in (
             ("p1", '"status": "ok"'),
@@ -253,7 +253,7 @@ class Run:
         return counts
 
     def _wait_progress(self, when: str) -> None:
-        """Every one of them got further: the cluster serves."""
+        """Every one of them made progress: the cluster serves."""
         before, until = self._count(), time.monotonic() + PROGRESS_SECONDS
         names = ("p1", "p2", "x1", "x2", "c1")
         while not all(self._count()[name] > before[name] for name in names):
@@ -263,7 +263,7 @@ class Run:
                 f"{when}: no progress of {[name for name in names if self._count()[name] <= before[name]]} within"
                 f" {PROGRESS_SECONDS:.0f} s\n{self.cluster.logs()}"
             )
-            time.sleep(0.2)  # other processes: nothing to wait on
+            time.sleep(0.2)  # other processes: there is no event to wait for
 
     def _end_clients(self) -> None:
         for client in self.clients:
@@ -297,7 +297,7 @@ class Run:
             time.sleep(rng.choice((0.0, 0.5, 2.0, 6.0)))
 
     def _end_changes(self, changes: list[faults.Change], amid: bool) -> None:
-        """`amid`: another fault has begun, which these have seen, and continues."""
+        """`amid`: another fault has begun since these, and continues."""
         for change in list(changes):
             change.left -= amid
             if change.left <= 0 and (change.amid or not amid):
@@ -354,7 +354,7 @@ class Run:
         return final_of(message)
 
     def _module(self, name: str, settings: object) -> str:
-        """Of tests.chaos, where the clients are, to its end."""
+        """Runs a module of tests.chaos in the clients' namespace, and waits for its end."""
         command = [sys.executable, "-m", f"tests.chaos.{name}", json.dumps(settings)]
         done = subprocess.run(
             self.network.run(faults.CLIENTS, command), cwd=ROOT, capture_output=True, text=True, timeout=600

@@ -1,8 +1,7 @@
-"""What `--secured` adds to the cluster of a chaos run: an authorizer, TLS between hosts, a listener
-with TLS and passwords for the clients (User:app), another for guests (guests/), which must
-authenticate again every REAUTHENTICATE_MS, and files that change while everything runs. The tests'
-own requests are a super user's, who has a certificate. No listener is open to other hosts without
-authentication.
+"""Additions of `--secured` to the cluster of a chaos run: an authorizer, TLS between hosts, a
+listener with TLS and passwords for the clients (User:app), another for guests (guests/), which must
+re-authenticate every REAUTHENTICATE_MS, and files that change while everything runs. The tests' own
+requests come from a super user with a certificate. No listener off loopback lacks authentication.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ APP, APP_PASSWORD = "app", "the clients' password"
 OPERATOR = "operator"
 REAUTHENTICATE_MS = 10_000
 BOUND_MS = 5_500  # broker.session.timeout.ms: the bound on revocations in docs/security.md
-KEY_STEP_SECONDS = 30.0  # hosts that were stopped for a fault have read the key again by then
+KEY_STEP_SECONDS = 30.0  # hosts that were stopped for a fault have reloaded the key by then
 CONFIG = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": f"User:CN={OPERATOR}",
@@ -97,7 +96,7 @@ class Security:
         write(folder / "host.pem", host.key + host.certificate)
 
     def rotate_key(self) -> str:
-        """The next of the three steps, unless the last one was just taken."""
+        """The next of the three steps, unless the previous one was just made."""
         if time.monotonic() - self._stepped_at < KEY_STEP_SECONDS:
             return "the cluster's key has just changed"
         cluster_key.rotate(self.key)
@@ -125,7 +124,7 @@ class Security:
 
 
 def connect(host: str, port: int, settings: Mapping[str, str], timeout_s: float) -> KafkaConnection:
-    """`settings`: librdkafka's; over TLS where they name a CA, with the certificate that they name."""
+    """`settings`: librdkafka's; over TLS if they name a CA, with the certificate that they name."""
     kafka = KafkaConnection(host, port, timeout_s=timeout_s)
     if "ssl.ca.location" not in settings:
         return kafka

@@ -1,5 +1,5 @@
-"""The checker itself: a history of a sound cluster passes, and each kind of anomaly, planted into
-it, is found under its name.
+"""The checker itself: a history of a correct cluster passes, and each kind of anomaly, planted into
+it, is found with its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLACES: list[Place] = [("t", 0), ("t", 1), ("u", 0)]
 
 @dataclass
 class Sound:
-    """A model of a cluster that keeps every promise, with clients on it; markers take offsets too."""
+    """A model of a correct cluster, with clients on it; markers take offsets too."""
 
     rng: random.Random
     # offset, value, committed
@@ -72,8 +72,8 @@ class Sound:
                     self.history.polls.append(Poll(client, epoch, *place, offset, value, self.time()))
 
     def group(self) -> None:
-        """Two members by turns, each from where the group has committed; some read and come to no
-        commit.
+        """Two members alternately, each from the group's committed offset; some read without
+        committing.
         """
         position = dict.fromkeys(PLACES, 0)
         for turn in range(30):
@@ -112,7 +112,7 @@ def sound(seed: int) -> tuple[History, dict[Place, FinalLog]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_sound_history_passes(seed: int) -> None:
+def test_a_correct_history_passes(seed: int) -> None:
     found = check(*sound(seed))
     assert not found, summary(found)
 
@@ -198,7 +198,7 @@ def precommitted_read(history: History, final: dict[Place, FinalLog]) -> None:
 
 
 def torn(history: History, final: dict[Place, FinalLog]) -> None:
-    """Of a transaction of unknown outcome one record is visible and the other is not."""
+    """Of a transaction with unknown outcome one record is visible and the other is not."""
     history.sends += [
         Send("x9", 0, "t", 0, "ok", final[("t", 0)].end, 1, 2, 7),
         Send("x9", 1, "t", 1, "ok", final[("t", 1)].end, 1, 2, 7),
@@ -254,7 +254,7 @@ def corrupt(history: History, final: dict[Place, FinalLog]) -> None:
 
 
 def offset_regression(history: History, final: dict[Place, FinalLog]) -> None:
-    """A member that was fenced commits what it had read long ago."""
+    """A fenced member commits a position that it read long ago."""
     first, last = history.commits[0], max(commit.end_ns for commit in history.commits)
     later = next(
         commit
@@ -319,13 +319,13 @@ def test_a_planted_anomaly_is_found(plant: Planting, kind: str, seed: int) -> No
     assert kind in {anomaly.kind for anomaly in check(history, final)}
 
 
-def test_unknown_outcomes_are_no_anomalies() -> None:
+def test_unknown_outcomes_are_not_anomalies() -> None:
     history, final = sound(1)
-    history.sends.append(Send("p9", 0, "t", 0, "info", -1, 1, 2))  # not there: maybe it was never written
-    # its commit's outcome is unknown, and it is not there
+    history.sends.append(Send("p9", 0, "t", 0, "info", -1, 1, 2))  # not in the log: it may never have been written
+    # its commit's outcome is unknown, and it is not in the log
     history.sends.append(Send("x9", 0, "t", 0, "ok", final[("t", 0)].end, 1, 2, 3))
     history.ends.append(End("x9", 3, "commit", "info", 3, 4))
-    history.sends.append(Send("p9", 1, "t", 0, "ok", 0, 1, 2))  # below the log's start: retention has taken it
+    history.sends.append(Send("p9", 1, "t", 0, "ok", 0, 1, 2))  # below the log's start: retention has deleted it
     final[("t", 0)] = FinalLog(
         1, final[("t", 0)].end, final[("t", 0)].all[1:], [one for one in final[("t", 0)].committed if one[0] >= 1]
     )
@@ -341,7 +341,7 @@ def test_unknown_outcomes_are_no_anomalies() -> None:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def test_what_clients_write_is_read_back(tmp_path: Path) -> None:
+def test_histories_are_read_back(tmp_path: Path) -> None:
     writer = histories.Writer(tmp_path / "x1.jsonl", "x1")
     send = Send("x1", 4, "t", 1, "ok", 17, 10, 20, 3)
     writer.write("send", **{name: value for name, value in dataclasses.asdict(send).items() if name != "client"})

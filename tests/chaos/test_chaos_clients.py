@@ -1,5 +1,5 @@
-"""What the clients of the chaos tests write down, without a broker: one line for each record,
-whatever the library says and when.
+"""The histories written by the clients of the chaos tests, without a broker: one line for each
+record, whatever the library reports and when.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sent:
 
 
 class Library:
-    """kafka-python's producer, whose answers come when the test says so."""
+    """kafka-python's producer, whose responses come when the test calls for them."""
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
@@ -44,7 +44,7 @@ class Library:
         """Nothing more comes."""
 
 
-def test_each_record_has_one_fate(tmp_path: Path) -> None:
+def test_each_record_has_one_outcome(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     producer = PythonProducer(
         {"name": "p", "seed": 1, "history": str(path), "topics": {"t": 1}, "rate": 1, "bootstrap": ""}
@@ -58,7 +58,7 @@ def test_each_record_has_one_fate(tmp_path: Path) -> None:
     library.full = True
     assert not producer.send()
     producer.end_producer(0.0)
-    late.done(SimpleNamespace(offset=9))  # after it was written down as not known
+    late.done(SimpleNamespace(offset=9))  # after it was recorded as unknown
     producer.take_fates(0.0)
     sends = [one for line in path.read_text().splitlines() if (one := json.loads(line))["kind"] == "send"]
     assert {one["number"]: (one["status"], one["offset"]) for one in sends} == {
@@ -71,9 +71,9 @@ def test_each_record_has_one_fate(tmp_path: Path) -> None:
     assert len(sends) == 5 and producer.producer is None and not producer.under_way
 
 
-def test_a_library_that_refuses_for_good_is_replaced(tmp_path: Path) -> None:
-    """As after a record whose time is too far from a broker's clock: it takes records and refuses
-    all of them.
+def test_a_library_that_refuses_permanently_is_replaced(tmp_path: Path) -> None:
+    """As after a record whose timestamp is too far from a broker's clock: it accepts records and
+    fails all of them.
     """
     path = tmp_path / "p.jsonl"
     producer = PythonProducer(
@@ -86,7 +86,7 @@ def test_a_library_that_refuses_for_good_is_replaced(tmp_path: Path) -> None:
             lives.append(Library())
             producer.producer = lives[-1]
         if len(lives) == 2 and lives[1].sent:
-            lives[0].sent[-1].failed(InvalidTimestampError())  # what an earlier life says late ends no later one
+            lives[0].sent[-1].failed(InvalidTimestampError())  # late reports of an earlier life do not end a later one
             producer.ending = bool(lives[1].sent[20:])
         elif len(lives) == 1 and lives[0].sent:
             lives[0].sent[0].failed(InvalidTimestampError())

@@ -1,5 +1,5 @@
-"""Directed runs on real brokers in namespaces: what each side of a cut answers, and one short run
-of every part of the machinery. Longer ones: `python -m tests.chaos`.
+"""Directed runs on real brokers in namespaces: the responses on each side of a cut, and one short
+run of all parts of the machinery. Longer ones: `python -m tests.chaos`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bench:
         return done.stdout
 
     def leader(self, nodes: list[int], topic: str = "t") -> int:
-        """As these hosts say."""
+        """According to these hosts."""
         return int(self.script(LEADER, ",".join(self.cluster.hosts[node].bootstrap for node in nodes), topic))
 
     def probe(self, node: int, *value: str) -> dict:
@@ -82,8 +82,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 @needs_namespaces
 @pytest.mark.slow
 def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench) -> None:
-    """A leader that is cut off from the other hosts, but not from clients: no acks=all write is
-    acknowledged there, what was committed can be read; the others continue; then one log.
+    """A leader that is cut off from the other hosts, but not from clients: it acknowledges no
+    acks=all write, and committed records can be read there; the others continue; finally the logs
+    are equal.
     """
     old = bench.leader([1, 2, 3])
     others = [node for node in (1, 2, 3) if node != old]
@@ -95,7 +96,7 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
     until = time.monotonic() + 30
     while (new := bench.leader(others)) in (old, -1):
         assert time.monotonic() < until, bench.cluster.logs()
-        time.sleep(0.1)  # the session of the old one has to end
+        time.sleep(0.1)  # the session of the old one has to expire
     for number in range(10):
         bench.wait_write(new, f"during-{number}")
     committed = [f"before-{number}" for number in range(10)]
@@ -119,9 +120,9 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
 
 @needs_namespaces
 @pytest.mark.slow
-def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> None:
-    """The disk of a leader fills up: the others take its partition over at once and wait for it no
-    more; when there is space, it is in sync again. No operator acts.
+def test_a_leader_with_a_full_disk_is_replaced_and_rejoins(tmp_path: Path) -> None:
+    """The disk of a leader fills up: the others take over its partition at once and no longer wait
+    for it; when there is space, it is in sync again. Without an operator.
     """
     with (
         network.Network(("n1", "n2", "n3", "client")) as net,
@@ -163,8 +164,8 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
 @needs_namespaces
 @pytest.mark.slow
 def test_every_host_loses_power_at_once(tmp_path: Path) -> None:
-    """And what was not flushed, all of it: what was acknowledged is there, and by themselves they
-    continue. It relies on the journal, which records every file.
+    """With all unflushed data: acknowledged records exist, and the hosts recover by themselves. The
+    test relies on the journal, which records every file.
     """
     with (
         network.Network(("n1", "n2", "n3", "client")) as net,
@@ -213,7 +214,7 @@ def test_a_full_run(tmp_path: Path) -> None:
 
 @needs_namespaces
 @pytest.mark.slow
-def test_an_operator_s_tools_are_answered(bench: Bench) -> None:
+def test_an_operators_tools_get_responses(bench: Bench) -> None:
     bench.script(CREATE, bench.cluster.operator, {name: 2 for name in operator.TOPICS}, {})
     settings = json.dumps(bench.cluster.operator)
     for number, action in enumerate(("reassign", "elect", "configure", "configure", "cancel", "reassign")):
@@ -228,7 +229,7 @@ def test_an_operator_s_tools_are_answered(bench: Bench) -> None:
 # -- without a cluster -----------------------------------------------------------------------------
 
 
-def test_a_wall_clock_jumps_alone(tmp_path: Path) -> None:
+def test_only_one_hosts_wall_clock_jumps(tmp_path: Path) -> None:
     clock, code = (
         tmp_path / "clock",
         "import time; print(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))",
@@ -266,7 +267,7 @@ def test_replicas_are_compared(tmp_path: Path, second: tuple[bytes, ...], report
     for host, batches in (("n1", (_batch(0, b"a"), _batch(3, b"b"))), ("n2", second)):
         folder = tmp_path / host / "data" / "t-0"
         folder.mkdir(parents=True)
-        # with preallocated space behind
+        # with preallocated space after it
         (folder / "00000000000000000000.log").write_bytes(b"".join(batches) + bytes(4096))
     found = replicas.compare({"n1": tmp_path / "n1", "n2": tmp_path / "n2"}, {("t", 0): ["n1", "n2"]})
     assert len(found) == reported, found

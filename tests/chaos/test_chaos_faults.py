@@ -1,5 +1,5 @@
 """Commands among the faults: an invalid command ends a run, a refused one does not. Without a
-cluster, but for one run.
+cluster, except for one run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ UNREACHABLE = "127.0.0.1:1"
 
 
 class Hosts:
-    """Three that no client reaches, and a fourth that may join; commands run here, in no namespace."""
+    """Three that no client reaches, and a fourth that may join; commands run here, outside any
+    namespace.
+    """
 
     bootstrap, spare, security = UNREACHABLE, 4, None
     operator = {"bootstrap.servers": UNREACHABLE}
@@ -56,8 +58,8 @@ class Hosts:
 
 
 class Answers:
-    """In the place of `commands.mqd`: what a cluster says, by the beginning of the command;
-    otherwise it is done. `asked`: all that was.
+    """Replaces `commands.mqd`: the responses of a cluster, by the beginning of the command;
+    otherwise it succeeds. `asked`: all commands.
     """
 
     def __init__(self, responses: dict[str, commands.Report]) -> None:
@@ -87,8 +89,8 @@ def planted(words: Sequence[str]) -> type[faults.Operator]:
     return Planted
 
 
-def test_every_command_of_an_operator_is_one() -> None:
-    """All that chance can choose: no host is reached, and nothing is wrong with the command."""
+def test_every_command_of_an_operator_is_valid() -> None:
+    """All random choices: no host is reached, and the command itself is valid."""
     known = {faults.Operator(Hosts(), random.Random(seed)).words() for seed in range(200)}
     kinds = {
         tuple(
@@ -102,7 +104,7 @@ def test_every_command_of_an_operator_is_one() -> None:
         assert not output.done and "cannot reach a broker" in output.text, output
 
 
-def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_a_change_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     requested = Answers({"cluster status": status(1, 2, 3, 4)})
     with monkeypatch.context() as patch:
         patch.setattr(commands, "mqd", requested)
@@ -172,7 +174,7 @@ def test_the_fourth_host_leaves_only_when_nothing_needs_it(
     ],
     ids=["drained", "no voter", "moving"],
 )
-def test_members_that_do_not_come_to_rest_are_a_failure(
+def test_members_that_do_not_settle_are_a_failure(
     responses: dict[str, commands.Report], missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     votes = (1, 2) if "cluster add-voter 3" in responses else (1, 2, 3)
@@ -183,7 +185,7 @@ def test_members_that_do_not_come_to_rest_are_a_failure(
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_members_come_to_rest(stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_settle(stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "mqd", Answers({"cluster status": status(1, 2, 3)}))
     hosts = Hosts()
     members.join(hosts)
@@ -191,7 +193,7 @@ def test_members_come_to_rest(stays: bool, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(hosts.hosts) == [1, 2, 3, *([4] if stays else [])]
 
 
-def test_changes_end_after_other_faults_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_end_after_other_faults_have_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "mqd", Answers({}))
     run = Run(Plan(1, 1.0, ["voters"]), tmp_path)
     soon, late = (faults.Voters(Hosts(), random.Random(1)) for _ in range(2))
@@ -218,7 +220,7 @@ def test_changes_end_after_other_faults_have_come(tmp_path: Path, monkeypatch: p
     ],
     ids=" ".join,
 )
-def test_no_command_is_no_refusal(words: tuple[str, ...]) -> None:
+def test_an_invalid_command_is_not_a_refusal(words: tuple[str, ...]) -> None:
     with pytest.raises(commands.HarnessFailed, match=words[1]):
         planted(words)(Hosts(), random.Random(1)).begin()
 
@@ -237,7 +239,7 @@ def test_no_command_is_no_refusal(words: tuple[str, ...]) -> None:
         (-11, "", True),
     ],
 )
-def test_what_is_a_refusal(code: int, output: str, ends: bool) -> None:
+def test_refusals(code: int, output: str, ends: bool) -> None:
     if ends:
         with pytest.raises(commands.HarnessFailed):
             commands.judged(["mqd"], code, output, commands.MAY_BE_REFUSED)
@@ -245,8 +247,8 @@ def test_what_is_a_refusal(code: int, output: str, ends: bool) -> None:
         assert commands.judged(["mqd"], code, output, commands.MAY_BE_REFUSED).done == (code == 0)
 
 
-def test_a_program_that_fails_by_itself_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tools of operator.py end well when they are refused."""
+def test_an_internal_error_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tools of operator.py exit with 0 when they are refused."""
     monkeypatch.setattr(
         faults.Tools,
         "begin",
@@ -258,7 +260,9 @@ def test_a_program_that_fails_by_itself_is_no_refusal(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(bool(REASON), reason=REASON)
 @pytest.mark.slow
-def test_a_run_with_a_wrong_command_fails_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_an_invalid_command_fails_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(faults.KINDS, "operator", planted(("cluster", "balance", "--bootstrap-server", UNREACHABLE)))
     run = Run(Plan(1, 30.0, ["operator"]), tmp_path)
     result = run()

@@ -1,5 +1,5 @@
-"""The network of the chaos tests does what it says: which hosts reach each other before, during and
-after a cut.
+"""The network of the chaos tests works: which hosts reach each other before, during and after a
+cut.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_cuts() -> None:
         assert received(net, "a", "a"), "a host reaches itself"
 
 
-def test_nothing_is_left_behind() -> None:
+def test_no_namespace_is_left() -> None:
     with network.Network(("a",)) as net:
         name = net.namespace("a")
         assert name in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout

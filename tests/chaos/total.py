@@ -1,11 +1,11 @@
-"""What several runs come to: the lines that `python -m tests.chaos --results FILE` keeps, added up
-over pieces and days. Pure but for the reading.
+"""The sum of several runs: the lines written by `python -m tests.chaos --results FILE`, added up
+over pieces and days. Pure except for the reading.
 
-Seconds are of faults, not of starting and judging. A run that came to no end counts its faults and
-its failure, and neither seconds nor records: nothing was judged. Client seconds: of every sender
-and of the consumer, one for each second of the faults; served when something worked in it. Runs of
-before that was written down have their shares alone, and are weighed as SENDERS and READERS
-clients.
+Seconds are of faults, not of starting and checking. A run that did not complete counts its faults
+and its failure, and neither seconds nor records: nothing was checked. Client seconds: of every
+sender and of the consumer, one for each second of the faults; served when an operation succeeded in
+it. Runs from before these were recorded only have their shares, and are weighted as SENDERS and
+READERS clients.
 """
 
 from __future__ import annotations

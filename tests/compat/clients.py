@@ -1,9 +1,9 @@
-"""The Python clients behind one small face. Each produces and consumes with partitions chosen by
-hand, and no group.
+"""The Python clients behind one small interface. Each produces and consumes with explicit
+partitions, and without a group.
 
-`consume` reads every partition from its beginning until `counts` records of each have come, checks
-that offsets rise, and gives the messages by partition. `produce` waits for every acknowledgement
-and raises what any record failed with.
+`consume` reads every partition from its beginning until `counts` records of each have arrived,
+checks that offsets rise, and returns the messages by partition. `produce` waits for every
+acknowledgement and raises the error of any failed record.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class KcatClient:
         self.kcat.produce(bootstrap, topic, messages, compression, **options)
 
     def consume(self, bootstrap: str, topic: str, counts: dict[int, int], **options: object) -> Read:
-        """Headers come joined, as one named "joined": compare with as_read()."""
+        """Headers are joined, as one named "joined": compare with as_read()."""
         found: Read = {partition: [] for partition in counts}
         settings = [word for name, setting in options.items() for word in ("-X", f"{name}={setting}")]
         for partition, offset, timestamp_ms, key, value, headers in self.kcat.consume(bootstrap, topic, *settings):
@@ -244,7 +244,7 @@ def client_of(name: str, cache: Path) -> Client:
 
 
 def as_written(writer: str, message: Message) -> Message:
-    """What this client can write of a message: kafka-python refuses headers without value."""
+    """The nearest message that this client can write: kafka-python refuses headers without a value."""
     if writer == "kafka-python":
         return dataclasses.replace(
             message, headers=tuple((name, value) for name, value in message.headers if value is not None)
@@ -253,7 +253,7 @@ def as_written(writer: str, message: Message) -> Message:
 
 
 def as_read(reader: str, message: Message) -> Message:
-    """How this client shows a message."""
+    """A message in the form in which this client returns it."""
     if reader != "kcat":
         return message
     return Message(

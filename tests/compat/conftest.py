@@ -1,4 +1,4 @@
-"""What all of tests/compat share: where unpacked clients live, a client by name, a kcat."""
+"""Shared by all of tests/compat: the folder of unpacked clients, a client by name, a kcat."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.compat.kcat import Kcat, find_kcat
 
 @pytest.fixture(scope="session")
 def unpacked_clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kept between runs; for this run alone where pytest's cache is switched off."""
+    """Kept between runs; only for this run if pytest's cache is disabled."""
     cache = getattr(request.config, "cache", None)
     return Path(cache.mkdir("clients")) if cache is not None else tmp_path_factory.mktemp("clients")
 
 
-# Not of the session: pytest would then order tests by client first and start the shared brokers
-# again for each.
+# Not session-scoped: pytest would then order tests by client first and restart the shared brokers
+# for each.
 @pytest.fixture(params=NAMES)
 def client(request: pytest.FixtureRequest, unpacked_clients: Path) -> Client:
     return client_of(request.param, unpacked_clients)

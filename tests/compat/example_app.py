@@ -1,10 +1,11 @@
-"""An application as its users write them for confluent_kafka: orders are produced, billed in a
-transaction, and read back. Takes what is imported as an argument:
+"""An application as users write it for confluent_kafka: orders are produced, billed in a
+transaction, and read back. Its argument is the library to import:
 
     python example_app.py confluent_kafka BOOTSTRAP
     python example_app.py mqd BOOTSTRAP [shm | tcp]
 
-Ends with 0 and a line of JSON about what it saw. It knows of mqd nothing but the name to import.
+Ends with 0 and prints its results as a line of JSON. It depends on nothing of mqd but the name to
+import.
 """
 
 import importlib
@@ -12,7 +13,7 @@ import json
 import sys
 import time
 
-library = importlib.import_module(sys.argv[1])  # "import confluent_kafka", but for this
+library = importlib.import_module(sys.argv[1])  # "import confluent_kafka", except for this
 Producer, Consumer, KafkaError, KafkaException, TopicPartition = (
     library.Producer,
     library.Consumer,

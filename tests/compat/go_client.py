@@ -1,4 +1,4 @@
-"""franz-go, an independent client in Go: the small program under go/, built with the machine's Go into
+"""franz-go, an independent client in Go: the small program in go/, built with the machine's Go into
 the build tree.
 """
 
@@ -18,8 +18,8 @@ RUN_SECONDS = 90
 
 
 def build_go_client() -> Path:
-    """The program, kept while its sources are the same. Skips the test where it cannot be built for
-    want of Go or of the modules.
+    """The program, cached until its sources change. Skips the test where Go or the modules are not
+    available.
     """
     if shutil.which("go") is None:
         pytest.skip("the Go client: go is not installed")

@@ -1,5 +1,5 @@
-"""The Java client (kafka-clients): one small program under java/, and others on top of it, built with
-the machine's Maven into the build tree, run with the machine's Java.
+"""The Java client (kafka-clients): a small program in java/, and others based on it, built with the
+machine's Maven into the build tree, run with the machine's Java.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parent / "java"
 OUTPUT = Path(__file__).parents[2] / ".build"
 BUILD_SECONDS = 300
 RUN_SECONDS = 240
-# a program that lives for seconds pays more for an optimiser than it gets back
+# a program that lives for seconds pays more for the JIT than it gains
 FRUGAL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -25,9 +25,8 @@ def build_java_client() -> Path:
 
 
 def build_java(source: Path, name: str) -> Path:
-    """A folder with classes and libraries of the program in `source`, kept in the build tree as `name`
-    while the sources are the same. Skips the test where it cannot be built for want of a tool or of
-    the libraries.
+    """A folder with classes and libraries of the program in `source`, cached in the build tree as
+    `name` until the sources change. Skips the test where a tool or the libraries are not available.
     """
     for tool in ("java", "javac", "mvn"):
         if shutil.which(tool) is None:
@@ -43,7 +42,7 @@ def build_java(source: Path, name: str) -> Path:
     if (home / "complete").exists():
         return home
     shutil.rmtree(OUTPUT / name, ignore_errors=True)
-    code, output = _maven(source, home, "dependency:copy-dependencies", "compiler:compile")  # one start of Maven
+    code, output = _maven(source, home, "dependency:copy-dependencies", "compiler:compile")  # a single start of Maven
     if code != 0:
         code, output = _maven(source, home, "dependency:copy-dependencies")
         if code != 0:
@@ -87,7 +86,7 @@ def java_command(home: Path, bootstrap: str, *arguments: str) -> list[str]:
 
 
 def run_java_client(home: Path, bootstrap: str, command: str) -> list[str]:
-    """The parts that held. AssertionError with what the program said when one did not."""
+    """Returns the parts that passed. AssertionError with the program's output when one failed."""
     try:
         done = subprocess.run(
             java_command(home, bootstrap, command),

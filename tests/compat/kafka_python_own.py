@@ -1,9 +1,9 @@
-"""kafka-python's own integration tests, out of its source distribution, run as a pytest of their
-own against a running broker.
+"""kafka-python's own integration tests, from its source distribution, run in a separate pytest
+against a running broker.
 
-The distribution leaves out three things that its repository has: `test/__init__.py`,
-`test/service.py` (starts and watches brokers) and the folder with Kafka's scripts. They are made
-here: a service that stands for a broker somebody else runs, and an empty folder.
+The distribution lacks three things of its repository: `test/__init__.py`, `test/service.py` (starts
+and watches brokers) and the folder with Kafka's scripts. They are created here: a service that
+represents an external broker, and an empty folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 
 from tests.broker import Broker
 
-KAFKA_VERSION = "4.2.0"  # whose client behaviours the tests choose
+KAFKA_VERSION = "4.2.0"  # selects the client behaviours to test
 DOWNLOAD_SECONDS = 120
 RUN_SECONDS = 540
 TEST_SECONDS = 120
@@ -52,10 +52,10 @@ class SpawnedService:
         raise RuntimeError("only a broker that runs already is tested")
 '''
 
-# Loaded into the tests' pytest. kafka-python 3.0.12 has a race of its own: a consumer that
-# subscribes while the first request for metadata is under way never asks for its topics, and the
-# next request is due in five minutes, long after the tests have given up. Asked every two seconds
-# the race costs two seconds.
+# Loaded into that pytest. kafka-python 3.0.12 has a race: a consumer that subscribes while the
+# first metadata request is in flight never requests its topics, and the next request is due in five
+# minutes, long after the tests have given up. With a refresh every two seconds the race costs two
+# seconds.
 DEFAULTS = """
 import kafka
 
@@ -66,7 +66,7 @@ for client in (kafka.KafkaConsumer, kafka.KafkaProducer, kafka.KafkaAdminClient)
 
 def find_own_tests(cache: Path) -> Path:
     """The unpacked distribution of the installed version. Skips the test, with the reason, where it
-    cannot be had.
+    is not available.
     """
     version = kafka.__version__
     home = cache / f"kafka_python-{version}"
@@ -86,8 +86,8 @@ def find_own_tests(cache: Path) -> Path:
 
 
 def _download(version: str, cache: Path) -> Path:
-    """pip asks a source distribution for its metadata: with the build tools of this environment,
-    or, where it has none, with freshly fetched ones.
+    """pip builds metadata from a source distribution: with the build tools of this environment, or,
+    where it has none, with freshly downloaded ones.
     """
     command = [
         sys.executable,
@@ -117,8 +117,8 @@ def _download(version: str, cache: Path) -> Path:
 
 
 def broker_for_own_tests(data_dir: Path, **config: str) -> Broker:
-    """Not yet started; set up as kafka-python's fixtures set up theirs: number 0, four partitions,
-    short sessions, listeners by name.
+    """Not yet started; configured like kafka-python's fixtures: number 0, four partitions, short
+    sessions, listeners by name.
     """
     settings = {"node.id": "0", "num.partitions": "4", "group.min.session.timeout.ms": "1000", **config}
     broker = Broker(data_dir, config=settings)
@@ -129,8 +129,8 @@ def broker_for_own_tests(data_dir: Path, **config: str) -> Broker:
 def run_own_tests(
     home: Path, broker: Broker, results: Path, left_out: Iterable[str] = (), only: Iterable[str] = ()
 ) -> dict[str, tuple[str, str]]:
-    """`left_out`: modules that are not collected; `only`: tests, by the names given here. Test name
-    -> ("passed" | "failed" | "skipped", why). Its modules are named as files: test_x.py::test_name.
+    """`left_out`: modules that are not collected; `only`: tests, by the names used here. Test name
+    -> ("passed" | "failed" | "skipped", reason). Modules are given as files: test_x.py::test_name.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {
@@ -172,6 +172,6 @@ def run_own_tests(
             elif child.tag == "skipped":
                 outcome = ("skipped", child.get("message") or "")
         name = f"{module}.py::{case.get('name')}"
-        if found.get(name, ("", ""))[0] != "failed":  # a test whose clean-up fails is named twice
+        if found.get(name, ("", ""))[0] != "failed":  # a test whose clean-up fails is reported twice
             found[name] = outcome
     return found

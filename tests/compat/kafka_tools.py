@@ -1,5 +1,5 @@
 """Apache Kafka's own command line tools and broker, from its jars (perf/peers/kafka/pom.xml, by
-Maven), for tests that judge beside them. Slow tier: a JVM for each call.
+Maven), for comparison tests. Slow tier: a JVM for each call.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ START_SECONDS = 180
 
 
 class KafkaTools:
-    """`run` carries out one tool by its class, as its .sh does. `pom`: of another version than the
-    laboratory's.
+    """`run` runs one tool by its class, as its .sh does. `pom`: of another version than the
+    benchmark's.
     """
 
     def __init__(self, directory: Path, pom: Path = apache_kafka.POM) -> None:
@@ -57,7 +57,7 @@ class KafkaTools:
     @contextmanager
     def broker(self, **settings: str) -> Iterator[str]:
         """One Apache Kafka on a free port, with empty logs: its bootstrap address. In `settings`, _
-        stands for a dot.
+        replaces a dot.
         """
         with KafkaCluster(
             self, self._directory, 1, {key.replace("_", "."): value for key, value in settings.items()}
@@ -170,4 +170,4 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, output: 
             assert process.poll() is None and time.monotonic() < deadline, (
                 f"Apache Kafka did not start\n{output.read_text()[-3000:]}"
             )
-            time.sleep(0.2)  # polls another process; nothing here can be waited for
+            time.sleep(0.2)  # polls another process; there is no event to wait for

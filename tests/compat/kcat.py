@@ -1,7 +1,7 @@
-"""kcat (librdkafka 2.0.2 in Debian 12), found or unpacked, and driven as a process.
+"""kcat (librdkafka 2.0.2 in Debian 12), found or unpacked, and run as a process.
 
-kcat cannot write a time of one's own choosing, an empty key or value beside an absent one, a header
-without value, nor a NUL or a delimiter. `writable` turns a message into the nearest one it can. Its
+kcat cannot write a chosen timestamp, an empty key or value beside an absent one, a header without a
+value, nor a NUL or a delimiter. `writable` turns a message into the nearest possible one. Its
 consumer prints headers joined, so headers are compared joined.
 """
 
@@ -45,8 +45,8 @@ class Kcat:
     def produce(
         self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object
     ) -> None:
-        """One run for neighbours that share partition and headers: kcat takes those by option, keys
-        and values from its input.
+        """One run for adjacent messages with the same partition and headers: kcat takes those by
+        option, keys and values from its input.
         """
         settings = [word for name, value in options.items() for word in ("-X", f"{name}={value}")]
         for (partition, headers), run in itertools.groupby(
@@ -84,9 +84,9 @@ class Kcat:
         self, bootstrap: str, topic: str, *arguments: str
     ) -> list[tuple[int, int, int, bytes | None, bytes | None, bytes]]:
         """(partition, offset, timestamp, key, value, joined headers) of every record of all
-        partitions to their ends, as they came. `arguments` say from where.
+        partitions to their ends, in order of arrival. `arguments` set the start.
         """
-        # kcat leaves when its last long poll has been answered
+        # kcat exits when its last long poll has ended
         settings = ("-X", "check.crcs=true", "-X", "fetch.wait.max.ms=20")
         form = "%p %o %T %K %S\\n%k%s%h\\x02\\x01\\n"
         return list(
@@ -131,12 +131,12 @@ def joined(headers: Headers) -> bytes:
     )
 
 
-# -- where it comes from ---------------------------------------------------------------------------
+# -- finding kcat ----------------------------------------------------------------------------
 
 
 def find_kcat(cache: Path) -> Kcat:
-    """The installed one, else one unpacked from Debian's package. Skips the test, saying why, when
-    there is none to be had.
+    """The installed one, or one unpacked from Debian's package. Skips the test, with the reason,
+    when it is not available.
     """
     installed = shutil.which("kcat") or shutil.which("kafkacat")
     if installed:
@@ -175,7 +175,7 @@ def _unpack(cache: Path) -> None:
         check=True,
         timeout=DEADLINE_SECONDS,
     )
-    # Everything it is linked with, but for what each system has and must not be given twice.
+    # All linked libraries, except those that each system has and that must not be loaded twice.
     names = sorted(
         {
             line

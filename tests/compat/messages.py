@@ -15,7 +15,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """`timestamp_ms` None: the client chooses, and the reader compares nothing."""
+    """`timestamp_ms` None: the client chooses it, and it is not compared."""
 
     partition: int
     key: bytes | None
@@ -23,7 +23,7 @@ class Message:
     headers: Headers = ()
     timestamp_ms: int | None = None
 
-    def __repr__(self) -> str:  # pytest prints these: a big value would fill the screen
+    def __repr__(self) -> str:  # pytest prints these: a large value would fill the screen
         def short(data: bytes | None) -> str:
             return repr(data) if data is None or len(data) <= 40 else f"{data[:30]!r}... ({len(data)} bytes)"
 
@@ -34,15 +34,15 @@ class Message:
 
 
 def compressible(size: int, seed: str) -> bytes:
-    """Bytes of every value that compress to about a quarter."""
+    """Bytes of all values that compress to about a quarter."""
     source = random.Random(seed)
     block = source.randbytes(max(1, size // 4))
     return (block * 5)[:size]
 
 
 def messages_of(writer: str, compression: str) -> list[Message]:
-    """What one client writes into the six partitions of one topic: every shape in each partition, a
-    big one in the last. The key names the writer.
+    """The messages that one client writes into the six partitions of one topic: every shape in each
+    partition, a large one in the last. The key names the writer.
     """
     found = []
     for partition in range(PARTITION_COUNT):

@@ -1,9 +1,9 @@
-"""The examples in confluent_kafka's README with nothing but the import changed, and the classes of
-confluent_kafka that hold a client, on ours.
+"""The examples in confluent_kafka's README with only the import changed, and confluent_kafka's
+classes that contain a client, with mqd's.
 
-The README is that of the installed version, out of its source distribution. An example's
-placeholders (brokers, the address of a schema registry) are filled in and what it takes as given
-(`some_data_source`) is defined before it, as its reader does.
+The README is that of the installed version, from its source distribution. An example's placeholders
+(brokers, the address of a schema registry) are filled in, and names that it assumes
+(`some_data_source`) are defined before it, as its reader would do.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tests.broker import Broker
 
 FETCH_S, RUN_S = 200, 60  # bound a hang
 USER = {"type": "record", "name": "User", "fields": [{"name": "name", "type": "string"}]}
-# Each Python example of the README, in its order, by its first line that tells it from the others;
-# what it takes as given; what its output holds. One fails with confluent_kafka, too: its serializer
-# needs the context that the example does not give.
+# Each Python example of the README, in order, by the first line that identifies it; its assumed
+# names; its expected output. One also fails with confluent_kafka: its serializer needs a context
+# that the example does not pass.
 FAILS = "SerializationContext is required"
 EXAMPLES = {
     "async def main():": ("", ""),
@@ -58,7 +58,7 @@ EXAMPLES = {
 
 
 class Registry(BaseHTTPRequestHandler):
-    """As much of a schema registry as a serializer asks: any schema is registered as number 1."""
+    """The part of a schema registry that a serializer uses: any schema is registered as number 1."""
 
     def do_POST(self) -> None:
         schema = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -118,10 +118,11 @@ def examples(unpacked_clients: Path) -> list[str]:
         return re.findall(r"^```python\n(.*?)^```$", readme.read().decode(), re.M | re.S)
 
 
-@pytest.mark.slow  # pip prepares a build of what it fetches
+@pytest.mark.slow  # pip prepares a build of the download
 @pytest.mark.parametrize("library", ["confluent_kafka", "mqd"])
 def test_the_readme(library: str, examples: list[str], broker: Broker, registry: str, tmp_path: Path) -> None:
-    """In its order, so that the consumer finds what was produced. confluent_kafka's own run shows
+    """In order, so that the consumer finds the produced records. Running it with confluent_kafka
+    shows whether a failure is mqd's.
     that a failure of ours is ours.
     """
     assert len(examples) == len(EXAMPLES), "the README has another number of examples: describe it in EXAMPLES"
@@ -144,7 +145,9 @@ def test_the_readme(library: str, examples: list[str], broker: Broker, registry:
 
 
 def run(program: str, place: Path, until: str | None) -> tuple[int, str]:
-    """Its exit status and output. With `until`: a program that loops, left when it has said that."""
+    """Its exit status and output. With `until`: a program that loops, stopped when it has printed
+    that.
+    """
     (place / "example.py").write_text(program)
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -173,7 +176,7 @@ def run(program: str, place: Path, until: str | None) -> tuple[int, str]:
             process.kill()
 
 
-# -- classes of confluent_kafka that hold a client -------------------------------------------------
+# -- confluent_kafka's classes that contain a client -------------------------------------------
 
 
 def test_serializers_on_shared_memory(broker: Broker) -> None:

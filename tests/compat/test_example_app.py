@@ -1,5 +1,5 @@
-"""An application written for confluent_kafka runs unchanged but for its import: on librdkafka, on
-mqd's shared memory and on mqd's TCP, and sees the same.
+"""An application written for confluent_kafka runs with only its import changed: on librdkafka, on
+mqd's shared memory and on mqd's TCP, with the same results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.broker import Broker
 APPLICATION = Path(__file__).parent / "example_app.py"
 
 
-# where the engine is not between the two, once is enough
+# where the engine is not in between, one backend is enough
 @pytest.mark.parametrize(
     "library", [("confluent_kafka",), ("mqd", "shm"), ("mqd", "tcp"), ("mqd", "auto")], ids="-".join
 )

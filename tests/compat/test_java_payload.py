@@ -1,5 +1,5 @@
-"""The Java reader of encrypted values (examples/java): it passes the vectors, and a Java consumer
-reads what mqd.Producer has sealed.
+"""The Java reader of encrypted values (examples/java): it passes the test vectors, and a Java
+consumer reads values sealed by mqd.Producer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tests.unit.client.encryption.vectors import FILE
 
 pytestmark = pytest.mark.slow  # a JVM for each step
 ROOT = Path(__file__).parents[2]
-# what the JDK cannot decompress
+# codecs that the JDK cannot decompress
 FOREIGN_CODECS = ("snappy", "lz4", "zstd")
 
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command, built as examples/java/README.md says."""
+    """The command, built as described in examples/java/README.md."""
     libraries = build_java_client() / "libraries"
     classes = tmp_path_factory.mktemp("java-payload")
     sources = [

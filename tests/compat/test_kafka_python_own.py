@@ -1,5 +1,5 @@
 """kafka-python's own integration tests pass against a running broker: at least nine of ten that are
-collected, and a reason for each that does not.
+collected, and there is a reason for each that does not.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import pytest
 
 from tests.compat.kafka_python_own import broker_for_own_tests, find_own_tests, run_own_tests
 
-# Modules whose fixtures start brokers of their own, with TLS and SASL: kafka-python skips the
-# second by itself when the broker is somebody else's.
+# Modules whose fixtures start their own brokers, with TLS and SASL: kafka-python skips the second
+# by itself with an external broker.
 LEFT_OUT = {
     "test_sasl_integration.py": "SASL is not offered; kafka-python skips its tests for a broker that it did not start",
     "test_ssl_integration.py": "TLS is not offered; its fixture starts a Kafka of its own with fresh certificates",
 }
-# Collected and not passing: test -> why. One that passes after all must leave this table.
+# Collected and not passing: test -> reason. A test that passes must be removed from this table.
 NOT_PASSING = {
     "test_admin_integration.py::test_create_describe_delete_acls": (
         "there is no authorizer, and so no API for access control lists"
@@ -26,14 +26,14 @@ NOT_PASSING = {
     ),
 }
 SHARE = 0.9
-# kafka-python 3.0.12 has a race of its own, lost about once in fifty consumers: it forgets a
-# rebalance whose response comes between two polls. A failed test is retried, alone, and named.
+# kafka-python 3.0.12 has a race, lost about once in fifty consumers: it forgets a rebalance whose
+# response arrives between two polls. A failed test is retried, alone, and named.
 AGAIN_MAX = 3  # tests
 AGAIN_TIMES = 2
-COLLECTED_AT_LEAST = 50  # fewer: the distribution has changed, and this test with it tests too little
+COLLECTED_AT_LEAST = 50  # fewer: the distribution has changed, and this test would test too little
 
 
-@pytest.mark.slow  # a run of another project, with tests that lose races of their own
+@pytest.mark.slow  # runs another project's tests, some of which have races
 @pytest.mark.parametrize("io_backend", ["epoll", "io_uring"])
 @pytest.mark.timeout(600)
 def test_own_tests_pass(

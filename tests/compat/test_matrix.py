@@ -20,7 +20,7 @@ NOW_TOLERANCE_MS = 600_000
 
 
 class Written:
-    """A topic and what must be in it, by partition and in order."""
+    """A topic and its expected records, by partition and in order."""
 
     def __init__(self, broker: Broker, compression: str, cache: Path) -> None:
         self.topic = topics.create_topic(broker, f"matrix-{compression}", PARTITION_COUNT)
@@ -71,11 +71,11 @@ def test_every_client_reads_what_every_client_wrote(
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_the_log_holds_what_was_compressed_as_it_was_compressed(
+def test_the_log_keeps_the_writers_compression(
     shared_broker: Broker, written: Callable[[str], Written], compression: str
 ) -> None:
     """Every writer sent this compression (KAFKA-18659: older librdkafka silently sends none when
-    the advertised versions mislead it), and it was not touched.
+    the advertised versions mislead it), and the broker did not change it.
     """
     topic = written(compression)
     compressed_by: set[str] = set()
@@ -90,7 +90,7 @@ def test_the_log_holds_what_was_compressed_as_it_was_compressed(
                 for header, batch in iterate_batches(records):
                     inside = list(decode_batch(batch))
                     assert [record.offset for record in inside] == list(range(offset, offset + len(inside)))
-                    # clients leave uncompressed what compression would make longer
+                    # clients leave data uncompressed that compression would make longer
                     assert header.compression in (compression, "none")
                     if header.compression == compression:
                         compressed_by.update(topic.writers[partition][record.offset] for record in inside)

@@ -1,5 +1,5 @@
-"""What ApiVersions promises is kept: every advertised version of every API is sent once, as bytes,
-and answered with bytes that decode to the last one.
+"""ApiVersions is accurate: every advertised version of every API is sent once, encoded, and its
+response decodes completely.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RECORD_VERSIONS = range(3, 14)
 
 @dataclasses.dataclass
 class Setting:
-    """What a request can be made of."""
+    """The inputs of a request."""
 
     broker: Broker
     kafka: KafkaConnection
@@ -71,8 +71,8 @@ def setting(shared_broker: Broker):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`errors` picks every error code out of a response; `right` says whether its content is what
-    was asked for.
+    """`errors` collects all error codes of a response; `right` checks whether its content is as
+    requested.
     """
 
     request: Callable[[Setting, int], object]
@@ -294,8 +294,8 @@ def advertised(kafka: KafkaConnection, version: int = 4) -> dict[int, tuple[int,
     return {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
 
 
-def test_every_advertised_api_is_tried_here(setting: Setting) -> None:
-    """A new API needs a new case: nothing is advertised that was never sent."""
+def test_every_advertised_api_has_a_case(setting: Setting) -> None:
+    """A new API needs a new case: no advertised API remains untested."""
     assert advertised(setting.kafka) == {key: (spec.min_version, spec.max_version) for key, spec in SUPPORTED.items()}
     assert set(SUPPORTED) == set(CASES)
 
@@ -314,7 +314,7 @@ def oldest_and_newest_quick() -> list[Any]:
 
 
 @pytest.mark.parametrize(("key", "version"), oldest_and_newest_quick())
-def test_an_advertised_version_is_answered(setting: Setting, key: int, version: int) -> None:
+def test_an_advertised_version_gets_a_response(setting: Setting, key: int, version: int) -> None:
     case = CASES[key]
     response = setting.kafka.call(key, version, case.request(setting, version))
     assert not any(case.errors(response)), response
@@ -322,7 +322,7 @@ def test_an_advertised_version_is_answered(setting: Setting, key: int, version: 
 
 
 @pytest.mark.parametrize("version", range(RECORD_VERSIONS[0]))
-def test_old_produce_versions_are_answered_with_an_error(setting: Setting, version: int) -> None:
+def test_old_produce_versions_get_an_error(setting: Setting, version: int) -> None:
     message = struct.pack(">bbii", 0, 0, -1, 5) + b"value"
     record = struct.pack(">qiI", 0, len(message) + 4, 0) + message
     response = setting.kafka.call(PRODUCE, version, topics.produce_request(setting.topic, record, 0, acks=1))
@@ -336,13 +336,13 @@ def test_old_produce_versions_are_answered_with_an_error(setting: Setting, versi
     assert topics.list_offset(setting.kafka, setting.topic, topics.LATEST).offset == 3, "nothing was appended"
 
 
-def test_all_versions_of_api_versions_say_the_same(setting: Setting) -> None:
+def test_all_versions_of_api_versions_agree(setting: Setting) -> None:
     assert len({tuple(sorted(advertised(setting.kafka, version).items())) for version in range(5)}) == 1
 
 
-def test_what_librdkafka_2_0_looks_for_is_advertised(setting: Setting) -> None:
-    """librdkafka 2.0.2 (Debian's) compares single versions before it uses a feature; the minima
-    that break it are these.
+def test_versions_needed_by_librdkafka_2_0_are_advertised(setting: Setting) -> None:
+    """librdkafka 2.0.2 (Debian's) checks single versions before it uses a feature; these are the
+    minimum versions that it needs.
     """
     ranges = advertised(setting.kafka)
     for key, version in [(0, 0), (0, 3), (0, 7), (1, 4), (1, 10), (2, 1), (3, 0), (10, 0), (18, 0), (22, 0)]:
@@ -350,8 +350,8 @@ def test_what_librdkafka_2_0_looks_for_is_advertised(setting: Setting) -> None:
 
 
 def test_transactions_of_version_2_are_finalized(setting: Setting) -> None:
-    """transaction.version 2 makes new clients leave out AddPartitionsToTxn. Clients below version 4
-    cannot read a lowest level of 0: they learn what is in force.
+    """transaction.version 2 makes new clients omit AddPartitionsToTxn. Clients below version 4
+    cannot read a lowest level of 0: they get the current level.
     """
     for version in (3, 4):
         response = setting.kafka.call(
@@ -362,9 +362,9 @@ def test_transactions_of_version_2_are_finalized(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("version", [5, 99, 0x7FFF])
-def test_an_unknown_version_of_api_versions_is_answered_in_version_0(shared_broker: Broker, version: int) -> None:
-    """KIP-511: error 35, response header 0, body 0, which lists what is spoken; the connection
-    lives on.
+def test_an_unknown_version_of_api_versions_gets_a_version_0_response(shared_broker: Broker, version: int) -> None:
+    """KIP-511: error 35, response header 0, body 0, which lists the supported versions; the
+    connection stays open.
     """
     with topics.connect(shared_broker) as kafka:
         kafka.send_frame(struct.pack(">hhih", API_VERSIONS, version, 77, -1) + b"\0\1\1\0")
@@ -376,7 +376,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0(shared_brok
         assert advertised(kafka) == {key: (low, high) for key, low, high in keys}
 
 
-def test_every_produced_version_is_read_by_every_fetched_one(shared_broker: Broker) -> None:
+def test_records_of_every_produce_version_are_read_by_every_fetch_version(shared_broker: Broker) -> None:
     name = topics.create_topic(shared_broker, "round-trip")
     with topics.connect(shared_broker) as kafka:
         topic_id = topics.topic_id(kafka, name)
@@ -403,8 +403,8 @@ def _without_broker_fields(batch: bytes) -> bytes:
     return batch[8:12] + batch[16:]
 
 
-def test_the_worker_answers_api_versions_as_the_codec_writes_them(setting: Setting) -> None:
-    """Workers send ready-made bytes; they are what encode_response would have made."""
+def test_the_workers_api_versions_response_equals_the_codecs(setting: Setting) -> None:
+    """Workers send precomputed bytes, which must equal encode_response's."""
     for version in range(5):
         request = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
         setting.kafka.send(API_VERSIONS, version, request)
@@ -428,7 +428,7 @@ def _tagged(frame: bytes) -> bytes:
 
 
 def _with_rest(frame: bytes) -> bytes:
-    """librdkafka 2.x puts bytes of its own behind some requests; Kafka does not look at them."""
+    """librdkafka 2.x appends bytes of its own to some requests; Kafka ignores them."""
     return frame + b"\1\2\3"
 
 
@@ -452,10 +452,8 @@ def test_unknown_tagged_fields_are_ignored(setting: Setting, key: int) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(set(FLEXIBLE) - {PRODUCE, FETCH}))
-def test_bytes_behind_a_request_are_ignored(setting: Setting, key: int) -> None:
-    """Not so Produce and Fetch, where no client sends any and lengths that do not add up are a
-    fault.
-    """
+def test_bytes_after_a_request_are_ignored(setting: Setting, key: int) -> None:
+    """Except Produce and Fetch, where no client sends any and inconsistent lengths are an error."""
     _check_changed(setting, key, _with_rest)
 
 
@@ -468,7 +466,7 @@ def test_client_ids(shared_broker: Broker, client_id: str | None) -> None:
 
 
 def test_all_topics_and_none(setting: Setting) -> None:
-    """Version 0 asks for all by an empty list; later an empty list is none and null is all."""
+    """Version 0 requests all by an empty list; later an empty list means none and null all."""
     for version in (0, 1, 5, 8, 12, 13):
         everything = setting.kafka.call(3, version, MetadataRequest(topics=[] if version == 0 else None))
         assert setting.topic in {found.name for found in everything.topics}
@@ -476,9 +474,9 @@ def test_all_topics_and_none(setting: Setting) -> None:
             assert setting.kafka.call(3, version, MetadataRequest(topics=[])).topics == []
 
 
-def test_the_metadata_of_two_connections_is_of_one_cluster(shared_broker: Broker) -> None:
-    """Answers are cached by workers: the second is the first's bytes but for the correlation id,
-    until a topic comes.
+def test_two_connections_get_the_same_metadata(shared_broker: Broker) -> None:
+    """Responses are cached by workers: the second equals the first except for the correlation id,
+    until a topic is created.
     """
     with topics.connect(shared_broker) as one, topics.connect(shared_broker) as two:
         responses = []

@@ -1,4 +1,4 @@
-"""Topics and bytes by raw requests, for tests whose client is busy being tested."""
+"""Topics and raw requests, for tests whose client is the object of the test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _numbers = itertools.count(1)
 
 
 def fresh_name(what: str) -> str:
-    """A topic name of this test alone: brokers are shared."""
+    """A topic name that no other test uses: brokers are shared."""
     return f"{what}-{os.getpid()}-{next(_numbers)}"
 
 
@@ -48,7 +48,7 @@ def connect(broker: Broker, **options) -> KafkaConnection:
 
 
 def create_topic(broker: Broker, what: str, partitions: int = 1, **configs: str) -> str:
-    """A new topic, its partitions served. In `configs`, _ stands for a dot."""
+    """A new topic, whose partitions are served. In `configs`, _ replaces a dot."""
     name = fresh_name(what)
     create_named(broker, name, partitions, **configs)
     return name
@@ -64,7 +64,7 @@ def create_named(broker: Broker, name: str, partitions: int = 1, **configs: str)
 
 
 def set_config(kafka: KafkaConnection, name: str, **configs: str) -> None:
-    """Like create_topic's `configs`. The topic's leader learns of them a moment later."""
+    """Like create_topic's `configs`. The topic's leader applies them a moment later."""
     rows = [
         IncrementalAlterConfigsRequest.Config(key.replace("_", "."), config_operation=0, value=value)
         for key, value in configs.items()
@@ -81,8 +81,8 @@ def delete_topic(broker: Broker, name: str) -> None:
 
 
 def wait_served(kafka: KafkaConnection, name: str) -> None:
-    """Metadata says a moment after creation that every partition has its leader; a client asks
-    again until then, and so do we.
+    """Metadata shows a moment after creation that every partition has a leader; a client polls
+    until then.
     """
     deadline = time.monotonic() + READY_SECONDS
     while True:
@@ -119,7 +119,7 @@ def produce_request(name: str, records: bytes | None, partition: int = 0, acks: 
 def produce(
     kafka: KafkaConnection, name: str, records: bytes | None, partition: int = 0, *, version: int = 9, acks: int = -1
 ):
-    """One batch of one partition; its partition response, whatever it says."""
+    """Writes one batch to one partition; returns its partition response, including errors."""
     return (
         kafka.call(PRODUCE, version, produce_request(name, records, partition, acks))
         .responses[0]
@@ -128,7 +128,7 @@ def produce(
 
 
 def must_produce(kafka: KafkaConnection, name: str, *values: bytes | Record, partition: int = 0, acks: int = -1) -> int:
-    """Base offset of a batch that must be taken."""
+    """The base offset of a batch that must be accepted."""
     result = produce(kafka, name, batch_of(*values), partition, acks=acks)
     assert result.error_code == 0, result
     return result.base_offset
@@ -157,7 +157,7 @@ def fetch_request(partitions: Iterable[tuple[str, int, int]], **options) -> Fetc
 
 
 def fetch(kafka: KafkaConnection, name: str, offset: int, partition: int = 0, *, version: int = 11, **options):
-    """One partition; its partition response, whatever it says."""
+    """Fetches one partition; returns its partition response, including errors."""
     return kafka.call(FETCH, version, fetch_request([(name, partition, offset)], **options)).responses[0].partitions[0]
 
 

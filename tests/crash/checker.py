@@ -1,18 +1,19 @@
-"""What must hold after any crash, as a pure function: clients' records in, violations out.
+"""Invariants after any crash, as a pure function: clients' records in, violations out.
 
 Promises
     C1  lost        an acknowledged record is at its acknowledged offset, unless that is below the log start offset
     C2  duplicate   a record of an idempotent producer is in the log at most once
     C3  reordered   the records of an idempotent producer are in its partition in the order in which they were sent
     C4  changed     (partition, offset) has one value for every observer, at every time: acknowledgements, consumers, the final log
-    C5  vanished    what a consumer saw is in the final log
-    C6  corrupt     each value is one that a producer made, byte for byte
-    C7  gap         a log without compaction has each offset from log start to log end exactly once, in order
+C4  changed     (partition, offset) has one value for every observer, at all times:
+acknowledgements, consumers, the final log
+C5  vanished    a record that a consumer read is in the final log
+C6  corrupt     each value is one that a producer created, byte for byte
     C8  disordered  one consumer sees each partition's offsets ascending without a hole
-    C9  unsent      no record is read that was never sent
+C8  disordered  one consumer reads each partition's offsets ascending without a gap
 
 A topic in `volatile_topics` (flush.on.ack=false after a power cut) may lose its end: C1, C4 and C5
-are not asked of it.
+do not apply to it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Acknowledged:
     topic: str
     partition: int
     offset: int
-    at_ns: int  # CLOCK_MONOTONIC, when the client knew
+    at_ns: int  # CLOCK_MONOTONIC, when the client got the acknowledgement
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,18 +60,18 @@ class Seen:
 class FinalLog:
     log_start_offset: int
     log_end_offset: int
-    records: list[tuple[int, bytes]]  # as a reader got them
+    records: list[tuple[int, bytes]]  # as returned to a reader
 
 
 @dataclasses.dataclass(slots=True)
 class History:
     acknowledged: list[Acknowledged] = dataclasses.field(default_factory=list)
     seen: list[Seen] = dataclasses.field(default_factory=list)
-    sent: dict[str, int] = dataclasses.field(default_factory=dict)  # producer -> how many were handed to it
+    sent: dict[str, int] = dataclasses.field(default_factory=dict)  # producer -> how many were passed to it
     idempotent: set[str] = dataclasses.field(default_factory=set)
 
     def until(self, at_ns: int) -> History:
-        """What the clients knew at that moment."""
+        """The clients' records up to that time."""
         return History(
             [one for one in self.acknowledged if one.at_ns < at_ns],
             [one for one in self.seen if one.at_ns < at_ns],
@@ -80,14 +81,14 @@ class History:
 
 
 def make_value(producer: str, counter: int) -> bytes:
-    """Unique, of a length and content that follow from its name, with a checksum of its own."""
+    """Unique, with a length and content derived from its name, and a checksum."""
     body = b"%s:%d:" % (producer.encode(), counter)
     body += random.Random(zlib.crc32(body)).randbytes(zlib.adler32(body) % 400)
     return body + zlib.crc32(body).to_bytes(4, "big")
 
 
 def identity_of(value: bytes | None) -> Identity:
-    """Raises ValueError when no producer made this value."""
+    """Raises ValueError when no producer created this value."""
     if not value or value.count(b":") < 2 or zlib.crc32(value[:-4]) != int.from_bytes(value[-4:], "big"):
         raise ValueError(f"a value that no producer made: {(value or b'')[:60]!r}")
     producer, counter, _ = value.split(b":", 2)

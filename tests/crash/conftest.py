@@ -1,4 +1,4 @@
-"""How many rounds, and which seed."""
+"""The number of rounds, and the seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def rounds(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
-    """rounds(quick, long): as many as this tier runs."""
+    """rounds(quick, long): the number for this tier."""
     is_long = request.config.getoption("--tier") == "long"
     return lambda quick, long: long if is_long else quick
 

@@ -1,16 +1,16 @@
-"""A member of an exactly-once copy job, as a process of its own: reads what is committed in a
-group, writes it to the same partition of another topic in transactions that hold the group's
-offsets too. By librdkafka ("transport": "tcp") or mqd's own client ("shm").
+"""A member of an exactly-once copy job, as a separate process: reads committed records in a group,
+writes them to the same partition of another topic in transactions that include the group's offsets.
+By librdkafka ("transport": "tcp") or mqd's own client ("shm").
 
     python -m tests.crash.copy_job '{"bootstrap": "127.0.0.1:9092", "group": "g", "source": "a",
     "target": "b", "name": "copy-0", "seed": 1, "consumer": {}, "transport": "tcp"}'
 
-SIGUSR1 makes it tell where it stands. Ends with code 0 after SIGTERM, with 1 when its producer is
-fenced or its state unknown: its supervisor restarts it, as a user's would.
+SIGUSR1 makes it print its stack. Exits with 0 after SIGTERM, with 1 when its producer is fenced or
+its state unknown: its supervisor restarts it, as a user's would.
 
-What an application must take care of, and this one does: the group's metadata is taken before the
-records are, so that a member that has lost a partition meanwhile is refused; records that a
-rebalance comes between are dropped; after an abort it reads again from where it began.
+Precautions that an application must take, and this one does: the group's metadata is read before
+the records, so that a member that has lost a partition meanwhile is refused; records that a
+rebalance interrupts are dropped; after an abort it reads again from where it began.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ import mqd
 BATCH_RECORDS_MAX = 200
 STEP_SECONDS = 5.0
 ABORTED_SHARE = 0.1
-# librdkafka 2.10 to 2.16 waits for ever, whatever the time-out, for a group's coordinator that
-# Metadata does not name any more (its issues 5456 and 5511): the process ends itself then. Only
-# around the call that does it: what else hangs is to be found.
+# librdkafka 2.10 to 2.16 waits forever, whatever the timeout, for a group's coordinator that
+# Metadata no longer contains (its issues 5456 and 5511): the process then ends itself. Only around
+# the call in question: other hangs must be found.
 HUNG_SECONDS = 20.0
-# librdkafka 2.16 by default begins again from the bootstrap servers when all brokers are down; of a
+# librdkafka 2.16 by default restarts from the bootstrap servers when all brokers are down; in a
 # cluster of one broker, whose connections end together, it then keeps a broker that it is about to
-# forget, and waits for it for ever with what it had to send (TxnOffsetCommit, seen), whatever the
-# time-out.
+# forget, and waits for it forever with its pending requests (TxnOffsetCommit, seen), whatever the
+# timeout.
 _QUICK_RETRIES = {
     "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 20,
@@ -105,7 +105,7 @@ class Copier:
         self.is_moved = True
 
     def take(self) -> list[Message]:
-        """Nothing when a rebalance comes between."""
+        """Nothing when a rebalance intervenes."""
         self.is_moved = False
         batch: list[Message] = []
         expected = self.chance.randrange(1, BATCH_RECORDS_MAX)
@@ -155,7 +155,7 @@ class Copier:
         self.read_again(batch)
 
     def read_again(self, batch: list[Message]) -> None:
-        """From the first of them, where the partition is still this member's."""
+        """From the first of them, if the partition is still this member's."""
         firsts: dict[int, int] = {}
         for message in batch:
             firsts.setdefault(message.partition(), message.offset())
@@ -175,7 +175,7 @@ class Copier:
 
 
 def main() -> int:
-    faulthandler.register(signal.SIGUSR1)  # where it stands, when it hangs
+    faulthandler.register(signal.SIGUSR1)  # prints the stack when it hangs
     copier = Copier(json.loads(sys.argv[1]))
     signal.signal(signal.SIGTERM, copier.stop)
     try:

@@ -1,5 +1,5 @@
-"""What every copy job in transactions needs, on one broker or on several: its members as processes
-that are started again when they end, and the report when the output is not the input.
+"""Shared by copy jobs in transactions, on one broker or on several: their members as processes that
+are restarted when they end, and the report when the output differs from the input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.crash.workload import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-# Members that are killed are to be missed soon.
+# Killed members should be noticed soon.
 QUICK_GROUPS = {
     "group.min.session.timeout.ms": "1000",
     "group.initial.rebalance.delay.ms": "100",
@@ -31,7 +31,7 @@ def copy_job(settings: dict) -> list[str]:
 
 
 class Member:
-    """One process of the job; `tend` starts it again when it has ended. `command`: what it is, by
+    """One process of the job; `tend` restarts it when it has ended. `command`: its command line, by
     its settings.
     """
 

@@ -1,27 +1,26 @@
-"""What a disk could hold after a power cut, from the journal of the file layer (byte table:
+"""Possible disk contents after a power cut, from the journal of the file layer (byte table:
 native/base/file_watch.h).
 
     disk = Disk()
     for operation in read_journals(directory, "journal"):
         disk.apply(operation)
-    disk.power_cut(random.Random(seed)).write_to(target, root="/data")   # one of the many states
-                                                                         that the disk may be in
-    disk.present().write_to(...)                                         # what a reader saw just
-                                                                         before
+disk.power_cut(random.Random(seed)).write_to(target, root="/data")   # one of the many states that
+the disk may be in
+disk.present().write_to(...)                                         # as a reader saw it just
+before
 
 Rules
-    D1  what a file was given before the beginning of a successful flush of it (or of the file
-        system) is on the disk
-    D2  of every other write any set of 512-byte sectors may be there, in any order; a length may
-        have grown without its data (zeros)
-    D3  a name (creation, rename, removal) is durable when its directory was flushed so; else it may
-        be there or not, however durable the file is. A rename within one directory is never
-        half-done; the changes of one name stay in order
-    D4  what a failed flush should have covered is on no disk, whatever flush succeeds later: the
-        kernel has called its pages clean
-    D5  a directory that exists without the journal's knowledge (made before watching began) is
-        durable; a write to a file of which nothing is known is an error: a change that went past
-        the layer would make all this worthless
+D1  bytes written to a file before the beginning of a successful flush of it (or of the file system)
+are on the disk
+D2  of every other write any set of 512-byte sectors may be there, in any order; a length may have
+grown without its data (zeros)
+D3  a name (creation, rename, removal) is durable when its directory was flushed; otherwise it may
+be there or not, however durable the file is. A rename within one directory is atomic; the changes
+of one name stay in order
+D4  data that a failed flush should have covered is on no disk, whatever flush succeeds later: the
+kernel considers its pages clean
+D5  a directory that the journal does not know (created before watching began) is durable; a write
+to an unknown file is an error: a change that bypasses the layer would make the model worthless
 
 A file or directory keeps its identity (`_Node`) through renames, as an inode does.
 """
@@ -43,7 +42,7 @@ _MAGIC = 0x314A514D
 
 
 class JournalError(AssertionError):
-    """The journal does not tell the whole story, or is damaged."""
+    """The journal is incomplete or damaged."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def read_journals(directory: Path, name: str) -> list[Operation]:
 
 
 class _Node:
-    """`pending` holds (serial, change) in order; a flush makes all below a serial durable, but for
+    """`pending` has (serial, change) in order; a flush makes all below a serial durable, except
     those below `dropped` (D4).
     """
 
@@ -180,7 +179,7 @@ class _File(_Node):
             position = stop
 
 
-_Names = dict[str, "_Node | None"]  # one atomic change: what each name stands for afterwards
+_Names = dict[str, "_Node | None"]  # one atomic change: the node of each name afterwards
 
 
 class _Directory(_Node):
@@ -231,7 +230,7 @@ class Tree:
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
     def write_to(self, target: Path, root: str) -> None:
-        """What lies below `root`, to `target`. Files of zeros beyond their data stay sparse."""
+        """Writes the files below `root` to `target`. Files of zeros beyond their data stay sparse."""
         for path in self.directories:
             if path == root or path.startswith(root + "/"):
                 (target / path[len(root) + 1 :]).mkdir(parents=True, exist_ok=True)
@@ -241,7 +240,7 @@ class Tree:
 
 
 class Disk:
-    """`ignore(operation)` True: the disk said that it had flushed, and had not."""
+    """`ignore(operation)` True: the disk reported a flush that it did not do."""
 
     def __init__(self, ignore: Callable[[Operation], bool] = lambda operation: False) -> None:
         self._root = _Directory()
@@ -257,7 +256,7 @@ class Disk:
         _ACTIONS[operation.kind](self, operation)
 
     def _parent(self, path: str) -> tuple[_Directory, str]:
-        """Its directory, made known where it is not (D5), and its name in there."""
+        """Its directory, registered if unknown (D5), and its name in it."""
         *directories, name = path.strip("/").split("/")
         node = self._root
         for part in directories:
@@ -274,7 +273,7 @@ class Disk:
         return parent.entries.get(name)
 
     def _file(self, operation: Operation) -> _File | None:
-        """None: it was removed, and is still open somewhere."""
+        """None: it was removed, but is still open in a process."""
         node = self._find(operation.path)
         if isinstance(node, _File):
             return node
@@ -355,7 +354,7 @@ class Disk:
         return self._tree(lambda directory: directory.power_cut(chance), lambda file: file.power_cut(chance))
 
     def harshest(self) -> Tree:
-        """Nothing that was not flushed."""
+        """Without any unflushed data."""
         return self._tree(lambda directory: directory.durable, lambda file: bytes(file.durable))
 
     def _tree(self, entries_of: Callable[[_Directory], dict[str, _Node]], content_of: Callable[[_File], bytes]) -> Tree:

@@ -1,5 +1,5 @@
-"""`python -m tests.crash.full_disk MOUNT [kill] [forked]`: a broker on a file system without a free byte,
-for test_full_disk.py, which runs it in a mount namespace of its own. Prints a line of JSON for each
+"""`python -m tests.crash.full_disk MOUNT [kill] [forked]`: a broker on a file system without a free
+byte, for test_full_disk.py, which runs it in a mount namespace. Prints a line of JSON for each
 step.
 """
 
@@ -23,7 +23,7 @@ from tests.kafka_connection import KafkaConnection
 
 KAFKA_STORAGE_ERROR = 56
 RECORDS, RECORD_BYTES, SEGMENT_BYTES = 200, 20_000, 65536
-FLOOR_BYTES = 2 << 20  # log.dirs.free.bytes.min: more than what is given up at start, and small beside what is deleted
+FLOOR_BYTES = 2 << 20  # log.dirs.free.bytes.min: more than is given up at start, and small compared to what is deleted
 
 
 def emit(step: str, **found: object) -> None:
@@ -36,7 +36,7 @@ def free_bytes(mount: Path) -> int:
 
 
 def fill(mount: Path) -> None:
-    """To the last block."""
+    """Fills the disk to the last block."""
     with open(mount / "others", "ab", buffering=0) as file:
         size = 1 << 20
         while size:
@@ -47,7 +47,7 @@ def fill(mount: Path) -> None:
 
 
 def start(broker: Broker) -> None:
-    """As Broker.start, whose file for errors would be on the full disk."""
+    """As Broker.start, whose error file would be on the full disk."""
     with tempfile.TemporaryFile("w+") as errors:
         broker.process = broker.run(broker.command(), errors)
         assert broker.process.stdout is not None
@@ -57,7 +57,7 @@ def start(broker: Broker) -> None:
 
 
 def use(broker: Broker, records: int) -> int:
-    """Reads all, is refused when it writes, deletes some; how many are left."""
+    """Reads all, is refused when it writes, deletes some; returns how many are left."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         read = len(read_log(kafka, "t", 0).records)
@@ -73,7 +73,7 @@ def use(broker: Broker, records: int) -> int:
 
 
 def make_room(broker: Broker, mount: Path) -> None:
-    """By deleting a topic and by retention; then it takes records again, by itself."""
+    """By deleting a topic and by retention; then it accepts records again, automatically."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     admin.delete_topics(["other"])["other"].result(20)
     entry = ConfigEntry("retention.bytes", str(SEGMENT_BYTES), incremental_operation=AlterConfigOpType.SET)

@@ -32,13 +32,13 @@ def kill(broker: Broker, name: str) -> int:
 
 
 def kill_and_wait(broker: Broker, name: str, seconds: float = READY_SECONDS) -> None:
-    """kill -9; returns when its successor runs and the broker says that it is ready."""
+    """kill -9; returns when its successor runs and the broker reports that it is ready."""
     before = kill(broker, name)
     wait_until_healthy(broker, {name: before}, seconds)
 
 
 def wait_until_healthy(broker: Broker, before: dict[str, int], seconds: float = READY_SECONDS) -> None:
-    """Until the broker is ready with other processes than those of `before`."""
+    """Waits until the broker is ready with processes other than those of `before`."""
 
     def whole() -> bool:
         with contextlib.suppress(KeeperError, OSError):

@@ -1,9 +1,9 @@
-"""A driver as Spark's, without Spark: `python sink_driver.py BOOTSTRAP TOPIC CHECKPOINT SEED`.
-Batches of numbers by tasks in processes of their own, through mqd/spark/writing.py; what is
-committed is noted in the checkpoint, one batch later than it is true, as Spark does it. Tasks run
-twice at times, or fail behind their rows; zombies continue when the driver is killed.
+"""A replacement of Spark's driver: `python sink_driver.py BOOTSTRAP TOPIC CHECKPOINT SEED`. Writes
+batches of numbers by tasks in separate processes, through mqd/spark/writing.py; commits are
+recorded in the checkpoint one batch late, as in Spark. Tasks sometimes run twice, or fail after
+their rows; zombies continue when the driver is killed.
 
-Batch n is the numbers n * BATCH .. (n + 1) * BATCH - 1. Ends never.
+Batch n is the numbers n * BATCH .. (n + 1) * BATCH - 1. Never ends.
 """
 
 from __future__ import annotations

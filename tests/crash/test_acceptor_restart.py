@@ -1,9 +1,9 @@
-"""The acceptor dies under load, again and again: no connection of a producer or consumer ends, no
-connect is refused. Counted at the clients.
+"""The acceptor is killed repeatedly under load: no connection of a producer or consumer ends, no
+connect is refused. Measured at the clients.
 
-What cannot be saved from kill -9: the one connection that the acceptor has just accepted and not
-yet handed to a worker (about 100 microseconds). Its client has had no response on it and connects
-again. So a fresh connection may be reset, once per kill at most; refused it never is.
+Not protected from kill -9: the one connection that the acceptor has just accepted and not yet
+handed to a worker (about 100 microseconds). Its client has had no response on it and reconnects. So
+a fresh connection may be reset, at most once per kill; it is never refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOPIC, PARTITIONS = "raw", 3
 
 
 class Client(threading.Thread):
-    """Repeats `turn`; an ended or refused connection is written down, and made again."""
+    """Repeats `turn`; a closed or refused connection is recorded, and reopened."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -76,7 +76,7 @@ class Produces(Client):
         )
         error = response.responses[0].partition_responses[0].error_code
         assert error == 0, f"Produce says {error}"
-        time.sleep(0.002)  # a steady stream, that leaves the machine to others too
+        time.sleep(0.002)  # a steady stream that leaves CPU time to others
 
 
 class Fetches(Client):
@@ -106,7 +106,7 @@ class Fetches(Client):
 
 
 class Connects(Client):
-    """A new connection each time, with a first question."""
+    """A new connection each time, with a first request."""
 
     one_turn_each = True
 

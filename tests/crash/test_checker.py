@@ -1,4 +1,4 @@
-"""The checker finds each fault that is planted, and nothing in a sound history."""
+"""The checker finds each planted fault, and nothing in a correct history."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ COUNT = 40
 
 
 def sound() -> tuple[History, dict[tuple[str, int], FinalLog]]:
-    """Two idempotent producers that take turns on two partitions; the last four records are in the
+    """Two idempotent producers that alternate on two partitions; the last four records are in the
     log without an acknowledgement.
     """
     history = History(sent={"p0": COUNT, "p1": COUNT}, idempotent={"p0", "p1"})
@@ -33,7 +33,7 @@ def kinds(history: History, final: dict[tuple[str, int], FinalLog], **options) -
     return {one.kind for one in check(history, final, **options)}
 
 
-def test_nothing_is_found_in_a_sound_history():
+def test_nothing_is_found_in_a_correct_history():
     assert check(*sound()) == []
 
 
@@ -46,7 +46,7 @@ def test_values_carry_their_identity_and_are_unique():
             identity_of(broken)
 
 
-def test_an_acknowledged_record_that_is_cut_off_is_lost():
+def test_an_acknowledged_record_that_was_truncated_is_lost():
     history, final = sound()
     log = final["t", 0]
     del log.records[20:]
@@ -54,13 +54,13 @@ def test_an_acknowledged_record_that_is_cut_off_is_lost():
     assert {"lost", "vanished"} == kinds(history, final)
 
 
-def test_a_partition_that_is_gone_is_lost():
+def test_a_missing_partition_is_lost():
     history, final = sound()
     del final["t", 1]
     assert "lost" in kinds(history, final)
 
 
-def test_an_end_without_acknowledgement_may_be_cut_off():
+def test_an_unacknowledged_end_may_be_truncated():
     history, final = sound()
     log = final["t", 0]
     del log.records[-2:]
@@ -68,7 +68,7 @@ def test_an_end_without_acknowledgement_may_be_cut_off():
     assert check(history, final) == []
 
 
-def test_records_below_the_log_start_may_be_gone():
+def test_records_below_the_log_start_may_be_missing():
     history, final = sound()
     log = final["t", 0]
     del log.records[:10]
@@ -96,7 +96,7 @@ def test_a_duplicate_in_another_partition():
 def test_records_in_another_order():
     history, final = sound()
     records = final["t", 0].records
-    (first, one), (second, other) = records[36], records[38]  # beyond what was acknowledged: counters 36 and 38 of p0
+    (first, one), (second, other) = records[36], records[38]  # beyond the acknowledged ones: counters 36 and 38 of p0
     assert identity_of(one)[0] == identity_of(other)[0]
     history.acknowledged = [ack for ack in history.acknowledged if ack.offset < 36]
     history.seen = [seen for seen in history.seen if seen.offset < 36]
@@ -129,7 +129,7 @@ def test_a_hole_in_the_log():
     history, final = sound()
     del final["t", 0].records[-2]
     assert kinds(history, final) == {"gap"}
-    del final["t", 0].records[-1]  # now the end is short
+    del final["t", 0].records[-1]  # now the end is missing
     assert kinds(history, final) == {"gap"}
 
 
@@ -141,7 +141,7 @@ def test_a_consumer_that_skips_or_repeats():
     assert kinds(dataclasses.replace(history, seen=again), final) == {"disordered"}
 
 
-def test_a_consumer_that_saw_what_vanished():
+def test_a_record_read_by_a_consumer_vanished():
     history, final = sound()
     history.acknowledged = [ack for ack in history.acknowledged if ack.offset < 30]
     for log in final.values():
@@ -159,7 +159,7 @@ def test_a_record_that_was_not_sent():
     assert kinds(history, final) == {"unsent"}
 
 
-def test_until_a_moment():
+def test_records_until_a_time():
     history, final = sound()
     for log in final.values():
         del log.records[20:]

@@ -1,6 +1,5 @@
-"""Power cuts in the middle of compactions: a child process compacts a log with the file layer's
-journal on; from any moment of it disks are rebuilt as they could be, recovered, and must hold what
-the model says.
+"""Power cuts during compactions: a child process compacts a log while the file layer's journal is
+on; for any point in time possible disks are rebuilt and recovered, and must match the model.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def made(directory: Path, seed: int) -> Log:
 
 
 def known_files(directory: Path) -> list[Operation]:
-    """The files that were on the disk before, as the journal would have recorded them."""
+    """Files that existed before, as the journal would have recorded them."""
     reported: list[Operation] = []
 
     def report(kind: int, path: str, **fields) -> None:
@@ -112,8 +111,8 @@ def test_a_power_cut_at_any_moment_of_a_compaction_loses_nothing(tmp_path: Path,
         shutil.rmtree(target)
 
 
-def test_a_disk_that_lies_about_the_new_segments_is_found_out(tmp_path: Path, seed: int):
-    """Proof that the test above can fail."""
+def test_a_disk_that_ignores_flushes_of_new_segments_is_detected(tmp_path: Path, seed: int):
+    """Proves that the test above can fail."""
     log, before, operations = recorded(tmp_path, seed)
     disk = Disk(lambda operation: operation.path.endswith(".log.cleaned"))
     for operation in [*before, *operations]:

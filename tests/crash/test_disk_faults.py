@@ -1,5 +1,5 @@
-"""Disks that fail a flush and disks that are full, under load: only what lies there is concerned,
-nothing unflushed is acknowledged, space that returns is enough.
+"""Disks that fail a flush and disks that are full, under load: only their own partitions are
+affected, nothing unflushed is acknowledged, and the broker recovers when space returns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Faulty:
         self.control = control
 
     def set(self, *rules: str) -> None:
-        """In force for every call that begins after this."""
+        """Applies to every call that begins after this."""
         ready = self.control.with_suffix(".new")
         ready.write_text("\n".join(rules))
         ready.rename(self.control)
@@ -84,7 +84,7 @@ def test_a_failed_flush_fences_its_directory_only(start_faulty):
                 assert produce(kafka, "t", partition, b"still fenced")[0] == ErrorCode.KAFKA_STORAGE_ERROR
         for partition in good:
             assert len(read_log(kafka, "t", partition).records) == 4
-        for partition in bad:  # what was not flushed is not readable, what was is still there to read
+        for partition in bad:  # unflushed records are not readable, flushed ones still are
             found, high_watermark = fetch_records(kafka, "t", partition, 0)
             assert ([value for _, value in found], high_watermark) == ([b"before"], 1)
     logs = [broker.data_dir / "logs" / f"mqd-worker-{worker}.log" for worker in (0, 1)]
@@ -118,7 +118,7 @@ def test_a_directory_fails_under_load_and_the_others_continue(start_faulty, seed
         late = acknowledged_since(set(places["disk-0"]))
         assert not late, f"acknowledged on a directory that cannot flush: {late}"
         faulty.set()
-        broker.kill_all()  # restarted on a sound disk
+        broker.kill_all()  # restarted on a healthy disk
         broker.start()
         load.wait_for_progress()
         final = load.finish()
@@ -128,9 +128,9 @@ def test_a_directory_fails_under_load_and_the_others_continue(start_faulty, seed
 
 @pytest.mark.parametrize("restarted", ["workers", "everything"])
 def test_pages_dropped_by_a_failed_flush_are_not_trusted_after_a_restart(start_faulty, tmp_path, restarted):
-    """After a failed flush the kernel may drop the pages or call them clean: a successor finds the
-    bytes in the page cache, and no flush will ever write them. Acknowledged after that, they would
-    be lost with the next power cut. So they must be written again.
+    """After a failed flush the kernel may drop the pages or mark them clean: a successor finds the
+    bytes in the page cache, and no flush will ever write them. If they were acknowledged, the next
+    power cut would lose them. So they must be written again.
     """
     faulty = start_faulty(environment={"MQD_FILE_JOURNAL": str(tmp_path / "journal")})
     broker = faulty.broker
@@ -176,7 +176,7 @@ def test_a_full_disk_refuses_produce_and_nothing_else(start_faulty):
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         for number in range(40):
             assert produce(kafka, "t", 0, b"%d" % number * 100)[0] == 0
-        # the metadata log has a reserve of its own, which no rule can give back
+        # the metadata log has its own reserve, which no rule can free
         faulty.set("write:ENOSPC:/log/", "open:ENOSPC:.tmp", "fallocate:ENOSPC", "mkdir:ENOSPC")
         error, _ = produce(kafka, "t", 0, b"too much")
         assert error in RETRIABLE_WHEN_FULL, error
@@ -202,8 +202,8 @@ def test_a_full_disk_refuses_produce_and_nothing_else(start_faulty):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, seed):
-    """Also in the middle of a write: the disk takes some bytes more and then refuses. Clients only
-    wait; now and then a worker dies while it is full.
+    """Also in the middle of a write: the disk accepts some more bytes and then refuses. Clients
+    only wait; now and then a worker dies while it is full.
     """
     faulty = start_faulty()
     broker = faulty.broker
@@ -213,8 +213,8 @@ def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, see
         for number in range(rounds(2, 20)):
             load.wait_for_progress()
             budget = chance.choice((0, chance.randrange(1, 50_000)))
-            # The metadata log has ballast for a disk that is really full: it is left out here, for
-            # a worker's successor needs a new leader epoch.
+            # The metadata log has ballast for a disk that is really full: it is not limited here,
+            # because a worker's successor needs a new leader epoch.
             faulty.set(
                 *(f"write:ENOSPC:/{topic}-:budget={budget}" for topic in ("plain", "rolling")), "fallocate:ENOSPC"
             )
@@ -222,7 +222,7 @@ def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, see
             if number % 4 == 1:
                 kill_and_wait(broker, chance.choice(("mqd-worker-0", "mqd-worker-1")))
             faulty.set()
-        load.wait_for_progress(70)  # a full disk is looked at again after a while that doubles
+        load.wait_for_progress(70)  # a full disk is checked again after an interval that doubles
         final = load.finish()
         violations = check(load.history(), final)
         assert not violations and not load.errors(), (
@@ -232,8 +232,8 @@ def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, see
 
 
 def test_a_topic_cannot_be_created_on_a_disk_that_refuses_the_metadata_log(start_faulty):
-    """A refused change is refused in words and is not there afterwards; the same change succeeds
-    when the disk takes it.
+    """A refused change is reported and has no effect; the same change succeeds when the disk
+    accepts it.
     """
     faulty = start_faulty()
     admin = AdminClient({"bootstrap.servers": faulty.broker.bootstrap, "log_level": 0})

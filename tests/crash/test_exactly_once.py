@@ -1,7 +1,7 @@
 """An exactly-once copy job while workers, the acceptor and the job's own members are killed at
 random under load: the output is the input, every record once, in order.
 
-`MQD_CRASH_SEED=N` runs other histories; what a history was is in the message of its failure.
+`MQD_CRASH_SEED=N` runs other histories; the message of a failure has the history.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUNS = 20
 
 
 class Job:
-    """`story` grows: what was done, shown when it fails."""
+    """`story` records the actions, shown on failure."""
 
     def __init__(self, broker: Broker, directory: Path, seed: str, protocol: str, transport: str = "tcp") -> None:
         self.broker = broker
@@ -120,7 +120,7 @@ class Job:
             else:
                 self.members[int(victim[-1])].end(signal.SIGKILL)
         self.tend()
-        if before and self.chance.random() < 0.7:  # else the next one is killed while the broker is not whole
+        if before and self.chance.random() < 0.7:  # otherwise the next one is killed while the broker is not healthy
             wait_until_healthy(self.broker, before)
 
     def finish(self) -> None:
@@ -161,7 +161,7 @@ class Job:
         assert status(self.broker).ready
 
 
-# Both I/O backends with both group protocols, in turns.
+# Both I/O backends with both group protocols, alternately.
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("run", [pytest.param(run, marks=[] if run < 1 else [pytest.mark.slow]) for run in range(RUNS)])
 def test_a_copy_job_under_kills_copies_every_record_once(start_broker, tmp_path, rounds, seed, run):

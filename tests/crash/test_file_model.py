@@ -1,6 +1,4 @@
-"""The model of a power cut: what it keeps, what it may lose, and that it reports of real files what
-they are.
-"""
+"""The model of a power cut: what it keeps, what it may lose, and that it matches real files."""
 
 import os
 import random
@@ -132,7 +130,7 @@ def test_a_flush_that_is_ignored_covers_nothing():
     assert history.disk.harshest().files["/d/a"] == b""
 
 
-def test_a_name_is_durable_with_its_directory_only(history):
+def test_a_name_is_only_durable_with_its_directory(history):
     history.create("/d/a", b"x")
     history.sync("/d/a")
     assert contents(history, "/d/a") == {None, b"x"}
@@ -144,7 +142,7 @@ def test_a_name_is_durable_with_its_directory_only(history):
     assert contents(history, "/d/a") == {None}
 
 
-def test_a_rename_is_never_half_done(history):
+def test_a_rename_is_atomic(history):
     history.create("/d/a", b"old")
     history.sync("/d/a")
     history.sync("/d")
@@ -181,7 +179,7 @@ def test_a_flush_of_the_file_system_covers_all_below(history):
     assert None in contents(history, "/d/p/index")
 
 
-def test_truncation_may_be_forgotten_and_never_comes_before_what_it_follows(history):
+def test_a_truncation_may_be_lost_but_never_reordered(history):
     history.create("/d/a", b"x" * 10)
     history.sync("/d/a")
     history.sync("/d")
@@ -191,7 +189,7 @@ def test_truncation_may_be_forgotten_and_never_comes_before_what_it_follows(hist
     assert contents(history, "/d/a") == {b"x" * 4}
 
 
-def test_a_removed_file_that_is_still_written_is_no_error_but_an_unknown_one_is(history):
+def test_writes_to_removed_files_are_allowed_and_to_unknown_ones_an_error(history):
     history.create("/d/a", b"x")
     history(UNLINK, "/d/a")
     history(WRITE, "/d/a", offset=0, data=b"y", length=1)
@@ -221,7 +219,7 @@ native.file_rename(f"{root}/t-2", f"{root}/t-2.gone")
 """
 
 
-def test_the_journal_of_the_real_file_layer_tells_what_is_there(tmp_path: Path):
+def test_the_journal_of_the_real_file_layer_matches_the_files(tmp_path: Path):
     root = tmp_path / "root"
     root.mkdir()
     environment = {**os.environ, "MQD_FILE_JOURNAL": str(tmp_path / "journal")}

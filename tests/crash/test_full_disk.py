@@ -1,5 +1,5 @@
-"""A file system without a single free byte: the broker starts there, serves reads and what makes
-room, and refuses records with a clear error (a tmpfs in a mount namespace of its own).
+"""A file system without a single free byte: the broker starts there, serves reads and requests that
+free space, and refuses records with a clear error (a tmpfs in its own mount namespace).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE = "96m"
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("end", ["stopped", pytest.param("killed", marks=pytest.mark.slow)])
 def test_a_broker_starts_where_no_byte_is_free(tmp_path: Path, end: str) -> None:
-    """Three times in a row, the disk filled by others each time; then room is made through the
+    """Three times in a row, the disk filled by others each time; then space is freed through the
     broker alone.
     """
     mount = tmp_path / "disk"

@@ -1,5 +1,5 @@
-"""kill -9 under load: of one process, of all of them, and while topics come and go. Nothing
-acknowledged is lost, no repair is needed.
+"""kill -9 under load: of one process, of all of them, and while topics are created and deleted. No
+acknowledged record is lost, no repair is needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def conclude(load: Load, history: str) -> None:
     assert not load.errors(), f"{history}\n{load.errors()[:10]}\n{load.broker.logs()}"
 
 
-# The quick tier takes each kind of process and each backend once; the long one all of them together.
+# The quick tier tests each kind of process and each backend once; the long one all combinations.
 QUICK = [("epoll", "mqd-worker-0"), ("io_uring", "mqd-acceptor"), ("epoll", "mqd-controller")]
 LONG = [
     (backend, victim)
@@ -88,7 +88,7 @@ def test_several_processes_are_killed_at_once(start_broker, rounds, seed):
 
 @pytest.mark.timeout(1800)
 def test_everything_is_killed_at_once(start_broker, rounds, seed):
-    """supervisord and keeper included; the same directory is started again."""
+    """Including supervisord and keeper; the broker is restarted on the same directory."""
     broker = start_broker()
     chance = random.Random(f"{seed} all")
     left = rounds(2, 50)
@@ -117,8 +117,8 @@ def test_a_clean_stop_under_load_loses_nothing(start_broker, rounds, seed):
 
 
 class _TopicChanges(threading.Thread):
-    """Creates and deletes topics, one after the other, and records what was confirmed; what failed
-    or timed out is unknown.
+    """Creates and deletes topics, one after the other, and records confirmed changes; the state
+    after a failure or timeout is unknown.
     """
 
     def __init__(self, bootstrap: str, seed: int) -> None:
@@ -176,8 +176,8 @@ class _TopicChanges(threading.Thread):
     ],
 )
 def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):
-    """Confirmed creations exist and take records; confirmed deletions are gone, and their names
-    free on the disk; what was in the middle is one or the other.
+    """Confirmed creations exist and accept records; confirmed deletions are gone, and their names
+    reusable on the disk; a change in progress is done or not.
     """
     broker = start_broker()
     chance = random.Random(f"{seed} topics {victim}")
@@ -206,8 +206,8 @@ def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):
         conclude(load, f"topics with kills of {victim}, seed {seed}")
 
     def left_over() -> set[str]:
-        """A process that died between making a directory and naming its topic leaves an empty one, which
-        the next topic of that name takes over.
+        """A process that died between creating a directory and naming its topic leaves an empty
+        one, which the next topic of that name uses.
         """
         paths = [path for path in broker.data_dir.glob("**/made-*-*") if path.name.rpartition("-")[0] not in found]
         return {path.name for path in paths if (path / "partition.metadata").exists()}
@@ -216,7 +216,7 @@ def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):
 
 
 def test_reading_is_the_same_after_each_restart(start_broker, seed):
-    """The recovery cut: what a reader finds after a restart begins with all that it found before."""
+    """The recovery truncated: a read after a restart begins with all records that were read before."""
     broker = start_broker()
     with start_load(broker, "r", seed) as load:
         load.wait_for_progress()

@@ -1,10 +1,10 @@
 """OffsetCommits pipelined on one connection while the acceptor is killed: the group ends at the
-last commit that succeeded, never at an older one.
+last successful commit, never at an older one.
 
-The broker sends unanswered commits to the new acceptor again. A commit that is carried out twice is
-harmless as long as the newer ones of its connection are carried out after it. The order itself is
-held by native/tests/server/test_reactor_parked.c: here most of what is sent again meets a
-coordinator that still loads.
+The broker resends pending commits to the new acceptor. A commit that is executed twice is harmless
+if the newer ones of its connection are executed after it. The order itself is tested by
+native/tests/server/test_reactor_parked.c: here most resent commits reach a coordinator that is
+still loading.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOADING = {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVA
 
 
 class Committer:
-    """One group on a connection of its own; every commit is one higher than the last."""
+    """One group on its own connection; every commit is one higher than the last."""
 
     def __init__(self, broker: Broker, group: str) -> None:
         self.kafka = KafkaConnection("127.0.0.1", broker.port, timeout_s=30)
@@ -89,12 +89,12 @@ def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, 
     for number in range(rounds(3, 60)):
         for one in committers:
             one.send(chance.randint(1, PIPELINED))
-        # some answers are taken first: entries of the worker's request table are used again in
-        # another order
+        # some responses are read first: entries of the worker's request table are reused in another
+        # order
         for one in committers:
             one.receive(chance.randint(0, len(one.unanswered) // 2))
         before = broker.pid("mqd-acceptor")
-        pause(before)  # it holds these, unanswered, when it dies
+        pause(before)  # it has these, without a response, when it dies
         for one in committers:
             one.send(chance.randint(1, PIPELINED))
         for witness in witnesses:  # the workers have read what was sent before
@@ -106,7 +106,7 @@ def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, 
         for one in committers:
             one.receive(len(one.unanswered))
             eventually(lambda one=one: one.fetched() is not None, broker.logs)
-            # higher than the last that succeeded: the dead acceptor carried a commit out that its
+            # higher than the last successful one: the dead acceptor executed a commit that its
             # successor, still loading, refused
             assert one.fetched() >= one.committed, f"round {number}, {one.group}: commits 1 to {one.sent} were sent"
     assert all(one.committed > 0 for one in committers), "no commit ever succeeded"

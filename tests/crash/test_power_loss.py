@@ -1,8 +1,8 @@
-"""Power cuts: load is recorded together with the journal of the file layer; from any moment of it
-disks are rebuilt as they could be, and brokers started on them.
+"""Power cuts: load is recorded together with the journal of the file layer; for any point in time
+possible disks are rebuilt, and brokers started on them.
 
-What was acknowledged before the cut (the client's clock is the journal's) must be there, and what
-consumers saw must not change. Time is monotonic ns throughout.
+Records acknowledged before the cut (the client's clock is the journal's) must exist, and records
+that consumers read must not change. Time is monotonic ns throughout.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Recording:
 
 
 class Retries(threading.Thread):
-    """An idempotent producer without librdkafka: one batch at a time, and the means to send one
-    again after the power cut, as a producer would that had no response.
+    """An idempotent producer without librdkafka: one batch at a time, and a way to resend one after
+    the power cut, like a producer that got no response.
     """
 
     NAME, PRODUCER_ID = "retries", 1 << 40
@@ -102,8 +102,8 @@ class Retries(threading.Thread):
         )
 
     def check_after_restart(self, port: int, at_ns: int) -> list[Violation]:
-        """A lost response looks like a lost record: the last acknowledged batch and the one
-        that was under way are sent again.
+        """A lost response looks like a lost record: the last acknowledged batch and the one in
+        flight are sent again.
         """
         acknowledged = [ack for ack in self.acknowledged if ack.at_ns < at_ns]
         violations = []
@@ -125,9 +125,9 @@ class Retries(threading.Thread):
 
 
 def record(directory: Path, seed: int, config: dict[str, str], kills: bool, stops: bool = False) -> Recording:
-    """A few seconds of load with topics that come and go; with `kills` a worker and the controller
-    die in the middle. Ends with kill -9 of everything, or in order: nothing is then done and not
-    yet told.
+    """A few seconds of load with topics that are created and deleted; with `kills` a worker and the
+    controller die in the middle. Ends with kill -9 of all processes, or cleanly, so that nothing is
+    done without being reported.
     """
     directory.mkdir()
     broker = Broker(directory / "data", config=config, environment={"MQD_FILE_JOURNAL": str(directory / "journal")})
@@ -155,7 +155,7 @@ def record(directory: Path, seed: int, config: dict[str, str], kills: bool, stop
                 client.end()
             for producer in load.producers:
                 while producer.is_alive():
-                    # no response will come any more; it may still send what is left of its burst
+                    # no response will arrive; it may still send the rest of its burst
                     producer._producer.purge()
                     producer.join(0.1)
         assert not [error for one in load.producers for error in one.errors if "fatal" in error]
@@ -188,7 +188,7 @@ def count_before(operations: list[Operation], at_ns: int) -> int:
 def restart_and_check(
     recording: Recording, tree: Tree, at_ns: int, directory: Path, twice: bool = False
 ) -> list[Violation]:
-    """Starts a broker on the rebuilt disk. Raises BrokerFailed when it does not come up by itself."""
+    """Starts a broker on the rebuilt disk. Raises BrokerFailed when it does not start by itself."""
     data_dir = directory / "data"
     tree.write_to(data_dir, str(recording.root))
     broker = Broker(data_dir)
@@ -269,8 +269,8 @@ def _replayed(recording: Recording, at_ns: int, ignore: Callable[[Operation], bo
     return disk
 
 
-def test_the_journal_tells_of_every_change(recording: Recording):
-    """A change past the file layer would be one that these tests do not cut."""
+def test_the_journal_has_every_change(recording: Recording):
+    """A change that bypasses the file layer would not be tested here."""
     disk = _replayed(recording, 2**63)
     reported = {
         path: content for path, content in disk.present().files.items() if path.startswith(f"{recording.root}/")
@@ -307,9 +307,9 @@ def _one_flush_that_matters(recording: Recording) -> tuple[Acknowledged, Operati
     raise AssertionError("no acknowledgement rests on a single flush")
 
 
-def test_a_disk_that_lies_about_one_flush_is_found_out(recording: Recording, tmp_path: Path):
-    """Proof that the test above can fail: the very flush that an acknowledgement rests on is
-    forgotten.
+def test_a_disk_that_ignores_one_flush_is_detected(recording: Recording, tmp_path: Path):
+    """Proves that the test above can fail: the flush on which an acknowledgement depends is
+    ignored.
     """
     ack, flush = _one_flush_that_matters(recording)
     at_ns = ack.at_ns + 1

@@ -1,5 +1,5 @@
-"""The sink of Spark, exactly once, through kill -9 of driver, tasks, workers and acceptor by
-chance; Spark itself is played (sink_driver.py), so that it happens often.
+"""The sink of Spark, exactly once, under random kill -9 of driver, tasks, workers and acceptor;
+Spark itself is simulated (sink_driver.py), so that it can happen often.
 tests/spark/test_sink_deaths.py does the same with Spark, more slowly.
 """
 
@@ -30,7 +30,7 @@ VICTIMS = ("driver", "driver alone", "task", "worker", "acceptor", "everything")
 
 
 class Driver:
-    """sink_driver.py, started again when it ends."""
+    """sink_driver.py, restarted when it ends."""
 
     def __init__(self, broker: Broker, topic: str, checkpoint: Path, log: Path) -> None:
         self._command = [sys.executable, str(Path(sink_driver.__file__)), broker.bootstrap, topic, str(checkpoint)]
@@ -62,7 +62,7 @@ class Driver:
 
 
 def output(broker: Broker, topic: str) -> list[int] | None:
-    """None: no broker serves it just now."""
+    """None: currently no broker serves it."""
     try:
         with connect(broker) as kafka:
             return [int(value) for index in range(PARTITIONS) for value in read_committed(kafka, topic, index)]
@@ -93,21 +93,21 @@ def every_number_once(start_broker: Callable[..., Broker], tmp_path: Path, kill_
     rng.shuffle(victims)
     seen = 0
 
-    def goes_on() -> bool:
+    def makes_progress() -> bool:
         driver.ensure()
         found = output(broker, topic)
         return found is not None and len(found) > seen
 
     try:
         for victim in victims:
-            eventually(goes_on, f"a batch before {victim} is killed", 90)
+            eventually(makes_progress, f"a batch before {victim} is killed", 90)
             seen = len(output(broker, topic) or ()) or seen
             time.sleep(rng.random() / 4)  # at any moment of the next one
             strike(broker, driver, victim)
-        eventually(goes_on, "a batch after all of that", 90)
+        eventually(makes_progress, "a batch after all of that", 90)
     finally:
         driver.kill(tasks_too=True)
-    with connect(broker) as kafka:  # each killed task, and the last, has left a transaction to its time-out
+    with connect(broker) as kafka:  # each killed task, and the last, has left a transaction until its timeout
         eventually(
             lambda: all(
                 (one := fetch_committed(kafka, topic, index)).last_stable_offset == one.high_watermark
@@ -122,7 +122,7 @@ def every_number_once(start_broker: Callable[..., Broker], tmp_path: Path, kill_
 
 
 @pytest.mark.slow
-def test_every_number_once(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_every_number_is_written_once(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
     every_number_once(start_broker, tmp_path, len(VICTIMS), 1)
 
 

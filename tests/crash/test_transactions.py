@@ -1,8 +1,8 @@
-"""Transactions while processes are killed: each is in all of its partitions or in none, matching the
-result that its producer got, and none stays open.
+"""Transactions while processes are killed: each is in all of its partitions or in none, matching
+the result that its producer got, and none stays open.
 
-Producers are raw (tests/interaction/transactional.py): every request whose response was lost is sent
-again, as clients do, and a producer whose outcome is unknown begins again.
+Producers are raw (tests/interaction/transactional.py): every request whose response was lost is
+resent, as clients do, and a producer whose outcome is unknown restarts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTITIONS = 3
 VICTIMS = ("mqd-acceptor", "mqd-worker-0", "mqd-worker-1")
 LOST = (OSError, ConnectionEnded)
 RETRIABLE = {3, 5, 6, 7, 14, 15, 16, 19, 51, 56, 100}
-# The producer is to begin again: fenced by its own repetition, aborted by a time-out, a sequence
+# The producer must restart: fenced by its own repetition, aborted by a timeout, a sequence number
 # that lost its predecessor.
 START_OVER = {45, 47, 48, 49, 59, 90, 120}
 
@@ -50,7 +50,7 @@ class Writer(threading.Thread):
             self.failure = error
 
     def patiently(self, work):
-        """Until it gives something; a lost connection is made again."""
+        """Retries until there is a result; a lost connection is reopened."""
         while True:
             try:
                 if self.kafka is None:
@@ -73,7 +73,7 @@ class Writer(threading.Thread):
         return producer if error == 0 else None
 
     def transaction(self, producer: RawProducer) -> bool:
-        """False: begin again."""
+        """False: restart."""
         value = f"{self.label}-{len(self.outcomes)}".encode()
         committed = self.chance.random() < 0.8
         self.outcomes[value] = None
@@ -96,7 +96,7 @@ class Writer(threading.Thread):
         return (final or [error for error in errors if error] or [0])[0]
 
     def step(self, producer: RawProducer, request) -> bool:
-        """Asks until the response is final."""
+        """Retries until the response is final."""
 
         def once() -> int | None:
             producer.kafka = self.kafka  # type: ignore[assignment]
@@ -119,7 +119,7 @@ def check(kafka: KafkaConnection, topic: str, writers: list[Writer]) -> None:
 
     for writer in writers:
         if writer.version == 2:
-            RawProducer(kafka, writer.label).init()  # ends what its last life left
+            RawProducer(kafka, writer.label).init()  # ends its previous transaction
         else:
             RawProducer(kafka, writer.label, 0).init()
     eventually(lambda: not open_transactions(), lambda: f"no transaction stays open: {open_transactions()}")

@@ -1,18 +1,17 @@
-"""Clients that record every outcome: producers with every delivery report, consumers with
-every record, and a reader of everything.
+"""Clients that record every outcome: producers with every delivery report, consumers with every
+record, and a reader of everything.
 
     # clients run, and continue while the broker is killed
     with Load(broker, ["t"], seed=1) as load:
-        load.wait_for_progress()                  # every producer got a new acknowledgement, every
-                                                  consumer saw a new record
+load.wait_for_progress()                  # every producer got a new acknowledgement, every consumer
+a new record
         ...
-        final = load.finish()                     # producers flushed, consumers at the end, all
-                                                  logs read
+final = load.finish()                     # producers flushed, consumers at the end, all logs read
         assert not check(load.history(), final)
 
-Producers and consumers are librdkafka with its own retries, or (`local`) mqd's own client on shared
-memory; one Python thread each. What they record is appended by one thread each and read after the
-end (or by length, for progress). Times are CLOCK_MONOTONIC ns, as in the file layer's journal.
+Producers and consumers are librdkafka with its own retries, or (`local`) mqd's own client over
+shared memory; one Python thread each. Each thread appends to its own records, which are read after
+the end (or by length, for progress). Times are CLOCK_MONOTONIC ns, as in the file layer's journal.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[],
 
 
 class ConnectionCount:
-    """What librdkafka says of its connections: `opened` and `lost`, over all brokers that it knows."""
+    """librdkafka's connection statistics: `opened` and `lost`, over all brokers that it knows."""
 
     def __init__(self) -> None:
         self.opened = self.lost = 0
@@ -82,8 +81,8 @@ def create_topics(bootstrap: str, partitions: dict[str, int], config: dict[str, 
 
 
 class LoadProducer(threading.Thread):
-    """Sends record after record to random partitions, at about `rate` a second, bounded in flight;
-    records each acknowledgement.
+    """Sends record after record to random partitions, at about `rate` a second, with bounded
+    in-flight records; records each acknowledgement.
     """
 
     def __init__(
@@ -138,8 +137,8 @@ class LoadProducer(threading.Thread):
             due = max(due + burst / self._rate, time.monotonic() - 0.2)
             while not self._ending.is_set() and (len(self._producer) > 2_000 or time.monotonic() < due):
                 self._producer.poll(0.005)
-        # len() counts what librdkafka wants to tell, too: that a connection was lost, right after
-        # the flush
+        # len() counts librdkafka's events, too: for example a lost connection, right after the
+        # flush
         if left := self._producer.flush(FINISH_SECONDS):
             self.errors.append(f"{self.name}: {left} records were neither acknowledged nor refused at the end")
 
@@ -268,8 +267,8 @@ class Load:
         others: dict[str, int] | None = None,
         local: bool = False,
     ) -> None:
-        """`others`: topics that somebody else writes, which the consumers read too. `local`: every
-        other client, from the first on, goes through shared memory, and the relaxed one.
+        """`others`: topics with other writers, which the consumers read too. `local`: every other
+        client, from the first on, uses shared memory, and so does the relaxed one.
         """
         self.broker = broker
         self.topics = {**topics, **(relaxed or {}), **(others or {})}
@@ -321,8 +320,8 @@ class Load:
         )
 
     def errors(self) -> list[str]:
-        """Failures that no crash explains: a failed or fatal producer, a consumer whose offset was
-        gone.
+        """Failures that a crash does not explain: a failed or fatal producer, a consumer whose
+        offset was out of range.
         """
         return [text for one in self.producers for text in (*one.errors, *one.failed)] + [
             text for one in self.consumers for text in one.errors
@@ -388,7 +387,7 @@ def list_offset(kafka: KafkaConnection, topic: str, partition: int, timestamp: i
 def fetch_records(
     kafka: KafkaConnection, topic: str, partition: int, offset: int
 ) -> tuple[list[tuple[int, bytes]], int]:
-    """Records from `offset` on, as far as one answer goes, and the high watermark."""
+    """Records from `offset` on, as far as one response reaches, and the high watermark."""
     expected = FetchRequest.Topic(
         topic=topic,
         partitions=[FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=4 << 20)],
@@ -415,7 +414,7 @@ def read_log(kafka: KafkaConnection, topic: str, partition: int) -> FinalLog:
     while position < end:
         found, _ = fetch_records(kafka, topic, partition, position)
         if not found:
-            break  # the checker tells: the end was not reached
+            break  # the checker reports that the end was not reached
         records += found
         position = found[-1][0] + 1
     return FinalLog(start, end, [one for one in records if one[0] < end])

@@ -1,4 +1,4 @@
-"""One Spark for the whole run, real brokers beside it.
+"""One Spark session for the whole run, and real brokers.
 
 `spark` is a classic session of local[2] without a UI, small, in this test's own directories. The
 tests are skipped, with the reason, where PySpark or Java 17 is missing: `pip install 'mqd[spark]'`,
@@ -25,7 +25,7 @@ JAVA_LEAST = 17
 
 
 def why_not() -> str | None:
-    """What Spark lacks here."""
+    """Why Spark cannot run here."""
     try:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
@@ -35,7 +35,7 @@ def why_not() -> str | None:
 
 
 def why_not_java() -> str | None:
-    """What is wrong with the Java that is here."""
+    """Why the installed Java cannot be used."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -82,6 +82,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker of two workers for tests that need no more than topics of their own."""
+    """One broker of two workers for tests whose only state is their topics."""
     with Broker(tmp_path_factory.mktemp("spark-broker")) as running:
         yield running

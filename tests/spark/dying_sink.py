@@ -1,9 +1,8 @@
-"""`format("mqd-dying")`: the sink, with things that happen to a driver at the worst moments. Which
-and when, a directory says (option `script`): each file in it is one thing that happens once,
-`<batch>.<what>`.
+"""`format("mqd-dying")`: the sink, with faults of a driver at the worst moments. A directory
+(option `script`) selects them: each file in it is one fault that happens once, `<batch>.<what>`.
 
-    fail-before     commit() fails before it has committed, and abort() too: as if the driver had
-                    died, but for its process
+fail-before     commit() fails before it has committed, and abort() too: as if the driver had died,
+except for its process
     fail-after      commit() fails when it has committed
     twice           commit() is called twice
     hang-before, hang-after     commit() writes `<batch>.reached` and waits to be killed
@@ -25,7 +24,7 @@ class Script:
         self.folder = Path(folder)
 
     def takes(self, batch: int, what: str) -> bool:
-        """Whether it is to happen now: true for the first caller."""
+        """Whether the fault happens now: true for the first caller."""
         try:
             (self.folder / f"{batch}.{what}").unlink()
         except FileNotFoundError:
@@ -74,4 +73,4 @@ class DyingWriter(MqdStreamWriter):
             super().commit(messages, batchId)
 
     def abort(self, messages: Any, batchId: int) -> None:  # noqa: N803
-        """Never arrives: a dead process does not abort."""
+        """Does nothing: a dead process does not abort."""

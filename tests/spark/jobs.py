@@ -1,20 +1,21 @@
-"""A streaming job in processes of its own, and those processes by what they are, to be killed one
-by one; numbers for it to carry, and what has arrived of them.
+"""A streaming job in separate processes, which can be killed by kind; numbers as its input, and its
+output.
 
     Job(broker, source, target, place)                 sink_job.py: ensure(), kill(kind, by chance),
                                                        kill_all()
-    SessionJob(spark, broker, source, target, place)   the same in the session of the tests: its Python workers can be killed
+SessionJob(spark, broker, source, target, place)   the same in the session of the tests: only its
+Python workers can be killed
 
-The kinds of a job's processes (`KINDS`); what they leave behind when they die (executors, Python
-workers) is left to itself until kill_all(), beside the next start:
+The kinds of a job's processes (`KINDS`); processes that they leave behind (executors, Python
+workers) are not ended until kill_all(), even after the next start:
 
     driver          the Python program and the JVM, at once
-    python-driver   the Python program alone: the JVM is to end by itself
-    jvm             the JVM alone; of local[N] it is the executor, too
-    executor        an executor's JVM alone: of local-cluster[...] only
-    python-worker   a Python process that carries out a task
-    python-helper   another one: of the source, of a batch's planning and of its commit, the daemon
-                    that forks them all
+python-driver   only the Python program: the JVM should end by itself
+jvm             only the JVM; with local[N] it is the executor, too
+executor        only an executor's JVM, with local-cluster[...]
+python-worker   a Python process that runs a task
+python-helper   another one: of the source, of a batch's planning and of its commit, the daemon that
+forks them all
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Job:
         self.starts += 1
 
     def ensure(self) -> None:
-        """It runs: restarted when it has ended, as a supervisor would."""
+        """Restarts it when it has ended, as a supervisor would."""
         if self._process is None or self._process.poll() is not None:
             self.start()
 
@@ -111,7 +112,7 @@ class Job:
         return found[kind] if kind != "driver" or len(found[kind]) == 2 else []
 
     def kill(self, kind: str, rng: random.Random) -> list[int]:
-        """One of the kind, by chance. Empty: there is none just now."""
+        """Kills a random process of the kind. Empty: there is none now."""
         found = sorted(self.processes(kind), key=lambda process: process.pid)
         killed = []
         for process in found if kind == "driver" else rng.sample(found, min(1, len(found))):
@@ -124,7 +125,7 @@ class Job:
         return killed
 
     def kill_all(self) -> None:
-        """What any start has left, too."""
+        """Including processes that earlier starts have left."""
         for process in _of_sessions(self._sessions):
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -136,7 +137,7 @@ class Job:
 
 
 class SessionJob:
-    """One query of the session `spark`, started again when it has failed; of its processes only the
+    """One query of the session `spark`, restarted when it has failed; of its processes only the
     Python workers can be killed.
     """
 
@@ -185,7 +186,7 @@ class SessionJob:
 
 
 def _kinds(process: psutil.Process) -> tuple[str, ...]:
-    """Of a process that is not the Python program. Raises psutil.Error."""
+    """The kind of a process other than the Python program. Raises psutil.Error."""
     words = process.cmdline()
     if "org.apache.spark.deploy.SparkSubmit" in words:
         return ("driver", "jvm")
@@ -228,7 +229,7 @@ class Input:
 
     def more(self, count: int) -> None:
         for first in range(self.end, self.end + count, 100):
-            now_ms = time.time_ns() // 1_000_000  # older ones would be deleted for their age
+            now_ms = time.time_ns() // 1_000_000  # older ones would be deleted because of their age
             records = [
                 Record(value=b"%d" % number, key=b"%d" % number, timestamp_ms=now_ms)
                 for number in range(first, min(first + 100, self.end + count))
@@ -258,7 +259,7 @@ def progress(broker: Broker, topic: str) -> int:
 
 
 def output(broker: Broker, topic: str) -> list[int]:
-    """What readers of committed records see, sorted."""
+    """The records that committed readers see, sorted."""
 
     def read() -> tuple[list[int]] | None:
         try:

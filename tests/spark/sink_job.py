@@ -1,5 +1,5 @@
-"""A streaming job in a process of its own, to be killed: `python sink_job.py JSON`, of what
-jobs.Job knows. From topic to topic, exactly once by default, for ever; batches of a few records.
+"""A streaming job in a separate process, to be killed: `python sink_job.py JSON`, with jobs.Job's
+settings. From topic to topic, exactly once by default, endless; batches of a few records.
 """
 
 from __future__ import annotations

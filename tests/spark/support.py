@@ -51,7 +51,7 @@ def delete_records(broker: Broker, name: str, partition: int, before: int) -> No
 
 
 def retire_partitions(broker: Broker, name: str, to: int) -> None:
-    """Returns when their records go elsewhere; they are there until they are empty."""
+    """Returns when their records are redirected; the partitions exist until they are empty."""
     command = [
         sys.executable,
         "-m",
@@ -68,7 +68,7 @@ def retire_partitions(broker: Broker, name: str, to: int) -> None:
 
 
 def wait_for_partitions(broker: Broker, name: str, count: int, seconds: float = 60.0) -> None:
-    """Until clients are shown so many."""
+    """Waits until metadata shows this many."""
     client = admin(broker)
     eventually(
         lambda: len(client.list_topics(name, timeout=60).topics[name].partitions) == count,
@@ -126,13 +126,13 @@ def _plain(blob: Any) -> bytes | None:
     return None if blob is None else bytes(blob)
 
 
-# Spark waits ten seconds for a Python process of its own to come up, and no setting changes that:
-# on a laden machine it is started again, as an operator would.
+# Spark waits ten seconds for one of its Python processes to start, which cannot be configured: on
+# an overloaded machine it is restarted, as an operator would do.
 LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
 
 
 class Stream:
-    """A streaming read of format("mqd"), its rows kept here, with a checkpoint of its own: every
+    """A streaming read of format("mqd"), which collects its rows, with its own checkpoint: every
     run continues where the last one ended.
     """
 
@@ -145,7 +145,7 @@ class Stream:
         self._arguments: tuple[bool, int | None] = (True, None)
 
     def start(self, available_now: bool = True, fail_on: int | None = None) -> None:
-        """`fail_on`: the batch that ends with an exception, before it is committed."""
+        """`fail_on`: the batch that raises an exception before it is committed."""
 
         def each(frame: Any, number: int) -> None:
             if number == fail_on:
@@ -162,7 +162,7 @@ class Stream:
         ).start()
 
     def wait(self, condition: Any, seconds: float = 120.0) -> None:
-        """While the query runs. Raises what ended it."""
+        """Waits while the query runs. Raises its error."""
         deadline = time.monotonic() + seconds
         while not condition():
             problem = self._query.exception() if not self._query.isActive else None
@@ -171,13 +171,13 @@ class Stream:
             elif problem is not None:
                 raise problem
             assert time.monotonic() < deadline, f"it did not come about: {self._query.status}"
-            time.sleep(0.05)  # polls Spark's own threads; nothing tells
+            time.sleep(0.05)  # polls Spark's own threads; there is no event to wait for
 
     def stop(self) -> None:
         self._query.stop()
 
     def run(self) -> list[Row]:
-        """All there is; the rows of this run."""
+        """Reads everything; returns the rows of this run."""
         before = len(self.seen)
         self.start()
         self.wait(lambda: not self._query.isActive and self._query.exception() is None)
@@ -185,7 +185,7 @@ class Stream:
         return self.seen[before:]
 
     def failure(self, **arguments: Any) -> str:
-        """What ends it."""
+        """The error that ends it."""
         self.start(**arguments)
         try:
             self.wait(lambda: False)
@@ -195,7 +195,7 @@ class Stream:
         raise AssertionError("it did not fail")
 
     def offsets(self, batch: int) -> dict[str, Any]:
-        """What Spark wrote down as the end of a batch."""
+        """The end of a batch that Spark has persisted."""
         return json.loads((self.checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
 
 

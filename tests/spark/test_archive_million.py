@@ -1,5 +1,5 @@
-"""A million real records, written in every compression, archived and replayed into a fresh topic:
-keys, values, headers, timestamps and the order of each partition come back, byte for byte.
+"""A million real records, written in every compression, archived and replayed into a new topic:
+keys, values, headers, timestamps and the order of each partition are preserved, byte for byte.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PATIENCE_S = 60.0
 
 
 def flights() -> Iterator[dict[str, Any]]:
-    """Arguments of produce(), RECORDS of them: nulls, empty values, headers with a key twice, bytes
-    that are no text, timestamps years apart.
+    """Arguments of produce(), RECORDS of them: nulls, empty values, headers with a duplicate key,
+    bytes that are not UTF-8, timestamps years apart.
     """
     encode = msgspec.json.Encoder().encode
     for number, flight in enumerate(
@@ -85,7 +85,7 @@ def _batched(records: Iterator[Any], count: int) -> Iterator[tuple[Any, ...]]:
 
 
 def digests(broker: Broker, topic: str) -> dict[int, tuple[int, str]]:
-    """Partition to its number of records and the digest of all that they say, in order."""
+    """Partition -> its number of records and the digest of their content, in order."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -115,7 +115,7 @@ def digests(broker: Broker, topic: str) -> dict[int, tuple[int, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_million_records_come_back_as_they_were(spark: Any, broker: Broker, tmp_path: Path) -> None:
+def test_a_million_records_are_restored_unchanged(spark: Any, broker: Broker, tmp_path: Path) -> None:
     from mqd.spark.pipelines.manifest import Archive
     from mqd.spark.pipelines.running import run, start
     from mqd.spark.pipelines.settings import checked

@@ -1,7 +1,6 @@
-"""What goes wrong underneath, while Spark reads, streams and writes: nothing is skipped silently,
-and errors name topic, partition and offset. Batch reads that meet it: test_spark_read.py;
-streams that meet it between their runs: test_spark_stream.py; rows that cannot be written:
-test_sink.py.
+"""Failures of the broker and of data while Spark reads, streams and writes: nothing is skipped
+silently, and errors name topic, partition and offset. Failures of batch reads: test_spark_read.py;
+of streams between their runs: test_spark_stream.py; rows that cannot be written: test_sink.py.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ UNREACHABLE = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.time
 
 
 def ended(stream: Stream | Copy) -> str:
-    """What ends a stream that runs."""
+    """The error that ends a running stream."""
     try:
         stream.wait(lambda: False)
     except Exception as error:  # noqa: BLE001  (Spark's are many)
@@ -78,7 +77,7 @@ class Copy:
         return rows(read(self._spark, self._broker, self._target, kafka__isolation__level="read_committed"))
 
     def wait(self, condition: Callable[[], bool], seconds: float = 120.0) -> None:
-        """While the query runs. Raises what ended it."""
+        """Waits while the query runs. Raises its error."""
         deadline = time.monotonic() + seconds
         while not condition():
             problem = self.query.exception() if not self.query.isActive else None
@@ -87,7 +86,7 @@ class Copy:
             elif problem is not None:
                 raise problem
             assert time.monotonic() < deadline, f"it did not come about: {self.query.status}"
-            time.sleep(0.1)  # polls Spark's own threads; nothing tells
+            time.sleep(0.1)  # polls Spark's own threads; there is no event to wait for
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def test_a_topic_is_recreated_while_a_stream_reads_it(spark: Any, broker: Broker
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_damaged_batch_ends_a_stream(spark: Any, broker: Broker, tmp_path: Path, transport: str) -> None:
-    """As often as it is started; a query that begins behind it leaves it out."""
+    """At every start; a query that begins after it omits it."""
     topic = new_topic(broker)
     for value in (b"good", b"to be damaged", b"behind"):
         produce(broker, topic, [value])
@@ -194,8 +193,8 @@ def test_unreachable_brokers_are_reported_for_each_topic(spark: Any, broker: Bro
 
 
 class Gate:
-    """Between the source and the reader of its rows: the first of them wait, and then the source
-    does, whose buffers are full.
+    """Between the source and the reader of its rows: the first rows wait, and then the source waits
+    too, with full buffers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -218,14 +217,15 @@ class Gate:
         deadline = time.monotonic() + seconds
         while not (self._folder / "reached").exists():
             assert time.monotonic() < deadline, "no row came to the gate"
-            time.sleep(0.02)  # one of Spark's processes makes it; nothing tells
+            time.sleep(0.02)  # one of Spark's processes creates it; there is no event to wait for
 
     def open(self) -> None:
         (self._folder / "open").touch()
 
 
 def gathered(gate: Gate, frame: Any, amid: Callable[[], None]) -> list[Any]:
-    """(partition, offset, number in the value) of all rows, in order; `amid` happens while most of
+    """(partition, offset, number in the value) of all rows, in order; `amid` is called while most
+    of them have not been read.
     them are not read yet.
     """
     found: list[Any] = []
@@ -257,13 +257,13 @@ def gathered(gate: Gate, frame: Any, amid: Callable[[], None]) -> list[Any]:
 
 
 def wide(count: int) -> list[bytes]:
-    """Numbers of eight figures in half a kilobyte each."""
+    """Eight-digit numbers in half a kilobyte each."""
     return [b"%08d" % number + b"." * 500 for number in range(count)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_broker_is_killed_and_comes_back_while_a_batch_is_read(
+def test_a_broker_is_killed_and_restarted_while_a_batch_is_read(
     spark: Any, start_broker: Any, tmp_path: Path, transport: str
 ) -> None:
     broker, count = start_broker(), 60_000
@@ -288,7 +288,7 @@ def test_a_broker_is_killed_and_comes_back_while_a_batch_is_read(
 # -- streams that write ----------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # a pipeline in a process of its own; rows of null are in test_formats.py
+@pytest.mark.slow  # a pipeline in a separate process; rows of null are in test_formats.py
 def test_a_null_value_goes_through(broker: Broker, copy: Callable[..., Copy]) -> None:
     source, target = new_topic(broker), new_topic(broker)
     produce(

@@ -1,5 +1,5 @@
-"""Encrypted values and Spark: the sink seals, the source opens, an archive without keys replays
-what it does not understand.
+"""Encrypted values and Spark: the sink seals, the source opens, and an archive without keys replays
+values that it cannot decrypt.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_values_that_cannot_be_decrypted_are_reported_by_offset(
 
 @pytest.mark.slow
 def test_an_archive_without_keys_is_replayed(spark: Any, broker: Broker, provider: str, tmp_path: Path) -> None:
-    """Into a topic of another name, which is set in the readers' options."""
+    """Into a topic with another name, which is set in the readers' options."""
     topic, copy = new_topic(broker), new_topic(broker)
     with Producer({"bootstrap.servers": broker.bootstrap, "encryption.key.provider": provider}) as producer:
         for key, value in ROWS:

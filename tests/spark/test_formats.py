@@ -1,5 +1,5 @@
-"""The same programs and the same assertions over `format("mqd")` and Spark's own `format("kafka")`:
-what a user swaps is the format's name.
+"""The same programs and assertions with `format("mqd")` and Spark's own `format("kafka")`: users
+only change the format's name.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_both_formats_put_a_key_in_the_same_partition(spark: Any, broker: Broker
 
 
 def word_count(spark: Any, form: str, servers: str, topic: str, checkpoint: Path) -> dict[str, int]:
-    """The word count of Spark's guide, with the format's name as the only thing that differs."""
+    """The word count of Spark's guide; only the format's name differs."""
     from pyspark.sql.functions import explode, split
 
     lines = (

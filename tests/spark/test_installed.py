@@ -1,7 +1,7 @@
-"""mqd as its users get it: a wheel, with PySpark, in a virtual environment of its own, this tree on
-no path. There every shell command of docs/spark.md is run as it stands, in the page's order.
+"""mqd as installed by users: a wheel, with PySpark, in a separate virtual environment, without this
+tree on any path. Every shell command of docs/spark.md is run literally in it, in the page's order.
 
-Slow: the wheels are compiled and PySpark is half a gigabyte. Skipped, with pip's own words, where
+Slow: the wheels are compiled and PySpark is half a gigabyte. Skipped, with pip's message, where
 there is no package index.
 """
 
@@ -29,7 +29,7 @@ from tests.spark.support import new_topic, produce
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "spark.md").read_text()
-# one more, and there is a test to write
+# one more command requires another test
 INSTALL, PIPELINE, INSTALL_DECLARATIVE, DECLARATIVE, SQL = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
 LIMIT_S = 900  # bounds a hang
 PATHS = (
@@ -52,8 +52,8 @@ print(mqd.__file__)
 
 
 class Installed:
-    """`run` runs a command of the shell in `place`, where nothing of this tree is but what a user
-    has: the page's files.
+    """`run` runs a shell command in `place`, which contains only the user's files: those of the
+    page.
     """
 
     def __init__(self, place: Path, broker: Broker) -> None:
@@ -78,7 +78,7 @@ class Installed:
         )
 
     def run(self, command: str) -> str:
-        """What it said. AssertionError when it fails or takes too long."""
+        """Returns its output. AssertionError when it fails or takes too long."""
         with self.start(command) as process:
             try:
                 output, _ = process.communicate(timeout=LIMIT_S)
@@ -109,8 +109,8 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, flights: Broker) -> Installed:
-    """The wheel that is published is what pip takes for mqd; the page's first command has installed
-    it, without a compiler.
+    """pip uses the published wheel for mqd; the page's first command has installed it, without a
+    compiler.
     """
     reason = why_not_java()
     if reason:
@@ -136,7 +136,7 @@ def test_spark_finds_the_format_in_an_installed_wheel(installed: Installed, flig
 
 
 def test_a_pipeline_of_the_page(installed: Installed) -> None:
-    """It continues until it is interrupted, so its first batch is waited for."""
+    """It runs until it is interrupted, so the test waits for its first batch."""
     (block,) = re.findall(r"^```toml\n# archive-flights.toml\n(.*?)^```$", PAGE, re.M | re.S)
     (installed.place / "archive-flights.toml").write_text(block)
     with installed.start(f"exec {PIPELINE}") as process:
@@ -165,7 +165,7 @@ def test_sql_of_the_page(installed: Installed) -> None:
     ]
 
 
-def test_the_declarative_pipeline_adds_what_is_new_when_it_is_run_again(installed: Installed, flights: Broker) -> None:
+def test_the_declarative_pipeline_adds_new_records_when_it_is_run_again(installed: Installed, flights: Broker) -> None:
     shutil.copytree(ROOT / "examples", installed.place / "examples")
     installed.run(INSTALL_DECLARATIVE)
     installed.run(DECLARATIVE)

@@ -1,5 +1,5 @@
-"""The commands: `mqd pipeline run` over a kill and a new start, `mqd sql`, `mqd demo-spark`. Each
-starts a Spark of its own, so they are of the slow tier; what needs none is not.
+"""The commands: `mqd pipeline run` with a kill and a restart, `mqd sql`, `mqd demo-spark`. Each
+starts its own Spark, so they are in the slow tier; tests that need none are not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "PYSPARK_DRIVER_PYTHON": sys.executable,
 }
 KILLS = 6
-LIMIT_S = 500  # bounds a hang; half a minute is what they take on a machine of their own
+LIMIT_S = 500  # bounds a hang; they take half a minute on an otherwise idle machine
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,8 +39,8 @@ def _spark_is_there() -> None:
 
 
 def mqd(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """It is ended when it takes too long, and its whole session with it: a Java that continues
-    would be in the way of whatever is run next.
+    """It is stopped when it takes too long, with its whole session: a Java process that keeps
+    running would disturb the next test.
     """
     command = [sys.executable, "-m", "mqd.cli.main", *arguments]
     with subprocess.Popen(
@@ -73,7 +73,7 @@ def test_invalid_settings_are_reported_before_spark_starts(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
-def test_a_pipeline_continues_where_it_was(broker: Broker, tmp_path: Path) -> None:
+def test_a_pipeline_continues_where_it_stopped(broker: Broker, tmp_path: Path) -> None:
     source, target = new_topic(broker, 2), new_topic(broker, 1)
     (tmp_path / "r.toml").write_text(
         f'pipeline = "route"\nbootstrap = "{broker.bootstrap}"\ntrigger = "0 seconds"\ndead_letters ='
@@ -157,7 +157,7 @@ def test_an_archive_has_each_record_once_however_often_it_is_killed(broker: Brok
         )
         try:
             assert process.stdout is not None and json.loads(process.stdout.readline())["rows"] > 0
-            time.sleep(chance.uniform(0, 3))  # the moment of the kill, not something that is waited for
+            time.sleep(chance.uniform(0, 3))  # the moment of the kill
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=LIMIT_S)

@@ -1,5 +1,5 @@
-"""The pipelines' functions on DataFrames that no broker is needed for. A stream is a directory of
-Parquet files, so that watermarks and state are Spark's own.
+"""The pipelines' functions on DataFrames, without a broker. A stream is a directory of Parquet
+files, so that watermarks and state are Spark's own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def frame(spark: Any, rows: list[tuple[Any, ...]]) -> Any:
 
 
 def stream(spark: Any, folder: Path, *batches: list[tuple[Any, ...]]) -> Any:
-    """A stream that has each batch as one micro batch, in their order."""
+    """A stream whose batches are one micro-batch each, in order."""
     for number, rows in enumerate(batches):
         frame(spark, rows).coalesce(1).write.parquet(str(folder / f"batch={number}"))
     return (
@@ -76,7 +76,7 @@ def flight(carrier: str, delay: int, minute: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_aggregate_tells_a_window_once_when_it_is_over(spark: Any, tmp_path: Path) -> None:
+def test_aggregate_emits_a_window_once_when_it_is_over(spark: Any, tmp_path: Path) -> None:
     from mqd.spark.pipelines.aggregate import aggregate
     from mqd.spark.pipelines.values import decoded
 
@@ -85,7 +85,7 @@ def test_aggregate_tells_a_window_once_when_it_is_over(spark: Any, tmp_path: Pat
         # late, but within the watermark; then the hour is over
         [record(3, flight("UA", 20, 20)), record(4, flight("UA", 5, 130))],
         [record(5, flight("UA", 5, 131))],
-        [record(6, flight("UA", 99, 30))],  # too late: the batch before it wrote the window
+        [record(6, flight("UA", 99, 30))],  # too late: the previous batch wrote the window
     ]
     rows = decoded(stream(spark, tmp_path / "in", *batches), FLIGHT)
     measures = {"flights": "count(*)", "p50": "percentile_approx(delay, 0.5)"}
@@ -107,7 +107,7 @@ def test_dedup_keeps_the_first_of_each(spark: Any, tmp_path: Path) -> None:
     assert sorted(row.record.offset for row in all_of(spark, found)) == [0, 1, 3]
 
 
-def test_route_takes_the_first_rule_and_says_why_a_letter_is_dead(spark: Any) -> None:
+def test_route_applies_the_first_rule_and_gives_the_reason_of_dead_letters(spark: Any) -> None:
     from mqd.spark.pipelines.route import route
 
     mine = [{"key": "h", "value": bytearray(b"1")}]
@@ -141,7 +141,7 @@ def test_route_takes_the_first_rule_and_says_why_a_letter_is_dead(spark: Any) ->
     assert [row.value is None for row in others] == [False, True], "what no rule takes, tombstones too"
 
 
-def test_a_malformed_value_stops_a_query_or_is_left_out(spark: Any) -> None:
+def test_a_malformed_value_stops_a_query_or_is_skipped(spark: Any) -> None:
     from mqd.spark.pipelines.running import explained
     from mqd.spark.pipelines.values import decoded
 
@@ -155,7 +155,7 @@ def test_a_malformed_value_stops_a_query_or_is_left_out(spark: Any) -> None:
 
 
 @pytest.mark.slow
-def test_rows_of_two_streams_meet(spark: Any, tmp_path: Path) -> None:
+def test_rows_of_two_streams_are_joined(spark: Any, tmp_path: Path) -> None:
     from mqd.spark.pipelines.stream_join import stream_join, timed
     from mqd.spark.pipelines.values import decoded
 
@@ -206,11 +206,11 @@ def test_table_has_the_latest_of_each_key(spark: Any) -> None:
 
 
 def parquet(spark: Any, archive: Archive) -> Any:
-    """An archive's files as anybody reads them."""
+    """An archive's files read with plain Parquet."""
     return spark.read.option("basePath", archive.path).parquet(*(f"{archive.path}/{path}" for path in archive.files))
 
 
-def test_an_archive_gives_back_what_it_was_given(spark: Any, tmp_path: Path) -> None:
+def test_an_archive_returns_its_records(spark: Any, tmp_path: Path) -> None:
     archive = Archive(str(tmp_path / "archive"))
     header = [{"key": "h", "value": bytearray(b"\x00\xff")}, {"key": "n", "value": None}]
     first = [
@@ -240,7 +240,7 @@ def test_an_archive_gives_back_what_it_was_given(spark: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_small_files_become_one(spark: Any, tmp_path: Path) -> None:
+def test_small_files_are_merged(spark: Any, tmp_path: Path) -> None:
     archive = Archive(str(tmp_path / "archive"))
     for number in range(4):
         archiving.append(frame(spark, [record(number, f"{number}".encode())]), archive, "q", number)

@@ -1,5 +1,5 @@
-"""Pipelines over real topics: what of a topic they take, what a checkpoint is to them, what does
-not stop them.
+"""Pipelines over real topics: which records they process, how they use a checkpoint, and which
+errors do not stop them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TRIES = 5
 
 
 def run(spark: Any, pipeline: Any) -> None:
-    """All there is. Where Spark found the machine too laden it is started again, as an operator
-    would.
+    """Reads everything. Where Spark finds the machine overloaded it is restarted, as an operator
+    would do.
     """
     for left in reversed(range(TRIES)):
         try:
@@ -50,7 +50,7 @@ def archive_of(broker: Broker, topic: str, place: Path, **more: Any) -> Archive:
 
 
 def test_aborted_records_are_not_archived(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """An exactly-once sink's batch that failed is in the log, aborted."""
+    """An exactly-once sink's failed batch is in the log, aborted."""
     topic = new_topic(broker)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
     producer.init_transactions(30)
@@ -67,7 +67,7 @@ def test_aborted_records_are_not_archived(spark: Any, broker: Broker, tmp_path: 
 
 @pytest.mark.slow
 def test_a_table_with_a_new_checkpoint_is_another_query(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """Numbers of batches begin again; under the pipeline's name alone they were dropped as known.
+    """Numbers of batches restart; with only the pipeline's name they were dropped as duplicates.
     With the old checkpoint nothing is written twice.
     """
     topic, changelog = new_topic(broker), new_topic(broker)
@@ -125,7 +125,7 @@ def test_a_replay_that_is_stopped_has_written_nothing(
     def slow(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             yield batch
-            time.sleep(0.5)  # that it takes longer than the stop
+            time.sleep(0.5)  # so that it takes longer than the stop
 
     found = (
         spark.range(0, 4_000_000, 1, 1)

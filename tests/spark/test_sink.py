@@ -1,5 +1,5 @@
-"""`df.write` and `df.writeStream` into topics, with real Spark and a real broker: what arrives,
-what is refused and how, what is dropped when it comes again.
+"""`df.write` and `df.writeStream` into topics, with real Spark and a real broker: written records,
+refusals and their errors, and dropped repetitions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def start(frame: Any, broker: Broker, checkpoint: Path, **options: str) -> Any:
     [{}, {"delivery": "at-least-once"}, {"kafka.compression.type": "zstd"}, {"kafka.compression.type": "lz4"}],
     ids=["plain", "at-least-once", "zstd", "lz4"],
 )
-def test_a_frame_arrives_whole(
+def test_all_rows_of_a_frame_are_written(
     spark: Any, broker: Broker, kafka: KafkaConnection, topic: str, options: dict[str, str]
 ) -> None:
     frame = spark.range(0, 3000, 1, 4).selectExpr("concat('key-', id % 50) AS key", "cast(id AS string) AS value")
@@ -78,7 +78,7 @@ def partition_of(key: bytes) -> int:
     return partition_for(number_of("murmur2_random"), key, PARTITIONS)
 
 
-def test_columns_say_topic_partition_headers_and_time(
+def test_columns_set_topic_partition_headers_and_time(
     spark: Any, broker: Broker, kafka: KafkaConnection, topic: str
 ) -> None:
     other = topic_of(kafka)
@@ -102,7 +102,7 @@ def test_columns_say_topic_partition_headers_and_time(
     assert (second.key, second.value) == (None, b"second")
 
 
-def test_the_option_topic_wins_over_the_column(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
+def test_the_option_topic_overrides_the_column(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
     save(spark.createDataFrame([(b"x", "elsewhere")], "value binary, topic string"), broker, topic=topic)
     assert values(kafka, topic) == [b"x"]
 
@@ -113,14 +113,14 @@ def test_an_empty_frame_is_written(spark: Any, broker: Broker, kafka: KafkaConne
 
 
 def failing(spark: Any) -> Any:
-    """One task writes and is done, another finds a value that cannot be."""
+    """One task writes and completes, another finds an invalid value."""
     return spark.range(0, 2000, 1, 2).selectExpr(
         "CASE WHEN id = 1999 THEN raise_error('no such luck') ELSE cast(id AS string) END AS value"
     )
 
 
 def test_a_failed_job_leaves_no_records(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
-    """The job is aborted, and nothing of it is seen."""
+    """The job is aborted, and none of its records is visible."""
     with pytest.raises(Exception, match="no such luck"):
         save(failing(spark), broker, topic=topic)
     assert values(kafka, topic) == []
@@ -129,8 +129,8 @@ def test_a_failed_job_leaves_no_records(spark: Any, broker: Broker, kafka: Kafka
 def test_the_transaction_of_a_failed_job_is_aborted_at_once(
     spark: Any, broker: Broker, kafka: KafkaConnection, topic: str
 ) -> None:
-    """The transaction of a failed job is aborted at once, and a task that outlives the abort begins
-    no other: readers of committed records do not wait for a time-out.
+    """A task that outlives the abort begins no other transaction: readers of committed records do
+    not wait for a timeout.
     """
     with pytest.raises(Exception, match="no such luck"):
         save(failing(spark), broker, topic=topic)
@@ -201,7 +201,7 @@ def test_rows_that_cannot_be_written_are_named(spark: Any, broker: Broker, kafka
     assert len(values(kafka, small, 1)) == 300, "a batch that is larger than the topic takes is sent in parts"
 
 
-def test_a_topic_that_is_not_there_is_named(spark: Any, start_broker: Callable[..., Broker]) -> None:
+def test_a_missing_topic_is_named(spark: Any, start_broker: Callable[..., Broker]) -> None:
     broker = start_broker(config={"auto.create.topics.enable": "false"})
     with pytest.raises(Exception, match="topic nowhere cannot be written"):
         save(spark.range(1).selectExpr("'x' AS value"), broker, topic="nowhere")
@@ -212,7 +212,7 @@ def test_a_topic_that_is_not_there_is_named(spark: Any, start_broker: Callable[.
 
 @pytest.fixture
 def numbers(spark: Any, tmp_path: Path) -> Callable[[int, int], Any]:
-    """numbers(first, end): a file more for the stream of numbers that it returns, one file for each
+    """numbers(first, end): adds a file to the stream of numbers that it returns, one file per
     batch.
     """
     folder = tmp_path / "numbers"
@@ -244,13 +244,13 @@ def test_a_stream_continues_from_its_checkpoint(
 
 
 def forget_commit(checkpoint: Path, batch: int) -> None:
-    """As when the driver dies after the sink's commit, before Spark has noted it."""
+    """As when the driver dies after the sink's commit, before Spark has persisted it."""
     for name in (str(batch), f".{batch}.crc"):
         (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
-@pytest.mark.slow  # fail_after of test_sink_deaths.py ends so
-def test_a_batch_that_was_committed_is_dropped_when_it_comes_again(
+@pytest.mark.slow  # fail_after of test_sink_deaths.py has this result
+def test_a_repeated_committed_batch_is_dropped(
     broker: Broker, kafka: KafkaConnection, topic: str, tmp_path: Path, numbers: Any
 ) -> None:
     checkpoint = tmp_path / "checkpoint"

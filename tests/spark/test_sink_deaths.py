@@ -1,5 +1,5 @@
-"""Exactly once, whatever dies: between write and commit, behind the commit, twice, in a task; the
-driver by kill -9 around the commit. Kills by chance: test_sink_kills.py.
+"""Exactly once, whatever dies: between write and commit, after the commit, twice, in a task; the
+driver by kill -9 around the commit. Random kills: test_sink_kills.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.tiers import quick
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[..., str]:
-    """script(fail_before=1): the directory of a script in which that happens to batch 1."""
+    """script(fail_before=1): the directory of a script with that fault in batch 1."""
     folder = tmp_path / "script"
     folder.mkdir()
 
@@ -34,7 +34,7 @@ def script(tmp_path: Path) -> Callable[..., str]:
 
 
 def run_once(spark: Any, frame: Any, broker: Broker, checkpoint: Path, topic: str, script: str) -> str:  # noqa: F811
-    """What the query failed with; empty when it went well."""
+    """The error of the query; empty if it succeeded."""
     from tests.spark.dying_sink import DyingDataSource
 
     spark.dataSource.register(DyingDataSource)

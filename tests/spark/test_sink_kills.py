@@ -1,4 +1,4 @@
-"""Topic to Spark to topic, exactly once, while everything that takes part is killed by -9 at random
+"""Topic to Spark to topic, exactly once, while all participants are killed with -9 at random
 moments: driver, executors, Python workers, the broker's workers and acceptor.
 """
 
@@ -32,14 +32,14 @@ CLUSTER = {
     "worker": 3,
     "acceptor": 3,
 }
-# that it may take the job to continue behind a kill: a JVM's start on a laden machine
+# how long the job may take to continue after a kill: a JVM's start on a loaded machine
 SECONDS_EACH = 600
 
 
 class Run:
-    """One job and what happens to it. `make_job(broker, source, target)`; `more`: bounds of the
-    number of records that are given before each kill. `kills`: of each kind, those that found one
-    to kill; `amid`: those of them while there was input left to carry.
+    """One job and its faults. `make_job(broker, source, target)`; `more`: bounds of the number of
+    records written before each kill. `kills`: by kind, those that found a process; `amid`: those of
+    them while there was input left.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Run:
                 f"not within {seconds} s: {what}; so far {dict(self.kills)}\n{self.job.log()}"
             )
             self.job.ensure()
-            time.sleep(0.05)  # polls other processes; nothing here can be waited for
+            time.sleep(0.05)  # polls other processes; there is no event to wait for
 
-    def goes_on(self) -> None:
-        """A transaction more has ended."""
+    def makes_progress(self) -> None:
+        """Another transaction has ended."""
         seen = progress(self.broker, self.target)
         self.wait(lambda: progress(self.broker, self.target) > seen >= 0 or seen < 0, "a batch more")
         if seen < 0:
-            self.goes_on()
+            self.makes_progress()
 
     def strike(self, victim: str) -> None:
-        """At any moment of the batches that are to come."""
+        """At any moment of the coming batches."""
         self.feed.more(self.rng.randrange(*self.more))
-        self.goes_on()
+        self.makes_progress()
         time.sleep(self.rng.random())
         struck: list[int] = []
         self.wait(lambda: bool(struck.extend(self._strike(victim)) or struck), f"a process of kind {victim}")
@@ -103,7 +103,7 @@ class Run:
             self.strike(victim)
 
     def result(self) -> list[int]:
-        """What is there when as much as was given has arrived, and all of the job is dead."""
+        """The output when as many records have arrived as were written, and the whole job is dead."""
         self.wait(lambda: len(output(self.broker, self.target)) >= self.feed.end, "all of the input", 3 * SECONDS_EACH)
         self.job.kill_all()
         print(
@@ -130,7 +130,7 @@ def every_number_once(run: Run, victims: dict[str, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_few_kills_at_random(spark: Any, start_broker: Callable[..., Broker], tmp_path: Path) -> None:
-    """Of what dies without the session of the tests."""
+    """Kills of processes that can die without the tests' session."""
     run = Run(start_broker(), 4, lambda *three: SessionJob(spark, *three, tmp_path), (500, 1000))
     every_number_once(run, {"python-worker": 2, "worker": 1, "acceptor": 1})
 
@@ -149,10 +149,10 @@ def test_twenty_kills_at_random(
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-def test_without_transactions_it_is_found(
+def test_a_sink_without_transactions_is_detected(
     needs_spark: None, start_broker: Callable[..., Broker], tmp_path: Path
 ) -> None:  # noqa: F811
-    """The tests above tell something: a sink of at-least-once does not survive them."""
+    """Proves that the tests above can fail: an at-least-once sink does not pass them."""
     run = Run(start_broker(), 21, lambda *three: Job(*three, tmp_path / "job", delivery="at-least-once"))
     try:
         for _ in range(20):

@@ -1,5 +1,5 @@
-"""Spark with three real brokers while one is killed: a leader under a batch that is read, and
-a leader under a stream that writes exactly once.
+"""Spark with three real brokers while one is killed: a leader during a batch read, and a leader
+during a stream that writes exactly once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def topic_of(cluster: Cluster) -> str:
 
 
 def kill_leader(cluster: Cluster, topic: str, partition: int = 0) -> None:
-    """Returns when others lead all that it led."""
+    """Returns when other brokers lead all its partitions."""
     leader = partitions(cluster, topic)[partition].leader
     cluster.brokers[leader].kill_all()
     until(
@@ -62,8 +62,8 @@ def test_a_leader_is_killed_while_a_batch_is_read(spark: Any, cluster: Cluster, 
 
 
 def test_a_leader_is_killed_while_a_stream_writes(cluster: Cluster, copy: Callable[..., Copy]) -> None:  # noqa: F811
-    """Reader, writer and the coordinator of the batches' transactions: each is led somewhere, and
-    all continue.
+    """Reader, writer and the coordinator of the batches' transactions: their leaders are on several
+    brokers, and all continue.
     """
     source, target = topic_of(cluster), topic_of(cluster)
     produce(cluster, source, [b"%d" % number for number in range(500)])
@@ -77,7 +77,7 @@ def test_a_leader_is_killed_while_a_stream_writes(cluster: Cluster, copy: Callab
     assert sorted(int(row[3]) for row in job.found()) == list(range(count))
 
 
-def test_brokers_that_are_gone_for_good_are_named(spark: Any, cluster: Cluster) -> None:
+def test_permanently_lost_brokers_are_named(spark: Any, cluster: Cluster) -> None:
     topic = topic_of(cluster)
     produce(cluster, topic, wide(10))
     for broker in cluster:

@@ -1,5 +1,5 @@
-"""docs/spark.md as it stands: its Python is run, its pipelines are run over real topics, each in
-the page's order. The commands of the shell are those of test_pipeline_commands.py.
+"""docs/spark.md literally: its Python is run, its pipelines are run over real topics, each in the
+page's order. Its shell commands are in test_pipeline_commands.py.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     spark: Any, broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch, kind: str, **changes: Any
 ) -> list[running.Progress]:
-    """The page's pipeline of that kind, over what there is."""
+    """The page's pipeline of that kind, over the existing records."""
     monkeypatch.chdir(place)
     (block,) = (block for block in blocks("toml") if f'pipeline = "{kind}"' in block)
     name = re.match(r"# (\S+\.toml)\n", block)[1]
@@ -98,7 +98,7 @@ def found(spark: Any, broker: Broker, topic: str) -> list[Any]:
     return read(spark, broker, topic, includeHeaders="true").orderBy("partition", "offset").collect()
 
 
-def test_there_is_a_pipeline_of_each_kind() -> None:
+def test_the_page_has_a_pipeline_of_each_kind() -> None:
     assert sorted(re.search(r'^pipeline = "(\w+)"$', block, re.M)[1] for block in blocks("toml")) == sorted(KINDS)
 
 
@@ -150,7 +150,7 @@ def test_aggregate(spark: Any, page_broker: Broker, place: Path, monkeypatch: py
     assert windows[0].keys() == {"start", "end", "origin", "flights", "mean_delay", "p95_delay"}
 
 
-@pytest.mark.slow  # what dedup does is in test_pipeline_functions.py
+@pytest.mark.slow  # dedup itself is tested in test_pipeline_functions.py
 def test_dedup(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(
         spark,
@@ -164,7 +164,7 @@ def test_dedup(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest
     assert len(unique) == len({(flight["tailnum"], flight["time_hour"]) for flight in FLIGHTS}) == 35
 
 
-@pytest.mark.slow  # what routes do is in test_pipeline_functions.py
+@pytest.mark.slow  # routes are tested in test_pipeline_functions.py
 def test_route(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(spark, page_broker, place, monkeypatch, "route")
     counts = {
@@ -201,7 +201,7 @@ def test_table(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_history_and_now(spark: Any, page_broker: Broker, place: Path) -> None:
-    """At the end: the log loses what the archive has."""
+    """At the end: the log loses the archived records."""
     (block,) = (block for block in blocks("python") if "archive" in block)
     for partition in range(2):
         delete_records(page_broker, "flights", partition, -1)

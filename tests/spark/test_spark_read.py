@@ -1,5 +1,5 @@
-"""spark.read.format("mqd"): the frame has all records of the log, on either transport; records that
-cannot be read are reported.
+"""spark.read.format("mqd"): the frame has all records of the log, with either transport; records
+that cannot be read are reported.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_offsets_times_and_parts(spark: Any, broker: Broker) -> None:
     _fails(spark, "no record is that late", **options(broker, topic, startingTimestamp=1_900_000_000_000))
 
 
-def test_nothing_at_all(spark: Any, broker: Broker) -> None:
+def test_an_empty_topic(spark: Any, broker: Broker) -> None:
     topic = new_topic(broker, 3)
     assert values(read(spark, broker, topic)) == []
     name = new_topic(broker)
@@ -126,7 +126,7 @@ def test_nothing_at_all(spark: Any, broker: Broker) -> None:
     assert values(read(spark, broker, name, startingOffsets=json.dumps({name: {"0": 1}}))) == []
 
 
-def test_what_cannot_be_asked(spark: Any, broker: Broker) -> None:
+def test_invalid_options(spark: Any, broker: Broker) -> None:
     topic = new_topic(broker)
     for more, text in (
         ({"kafka__auto__offset__reset": "latest"}, "auto.offset.reset"),
@@ -166,7 +166,7 @@ def test_read_committed(spark: Any, broker: Broker, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_records_that_are_gone(spark: Any, broker: Broker, transport: str) -> None:
+def test_deleted_records(spark: Any, broker: Broker, transport: str) -> None:
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 50))
     delete_records(broker, topic, 0, 20)

@@ -1,5 +1,5 @@
-"""spark.readStream.format("mqd"): every record once, from checkpoint to checkpoint; what changes
-underneath is handled, or reported.
+"""spark.readStream.format("mqd"): every record once, from checkpoint to checkpoint; changes of
+topics are handled, or reported.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.spark.support import (
 
 
 def test_rate_limited_resumed_and_published(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """AvailableNow takes what there was at its start, in batches of maxOffsetsPerTrigger; the next
-    run continues behind it; the group's offsets follow, also those of the last batch.
+    """AvailableNow reads the records existing at its start, in batches of maxOffsetsPerTrigger; the
+    next run continues after it; the group's offsets follow, also those of the last batch.
     """
     topic, group = new_topic(broker, 2), f"group-of-{tmp_path.name}"
     produce(broker, topic, [{"value": value, "partition": place % 2} for place, value in enumerate(numbered(0, 100))])
@@ -49,7 +49,7 @@ def test_rate_limited_resumed_and_published(spark: Any, broker: Broker, tmp_path
 
 @pytest.mark.slow
 def test_latest_is_pinned_when_the_first_batch_fails(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """Records between the first start and the restart are not left out, though neither run has
+    """Records between the first start and the restart are not omitted, though neither run has
     committed a batch.
     """
     topic = new_topic(broker)
@@ -57,7 +57,7 @@ def test_latest_is_pinned_when_the_first_batch_fails(spark: Any, broker: Broker,
     stream = Stream(spark, tmp_path, options(broker, topic))
     assert "not to be committed" in stream.failure(available_now=False, fail_on=0)
     assert stream.offsets(0)[topic] == {"0": 5}
-    produce(broker, topic, numbered(5, 5))  # no reader meanwhile; a source that asks for the end again loses these
+    produce(broker, topic, numbered(5, 5))  # no reader meanwhile; a source that queries the end again loses these
     stream.start(available_now=False)
     stream.wait(lambda: len(stream.seen) >= 5)
     produce(broker, topic, numbered(10, 5))

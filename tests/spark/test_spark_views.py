@@ -1,5 +1,5 @@
-"""An executor's reading against a real broker, without Spark: both ways in, brokers that die under
-it, ranges that begin and end anywhere.
+"""An executor's reader against a real broker, without Spark: both transports, brokers that die
+meanwhile, ranges that begin and end anywhere.
 """
 
 from __future__ import annotations
@@ -76,24 +76,24 @@ def no_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching.TcpViews, "_connect", refuse)
 
 
-def test_mapped_segments_alone(broker: Broker, hundred: str, no_fetch: None) -> None:
+def test_only_mapped_segments(broker: Broker, hundred: str, no_fetch: None) -> None:
     options = _options(broker, hundred, transport="shm")
     assert _read(options, Range(hundred, 0, 0, 100, _id(options))) == numbered(0, 100)
 
 
 def test_many_small_fetches(broker: Broker, hundred: str) -> None:
-    """One batch a response: the next Fetch is always under way."""
+    """One batch per response: the next Fetch is always in flight."""
     options = _options(broker, hundred, kafka__max__partition__fetch__bytes=1)
     assert _read(options, Range(hundred, 0, 5, 95, _id(options))) == numbered(5, 90)
 
 
-def test_without_an_id_the_name_counts(broker: Broker, hundred: str) -> None:
+def test_without_an_id_the_name_is_used(broker: Broker, hundred: str) -> None:
     assert _read(_options(broker, hundred), Range(hundred, 0, 0, 100)) == numbered(0, 100)
 
 
 @pytest.mark.parametrize("transport", WAYS)
 def test_transactions_at_the_end(broker: Broker, transport: str, request: pytest.FixtureRequest) -> None:
-    """The last offsets are markers', and an aborted transaction's: the range ends all the same."""
+    """The last offsets are markers', and an aborted transaction's: the range ends nevertheless."""
     from confluent_kafka import Producer
 
     if transport == "shm":
@@ -115,9 +115,7 @@ def test_transactions_at_the_end(broker: Broker, transport: str, request: pytest
 
 @pytest.mark.parametrize("transport", WAYS)
 def test_the_broker_dies_in_the_middle(start_broker: Any, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read from mapped segments continues over TCP; a connection is made again. Each
-    record once.
-    """
+    """Reads from mapped segments continue over TCP; a connection is reopened. Each record once."""
     broker = start_broker(name=transport)
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 400), **{"batch.num.messages": 20})
@@ -147,7 +145,7 @@ def test_records_that_do_not_arrive_are_reported(broker: Broker, hundred: str) -
 
 
 @pytest.mark.parametrize("loses", [False, True])
-def test_a_topic_that_went(broker: Broker, loses: bool) -> None:
+def test_a_deleted_topic(broker: Broker, loses: bool) -> None:
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 10))
     options = _options(broker, topic, failOnDataLoss="false" if loses else "true")
@@ -164,7 +162,7 @@ def test_a_topic_that_went(broker: Broker, loses: bool) -> None:
 
 
 def test_even_by_bytes(broker: Broker) -> None:
-    """DescribeLogDirs tells that one partition's records are heavier."""
+    """DescribeLogDirs shows that one partition's records are larger."""
     topic = new_topic(broker, 2)
     produce(broker, topic, [b"x" * 20] * 2000, partition=0)
     produce(broker, topic, [b"y" * 380] * 2000, partition=1)

@@ -1,9 +1,10 @@
-"""Clients of a secured cluster whose rights and passwords change all the time, beside the faults.
+"""Clients of a secured cluster whose rights and passwords change all the time, during the faults.
 One process, which tests.chaos.client starts as the role "guests".
 
-A warden grants and revokes, through whichever host answers it, and changes and deletes passwords.
-Guests ask every host by frames of their own, over TLS: no library hides which host served what, nor
-when. All of it goes into the history: `right`, `password`, `login`, `asked` (rights.py judges).
+A warden grants and revokes rights, through any host that responds, and changes and deletes
+passwords. Guests send raw requests to every host, over TLS: no library hides which host served
+which request, nor when. Everything is recorded in the history: `right`, `password`, `login`,
+`asked` (checked by rights.py).
 
     python -m tests.chaos.guests.process SETTINGS     once: the rights of the other clients, their password
 
@@ -92,14 +93,14 @@ def check(response: Any) -> None:
 
 
 class Administrator:
-    """Requests of a super user to one host, until it does not answer; then to the next."""
+    """Requests of a super user to one host, until it does not respond; then to the next."""
 
     def __init__(self, hosts: list[str], settings: dict[str, str]) -> None:
         self._hosts, self._settings, self._turn = hosts, settings, 0
         self._connection: KafkaConnection | None = None
 
     def send_request(self, api_key: int, version: int, request: Any) -> Any:
-        """Raises what FAILURES names; then it is not known whether it was done."""
+        """Raises the exceptions of FAILURES; then it is unknown whether it was done."""
         try:
             if self._connection is None:
                 address = self._hosts[self._turn % len(self._hosts)]
@@ -144,7 +145,7 @@ class Guests(Client):
     def _pause(self, least: float, most: float) -> None:
         until = time.monotonic() + self.chance.uniform(least, most)
         while not self.ending and time.monotonic() < until:
-            time.sleep(0.05)  # the load's own pace
+            time.sleep(0.05)  # the load's own rate
 
     # -- the warden --------------------------------------------------------------------------------
 
@@ -171,11 +172,11 @@ class Guests(Client):
             yield
             status = "ok"
         except FAILURES:
-            pass  # it is not known whether it was done
+            pass  # it is unknown whether it was done
         self.report(kind, **fields, status=status, begin_ns=begin_ns, end_ns=time.monotonic_ns())
 
     def _change_right(self, admin: Administrator, granted: set[tuple[str, int]], user: str, operation: int) -> None:
-        """Revocations last longer than grants: what is served is looked for beyond the bound."""
+        """Revocations last longer than grants, to check requests beyond the bound."""
         grants = (user, operation) not in granted
         fields = {"user": user, "operation": int(operation), "change": "grant" if grants else "revoke"}
         if grants and self.chance.random() < 0.7:
@@ -229,8 +230,8 @@ class Guests(Client):
         return login if served else None
 
     def _send_request(self, kafka: KafkaConnection, host: str, user: str, login: dict[str, int]) -> None:
-        """Until the broker ends it, or for a while; reads continue in a fetch session, half of the
-        time.
+        """Until the broker closes the connection, or for a while; reads continue in a fetch
+        session, half of the time.
         """
         session, epoch = 0, 0 if self.chance.random() < 0.5 else -1
         for _ in range(self.chance.choice((1, 10, 100))):
@@ -297,7 +298,7 @@ ROLES = {"guests": Guests}
 
 
 def prepare(hosts: list[str], topics: list[str], operator: dict[str, str]) -> None:
-    """The other clients' password and rights, and a record for guests to read."""
+    """Creates the other clients' password and rights, and a record for guests to read."""
     admin = Administrator(hosts, operator)
     expected = [(ResourceType.TOPIC, topic) for topic in topics]
     expected += [(kind, "*") for kind in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)]

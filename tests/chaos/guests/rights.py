@@ -1,16 +1,16 @@
-"""What guests (process.py) may have been served, judged by their history: pure.
+"""Requests of guests (process.py) that must not have been served, found in their history: pure.
 
-    served-revoked      a request was served that began later than the bound after a revocation had
-                        been answered, before anybody asked to grant it again
-    void-password       a client was let in by a password later than the bound after another, or
-                        none, had been put in its place
-    outlived            a request was served that began later than the guests' listener demands that
-                        they authenticate again
+served-revoked      a request was served that began later than the bound after the response to a
+revocation, before the right was granted again
+void-password       a client was authenticated with a password later than the bound after it was
+replaced or deleted
+outlived            a request was served that began after the time at which the guests' listener
+requires re-authentication
     written-unasked     a record whose writer was refused is in the log
     guest-lost          a guest's record that was acknowledged is not
 
-A change without a response may still take effect, for DELAYED_S: a grant makes no later
-revocation in that time count, a password that was put so is never void.
+A change without a response may still take effect, for DELAYED_S: with such a grant, no revocation
+in that time counts, and a password set so is never void.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MS = 1_000_000
 
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """The lines that are of guests; the last of a process that was killed may be a part of one."""
+    """The lines of guests; the last one of a killed process may be truncated."""
     kinds = ("right", "password", "login", "asked")
     lines = [line for path in sorted(paths) for line in path.read_text().split("\n") if line.endswith("}")]
     return [one for one in map(json.loads, lines) if one["kind"] in kinds]
@@ -126,7 +126,9 @@ def _report(one: dict[str, Any]) -> str:
 def check(
     lines: list[dict[str, Any]], logs: list[FinalLog], bound_ms: int, reauthenticate_ms: int
 ) -> tuple[list[Anomaly], Counter[str]]:
-    """`logs`: the records of the guarded topic at the end. Returns how many cases were judged, too."""
+    """`logs`: the records of the guarded topic at the end. Also returns how many cases were
+    checked.
+    """
     judge = _Judge(bound_ms, reauthenticate_ms)
     judge.learn(lines)
     for one in lines:

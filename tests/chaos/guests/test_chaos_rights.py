@@ -1,5 +1,5 @@
-"""The judge of guests' histories: a sound one passes, each planted breach is found under its name. And
-real brokers, one cluster with a planted bug: its workers take no right away.
+"""The checker of guests' histories: a correct one passes, each planted breach is found with its
+name. And real brokers, one cluster with a planted bug: its workers do not apply revocations.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SOUND = [
     login(1, 14),  # within the bound
     login(1, 18, served=False),
     right("grant", 20, "begun"),
-    requested(20.05, True),  # the grant is on its way
+    requested(20.05, True),  # the grant is in flight
     right("grant", 20),
     requested(25, True),
 ]
@@ -66,7 +66,7 @@ def found(lines: list[Line], logs: list[FinalLog] | None = None) -> list[str]:
     return [one.kind for one in rights.check(lines, LOG if logs is None else logs, BOUND_MS, LIFETIME_MS)[0]]
 
 
-def test_a_sound_history_passes() -> None:
+def test_a_correct_history_passes() -> None:
     anomalies, counts = rights.check(SOUND, LOG, BOUND_MS, LIFETIME_MS)
     assert not anomalies
     assert (counts["beyond the bound"], counts["void logins"], counts["revocations"]) == (1, 1, 1)
@@ -91,7 +91,7 @@ def test_refused_records_are_not_in_the_log_and_accepted_ones_are() -> None:
 @pytest.mark.parametrize(
     "doubt",
     [
-        [right("grant", 4.5, "begun"), right("grant", 4.5, "info")],  # it may come late
+        [right("grant", 4.5, "begun"), right("grant", 4.5, "info")],  # it may take effect late
         # and so may one whose outcome the warden did not live to write
         [right("grant", 4.5, "begun")],
     ],
@@ -105,7 +105,7 @@ def test_a_password_that_may_come_late_is_not_void() -> None:
     assert found(lines, []) == []
 
 
-def test_lines_of_other_clients_and_cut_off_ones_are_left_out(tmp_path: Path) -> None:
+def test_truncated_lines_and_those_of_other_clients_are_skipped(tmp_path: Path) -> None:
     text = "\n".join(json.dumps(one) for one in [*SOUND, {"kind": "alive", "client": "guests"}])
     (tmp_path / "guests.jsonl").write_text(text + '\n{"kind": "asked", "user"')
     assert rights.read(tmp_path.glob("guests*.jsonl")) == SOUND
@@ -124,7 +124,7 @@ Subjects.change = change
 
 
 def forgetful(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker takes a right away that it has once given."""
+    """Workers never apply the removal of a right."""
     (directory / "sitecustomize.py").write_text(FORGETS)
     monkeypatch.setenv("PYTHONPATH", str(directory))
 

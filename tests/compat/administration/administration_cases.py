@@ -1,5 +1,5 @@
-"""One request of every version of what administrators ask beyond topics: (request, its error codes,
-whether its content is right), for tests/compat/test_versions.py.
+"""One request of every version of the administration APIs other than topics: (request, its error
+codes, whether its content is right), for tests/compat/test_versions.py.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _delete_acls(setting, version: int) -> DeleteAclsRequest:
 
 
 def _features(setting, version: int) -> UpdateFeaturesRequest:
-    """The level that is in force: changes nothing."""
+    """Sets the current level: changes nothing."""
     update = UpdateFeaturesRequest.FeatureUpdateKey(
         feature="transaction.version", max_version_level=2, allow_downgrade=False, upgrade_type=UPGRADE
     )
@@ -183,7 +183,7 @@ CASES = {
         lambda r: [one.error_code for one in r.results],
         lambda s, v, r: r.results == [],
     ),
-    # a plain listener has nothing to prove, and gives no tokens
+    # a plain listener has no SASL, and issues no tokens
     38: (
         lambda s, v: CreateDelegationTokenRequest(max_lifetime_ms=-1),
         lambda r: [],

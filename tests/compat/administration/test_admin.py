@@ -1,5 +1,5 @@
-"""Each client's admin interface: topics made, grown, configured, emptied and deleted, the cluster
-described, and the errors.
+"""Each client's admin interface: create, extend, configure, empty and delete topics, describe the
+cluster, and errors.
 """
 
 from __future__ import annotations

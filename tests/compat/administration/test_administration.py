@@ -1,5 +1,5 @@
-"""What administrators' clients ask beyond topics and configurations: features, the quorum,
-elections, reassignments, disks, credentials; and clients under a quota.
+"""Requests of admin clients beyond topics and configurations: features, the quorum, elections,
+reassignments, disks, credentials; and clients under a quota.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_confluent_elects_and_describes_credentials(shared_broker: Broker, topic
 
 
 def test_acls_are_disabled_and_everything_is_authorized(shared_broker: Broker, topic: str) -> None:
-    """As at an Apache Kafka broker without an authorizer."""
+    """As with an Apache Kafka broker without an authorizer."""
     admin = AdminClient({"bootstrap.servers": shared_broker.bootstrap})
     everything = AclBindingFilter(
         ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
@@ -72,7 +72,7 @@ def test_acls_are_disabled_and_everything_is_authorized(shared_broker: Broker, t
         AclOperation.READ,
         AclPermissionType.ALLOW,
     )
-    # confluent_kafka gives an empty list for an error
+    # confluent_kafka returns an empty list instead of an error
     with KafkaConnection("127.0.0.1", shared_broker.port) as kafka_connection:
         for version in (1, 2, 3):
             described = kafka_connection.call(
@@ -128,7 +128,7 @@ def test_kafka_python_moves_features_down_and_up(python_admin: kafka.KafkaAdminC
 
 
 def eventually_finalized(admin: kafka.KafkaAdminClient, level: int) -> None:
-    """Workers answer from what the acceptor publishes a moment after the change."""
+    """Workers respond with what the acceptor publishes a moment after the change."""
     eventually(lambda: admin.describe_features()["metadata.version"]["finalized"] == (level, level))
 
 
@@ -141,7 +141,7 @@ def test_kafka_python_moves_a_replica(start_broker, tmp_path) -> None:
     admin = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap)
     for disk in (*disks, disks[0]):
         deadline = time.monotonic() + DEADLINE_SECONDS
-        # retriable while the move before, which is described already, opens the partition
+        # retriable while the previous move, which is described already, opens the partition
         while (response := [*admin.alter_replica_log_dirs({(topic, 0, 1): str(disk)}).values()]) != [NoError]:
             (error,) = response
             assert error in (NotLeaderForPartitionError, LeaderNotAvailableError), response

@@ -1,5 +1,5 @@
-"""Apache Kafka's kafka-configs and kafka-topics: levels of the broker's loggers, and partitions with
-fewer replicas in sync than min.insync.replicas asks for.
+"""Apache Kafka's kafka-configs and kafka-topics: levels of the broker's loggers, and partitions
+with fewer in-sync replicas than min.insync.replicas.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_levels_of_loggers(kafka_tools: KafkaTools, broker: Broker) -> None:
 
 
 def test_partitions_under_min_in_sync_are_found(kafka_tools: KafkaTools, tmp_path: Path) -> None:
-    """min.insync.replicas is not set: the number in force counts."""
+    """min.insync.replicas is not set: the effective number is used."""
 
     def under() -> str:
         done = kafka_tools.run(

@@ -1,5 +1,5 @@
-"""Beside Apache Kafka 4.2: features set by release with its tool, and groups that have lost their
-last committed offset.
+"""Compared with Apache Kafka 4.2: features set by release with its tool, and groups that have lost
+their last committed offset.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 def test_features_of_a_release(kafka_tools: KafkaTools, broker: Broker) -> None:
     steps = (
-        ("upgrade", "--release-version", "4.2"),  # as it is already
+        ("upgrade", "--release-version", "4.2"),  # the current release
         ("downgrade", "--metadata", "4.1"),
         ("upgrade", "--release-version", "4.2"),
     )
@@ -58,7 +58,7 @@ def test_a_group_is_deleted_after_its_last_offset(kafka_tools: KafkaTools, broke
 
 
 def history(bootstrap: str) -> dict[str, object]:
-    """The errors, and what is shown."""
+    """The errors, and the output."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(TOPIC, 1)])[TOPIC].result(SECONDS)
     host, _, port = bootstrap.rpartition(":")
@@ -71,8 +71,8 @@ def history(bootstrap: str) -> dict[str, object]:
         deadline = time.monotonic() + SECONDS
         while (error := kafka.call(8, 7, commit).topics[0].partitions[0].error_code) in (14, 15, 16):
             assert time.monotonic() < deadline, "the coordinator is loading"
-            kafka.call(10, 4, FindCoordinatorRequest(key_type=0, coordinator_keys=[GROUP]))  # makes its topic
-            time.sleep(0.1)  # polls the broker; nothing here can be waited for
+            kafka.call(10, 4, FindCoordinatorRequest(key_type=0, coordinator_keys=[GROUP]))  # creates its topic
+            time.sleep(0.1)  # polls the broker; there is no event to wait for
         found["committed"] = error
         gone = OffsetDeleteRequest.Topic(name=TOPIC, partitions=[OffsetDeleteRequest.Partition(partition_index=0)])
         deleted = kafka.call(47, 0, OffsetDeleteRequest(group_id=GROUP, topics=[gone]))

@@ -1,5 +1,5 @@
-"""Every property that Apache Kafka 4.2 documents, by its own jars: brokers and topics know each, or
-refuse it and say why.
+"""Every property that Apache Kafka 4.2 documents, according to its own jars: brokers and topics
+accept each, or refuse it with a reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def names(kafka_tools: KafkaTools, main: str) -> set[str]:
-    """Of the page that Kafka's documentation is made from."""
+    """The properties of the generated page of Kafka's documentation."""
     done = kafka_tools.run(main)
     found = set(re.findall(r'<a id="([a-z0-9.]+)"', done.stdout))
     assert len(found) > 25, done.stdout[:500] + done.stderr
@@ -34,7 +34,7 @@ def test_brokers(kafka_tools: KafkaTools) -> None:
         name for name in sorted(kafkas) if not (kafka_names.ALIASES.get(name, name) in BROKER or refused(name))
     ] == []
     unused = [prefix for prefix in kafka_names.REFUSED if not any(name.startswith(prefix) for name in kafkas)]
-    # a listener's, a topic's, and of an older Kafka
+    # a listener's, a topic's, and one of an older Kafka
     assert unused == ["zookeeper.", "local.retention."]
 
 

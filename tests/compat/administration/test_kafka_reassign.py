@@ -1,5 +1,5 @@
 """Apache Kafka's kafka-reassign-partitions against three brokers: --execute --throttle, --verify
-and --cancel, and what the throttle slows down.
+and --cancel, and which traffic the throttle slows down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.interaction.cluster_clients import PATIENCE_S, partitions, produce, u
 pytestmark = pytest.mark.slow
 
 BATCH = [bytes(10_000)] * 300  # 3 MB
-RATE = 30_000  # bytes per second: a hundred seconds for it
+RATE = 30_000  # bytes per second: a hundred seconds for the data
 THROTTLES = (
     "leader.replication.throttled.rate",
     "follower.replication.throttled.rate",
@@ -58,11 +58,11 @@ def plan(path: Path, name: str, to: list[int]) -> list[str]:
 
 
 def throttles(cluster: Cluster, name: str) -> dict[str, str]:
-    """What is set, of brokers and of the topic."""
+    """The throttles set on brokers and on the topic."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     resources = [*(ConfigResource("broker", str(node)) for node in cluster.brokers), ConfigResource("topic", name)]
     found = {}
-    for resource in resources:  # librdkafka asks one broker at a time
+    for resource in resources:  # librdkafka queries one broker at a time
         for row in admin.describe_configs([resource])[resource].result(PATIENCE_S).values():
             if row.name in (*THROTTLES, *LISTS) and not row.is_default:
                 found[f"{resource.name} {row.name}"] = row.value

@@ -1,8 +1,8 @@
 """One request of every version of the groups' APIs: (request, its error codes, whether its content
 is right), for tests/compat/test_versions.py.
 
-What needs a member uses one stable group for each broker: every new classic group waits for more
-members, so a group for each case would take long.
+Cases that need a member share one stable group for each broker: every new classic group waits for
+more members, so a group for each case would take long.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _join_request(setting, group: str, member_id: str = "") -> JoinGroupRequest:
 
 
 def _pending(setting, group: str) -> str:
-    """The member id that the coordinator gives to a member that must join again with it."""
+    """The member id that the coordinator assigns to a member that must rejoin with it."""
 
     def request():
         response = setting.kafka.call(JOIN, 9, _join_request(setting, group))
@@ -121,7 +121,7 @@ def _sync_request(member: Member) -> SyncGroupRequest:
 
 def _join(setting, version: int) -> JoinGroupRequest:
     group = fresh("versions-join")
-    member_id = _pending(setting, group)  # also where it is not asked for: the coordinator has loaded then
+    member_id = _pending(setting, group)  # also where it is not required: afterwards the coordinator has loaded
     return _join_request(setting, group, member_id if version >= FIRST_MEMBER_ID_REQUIRED else "")
 
 
@@ -283,7 +283,7 @@ def _consumer_heartbeat(setting, version: int) -> ConsumerGroupHeartbeatRequest:
 
 
 def _pending_consumer(setting) -> str:
-    """A group of one member. Joining it means that this broker's coordinators take members."""
+    """A group of one member. After joining it, this broker's coordinators accept members."""
     if setting.topic not in _consumers:
         group = fresh("versions-consumers")
 
@@ -381,7 +381,7 @@ def _streams_described(setting, version: int, response) -> bool:
 
 
 def _share_fetch(setting, group: str) -> ShareFetchRequest:
-    """The first of a session: there is nothing to acquire at the end of the log."""
+    """The first fetch of a session: there is nothing to acquire at the end of the log."""
     topic = ShareFetchRequest.Topic(
         topic_id=setting.topic_id, partitions=[ShareFetchRequest.Partition(partition_index=0)]
     )
@@ -406,7 +406,7 @@ def _share_group(setting) -> str:
                 _share_fetched(setting.kafka.call(SHARE_FETCH, 2, _share_fetch(setting, group)))
             ):
                 return False
-            # the group learns later than the partition's owner that its state is there
+            # the group sees later than the partition's owner that its state exists
             return bool(setting.kafka.call(DESCRIBE_SHARE_OFFSETS, 1, _describe_share_offsets(group)).groups[0].topics)
 
         eventually(ready, "a share group whose records can be fetched")

@@ -1,9 +1,9 @@
-"""Members of consumer groups, one for each Python client behind one small face. Each polls in a
-thread of its own and commits what it has read before it polls again.
+"""Members of consumer groups, one for each Python client behind one small interface. Each polls in
+its own thread and commits the records it has read before it polls again.
 
-`held` is what the member holds at the moment; `values` are those it has read, in order, and
-`committed` how many of them were read when its last commit succeeded. `leave()` ends it properly
-and raises what failed it.
+`held` are the member's current partitions; `values` those it has read, in order, and `committed`
+how many of them were read at its last successful commit. `leave()` ends it properly and raises its
+error.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class ConfluentMember(Member):
 
 
 class KafkaPythonMember(Member):
-    """kafka-python 3.0.12 forgets a rebalance whose response comes between two polls: it holds
-    nothing then, and sends no heartbeats. Such a one is asked for again.
+    """kafka-python 3.0.12 forgets a rebalance whose response arrives between two polls: it then has
+    no partitions, and sends no heartbeats. Such a member's rebalance is requested again.
     """
 
     ASSIGNORS = {
@@ -143,8 +143,8 @@ class KafkaPythonMember(Member):
 
 
 class AiokafkaMember(Member):
-    """It rebalances whenever requested, also between reading and committing: such a commit is
-    refused, and the new owner of the partitions reads the records again.
+    """It rebalances at any time, also between reading and committing: such a commit is refused, and
+    the new owner of the partitions reads the records again.
     """
 
     ASSIGNORS = {"range": AioRange, "roundrobin": AioRoundRobin, "sticky": AioSticky}
@@ -197,7 +197,9 @@ def until(what: str, look: Callable[[], bool], *members: Member) -> None:
 
 
 def share(topic: str, partitions: int, *members: Member) -> None:
-    """Waits until all partitions are held, each by one member, and every member holds as many."""
+    """Waits until all partitions are assigned, each to one member, and every member has equally
+    many.
+    """
     expected = {(topic, partition) for partition in range(partitions)}
 
     def shared() -> bool:

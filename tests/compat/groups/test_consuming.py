@@ -1,5 +1,5 @@
-"""Every client as a consumer of partitions it assigned itself: seeking, time, ends, long polls,
-topics that come, grow and go.
+"""Every client as a consumer of manually assigned partitions: seeking, time, ends, long polls,
+topics that are created, extended and deleted.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def test_confluent_reports_partition_ends(shared_broker: Broker, numbered: str) 
         assert ends == {0: COUNT, 1: 0} and values == [b"%d" % n for n in range(40, COUNT)]
 
 
-def test_an_offset_that_is_gone_is_reset_as_the_client_says(shared_broker: Broker, numbered: str) -> None:
+def test_an_offset_out_of_range_is_reset_as_configured(shared_broker: Broker, numbered: str) -> None:
     requested = DeleteRecordsRequest.Topic(
         name=numbered, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=20)]
     )
@@ -291,7 +291,7 @@ def test_an_offset_that_is_gone_is_reset_as_the_client_says(shared_broker: Broke
     asyncio.run(run())
 
 
-def test_read_committed_reads_what_has_no_transaction(shared_broker: Broker, numbered: str) -> None:
+def test_read_committed_reads_records_without_transactions(shared_broker: Broker, numbered: str) -> None:
     with confluent_consumer(shared_broker, isolation_level="read_committed") as consumer:
         consumer.assign([TopicPartition(numbered, 0, 0)])
         assert len(poll_confluent(consumer, COUNT)) == COUNT
@@ -305,8 +305,8 @@ def test_read_committed_reads_what_has_no_transaction(shared_broker: Broker, num
 
 
 def seen_after(broker: Broker, topic: str, wait_seen: Callable[[], None], parked: Callable[[], object]) -> float:
-    """Seconds between the acknowledgement of a record and its being seen by a consumer whose fetch
-    was parked for long.
+    """Seconds between the acknowledgement of a record and its arrival at a consumer whose fetch is
+    parked for long.
     """
     seen: list[float] = []
     failure: list[BaseException] = []
@@ -330,8 +330,8 @@ def seen_after(broker: Broker, topic: str, wait_seen: Callable[[], None], parked
 
 
 def settle() -> None:
-    # the client's fetch is then parked at the broker; were it not, the test would pass for another
-    # reason, not fail
+    # the client's fetch is then parked at the broker; if it were not, the test would pass for
+    # another reason, not fail
     time.sleep(0.7)
 
 
@@ -370,7 +370,7 @@ def test_long_poll_aiokafka(shared_broker: Broker) -> None:
     arrived: list[float] = []
     settled = time.monotonic()
     seen_after(shared_broker, topic, wait_seen, settle)
-    # its stop() waits for the next long poll: measured where the record came
+    # its stop() waits for the next long poll: measured when the record arrived
     assert arrived[0] - settled < SOON_SECONDS + 1
 
 
@@ -411,9 +411,7 @@ def test_long_poll_kcat(shared_broker: Broker, kcat: Kcat) -> None:
 
 @pytest.fixture(scope="module")
 def strict_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Does not make the topics it is asked for: a client that asks for a deleted one must not bring
-    it back.
-    """
+    """Does not auto-create topics: a client that requests a deleted one must not recreate it."""
     with Broker(tmp_path_factory.mktemp("strict"), config={"auto.create.topics.enable": "false"}) as broker:
         yield broker
 
@@ -428,8 +426,8 @@ def test_a_topic_deleted_while_it_is_consumed_confluent(strict_broker: Broker) -
         assert poll_confluent(consumer, 1)[0].value() == b"last words"
         topics.delete_topic(strict_broker, doomed)
         deadline = time.monotonic() + DEADLINE_SECONDS
-        # librdkafka learns it from Fetch (unknown topic id) and from Metadata, drops the partition,
-        # and tells the application only when asked.
+        # librdkafka gets it from Fetch (unknown topic id) and from Metadata, drops the partition,
+        # and notifies the application only when polled.
         while consumer.list_topics(doomed, timeout=60).topics[doomed].error is None:
             assert time.monotonic() < deadline
         assert consumer.list_topics(doomed, timeout=60).topics[doomed].error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
@@ -505,7 +503,7 @@ def test_added_partitions_are_seen_and_served(shared_broker: Broker) -> None:
 
 
 def test_a_consumer_that_waits_for_a_topic_gets_it(shared_broker: Broker) -> None:
-    """Assigned before the topic exists: librdkafka looks again at each metadata refresh."""
+    """Assigned before the topic exists: librdkafka checks at each metadata refresh."""
     topic = topics.fresh_name("to-come")
     with confluent_consumer(
         shared_broker,

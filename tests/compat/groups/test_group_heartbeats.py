@@ -26,12 +26,12 @@ pytestmark = pytest.mark.slow
 
 MEMBERS = 20
 SECONDS = 60.0
-LATE_S = 0.5  # a response may come so late; librdkafka looks for late ones once a second
+LATE_S = 0.5  # allowed delay of a response; librdkafka checks for late ones once a second
 DESCRIBE = 69
 
 
 class Member(logging.Handler):
-    """A loaded consumer: it reads its partition, and records the intervals that it gets."""
+    """A loaded consumer: it reads its partition, and records the intervals that it receives."""
 
     def __init__(self, bootstrap: str, group: str, topic: str) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_twenty_loaded_members_are_not_fenced(broker: Broker) -> None:
         acceptor = broker.pid("mqd-acceptor")
         for _ in range(5):
             write(0.5)
-            os.kill(acceptor, signal.SIGSTOP)  # what a load that takes its CPU does to it
+            os.kill(acceptor, signal.SIGSTOP)  # like a load that takes all its CPU
             try:
                 write(LATE_S)
             finally:

@@ -1,5 +1,5 @@
 """Every client's groups: each assignor and both protocols; members of different clients in one
-group; a member that does not poll is removed; administrators' views.
+group; a member that does not poll is removed; admin views.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_clients_share_one_group(broker: Broker, join: Callable[..., Member]) ->
 
 
 def test_a_member_that_does_not_poll_leaves_and_rejoins(broker: Broker, join: Callable[..., Member]) -> None:
-    """max.poll.interval.ms: librdkafka leaves by itself, and comes again when it is polled."""
+    """max.poll.interval.ms: librdkafka leaves by itself, and rejoins when it is polled."""
     topic, group = topics.create_topic(broker, "lazy", PARTITIONS), topics.fresh_name("lazy")
     lazy = confluent_kafka.Consumer(
         {
@@ -134,7 +134,7 @@ def test_a_member_that_does_not_poll_leaves_and_rejoins(broker: Broker, join: Ca
         while len(other.held) == PARTITIONS:
             other.check()
             assert time.monotonic() < deadline
-            lazy.poll(0.05)  # the first tells that the interval was exceeded
+            lazy.poll(0.05)  # the first poll reports that the interval was exceeded
         while len(lazy.assignment()) != PARTITIONS // 2:
             assert time.monotonic() < deadline
             lazy.poll(0.05)

@@ -1,4 +1,4 @@
-"""The Java worker of examples/java, as docs/queues.md promises it."""
+"""The Java worker of examples/java, as described in docs/queues.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Share groups of other people's clients: Java's KafkaShareConsumers while processes of the broker are
-killed, every record delivered until it is accepted or rejected, and not again after that was
-answered; and franz-go, with strict counts and renewed locks. And mqd's own share consumer at other
-people's broker, Apache Kafka.
+"""Share groups of third-party clients: Java's KafkaShareConsumers while processes of the broker are
+killed, where every record is delivered until it is accepted or rejected, and not again after that
+was confirmed; and franz-go, with strict counts and renewed locks. Also mqd's own share consumer
+with Apache Kafka's broker.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.slow
 GROUP, TOPIC, PARTITIONS = "workers", "work", 4
 SECONDS = 60.0
 DELIVERIES = 10
-MARKERS = 1_000_000_000  # values of records written at the end; above those of the load
+MARKERS = 1_000_000_000  # values of records written at the end; greater than those of the load
 KILLED = ("mqd-worker-0", "mqd-acceptor", "mqd-worker-1", "broker", "mqd-acceptor")
 CONFIG = {
-    # what a killed worker's members held at other workers is released by its locks
+    # records of a killed worker's members at other workers are released when their locks expire
     "group.share.min.record.lock.duration.ms": "1000",
     "group.share.record.lock.duration.ms": "3000",
-    "group.share.delivery.count.limit": str(DELIVERIES),  # kills are no reason to give a record up
+    "group.share.delivery.count.limit": str(DELIVERIES),  # kills must not exhaust a record's deliveries
 }
 
 
@@ -69,7 +69,7 @@ def test_share_consumers_while_processes_are_killed(tmp_path: Path) -> None:
             member.kill()
         output = Output(outputs)
         with Program(command, tmp_path / "last") as last:
-            # unsettled records are acquired before records that are written now
+            # unsettled records are acquired before newly written ones
             producer = Producer({"bootstrap.servers": broker.bootstrap})
             markers = {MARKERS + partition for partition in range(PARTITIONS)}
             for partition in range(PARTITIONS):

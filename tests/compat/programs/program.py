@@ -1,5 +1,5 @@
-"""What the tests of programs have in common: a program that is killed and started again, and a
-reader that keeps what committed readers see.
+"""Shared by the tests of programs: a program that is killed and restarted, and a reader that
+records what committed readers see.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ READY_S = 60.0  # JVMs start at the same time
 
 
 class Program:
-    """`with Program(command, output):` it runs, and is killed at the end."""
+    """`with Program(command, output):` runs it, and kills it at the end."""
 
     def __init__(self, command: list[str], output: Path) -> None:
         self.command, self.output = command, output
@@ -54,7 +54,7 @@ class Program:
 
 
 class CommittedReader:
-    """What a read_committed consumer sees of some topics: by partition, the values in their order."""
+    """The values that a read_committed consumer reads from some topics: by partition, in order."""
 
     def __init__(self, bootstrap: str, partitions: dict[str, int]) -> None:
         self._consumer = Consumer(
@@ -73,7 +73,7 @@ class CommittedReader:
         return sum(map(len, self.values.values()))
 
     def read(self, seconds: float) -> int:
-        """Reads on for so long; returns how many records there are."""
+        """Reads for this long; returns how many records there are."""
         for message in self._consumer.consume(5_000, seconds):
             if message.error() is not None:
                 assert message.error().retriable(), message.error()
@@ -87,8 +87,8 @@ class CommittedReader:
     def read_while(
         self, condition: Callable[[], bool], seconds: float, programs: Sequence[Program], expected: str = ""
     ) -> None:
-        """AssertionError after so many seconds without a new record, and at once when a program has
-        ended.
+        """AssertionError after this many seconds without a new record, and at once when a program
+        has ended.
         """
         deadline = time.monotonic() + seconds
         before = self.count()
@@ -106,7 +106,9 @@ class CommittedReader:
 
 
 def kill_process(broker: Broker, name: str) -> None:
-    """kill -9 of one of the broker's processes, or of all ("broker"); returns when it is whole again."""
+    """kill -9 of one of the broker's processes, or of all ("broker"); returns when the broker is
+    healthy again.
+    """
     if name == "broker":
         broker.kill_all()
         broker.start()
@@ -115,7 +117,7 @@ def kill_process(broker: Broker, name: str) -> None:
 
 
 def difference(expected: dict[tuple[str, int], list[str]], found: dict[tuple[str, int], list[str]]) -> str:
-    """Empty when each partition has what is expected: each value once, in its order."""
+    """Empty when each partition has the expected records: each value once, in order."""
     lines = []
     for key in sorted({*expected, *found}):
         here, there = expected.get(key, []), found.get(key, [])

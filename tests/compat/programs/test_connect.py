@@ -1,6 +1,6 @@
-"""Kafka Connect, while its workers and the broker's processes are killed. Distributed: a source with
-exactly-once support, each of its records is there once. Standalone: what is in a file arrives at
-least once, through a topic, in another file.
+"""Kafka Connect, while its workers and the broker's processes are killed. Distributed: each record
+of a source with exactly-once support exists once. Standalone: the lines of a file arrive at least
+once, through a topic, in another file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write(path: Path, settings: dict[str, str]) -> str:
 
 def build() -> Path:
     home = build_java(Path(__file__).parent / "connect", "programs-connect")
-    # by this Connect finds the source, without a look into every class of every library
+    # with this Connect finds the source without scanning every class of every library
     manifest = home / "classes/META-INF/services/org.apache.kafka.connect.source.SourceConnector"
     manifest.parent.mkdir(parents=True, exist_ok=True)
     manifest.write_text("mqd.programs.Numbers\n")
@@ -92,7 +92,7 @@ class Worker(Program):
             return json.load(response)
 
     def tasks(self, connector: str) -> list[str]:
-        """Their states. Empty while the worker does not answer."""
+        """Their states. Empty while the worker does not respond."""
         try:
             return [
                 task["state"] + task.get("trace", "") for task in self.ask(f"/connectors/{connector}/status")["tasks"]
@@ -118,7 +118,7 @@ class Worker(Program):
             try:
                 return bool(self.ask(f"/connectors/{name}/config", "PUT", config))
             except urllib.error.HTTPError as refused:
-                assert refused.code in (409, 500), refused.read()  # a rebalance is on
+                assert refused.code in (409, 500), refused.read()  # a rebalance is in progress
                 return False
             except OSError:
                 return False
@@ -128,7 +128,7 @@ class Worker(Program):
 
 
 def set_limit(path: Path, number: int) -> None:
-    """At once: a task reads it all the time."""
+    """Takes effect at once: a task reads it continuously."""
     path.with_suffix(".new").write_text(str(number))
     os.replace(path.with_suffix(".new"), path)
 
@@ -179,7 +179,7 @@ def test_each_record_of_a_source_is_there_once(start_broker, tmp_path: Path) -> 
         last = STAGE * (len(KILLS) + 1)
         set_limit(limit, last)
         reader.read_until(TASKS * last, PATIENCE_S, workers)
-        reader.read(3.0)  # what should not be there
+        reader.read(3.0)  # records that should not exist
         expected = {("numbers", task): [f"{task} {number}" for number in range(last)] for task in range(TASKS)}
         assert not (problem := difference(expected, reader.values)), "\n".join(
             [problem, *(each.tail() for each in workers)]
@@ -248,7 +248,7 @@ def test_each_line_of_a_file_arrives_through_a_topic(start_broker, tmp_path: Pat
                 with open(source, "a") as output:
                     output.writelines(f"line {number}\n" for number in range(written, written + 10))
                 written += 10
-                time.sleep(0.01)  # lines come while Connect works
+                time.sleep(0.01)  # lines arrive while Connect works
             if victim is None:
                 break
             wait_for(begun + 1)
@@ -258,4 +258,4 @@ def test_each_line_of_a_file_arrives_through_a_topic(start_broker, tmp_path: Pat
                 kill_process(broker, victim)
         wait_for(written)
     expected = [f"line {number}" for number in range(written)]
-    assert list(dict.fromkeys(sunk_lines())) == expected  # repeated perhaps, but none lost, none out of order
+    assert list(dict.fromkeys(sunk_lines())) == expected  # possibly repeated, but none lost and none out of order

@@ -1,5 +1,5 @@
 """Flink's exactly-once sink: a job copies a topic, while its tasks fail, its task manager and the
-whole job are lost, and the broker's processes are killed. What committed readers see is there once.
+whole job are lost, and the broker's processes are killed. Committed readers see each record once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.compat.programs.program import CommittedReader, Program, kill_process
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PARTITIONS = 2
 STAGE = 3_000
-# what happens in the middle of a stage: the first two are done by a record (Copy.java)
+# the event in the middle of a stage: the first two are triggered by a record (Copy.java)
 EVENTS = ("fail", "mqd-worker-0", "job", "mqd-acceptor", "lose", "broker", "job")
 PATIENCE_S = 180.0
 GUARANTEE = "EXACTLY_ONCE"
 
 
 def place(producer: Producer, stage: int) -> list[str]:
-    """The records of a stage; an event of the job's own is one of them."""
+    """Writes the records of a stage; an event of the job itself is one of them."""
     event = EVENTS[stage] if stage < len(EVENTS) else ""
     numbers = range(stage * STAGE, (stage + 1) * STAGE)
     values = [str(number) for number in numbers]
@@ -57,14 +57,14 @@ def test_each_record_is_copied_once(start_broker, tmp_path: Path, naming: str) -
     with job:
         for stage, event in enumerate((*EVENTS, "")):
             expected += place(producer, stage)
-            # before the event, some of this stage are committed where that can be waited for
+            # before the event, some of this stage are committed, if that can be awaited
             reader.read_until(stage * STAGE + 1, PATIENCE_S, [job])
             if event == "job":
                 job.restart()
             elif event not in ("fail", "lose", ""):
                 kill_process(broker, event)
         reader.read_until(len(expected), PATIENCE_S, [job])
-        reader.read(3.0)  # what should not be there
+        reader.read(3.0)  # records that should not exist
         said = job.output.read_text(errors="replace")
         for event in ("fail", "lose"):
             assert f"\n{event} " in said, f"no task was made to {event}\n{job.tail()}"

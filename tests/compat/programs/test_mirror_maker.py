@@ -1,6 +1,6 @@
-"""A migration from Apache Kafka to mqd by MirrorMaker 2, as docs/migrating-from-kafka.md describes it:
-records, topic configurations, rules of topics and offsets of groups, each record once while
-MirrorMaker and the broker are killed; then the consumers continue at mqd.
+"""A migration from Apache Kafka to mqd with MirrorMaker 2, as described in
+docs/migrating-from-kafka.md: records, topic configurations, topic ACLs and offsets of groups, each
+record once while MirrorMaker and the broker are killed; then the consumers continue on mqd.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def place(kafka: str, numbers: range) -> None:
 
 
 def place_aborted(kafka: str) -> None:
-    """Records of a transaction that is aborted: they are not copied."""
+    """Writes records of a transaction that is aborted: they are not copied."""
     producer = Producer({"bootstrap.servers": kafka, "transactional.id": "aborted"})
     producer.init_transactions(60)
     producer.begin_transaction()
@@ -89,7 +89,9 @@ def place_aborted(kafka: str) -> None:
 
 
 def consume(bootstrap: str, group: str, last: int) -> list[Message]:
-    """What a member of the group reads until both partitions have given record `last`; then it commits."""
+    """The records that a member of the group reads until both partitions have returned record
+    `last`; then it commits.
+    """
     with closing(
         Consumer(
             {
@@ -215,7 +217,7 @@ def test_a_migration_from_kafka(start_broker, kafka: KafkaCluster, tmp_path: Pat
                 kill_process(broker, victim)
             place(kafka.bootstrap, range(stage * STAGE, (stage + 1) * STAGE))
         reader.read_until(PARTITIONS * TOTAL, PATIENCE_S, [mirror])
-        reader.read(3.0)  # what should not be there
+        reader.read(3.0)  # records that should not exist
         expected = [value(number) for number in range(TOTAL)]
         wrong = difference({("orders", index): expected for index in range(PARTITIONS)}, reader.values)
         assert not wrong, f"{wrong}\n{mirror.tail()}"
@@ -226,14 +228,14 @@ def test_a_migration_from_kafka(start_broker, kafka: KafkaCluster, tmp_path: Pat
         resource = ConfigResource(ConfigResource.Type.TOPIC, "orders", incremental_configs=[entry])
         at_kafka.incremental_alter_configs([resource])[resource].result(60)
         wait_for("its change", lambda: values_of_config(at_mqd) == CONFIG | {"retention.ms": "80000000"})
-        # writers are left out, so that none writes to the copy before the change
+        # writers are excluded, so that none writes to the copy before the switch
         wait_for("the rules of topics", lambda: rules(at_mqd) == {("User:reader", AclOperation.READ)})
 
         half = TOTAL // 2
         consume(kafka.bootstrap, "behind", half - 1)
         consume(kafka.bootstrap, "billing", TOTAL - 1)
         wait_for("a group far behind is translated", lambda: len(committed(at_mqd, "behind")) == PARTITIONS)
-        # the change as on the page: the writers stop, the group reads to the end
+        # the switch as on the page: the writers stop, the group reads to the end
         place(kafka.bootstrap, range(TOTAL, TOTAL + STAGE))
         consume(kafka.bootstrap, "billing", TOTAL + STAGE - 1)
         copied = consume(broker.bootstrap, "copied", TOTAL + STAGE - 1)
@@ -247,7 +249,7 @@ def test_a_migration_from_kafka(start_broker, kafka: KafkaCluster, tmp_path: Pat
     for index in range(PARTITIONS):
         assert numbers_of(continued, index) == list(range(TOTAL + STAGE, final + 1)), "billing"
         numbers = numbers_of(again, index)
-        # nothing is skipped; MirrorMaker knows few offsets far behind, so more records may be
+        # nothing is skipped; MirrorMaker translates few offsets far behind, so more records may be
         # repeated
         assert numbers[0] <= half and numbers == list(range(numbers[0], final + 1)), "behind"
     for message in again:

@@ -47,7 +47,7 @@ def test_each_record_succeeds_or_is_dead_lettered(start_broker, tmp_path: Path) 
             for number in range(stage * STAGE, (stage + 1) * STAGE):
                 producer.produce("jobs", str(number), str(number))
             assert producer.flush(PATIENCE_S) == 0
-            # in the middle of this stage: some of it are done, and some wait for their retries
+            # in the middle of this stage: some are done, and some wait for their retries
             first = {outcome(number) for number in range(stage * STAGE, stage * STAGE + STAGE)}
             reader.read_while(lambda: not first & seen(), PATIENCE_S, [program])
             if victim == "program":
@@ -56,7 +56,7 @@ def test_each_record_succeeds_or_is_dead_lettered(start_broker, tmp_path: Path) 
                 kill_process(broker, victim)
         expected = {outcome(number) for number in range((len(KILLS) + 1) * STAGE)}
         reader.read_while(lambda: not expected <= seen(), PATIENCE_S, [program])
-        reader.read(3.0)  # what should not be there
+        reader.read(3.0)  # records that should not exist
     reader.close()
     wrong = seen() - expected
     assert not wrong, f"{len(wrong)} in the wrong place: {sorted(wrong)[:5]}\n{program.tail()}"

@@ -1,6 +1,6 @@
-"""Kafka Streams with exactly_once_v2: windows, joins, and state in RocksDB, while the application and
-the broker's processes are killed, with either protocol of its group. Each output has every result
-once, and in order.
+"""Kafka Streams with exactly_once_v2: windows, joins, and state in RocksDB, while the application
+and the broker's processes are killed, with either protocol of its group. Each output has every
+result once, and in order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def create_topics(bootstrap: str) -> None:
 
 
 def orders_of(part: int) -> range:
-    """Which orders are placed before the kill number `part`."""
+    """Which orders are placed before kill number `part`."""
     share = ORDERS // (len(KILLS) + 1)
     return range(part * share, (part + 1) * share if part < len(KILLS) else ORDERS)
 
@@ -89,7 +89,7 @@ def expected(began_ms: int) -> dict[str, dict[str, list[str]]]:
 
 
 def committed(consumer: Consumer, found: dict[str, dict[str, list[str]]], seconds: float) -> int:
-    """Reads on for so long; returns how many results there are."""
+    """Reads for this long; returns how many results there are."""
     for message in consumer.consume(5_000, seconds):
         if message.error() is not None:
             assert message.error().retriable(), message.error()
@@ -138,7 +138,7 @@ def test_each_order_counts_once_while_processes_are_killed(protocol: str, start_
         )
         with application(home, broker.bootstrap, tmp_path, protocol) as program:
             while committed(consumer, found, 1.0) < count_all and not program.ended() and time.monotonic() < deadline:
-                # once it works again, the processes that were killed before
+                # once it makes progress again, the processes that were killed before
                 if not kills or committed(consumer, found, 0.1) <= count or time.monotonic() < next_kill_s:
                     continue
                 victim = kills.pop(0)
@@ -149,7 +149,7 @@ def test_each_order_counts_once_while_processes_are_killed(protocol: str, start_
                 if victim == "application":
                     break
                 kill_and_wait(broker, victim)
-    committed(consumer, found, 5.0)  # what should not be there
+    committed(consumer, found, 5.0)  # results that should not exist
     consumer.close()
     assert not kills, f"not killed: {kills}"
     assert not (problem := difference(expected_results, found)), f"{problem}\n{_end_of(tmp_path)}"

@@ -1,5 +1,5 @@
-"""Consumers of every kind on a compacted topic: gaps, batches that lost records, batches that lost
-all of them, tombstones.
+"""Consumers of every kind on a compacted topic: gaps, batches with removed records, empty batches,
+tombstones.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ Final = dict[tuple[int, bytes], bytes]
 
 @pytest.fixture(scope="module")
 def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, str, Final]]:
-    """A broker, a topic whose sealed segments were compacted, and what a consumer must end with."""
+    """A broker, a topic whose sealed segments were compacted, and the final values that a consumer
+    must have.
+    """
     with Broker(tmp_path_factory.mktemp("compacted"), config={"log.cleaner.backoff.ms": "100"}) as broker:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # kept until it has answered
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # kept alive until it has a response
         admin.create_topics([NewTopic("kept", PARTITIONS, 1, config=CONFIG)])["kept"].result(20)
         final = _fill(broker)
         deadline = time.monotonic() + 60
@@ -75,7 +77,7 @@ def _runs(broker: Broker) -> int:
 
 
 def _emptied(broker: Broker) -> bool:
-    """Is there a batch without records? Then clients meet one."""
+    """Whether there is a batch without records, so that clients encounter one."""
     for path in sorted((broker.data_dir / "log").glob("kept-*/*.log")):
         try:
             if any(batch.record_count == 0 for batch in dump_segment(path)):

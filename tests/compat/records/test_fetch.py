@@ -1,5 +1,5 @@
-"""Fetch by bytes: waiting for bytes and for time, limits that never cut the first batch, offsets
-outside the log, many requests on one connection.
+"""Fetch with raw frames: waiting for bytes and for time, limits that never cut the first batch,
+offsets outside the log, many requests on one connection.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tests.compat.messages import compressible
 from tests.compat.topics import API_VERSIONS, FETCH, LIST_OFFSETS, METADATA, PRODUCE
 from tests.polling import PATIENCE_S
 
-# A machine that is busy with other tests may be slow; what waits for a time-out takes a long poll's
-# whole length and is far above this.
+# A machine busy with other tests may be slow; a fetch that waits for its timeout takes a whole long
+# poll, which is far above this.
 SOON_SECONDS = 15.0
-CLOCK_MS = 20  # the broker stamps by the kernel's coarse clock
+CLOCK_MS = 20  # the broker uses the kernel's coarse clock
 LONG_MS = 30_000
 
 
@@ -41,7 +41,7 @@ def test_a_record_ends_a_long_poll_at_once(shared_broker: Broker, topic: str) ->
                     [(topic, p, number // 3 + (p < partition)) for p in range(3)], max_wait_ms=LONG_MS
                 ),
             )
-            time.sleep(0.05)  # the test is of a fetch that is parked when the record arrives
+            time.sleep(0.05)  # the fetch must be parked when the record arrives
             began = time.monotonic()
             topics.must_produce(writer, topic, b"now", partition=partition)
             body = reader.receive().body
@@ -50,7 +50,7 @@ def test_a_record_ends_a_long_poll_at_once(shared_broker: Broker, topic: str) ->
             assert [record.value for record in decode_records(records[partition])] == [b"now"]
 
 
-def test_nothing_new_is_answered_when_the_wait_is_over_and_not_before(shared_broker: Broker, topic: str) -> None:
+def test_an_empty_fetch_returns_only_after_max_wait(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as kafka:
         began = time.monotonic()
         part = topics.fetch(kafka, topic, 0, max_wait_ms=400)
@@ -59,7 +59,7 @@ def test_nothing_new_is_answered_when_the_wait_is_over_and_not_before(shared_bro
         assert 0.39 <= waited < SOON_SECONDS
 
 
-def test_no_wait_is_no_wait(shared_broker: Broker, topic: str) -> None:
+def test_a_max_wait_of_zero_returns_at_once(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as kafka:
         for options in ({"max_wait_ms": 0, "min_bytes": 1}, {"max_wait_ms": LONG_MS, "min_bytes": 0}):
             began = time.monotonic()
@@ -86,7 +86,7 @@ def test_min_bytes_waits_for_the_sum_over_partitions(shared_broker: Broker, topi
         assert [len(topics.headers_in(part.records)) for part in body.responses[0].partitions] == [1, 1, 1]
 
 
-def test_too_few_bytes_are_given_when_the_wait_is_over(shared_broker: Broker, topic: str) -> None:
+def test_too_few_bytes_are_returned_after_max_wait(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as kafka:
         topics.must_produce(kafka, topic, b"little")
         began = time.monotonic()
@@ -127,14 +127,14 @@ def test_leader_epochs_are_compared(shared_broker: Broker, topic: str, epoch: in
         assert kafka.call(FETCH, 11, request).responses[0].partitions[0].error_code == error
 
 
-def test_kafkas_tool_for_replicas_reads_as_a_consumer(shared_broker: Broker, topic: str) -> None:
+def test_kafkas_replica_verification_tool_reads_as_a_consumer(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as kafka:
         topics.must_produce(kafka, topic, b"a")
         body = kafka.call(FETCH, 11, topics.fetch_request([(topic, 0, 0)], replica_id=-2))
     assert body.error_code == 0 and body.responses[0].partitions[0].records
 
 
-def test_a_fetch_of_followers_is_not_answered_to_clients(shared_broker: Broker, topic: str) -> None:
+def test_a_followers_fetch_from_a_client_is_refused(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as kafka:
         body = kafka.call(FETCH, 11, topics.fetch_request([(topic, 0, 0)], replica_id=2))
         parts = [part.error_code for answered in body.responses for part in answered.partitions]
@@ -147,7 +147,7 @@ def test_a_fetch_of_followers_is_not_answered_to_clients(shared_broker: Broker, 
 
 
 @pytest.mark.both_backends
-def test_a_batch_larger_than_every_limit_comes_whole_and_alone(shared_broker: Broker, topic: str) -> None:
+def test_a_batch_larger_than_every_limit_is_returned_whole_and_alone(shared_broker: Broker, topic: str) -> None:
     big = compressible(300_000, "limit")
     with topics.connect(shared_broker) as kafka:
         for _ in range(2):
@@ -207,9 +207,9 @@ def test_many_segments_are_read_in_order(shared_broker: Broker) -> None:
 
 
 @pytest.mark.both_backends
-def test_replies_leave_in_the_order_of_the_requests(shared_broker: Broker, topic: str) -> None:
-    """Native ones, those of the acceptor, of this worker's partitions and the other's, and a long
-    poll among them: KafkaConnection.receive checks each id.
+def test_responses_are_sent_in_request_order(shared_broker: Broker, topic: str) -> None:
+    """Requests served natively, those of the acceptor, of this worker's partitions and the other's,
+    and a long poll among them: KafkaConnection.receive checks each id.
     """
     batch = topics.batch_of(b"pipelined")
     with topics.connect(shared_broker) as kafka:
@@ -238,7 +238,7 @@ def test_replies_leave_in_the_order_of_the_requests(shared_broker: Broker, topic
         assert all(found == list(range(len(found))) for found in offsets.values())
 
 
-def test_requests_behind_a_long_poll_are_answered_after_it(shared_broker: Broker, topic: str) -> None:
+def test_requests_behind_a_long_poll_get_responses_after_it(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as kafka:
         began = time.monotonic()
         kafka.send(FETCH, 11, topics.fetch_request([(topic, 0, 0)], max_wait_ms=500))
@@ -249,7 +249,7 @@ def test_requests_behind_a_long_poll_are_answered_after_it(shared_broker: Broker
 
 
 def test_a_produce_behind_a_long_poll_of_its_own_connection_ends_it(shared_broker: Broker, topic: str) -> None:
-    """Accepted while the fetch waits: the record is appended, and the poll sees it."""
+    """Accepted while the fetch waits: the record is appended, and the poll returns it."""
     with topics.connect(shared_broker) as kafka:
         began = time.monotonic()
         kafka.send(FETCH, 11, topics.fetch_request([(topic, 0, 0)], max_wait_ms=LONG_MS))

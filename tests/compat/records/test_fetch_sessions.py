@@ -1,4 +1,4 @@
-"""Incremental fetch sessions (KIP-227) by bytes."""
+"""Incremental fetch sessions (KIP-227) with raw frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSIONS = (7, 12, 13, 18)  # by name, flexible, by id, newest
 
 
 class Session:
-    """A client's side of one session: keeps id and epoch as a client must."""
+    """A client's side of one session: keeps id and epoch."""
 
     def __init__(self, kafka: KafkaConnection, version: int, topic_ids: dict[str, bytes]) -> None:
         self.kafka, self.version, self.topic_ids = kafka, version, topic_ids
@@ -38,8 +38,8 @@ class Session:
         return response
 
     def fetch_until(self, *expected: tuple[str, int]) -> dict[tuple[str, int], FetchResponse.PartitionData]:
-        """Fetches until these have had records, and nothing else: this session
-        learns of records in another worker's partition a moment after they are acknowledged.
+        """Fetches until these partitions, and no others, have returned records: the session sees
+        records in another worker's partition a moment after they are acknowledged.
         """
         found: dict[tuple[str, int], FetchResponse.PartitionData] = {}
         deadline = time.monotonic() + topics.READY_SECONDS
@@ -83,7 +83,7 @@ def open_session(shared_broker: Broker, topic: str, version: int):
         yield open_one
 
 
-def test_only_what_changed_is_reported(shared_broker: Broker, topic: str, open_session: Callable[..., Session]) -> None:
+def test_only_changes_are_reported(shared_broker: Broker, topic: str, open_session: Callable[..., Session]) -> None:
     session = open_session(*[(topic, partition, 0) for partition in range(4)])
     assert session.parts(session.fetch()) == {}, "nothing changed"
     with topics.connect(shared_broker) as writer:
@@ -113,7 +113,7 @@ def test_a_parked_session_is_woken_by_any_of_its_partitions(
                 [], topic_ids=session.topic_ids, session_id=session.id, session_epoch=session.epoch, max_wait_ms=30_000
             )
             session.kafka.send(FETCH, session.version, request)
-            time.sleep(0.05)  # the test is of a fetch that is parked when the record arrives
+            time.sleep(0.05)  # the fetch must be parked when the record arrives
             began = time.monotonic()
             topics.must_produce(writer, topic, b"wake", partition=partition)
             response = session.kafka.receive().body
@@ -123,7 +123,7 @@ def test_a_parked_session_is_woken_by_any_of_its_partitions(
             assert session.parts(session.fetch((topic, partition, 1))) == {}
 
 
-def test_a_quiet_session_waits_and_is_answered_empty(topic: str, open_session: Callable[..., Session]) -> None:
+def test_an_idle_session_waits_and_gets_an_empty_response(topic: str, open_session: Callable[..., Session]) -> None:
     session = open_session((topic, 0, 0))
     began = time.monotonic()
     response = session.fetch(max_wait_ms=300)
@@ -168,7 +168,7 @@ def test_partitions_join_and_are_forgotten(
     )
 
 
-def test_fairness_the_next_fetch_begins_with_those_that_got_nothing(
+def test_fairness_the_next_fetch_begins_with_partitions_that_got_nothing(
     shared_broker: Broker, topic: str, open_session: Callable[..., Session]
 ) -> None:
     session = open_session(*[(topic, partition, 0) for partition in range(4)])
@@ -183,7 +183,9 @@ def test_fairness_the_next_fetch_begins_with_those_that_got_nothing(
     assert served == {0, 1, 2, 3}
 
 
-def test_a_wrong_epoch_is_refused_and_the_session_lives(topic: str, open_session: Callable[..., Session]) -> None:
+def test_a_wrong_epoch_is_refused_and_the_session_stays_usable(
+    topic: str, open_session: Callable[..., Session]
+) -> None:
     session = open_session((topic, 0, 0))
     right = session.epoch
     for wrong in (right + 1, right - 1 or right + 5, 1 << 30):
@@ -205,7 +207,7 @@ def test_an_unknown_session_is_refused(topic: str, open_session: Callable[..., S
     )
 
 
-def test_a_session_that_is_ended_is_gone(topic: str, open_session: Callable[..., Session]) -> None:
+def test_a_closed_session_is_unknown(topic: str, open_session: Callable[..., Session]) -> None:
     """Epoch -1 closes it and fetches in full once; epoch 0 with its id replaces it by another."""
     session = open_session((topic, 0, 0))
     old = session.id
@@ -220,7 +222,7 @@ def test_a_session_that_is_ended_is_gone(topic: str, open_session: Callable[...,
     assert session.fetch((topic, 0, 0)).error_code == 0 and session.id not in (0, second)
 
 
-def test_errors_are_reported_in_every_answer(topic: str, open_session: Callable[..., Session]) -> None:
+def test_errors_are_reported_in_every_response(topic: str, open_session: Callable[..., Session]) -> None:
     session = open_session((topic, 0, 0), (topic, 99, 0))
     for _ in range(3):
         parts = session.parts(session.fetch(max_wait_ms=30_000))
@@ -247,10 +249,10 @@ def test_a_deleted_topic_is_reported(
 
 
 @pytest.mark.parametrize("version", [7, 12], indirect=True)
-def test_a_topic_that_comes_later_is_found_by_name(
+def test_a_topic_created_later_is_found_by_name(
     shared_broker: Broker, topic: str, version: int, open_session: Callable[..., Session]
 ) -> None:
-    """A session of names asks for the name each time: created (again) after the session was, it is
+    """A session by name looks up the name each time: a topic created (again) after the session is
     served without being named again.
     """
     later = topics.fresh_name("session-later")
@@ -280,10 +282,10 @@ def _wait_for_records(session: Session, name: str) -> FetchResponse.PartitionDat
         time.sleep(0.02)  # an error does not wait
 
 
-def test_naming_an_unknown_partition_again_keeps_one_answer(
+def test_naming_an_unknown_partition_again_keeps_one_entry(
     topic: str, open_session: Callable[..., Session], version: int
 ) -> None:
-    """A client may name it in every request; the session does not grow by it."""
+    """A client may name it in every request; the session does not grow."""
     session = open_session((topic, 0, 0))
     nowhere = topics.fresh_name("nowhere")
     session.topic_ids[nowhere] = b"0123456789abcdef"
@@ -292,9 +294,9 @@ def test_naming_an_unknown_partition_again_keeps_one_answer(
         assert [len(answered.partitions) for answered in response.responses] == [1]
 
 
-def test_sessions_that_found_no_place_fetch_in_full(start_broker: Callable[..., Broker]) -> None:
-    """With the cache full of sessions in use, a new client gets session 0 and continues without;
-    a place that was returned is used again.
+def test_clients_without_a_free_session_fetch_in_full(start_broker: Callable[..., Broker]) -> None:
+    """When the cache is full of sessions in use, a new client gets session 0 and works without one;
+    a freed slot is reused.
     """
     broker = start_broker(workers=1, config={"max.incremental.fetch.session.cache.slots": "3"})
     name = topics.create_topic(broker, "evict")
@@ -312,7 +314,7 @@ def test_sessions_that_found_no_place_fetch_in_full(start_broker: Callable[..., 
         assert last.fetch((name, 0, 0)).error_code == 0 and last.id != 0
 
 
-def test_no_sessions_where_none_are_kept(start_broker: Callable[..., Broker]) -> None:
+def test_no_sessions_when_the_cache_is_disabled(start_broker: Callable[..., Broker]) -> None:
     broker = start_broker(workers=1, config={"max.incremental.fetch.session.cache.slots": "0"})
     name = topics.create_topic(broker, "none")
     with topics.connect(broker) as kafka:

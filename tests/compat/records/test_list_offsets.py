@@ -1,4 +1,4 @@
-"""ListOffsets by bytes: ends, times, the newest time, over batches and segments."""
+"""ListOffsets with raw frames: ends, times, the newest time, over batches and segments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.broker import Broker
 from tests.compat import topics
 from tests.compat.topics import EARLIEST, LATEST, LIST_OFFSETS, MAX_TIMESTAMP
 
-# Offset -> time: not sorted, as clients' clocks are not, and spread over batches.
+# Offset -> time: unsorted, as with real clients' clocks, and spread over batches.
 TIMES = [[1000, 1010, 1020], [1500], [1200, 2000, 1900], [3000, 3000], [2500]]
 FLAT = [time for batch in TIMES for time in batch]
 
@@ -66,7 +66,7 @@ def test_ends(shared_broker: Broker, timed: str) -> None:
 
 
 def test_the_newest_time(shared_broker: Broker, timed: str) -> None:
-    """-3, since version 7 (KIP-734): the first record that has it."""
+    """-3, since version 7 (KIP-734): the first record with the newest time."""
     with topics.connect(shared_broker) as kafka:
         for version in (7, 8, 11):
             found = topics.list_offset(kafka, timed, MAX_TIMESTAMP, version=version)
@@ -133,8 +133,8 @@ def test_many_at_once_and_unknown_ones(shared_broker: Broker, timed: str) -> Non
         ] == [(other, [(2, 0, 1), (0, 0, 0), (5, unknown, -1)]), (nowhere, [(0, unknown, -1)]), (timed, [(0, 0, 3)])]
 
 
-def test_a_partition_asked_for_twice_is_refused(shared_broker: Broker, timed: str) -> None:
-    """As Kafka does: the response could not say which is which."""
+def test_a_duplicate_partition_is_refused(shared_broker: Broker, timed: str) -> None:
+    """As in Kafka: the response could not distinguish them."""
     with topics.connect(shared_broker) as kafka:
         twice = [ListOffsetsRequest.Partition(partition_index=0, timestamp=timestamp) for timestamp in (EARLIEST, 1500)]
         response = kafka.call(

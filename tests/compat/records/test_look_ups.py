@@ -1,5 +1,5 @@
-"""acks=1, then look: a client that asks right after an acknowledgement that did not wait for the
-flush finds what was acknowledged, as with Kafka.
+"""acks=1 followed by a lookup: a request right after an acknowledgement that did not wait for the
+flush sees the acknowledged record, as with Kafka.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from tests.compat.topics import LATEST, MAX_TIMESTAMP
 
 DELETE_RECORDS, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_PRODUCERS = 21, 23, 61
 ROUNDS = 60
-FLUSH_MS = 30  # longer than any response takes: a look-up that does not wait misses the record every time
+FLUSH_MS = 30  # longer than any response takes: a lookup that does not wait misses the record every time
 
 
 @pytest.fixture(scope="module", params=["epoll", "io_uring"])
 def slow_disk(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Broker, Path]]:
-    """A broker whose flushes of topics that begin with "seen" are slow, and the file that says so."""
+    """A broker whose flushes of topics that begin with "seen" are slow, and the faults file that
+    causes it.
+    """
     data_dir = tmp_path_factory.mktemp("broker")
     faults = faults_file(data_dir)
     faults.write_text(f"sync:DELAY:seen:ms={FLUSH_MS}\n")
@@ -52,7 +54,7 @@ def test_librdkafka_sees_what_it_wrote(slow_disk: tuple[Broker, Path]) -> None:
     assert missed == 0
 
 
-def test_every_look_up_sees_it(slow_disk: tuple[Broker, Path]) -> None:
+def test_every_lookup_sees_it(slow_disk: tuple[Broker, Path]) -> None:
     broker, _faults = slow_disk
     name = topics.create_topic(broker, "seen")
     with topics.connect(broker) as writer, topics.connect(broker) as looker:
@@ -104,8 +106,8 @@ def test_producers_are_described_when_their_records_are_safe(slow_disk: tuple[Br
 
 
 def test_a_disk_that_hangs_is_not_waited_for_long(slow_disk: tuple[Broker, Path]) -> None:
-    """Two seconds; then the response has what is known; requests about another disk's partitions
-    has not waited.
+    """Two seconds; then the response has the known offsets; requests for another disk's partitions
+    have not waited.
     """
     broker, faults = slow_disk
     name, other = topics.create_topic(broker, "seen"), topics.create_topic(broker, "other")

@@ -1,5 +1,5 @@
-"""The same key goes to the same partition, whichever client sends it: mqd's client through shared memory and
-TCP, librdkafka, and (murmur2) the Java client.
+"""A key maps to the same partition with every client: mqd's through shared memory and TCP,
+librdkafka, and (murmur2) the Java client.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _send_ours(broker: Broker, topic: str, partitioner: str, transport: str, bat
 @pytest.mark.parametrize("partitioner", [name for name in NAMES if name != "random"])
 def test_librdkafkas_partitioners(broker: Broker, partitioner: str) -> None:
     topic = _topic(broker, f"keys-{partitioner}")
-    keys = KEYS if partitioner not in ("consistent_random",) else KEYS[1:]  # which sends an empty key anywhere
+    keys = KEYS if partitioner not in ("consistent_random",) else KEYS[1:]  # which sends an empty key to any partition
     own = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "partitioner": partitioner})
     for key in keys:
         own.produce(topic, b"librdkafka", key)
@@ -75,7 +75,7 @@ def test_librdkafkas_partitioners(broker: Broker, partitioner: str) -> None:
 
 
 @pytest.mark.parametrize("partitioner", ["consistent", "murmur2", "fnv1a"])
-def test_records_without_key_where_that_is_a_place(broker: Broker, partitioner: str) -> None:
+def test_records_without_key_with_partitioners_that_hash_them(broker: Broker, partitioner: str) -> None:
     topic = _topic(broker, f"none-{partitioner}")
     own = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "partitioner": partitioner})
     with Producer({"bootstrap.servers": broker.bootstrap, "transport": "shm", "partitioner": partitioner}) as ours:

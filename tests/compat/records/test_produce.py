@@ -1,4 +1,4 @@
-"""Produce by bytes: acks, the order of idempotent batches, retries, and what is refused."""
+"""Produce with raw frames: acks, the order of idempotent batches, retries, and refusals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def values_of(kafka: KafkaConnection, topic: str, partition: int = 0) -> list[by
 
 @pytest.mark.both_backends
 @pytest.mark.parametrize("acks", [1, -1])
-def test_an_acknowledged_record_is_there(kafka: KafkaConnection, topic: str, acks: int) -> None:
+def test_an_acknowledged_record_is_readable(kafka: KafkaConnection, topic: str, acks: int) -> None:
     for number in range(3):
         for partition in range(2):
             result = topics.produce(kafka, topic, topics.batch_of(b"%d" % number), partition, acks=acks)
@@ -67,14 +67,14 @@ def test_an_acknowledged_record_is_there(kafka: KafkaConnection, topic: str, ack
                 0,
             )
     for partition in range(2):
-        # With flush.on.ack a record is shown when it is on disk, which acks=1 does not wait for.
+        # With flush.on.ack a record is visible when it is on disk, which acks=1 does not wait for.
         size = 3 * len(topics.batch_of(b"0"))
         records = topics.fetch(kafka, topic, 0, partition, min_bytes=size, max_wait_ms=10_000).records
         assert [record.value for record in decode_records(records)] == [b"0", b"1", b"2"]
         assert topics.list_offset(kafka, topic, topics.LATEST, partition).offset == 3
 
 
-def test_acks_0_is_not_answered(kafka: KafkaConnection, topic: str) -> None:
+def test_acks_0_gets_no_response(kafka: KafkaConnection, topic: str) -> None:
     for number in range(5):
         kafka.send(
             PRODUCE,
@@ -93,7 +93,7 @@ def test_other_acks_are_refused(kafka: KafkaConnection, topic: str) -> None:
 
 
 @pytest.mark.both_backends
-def test_many_partitions_in_one_request_each_have_their_own_answer(
+def test_many_partitions_in_one_request_each_have_their_own_result(
     shared_broker: Broker, kafka: KafkaConnection, topic: str
 ) -> None:
     other = topics.create_topic(shared_broker, "produce-other", 3)
@@ -138,8 +138,8 @@ def test_producer_ids_differ(shared_broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("partition", [0, 1])
-def test_a_retry_is_answered_with_the_original_offset(kafka: KafkaConnection, topic: str, partition: int) -> None:
-    """Of any of the last five batches, as often as it comes, over this connection or another."""
+def test_a_retry_gets_the_original_offset(kafka: KafkaConnection, topic: str, partition: int) -> None:
+    """Of any of the last five batches, any number of times, over this connection or another."""
     producer = new_producer(kafka)
     batches = [sequenced(producer, 3 * number, 3) for number in range(5)]
     assert [topics.produce(kafka, topic, batch, partition).base_offset for batch in batches] == [0, 3, 6, 9, 12]
@@ -151,7 +151,7 @@ def test_a_retry_is_answered_with_the_original_offset(kafka: KafkaConnection, to
 
 @pytest.mark.both_backends
 def test_five_in_flight_and_all_of_them_again(shared_broker: Broker, kafka: KafkaConnection, topic: str) -> None:
-    """As a client whose connection broke: sends all five again, on a new one."""
+    """Like a client whose connection broke: sends all five again, on a new one."""
     producer = new_producer(kafka)
     batches = [sequenced(producer, number) for number in range(5)]
     for batch in batches:
@@ -169,8 +169,10 @@ def test_five_in_flight_and_all_of_them_again(shared_broker: Broker, kafka: Kafk
     assert len(values_of(kafka, topic)) == 5
 
 
-def test_a_retry_while_the_first_try_is_under_way(shared_broker: Broker, kafka: KafkaConnection, topic: str) -> None:
-    """Both are answered with the same offset, whichever was first, and the record is there once."""
+def test_a_retry_while_the_first_attempt_is_in_flight(
+    shared_broker: Broker, kafka: KafkaConnection, topic: str
+) -> None:
+    """Both get the same offset, whichever was first, and the record exists once."""
     producer = new_producer(kafka)
     batch = sequenced(producer, 0)
     with topics.connect(shared_broker) as other:
@@ -198,7 +200,7 @@ def test_a_gap_is_out_of_order(kafka: KafkaConnection, topic: str) -> None:
     assert (result.error_code, result.base_offset) == (0, 2), "the right one is taken after wrong ones"
 
 
-def test_an_old_sequence_of_another_length_is_no_retry(kafka: KafkaConnection, topic: str) -> None:
+def test_an_old_sequence_of_another_length_is_not_a_retry(kafka: KafkaConnection, topic: str) -> None:
     producer = new_producer(kafka)
     for number in range(7):
         assert topics.produce(kafka, topic, sequenced(producer, number)).error_code == 0
@@ -222,8 +224,8 @@ def test_sequences_wrap_to_zero(kafka: KafkaConnection, topic: str) -> None:
     producer = new_producer(kafka)
     last = 0x7FFFFFFF
     first = topics.produce(kafka, topic, sequenced(producer, last - 1, 2))
-    # A producer that this partition does not know may begin anywhere, as in Kafka since its state
-    # can have expired.
+    # A producer that this partition does not know may begin anywhere, as in Kafka, since its state
+    # may have expired.
     assert (first.error_code, first.base_offset) == (0, 0)
     result = topics.produce(kafka, topic, sequenced(producer, 0, 2))
     assert (result.error_code, result.base_offset) == (0, 2)
@@ -342,10 +344,10 @@ def test_times_far_in_the_future_are_refused(shared_broker: Broker, kafka: Kafka
     assert topics.list_offset(kafka, name, topics.LATEST).offset == 0
 
 
-def test_a_leader_whose_clock_is_behind_refuses_records_until_it_may_take_them(
+def test_a_leader_whose_clock_is_behind_refuses_records_until_they_are_valid(
     shared_broker: Broker, kafka: KafkaConnection
 ) -> None:
-    """As the leader sees it, a producer's clock is ahead: by 30 minutes, by two hours."""
+    """From the leader's point of view, the producer's clock is ahead: by 30 minutes, by two hours."""
     now_ms = time.time_ns() // 1_000_000
     near, far = (topics.batch_of(Record(value=b"x", timestamp_ms=now_ms + minutes * 60_000)) for minutes in (30, 120))
     name = topics.create_topic(shared_broker, "clock")

@@ -1,5 +1,5 @@
-"""Every client as a producer: acknowledgements, idempotence, topics made by asking for them, and
-the errors it gets when the broker refuses.
+"""Every client as a producer: acknowledgements, idempotence, auto-created topics, and its errors
+when the broker refuses.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def numbered(count: int = COUNT, partitions: int = PARTITION_COUNT) -> list[Mess
 
 
 def stored(broker: Broker, topic: str, partition: int, expected: int) -> list[bytes | None]:
-    """The values of a partition, read by bytes, once there are `wanted`; acks 0 and 1 do not wait
-    for what makes records visible.
+    """The values of a partition, read with raw frames, once there are `wanted`; acks 0 and 1 do not
+    wait until records are visible.
     """
     values: list[bytes | None] = []
     with topics.connect(broker) as connection:
@@ -87,7 +87,9 @@ def test_acks(shared_broker: Broker, client: Client, acks: int | str) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_an_idempotent_producer(shared_broker: Broker, client: Client, compression: str) -> None:
-    """Several batches in flight for each partition, with sequences: each record once, in order."""
+    """Several batches in flight for each partition, with sequence numbers: each record once, in
+    order.
+    """
     topic = topics.create_topic(shared_broker, "idempotent", PARTITION_COUNT)
     messages = numbered(COUNT * 2)
     client.produce(shared_broker.bootstrap, topic, messages, compression, **IDEMPOTENCE[client.name])
@@ -103,14 +105,14 @@ def test_an_idempotent_producer(shared_broker: Broker, client: Client, compressi
         expected_sequence = header.base_sequence + header.record_count
 
 
-def test_a_topic_is_made_by_asking_for_it(shared_broker: Broker, client: Client) -> None:
+def test_a_requested_topic_is_created(shared_broker: Broker, client: Client) -> None:
     topic = topics.fresh_name("asked-for")
     messages = numbered(20, 1)
     client.produce(shared_broker.bootstrap, topic, messages)
     check_stored(shared_broker, topic, messages)
 
 
-def test_four_producers_at_once_do_not_mix_their_orders(shared_broker: Broker) -> None:
+def test_four_concurrent_producers_keep_their_order(shared_broker: Broker) -> None:
     topic = topics.create_topic(shared_broker, "together", 2)
     writers = [Confluent(), KafkaPython(), Aiokafka(), Confluent()]
 
@@ -168,7 +170,7 @@ def test_the_broker_s_own_limit_is_the_default_of_clients(shared_broker: Broker,
     assert stored(shared_broker, topic, 0, 1) == [value]
 
 
-def test_a_topic_is_not_made_where_that_is_switched_off(start_broker) -> None:
+def test_a_requested_topic_is_not_created_when_disabled(start_broker) -> None:
     broker = start_broker(workers=1, config={"auto.create.topics.enable": "false"})
     failed: list[confluent_kafka.KafkaError] = []
     producer = confluent_kafka.Producer(
@@ -191,7 +193,7 @@ def test_a_topic_is_not_made_where_that_is_switched_off(start_broker) -> None:
 
 
 def test_a_producer_keeps_going_over_a_restart(start_broker) -> None:
-    """The client reconnects by itself and what was sent meanwhile arrives once."""
+    """The client reconnects by itself, and records sent meanwhile arrive once."""
     broker = start_broker()
     topic = topics.create_topic(broker, "restart", 2)
     reported: list[confluent_kafka.KafkaError | None] = []

@@ -1,4 +1,4 @@
-"""Views (view.of) with the clients of others: each reads what the filter selects, at the base's offsets."""
+"""Views (view.of) with third-party clients: each reads the selected records, at the base's offsets."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def shared_memory(bootstrap: str) -> list[int]:
 
 
 @pytest.mark.parametrize("read", [kafka_python, kafka_python_in_small_fetches, aiokafka, shared_memory])
-def test_every_client_reads_what_is_selected(broker: Broker, read: Callable[[str], list[int]]) -> None:
+def test_every_client_reads_the_selected_records(broker: Broker, read: Callable[[str], list[int]]) -> None:
     assert read(broker.bootstrap) == WANTED
 
 

@@ -1,5 +1,5 @@
-"""Brokers that take every mechanism, on which certificates, keys, passwords and tokens change and
-processes are killed whenever a test asks for it.
+"""Brokers with every mechanism, whose certificates, keys, passwords and tokens change and whose
+processes are killed on the test's request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.unit.security.host_files import NOW, authority, config_of, write
 
 PATIENCE_S = 240
 ISSUER = "https://issuer.example"
-TOKEN_S = 20  # clients get another before it ends
+TOKEN_S = 20  # clients get another one before it expires
 PORTS = {"SASL_SSL": 3, "SASL_PLAINTEXT": 4, "SSL": 5}  # after the plain one
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 TOKEN = "token"  # a delegation token, by SCRAM-SHA-256
@@ -72,7 +72,7 @@ class Issuer:
         return jwt.encode(claims, key, "ES256", {"kid": kid}), now + TOKEN_S
 
     def _renew(self) -> None:
-        """The file of clients that read it, always with a fresh token."""
+        """The file for clients that read it, always with a fresh token."""
         while True:
             write(self.token_file, self.token()[0].encode())
             if self._over.wait(1):
@@ -128,7 +128,7 @@ class Changing(Cluster):
         return file
 
     def _trust(self) -> None:
-        """Clients of the last two authorities."""
+        """Trusts clients of the last two authorities."""
         trusted = b"".join(one.write(self.folder / "one.pem").read_bytes() for one in self.clients[-2:])
         write(self.folder / "clients.pem", trusted)
 
@@ -142,7 +142,7 @@ class Changing(Cluster):
             made.result(PATIENCE_S)
 
     def values(self, topic: str) -> Counter[str]:
-        """All that the topic holds."""
+        """All values of the topic."""
         consumer = confluent_kafka.Consumer({"bootstrap.servers": self.bootstrap, "group.id": "the test's own"})
         found: Counter[str] = Counter()
         try:
@@ -179,7 +179,7 @@ class Changing(Cluster):
         return Way(settings, self.issuer.token, self.issuer.token_file, folder, mechanism == TOKEN)
 
     def _set_password(self, user: str) -> None:
-        """On any host; the others learn it within the bound of their lease."""
+        """On any host; the others get it within the bound of their lease."""
         self._passwords[user] = secrets.token_urlsafe(12)
         self._wait("the controller takes a password", lambda: self._tried(self.brokers[1], user))
         self._wait_until_accepted(user, self._passwords[user])
@@ -203,10 +203,10 @@ class Changing(Cluster):
         words = f"every host accepts {user}"
         self._wait(words, lambda: not any(self._refuses(member, user, password) for member in self))
 
-    # -- what changes ------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------
 
     def change_certificates(self) -> None:
-        """Of listeners, and of hosts for each other."""
+        """The certificates of listeners, and of hosts for each other."""
         for node_id, member in self.brokers.items():
             self._certify(member)
             pair = pki.issue_host(authority(), node_id, NOW)
@@ -214,7 +214,7 @@ class Changing(Cluster):
         self.changes["certificates"] += 1
 
     def change_cluster_key(self) -> None:
-        """One of the three steps; each host has taken the one before."""
+        """One of the three steps; each host has applied the one before."""
         if self._key_steps:
             words = f"taken: {self._key_steps} steps of the cluster's key"
             self._wait(words, lambda: all(self._taken(member) for member in self))
@@ -231,11 +231,13 @@ class Changing(Cluster):
         )
 
     def _taken(self, member: Member) -> bool:
-        """By its controller, acceptor and workers, unless they were started since."""
+        """Applied by its controller, acceptor and workers, unless they were started since."""
         return self._loads(member) > self._loaded_before[member.node_id]
 
     def change_proofs(self, protocol: str, mechanism: str, users: Sequence[str]) -> None:
-        """The users' passwords, the authority of their certificates, or the key that signs their tokens."""
+        """Changes the users' passwords, the authority of their certificates, or the key that signs
+        their tokens.
+        """
         if protocol == "SSL":
             self.clients.append(Authority(f"Client CA {len(self.clients)}"))
             self._trust()
@@ -280,7 +282,7 @@ class Changing(Cluster):
             yield kafka
 
     def kill(self) -> None:
-        """One process, another each time."""
+        """Kills one process, a different one each time."""
         self.wait_until_ready()
         role = DYING[self._deaths % len(DYING)]
         member = self.brokers[1 + self._deaths // len(DYING) % self.count]

@@ -1,5 +1,5 @@
-"""A producer and a consumer in a group, of each client behind one interface: lines are written one
-after another; which are acknowledged and which are read can be seen while the pair works.
+"""A producer and a consumer in a group, of each client, behind one interface: lines are written one
+after another; acknowledged and read lines can be inspected while the pair works.
 
 Settings are librdkafka's; a pair of another client translates them. All producers are idempotent.
 """
@@ -36,12 +36,13 @@ from tests.compat.kcat import Kcat
 
 END_SECONDS = 60
 DELIVERY_MS = 180_000
-Token = Callable[[], tuple[str, float]]  # a token, and when it ends
+Token = Callable[[], tuple[str, float]]  # a token, and its expiry
 
 
 class Way:
-    """How a pair connects: `settings` by librdkafka's names, `token` and `token_file` for OAUTHBEARER.
-    `is_delegated`: user and password are a delegation token's, which Java's clients say.
+    """How a pair connects: `settings` with librdkafka's names, `token` and `token_file` for
+    OAUTHBEARER. `is_delegated`: user and password are a delegation token's, which Java's clients
+    must declare.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Way:
         return file
 
     def java_flags(self) -> list[str]:
-        """Java's clients read tokens from no place that is not named here."""
+        """Java's clients read tokens only from places named here."""
         return [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self.token_file.as_uri()}"]
 
     def python(self) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class Way:
 
 
 class Pair(ABC):
-    """`failures`: what the client reported; a record in them is not acknowledged."""
+    """`failures`: errors reported by the client; a record in them is not acknowledged."""
 
     def __init__(self, way: Way, topic: str) -> None:
         self.way, self.topic = way, topic
@@ -114,18 +115,18 @@ class Pair(ABC):
     def write(self, line: str) -> None: ...
 
     def flush(self) -> None:  # noqa: B027  # most clients have nothing to do
-        """After some lines, where the client does not begin with each."""
+        """Called after some lines, for clients that do not send each at once."""
 
     @abstractmethod
     def finish(self) -> None:
-        """All that was written is acknowledged, or in `failures`. Ends the pair."""
+        """All written lines are acknowledged, or in `failures`. Ends the pair."""
 
     def said(self) -> str:
-        """What the programs printed."""
+        """The output of the programs."""
         return ""
 
     def check(self) -> None:  # noqa: B027  # most clients have nothing to do
-        """Raises AssertionError: the client has failed."""
+        """Raises AssertionError if the client has failed."""
 
 
 # -- programs --------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class ToolsPair(Pair):
     def finish(self) -> None:
         try:
             self._producer.end()
-            # it ends with 0 all the same
+            # it exits with 0 nevertheless
             said = self._producer.said()
             assert "Error when sending message" not in said, said
             self.acknowledged.update(self._written)
@@ -244,8 +245,8 @@ class ToolsPair(Pair):
 
 
 class KcatPair(Pair):
-    """A consumer, and a producer for each few lines: it reads its input by blocks, and ends with 0 when
-    all of them are acknowledged.
+    """A consumer, and a producer process for each few lines: it reads its input by blocks, and
+    exits with 0 when all of them are acknowledged.
     """
 
     def __init__(self, way: Way, topic: str, kcat: Kcat) -> None:
@@ -313,7 +314,7 @@ def go_pair(way: Way, topic: str, program: Path) -> Pair:
 
 def tools_pair(way: Way, topic: str, tools: KafkaTools) -> Pair:
     told = ("--bootstrap-server", way.settings["bootstrap.servers"], "--command-config", str(way.java()))
-    # its defaults give a record up after three attempts, and after a minute without metadata
+    # by default it gives a record up after three attempts, and after a minute without metadata
     patient = (
         *("--message-send-max-retries", "2147483647", "--request-timeout-ms", "30000"),
         *("--max-block-ms", str(DELIVERY_MS)),
@@ -362,12 +363,12 @@ class _ThreadPair(Pair):
         assert not self._thread.is_alive(), f"the consumer does not end\n{self._waits_for()}"
 
     def _waits_for(self) -> str:
-        """Where the thread is."""
+        """The stack of the thread."""
         return "".join(traceback.format_stack(sys._current_frames()[self._thread.ident or 0]))
 
 
 class LibrdkafkaPair(_ThreadPair):
-    """confluent_kafka's clients, or mqd's own with the same interface."""
+    """confluent_kafka's clients, or mqd's with the same interface."""
 
     def __init__(self, way: Way, topic: str, module: Any = confluent_kafka) -> None:
         self._module = module
@@ -430,7 +431,7 @@ class KafkaPythonPair(_ThreadPair):
 
     def _consume(self) -> None:
         consumer = kafka.KafkaConsumer(**self._settings, auto_offset_reset="earliest", group_id=f"{self.topic}-group")
-        # it may keep an empty assignment where it joins before it knows the partitions
+        # it may keep an empty assignment when it joins before it knows the partitions
         while not consumer.partitions_for_topic(self.topic) and not self._ended.is_set():
             pass
         consumer.subscribe([self.topic])
@@ -488,8 +489,9 @@ class AiokafkaPair(_ThreadPair):
             while not self._ended.is_set():
                 for records in (await consumer.getmany(timeout_ms=50)).values():
                     self.read.update(record.value.decode() for record in records)
-            # Looks up a coordinator that was lost meanwhile. What stop() commits does not (aiokafka 0.14:
-            # ensure_coordinator_known() returns at once while it closes), and is tried for ever.
+            # Looks up a coordinator that was lost meanwhile. The commit in stop() does not
+            # (aiokafka 0.14: ensure_coordinator_known() returns at once while it closes), and is
+            # retried forever.
             await consumer.commit()
 
     async def _send(self, line: str) -> None:
@@ -500,7 +502,7 @@ class AiokafkaPair(_ThreadPair):
             self.failures.append(f"{line}: {error!r}")
 
     def _waits_for(self) -> str:
-        """Where each task is, down to what it awaits."""
+        """The stack of each task, down to its innermost await."""
         found = io.StringIO()
         for task in asyncio.all_tasks(self._loop):
             task.print_stack(file=found)

@@ -1,5 +1,5 @@
-"""The APIs of delegation tokens on mqd and on Apache Kafka, the same requests in the same order: codes,
-names and times are the same.
+"""The APIs of delegation tokens on mqd and on Apache Kafka, with the same requests in the same
+order: error codes, names and times are equal.
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ class Side:
         )
 
     def settle(self, told: Callable[[dict[str, Any]], bool]) -> None:
-        """Kafka answers a change before its broker and its controller go by it."""
+        """Kafka acknowledges a change before its broker and its controller apply it."""
 
         def is_seen() -> bool:
             found = self.by("alice").call(DESCRIBE, 3, m.DescribeDelegationTokenRequest(owners=None))
             return told({one.token_id: one for one in found.tokens})
 
         eventually(is_seen, "the change is seen")
-        # Apache Kafka's controller has a cache of its own, and no request shows when it is up to date
+        # Apache Kafka's controller has its own cache, and no request shows when it is up to date
         time.sleep(0.5)
 
     def describe(self, user: str, owners: list[str] | None, expected: int) -> None:
@@ -122,7 +122,7 @@ class Side:
             m.DescribeDelegationTokenRequest.DescribeDelegationTokenOwner("User", name) for name in owners
         ]
         deadline = time.monotonic() + PATIENCE_S
-        while True:  # Kafka's broker learns of a token after the response to its creation
+        while True:  # Kafka's broker gets a token after the response to its creation
             found = self.by(user).call(DESCRIBE, 3, m.DescribeDelegationTokenRequest(owners=asked))
             if len(found.tokens) == expected or time.monotonic() > deadline:
                 break
@@ -190,7 +190,9 @@ def story(side: Side) -> Seen:
     return side.seen
 
 
-def test_the_same_answers(kafka_tools: KafkaTools, start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_both_brokers_respond_alike(
+    kafka_tools: KafkaTools, start_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
     secured = Secured(start_broker, **BOTH)
     own = Side(secured.broker.port, secured.port)
     mqds = story(own)

@@ -1,4 +1,4 @@
-"""franz-go on three brokers as `mqd cluster local --secure` makes them: transactions and a group, their
+"""franz-go on three brokers created by `mqd cluster local --secure`: transactions and a group, with
 coordinators on several hosts; a client with a wrong password. Its mechanisms: test_mechanisms.py.
 """
 

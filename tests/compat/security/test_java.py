@@ -40,14 +40,14 @@ def test_kafka_delegation_tokens_and_a_client_that_uses_one(
         return done.stdout
 
     def found(said: str) -> dict[str, tuple[str, str]]:
-        """(HMAC, owner) by id, of the table that the tool prints."""
+        """(HMAC, owner) by id, from the table that the tool prints."""
         rows = re.findall(r"^(\S{22})\s+(\S{86}==)\s+(User:\S+)", said, re.M)
         return {token_id: (token_hmac, owner) for token_id, token_hmac, owner in rows}
 
     made = found(run(TOKENS, *alice, "--create", "--max-life-time-period", "-1", "--renewer-principal", "User:bob"))
     ((token_id, (token_hmac, owner)),) = made.items()
     assert owner == "User:alice"
-    # without owners the tool asks for no owner's tokens, and Kafka shows none
+    # without owners the tool requests no owner's tokens, and Kafka shows none
     assert found(run(TOKENS, *bob, "--describe")) == {}
     assert found(run(TOKENS, *bob, "--describe", "--owner-principal", "User:alice")) == made, "a renewer sees it"
     by_token = settings("token", token_id, token_hmac, **{"sasl.tokenauth": "true"})

@@ -1,5 +1,5 @@
-"""Kafka's own tools over TLS 1.2, with PEM files of their own names and a certificate on both sides.
-TLS 1.3: test_mechanisms.py.
+"""Kafka's own tools over TLS 1.2, with PEM files and certificates on both sides. TLS 1.3:
+test_mechanisms.py.
 """
 
 from __future__ import annotations

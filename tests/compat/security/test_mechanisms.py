@@ -1,6 +1,6 @@
-"""Every client by every mechanism that it knows, on one broker and on three: while a pair of producer
-and consumer of each works, certificates and keys change and processes are killed, and in the end what
-proves who the client is. Every record is acknowledged, is in the topic once, and is read.
+"""Every client with every mechanism that it supports, on one broker and on three: while a producer
+and a consumer of each work, certificates and keys change and processes are killed, and finally the
+client's credentials change. Every record is acknowledged, is in the topic once, and is read.
 
 The table is printed at the end; the reason for a cell with "-" is below it.
 """
@@ -50,7 +50,7 @@ Make = Callable[[Way, str], Pair]
 
 
 class Clients:
-    """How each begins a pair."""
+    """How each client begins a pair."""
 
     def __init__(self, folder: Path, unpacked: Path) -> None:
         self._folder, self._unpacked = folder, unpacked
@@ -63,7 +63,7 @@ class Clients:
                 self.unavailable[name] = str(why)
 
     def _maker(self, name: str) -> Make:
-        """Raises Unavailable, or what skips a test: it cannot be had."""
+        """Raises Unavailable, or the exception that skips a test."""
         if name == "java":
             home = build_java_client()
             return lambda way, topic: pairs.java_pair(way, topic, home)
@@ -84,7 +84,7 @@ class Clients:
         }[name]
 
     def reason(self, name: str, mechanism: str) -> str:
-        """Why there is no cell; "" where there is one."""
+        """Why a cell is empty; "" if it is not."""
         return CANNOT.get((name, mechanism)) or self.unavailable.get(name, "")
 
 
@@ -131,14 +131,14 @@ def clients(tmp_path_factory: pytest.TempPathFactory, unpacked_clients: Path) ->
 
 
 class Story:
-    """A pair at work. Everything that goes wrong with it is in `failure`; the others continue."""
+    """A working pair. Its errors are in `failure`; the others continue."""
 
     def __init__(self, client: str, make: Make, brokers: Changing) -> None:
         self.client, self.brokers = client, brokers
         self.topic = f"{client}-{next(_numbers)}"
         self._make = make
         self.pair: Pair | None = None
-        self._read: set[str] = set()  # by pairs that have ended
+        self._read: set[str] = set()  # by ended pairs
         self._acknowledged: set[str] = set()
         self.written: list[str] = []
         self.failure = ""
@@ -164,7 +164,7 @@ class Story:
         self.pair.flush()
 
     def settle(self) -> None:
-        """Until all lines are read."""
+        """Waits until all lines are read."""
         self._attempt(self._settle)
 
     def _settle(self) -> None:
@@ -177,7 +177,7 @@ class Story:
             time.sleep(0.01)  # polls another thread or program
 
     def end(self) -> None:
-        """Ends the pair; the story continues with another one."""
+        """Ends the pair; the next one continues."""
         pair, self.pair = self.pair, None
         if pair is None:
             return
@@ -237,7 +237,7 @@ def test_every_client_by_a_mechanism(
                 together(Story.write)
                 together(Story.settle)
             brokers.wait_until_ready()
-            # a user has one password at a time (Kafka), so its programs start again
+            # a user has one password at a time (Kafka), so its programs are restarted
             has_password = mechanism not in ("OAUTHBEARER", "certificate")
             together(Story.write)
             if has_password:

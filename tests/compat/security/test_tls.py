@@ -1,5 +1,5 @@
-"""Unmodified clients over TLS: records in and out, long polls, clients with certificates, what is
-refused, with which error; certificates that change while clients work, workers that die.
+"""Unmodified clients over TLS: producing and consuming, long polls, clients with certificates,
+refusals and their errors; certificates that change while clients work, workers that die.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Secured:
         eventually(lambda: part in self.log(), lambda: f"in the log: {part}\n{self.log()[-3000:]}")
 
     def wait_for_refusals(self, count: int) -> None:
-        """Until workers have refused a changed certificate so often."""
+        """Waits until workers have refused a changed certificate this many times."""
         eventually(lambda: self.log().count(NOT_USED) >= count, lambda: self.log()[-3000:])
 
     def context(self, identity: Identity | None = None) -> ssl.SSLContext:
@@ -111,7 +111,7 @@ def texts(options: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("name", "listener"),  # each run of kcat reads all the certificates of the system: four CPU seconds
+    ("name", "listener"),  # each run of kcat reads all system certificates: four CPU seconds
     quick(
         list(itertools.product(clients.NAMES, ("SSL", "MUTUAL", "OLD"))),
         lambda one: one[1] != "OLD" and one != ("kcat", "MUTUAL"),
@@ -153,7 +153,7 @@ def test_a_long_poll_ends_when_a_record_comes(secured: Secured) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_large_record(secured: Secured) -> None:
-    """More than half of the receive arena: decrypted into memory of its own."""
+    """More than half of the receive arena: decrypted into separate memory."""
     topic = topics.create_topic(secured.broker, "large", max_message_bytes="40000000")
     settings = texts(options_of("confluent-kafka", secured))
     value = random.Random(7).randbytes(24_000_000)
@@ -224,11 +224,11 @@ def test_plain_text_and_tls_on_the_wrong_listener(secured: Secured) -> None:
 
 def test_sessions_resume_at_any_worker(secured: Secured) -> None:
     context = secured.context()
-    context.maximum_version = ssl.TLSVersion.TLSv1_2  # the session is there when the handshake ends
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # the session exists when the handshake ends
     with secured.connect("SSL", context) as connection:
         session = connection.session
     held, reused = [], 0
-    for _ in range(6):  # beside each other, so that both workers have some
+    for _ in range(6):  # in parallel, so that both workers get some
         plain = socket.create_connection(("127.0.0.1", secured.ports["SSL"]), timeout=WAIT_SECONDS)
         connection = context.wrap_socket(plain, server_hostname="localhost", session=session)
         reused += connection.session_reused or 0
@@ -242,7 +242,7 @@ def test_sessions_resume_at_any_worker(secured: Secured) -> None:
 
 
 class Traffic:
-    """A producer that never stops; every acknowledgement counts."""
+    """A producer that never stops; every acknowledgement is recorded."""
 
     def __init__(self, secured: Secured, topic: str):
         settings = texts(options_of("confluent-kafka", secured))
@@ -291,7 +291,7 @@ def wait_for_serial(secured: Secured, serial: int) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_certificates_change_under_load_and_nonsense_is_not_used(secured: Secured, tmp_path: Path) -> None:
+def test_certificates_change_under_load_and_invalid_ones_are_ignored(secured: Secured, tmp_path: Path) -> None:
     topic = topics.create_topic(secured.broker, "reload")
     with Traffic(secured, topic) as traffic:
         for _ in range(2):

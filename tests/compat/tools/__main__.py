@@ -1,5 +1,5 @@
-"""`python -m tests.compat.tools [WORD...]`: tells the stories in whose names a word occurs, and
-prints what differs without a reason. `--page` writes docs/kafka-tools.md instead.
+"""`python -m tests.compat.tools [WORD...]`: runs the stories whose names contain a word, and prints
+differences without a reason. `--page` writes docs/kafka-tools.md instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.compat.tools.sides import started
 
 
 def main(words: list[str]) -> None:
-    # ended from outside, it still stops the brokers that it started
+    # when terminated, it still stops the brokers that it started
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if words == ["--page"]:
         PAGE.write_text(render())
@@ -31,7 +31,7 @@ def main(words: list[str]) -> None:
                 for story in (story for story in chosen if story.brokers == count):
                     try:
                         kafka, mqd = sides.tell(story.tell)
-                    except Exception:  # the other stories are still worth telling
+                    except Exception:  # the other stories are still worth running
                         print(f"=== {story.name}")
                         traceback.print_exc(file=sys.stdout)
                         continue

@@ -1,5 +1,5 @@
 """Where mqd's output may differ from Apache Kafka's, each with a reason. A difference that is not
-here fails its story, and so does an entry that a story does not need.
+listed here fails its story, and so does an entry that a story does not need.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterable
 
 from tests.compat.tools.sides import Step
 
-# What a client makes of an error code, and the text that the broker sent with it
+# A client's message for an error code, and the message sent by the broker
 MESSAGE = re.compile(r"(org\.apache\.kafka\.common\.errors\.\w+Exception):.*")
 WORDS = "the text of an error message"
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """`stories`: a pattern of names. `part`: what is cut out of both sides' lines before they are
-    compared. `lines`: a pattern of lines that one side has and the other has not.
+    """`stories`: a pattern of names. `part`: removed from both sides' lines before they are
+    compared. `lines`: a pattern of lines that only one side has.
     """
 
     reason: str
@@ -122,13 +122,13 @@ ALLOWED = (
 
 
 def differing(kafka: list[str], mqd: list[str]) -> list[str]:
-    """`- ` what Kafka has, `+ ` what mqd has."""
+    """`- ` for Kafka's lines, `+ ` for mqd's."""
     return [line for line in difflib.ndiff(kafka, mqd) if line[0] in "-+"]
 
 
 class Verdict:
-    """How one story compares: `unexplained` lines by step, the `reasons` that were needed, and
-    entries of the table that were `unused`.
+    """The comparison of one story: `unexplained` lines by step, the `reasons` that were needed, and
+    `unused` entries of the table.
     """
 
     def __init__(self, name: str, kafka: list[Step], mqd: list[Step], table: Iterable[Allowed] = ALLOWED) -> None:
@@ -169,5 +169,5 @@ class Verdict:
 
 
 def reasons(name: str, table: Iterable[Allowed] = ALLOWED) -> list[str]:
-    """Of a story, in the order of the table, each once."""
+    """The reasons of a story, in the order of the table, each once."""
     return list(dict.fromkeys(entry.reason for entry in table if re.fullmatch(entry.stories, name)))

@@ -16,9 +16,9 @@ from tests.compat.kafka_tools import KafkaTools
 
 SOURCE = Path(__file__).parent / "ToolDriver.java"
 RUN_SECONDS = 60
-BEYOND_SECONDS = 30  # what the driver itself may take on top
+BEYOND_SECONDS = 30  # time that the driver itself may take in addition
 
-# What bin/kafka-NAME.sh runs
+# The classes that bin/kafka-NAME.sh runs
 CLASSES = {
     "acls": "org.apache.kafka.tools.AclCommand",
     "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
@@ -52,7 +52,7 @@ CLASSES = {
     "verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
     "verifiable-share-consumer": "org.apache.kafka.tools.VerifiableShareConsumer",
 }
-# A process for each call: their shutdown hooks are the Java runtime's own
+# A process for each call: their shutdown hooks are those of the Java runtime
 ALONE = ("replica-verification", "verifiable-producer")
 
 
@@ -68,7 +68,7 @@ class Ran:
 
 
 class ToolDriver:
-    """One Java process, started with the first call, and again after a tool that did not end."""
+    """One Java process, started with the first call, and restarted after a tool that did not end."""
 
     def __init__(self, tools: KafkaTools, errors: Path) -> None:
         self._tools, self._errors = tools, errors
@@ -83,7 +83,7 @@ class ToolDriver:
         seconds: float = RUN_SECONDS,
         enough: Callable[[str], bool] | None = None,
     ) -> Ran:
-        """`enough`: with which output a tool of its own process is stopped."""
+        """`enough`: stops a tool in its own process once its output matches."""
         if tool in ALONE:
             return self._run_alone(CLASSES[tool], words, seconds, enough)
         request = {"tool": CLASSES[tool], "words": words, "stdin": stdin, "seconds": seconds}

@@ -1,4 +1,4 @@
-"""What a tool wrote, without what differs from run to run: addresses, ids, times, widths of columns."""
+"""A tool's output, without parts that differ from run to run: addresses, ids, times, column widths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-# In this order. A producer id or an offset stays: both sides count alike.
+# In this order. Producer ids and offsets stay: they are equal on both sides.
 PATTERNS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -28,15 +28,15 @@ NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(E-?[0-9]+)?|\bNaN\b")
 
 
 def in_order(value: Any) -> Any:
-    """JSON whose lists have no order of their own."""
+    """JSON whose lists have no defined order."""
     if isinstance(value, dict):
         return {key: in_order(value[key]) for key in sorted(value)}
     return sorted((in_order(entry) for entry in value), key=json.dumps) if isinstance(value, list) else value
 
 
 def normal(text: str, places: dict[str, str], shape: bool = False) -> list[str]:
-    """Its lines. `places` are this side's own words for what has another name on the other, longest
-    first. `shape`: measured numbers are not compared.
+    """Its lines. `places` are this side's names for things that are named differently on the other,
+    longest first. `shape`: measured numbers are not compared.
     """
     for place in sorted(places, key=len, reverse=True):
         text = text.replace(place, places[place])

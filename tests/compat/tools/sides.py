@@ -1,4 +1,4 @@
-"""Two sides, mqd and Apache Kafka, on which the same stories are carried out step by step."""
+"""Two sides, mqd and Apache Kafka, on which the same stories are run step by step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.compat.tools.driver import RUN_SECONDS, Ran, ToolDriver
 from tests.compat.tools.normal import normal
 
 PATIENCE_S = 30.0
-# So that both keep what stories count alike, and nothing takes long
+# So that both have the same counts, and nothing takes long
 BOTH = {
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
     "group.streams.initial.rebalance.delay.ms": "0",
     "log.segment.bytes": "536870912",
-    # everyone is a super user: the tools of access control lists have something to show
+    # everyone is a super user, so that ACL tools work
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
@@ -86,11 +86,11 @@ class Side:
         shown: Callable[[str], str] = str,
         enough: Callable[[str], bool] | None = None,
     ) -> Ran:
-        """One step. {bootstrap} in a word stands for this side's addresses. `until`: is called again
-        until its result is that, PATIENCE_S long. `unordered`: the order of lines is not promised,
+        """One step. {bootstrap} in a word is replaced by this side's addresses. `until`: repeated
+        until the result matches, for PATIENCE_S. `unordered`: the order of lines is undefined,
         "words": nor that of words. `shape`: its numbers are measurements. `quiet`: the step is not
-        compared. `shown`: which part of the output is. `enough`: with which output a tool is stopped
-        that never ends.
+        compared. `shown`: the part of the output to compare. `enough`: the output at which a tool
+        that never ends is stopped.
         """
         asked = [word.replace("{bootstrap}", self.bootstrap) for word in words]
         if bootstrap:
@@ -100,7 +100,7 @@ class Side:
             ran = self._driver.run(tool, asked, stdin, seconds, enough)
             if until is None or until(ran) or time.monotonic() > deadline:
                 break
-            time.sleep(0.2)  # polls another process; nothing here can be waited for
+            time.sleep(0.2)  # polls another process; there is no event to wait for
         out, err = (normal(shown(text), self._places, shape) for text in (ran.out, ran.err))
         if unordered == "words":
             out, err = ([" ".join(sorted(re.findall(r"[\w.-]+", line))) for line in lines] for lines in (out, err))
@@ -116,12 +116,12 @@ class Side:
         self._places[text] = name
 
     def impatient(self) -> list[str]:
-        """--command-config for an administrator's client that gives up after five seconds."""
+        """--command-config for an admin client that gives up after five seconds."""
         settings = "default.api.timeout.ms=5000\nrequest.timeout.ms=4000\n"
         return ["--command-config", self.file("impatient.properties", settings)]
 
     def topic(self, name: str, *words: str) -> None:
-        """A topic that the story needs and is not about."""
+        """A topic that the story needs but does not test."""
         ran = self.run("topics", "--create", "--topic", name, *words, quiet=True)
         assert ran.code == 0, ran
 
@@ -185,7 +185,7 @@ class Sides:
         self.mqd, self.kafka = mqd, kafka
 
     def tell(self, story: Callable[[Side], None]) -> tuple[list[Step], list[Step]]:
-        """What Kafka and mqd gave, at the same time."""
+        """The results of Kafka and mqd, run in parallel."""
         with ThreadPoolExecutor(2) as pool:
             told = [pool.submit(side.tell, story) for side in (self.kafka, self.mqd)]
             return told[0].result(), told[1].result()

@@ -89,7 +89,7 @@ def console_consumer(side: Side) -> None:
 
 
 def last_of_group(text: str) -> str:
-    """What the formatters, which end no line, say last of the group shown-group."""
+    """The last output of formatters, which end no line, for the group shown-group."""
     entries = [entry for entry in text.replace('}{"key"', '}\n{"key"').splitlines() if "shown-group" in entry]
     return entries[-1] if entries else ""
 

@@ -17,8 +17,8 @@ def assignment(side: Side, name: str, *rows: tuple[str, int, list[int]]) -> list
 
 
 def completed(ran: Ran) -> bool:
-    """Not while the tool finds what was moved between its two requests: it has looked at the replicas
-    before, and for the reassignment after that.
+    """False while the tool sees the move between its two requests: it has queried the replicas
+    before, and the reassignment afterwards.
     """
     return "still in progress" not in ran.out and "rather than" not in ran.out
 
@@ -223,7 +223,7 @@ def verification(side: Side) -> None:
 
 
 def second_report(text: str) -> str:
-    """It never ends; from its second report on it has seen every replica."""
+    """It never ends; from its second report on it has checked every replica."""
     return [line for line in text.splitlines() if "max lag" in line][1] if reported_twice(text) else text
 
 

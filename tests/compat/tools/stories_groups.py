@@ -299,8 +299,9 @@ def share_states(side: Side) -> None:
 
 
 def last_of_each_type(text: str) -> str:
-    """What a formatter, which ends no line, says last of the group `stateful`, by type of the key. The
-    hash of topics is each broker's own. An update may name the start or -1, as it was.
+    """The last output of a formatter, which ends no line, for the group `stateful`, by type of the
+    key. Each broker has its own hash of topics. An update may name the start or -1, the previous
+    one.
     """
     found, start = {}, "-1"
     text = re.sub(r'"metadataHash":-?[0-9]+', '"metadataHash":OWN', text)
@@ -314,7 +315,7 @@ def last_of_each_type(text: str) -> str:
 
 
 def in_order_of_offsets(text: str) -> str:
-    """Java's sets have another order in each process."""
+    """Java's sets have a different order in each process."""
     return re.sub(
         r'"offsets":\[([0-9,]*)\]', lambda found: f'"offsets":[{",".join(sorted(found[1].split(","), key=int))}]', text
     )

@@ -1,4 +1,4 @@
-"""What a story is: steps with one tool, run once on each side."""
+"""A story: steps with one tool, run once on each side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/kafka-tools.md is current, and the comparison behind it finds what differs."""
+"""docs/kafka-tools.md is current, and the comparison behind it finds differences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def step(code: int, *out: str) -> Step:
     return Step("topics", "--list", code, list(out), [])
 
 
-def test_what_differs_is_found() -> None:
+def test_differences_are_found() -> None:
     assert Verdict("a", [step(0, "x")], [step(0, "x")], ()).unexplained == []
     assert Verdict("a", [step(0, "x")], [step(1, "x")], ()).unexplained == [
         "topics --list",
@@ -49,7 +49,7 @@ def test_what_differs_is_found() -> None:
     ).unexplained
 
 
-def test_a_difference_that_is_allowed_is_needed() -> None:
+def test_unused_allowed_differences_are_found() -> None:
     cut, line = Allowed("r", "a", part="x=[0-9]"), Allowed("r", "a", lines="out extra.*")
     verdict = Verdict("a", [step(0, "x=1", "y")], [step(0, "x=2", "y", "extra 4")], (cut, line))
     assert not verdict.unexplained and not verdict.unused
@@ -57,7 +57,7 @@ def test_a_difference_that_is_allowed_is_needed() -> None:
     assert Verdict("b", [step(0, "y")], [step(0, "y", "extra")], (cut, line)).unexplained
 
 
-def test_what_is_not_compared() -> None:
+def test_parts_that_are_not_compared() -> None:
     text = "at 127.0.0.1:9092\n\tat java.lang.Thread\n\nIsr: 3,1   Elr:\n5 of 7.5"
     assert normal(text, {"127.0.0.1:9092": "BROKER1"}) == ["at BROKER1", "Isr: 1,3 Elr:", "5 of 7.5"]
     assert normal(text, {}, shape=True) == ["at ADDRESS", "Isr: N,N Elr:", "N of N"]

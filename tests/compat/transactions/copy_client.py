@@ -1,19 +1,19 @@
-"""One client's exactly-once copy, as a process of its own that continues until it is ended; with
-another code than 0 when the client gives up: its supervisor restarts it.
+"""One client's exactly-once copy, as a separate process that continues until it is stopped; it
+exits with a non-zero code when the client gives up, and its supervisor restarts it.
 
     python -m tests.compat.transactions.copy_client '{"bootstrap": "127.0.0.1:9092",
     "client": "aiokafka", "name": "copy-0", "group": "g", "source": "a", "target": "b"}'
 
-A round that takes longer than HUNG_S ends the process, as a health check of an application would,
-because of what clients do when the host of a group's coordinator dies (each shown with that host
-killed between two transactions; the broker had answered all that was asked):
+A round that takes longer than HUNG_S ends the process, like an application's health check, because
+of client bugs when the host of a group's coordinator dies (each shown with that host killed between
+two transactions; the broker had responded to every request):
 
-* librdkafka (2.10 to 2.16; its issues 5456 and 5511) forgets a broker that Metadata does not name
-  any more, but not that it was the coordinator: send_offsets_to_transaction waits for it, without a
-  time limit, also when it is back.
-* kafka-python (3.0.12) drops a request to a coordinator that it cannot connect to (the sender asks
-  for the coordinator again, and does not put the request back): send_offsets_to_transaction, which
-  has no time limit, waits for its response for ever.
+* librdkafka (2.10 to 2.16; its issues 5456 and 5511) forgets a broker that Metadata no longer
+  contains, but not that it was the coordinator: send_offsets_to_transaction waits for it, without a
+  time limit, even when it is back.
+* kafka-python (3.0.12) drops a request to a coordinator that it cannot connect to (the sender looks
+  up the coordinator again, and does not requeue the request): send_offsets_to_transaction, which
+  has no time limit, waits for its response forever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HUNG_S = 20.0
 
 
 def main() -> None:
-    faulthandler.register(signal.SIGUSR1)  # where it stands, when it hangs
+    faulthandler.register(signal.SIGUSR1)  # prints the stack when it hangs
     settings = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_signal: sys.exit(0))
     topics = settings["source"], settings["target"]

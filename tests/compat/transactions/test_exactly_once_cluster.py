@@ -1,9 +1,9 @@
-"""The exactly-once job on three brokers, each killed (kill -9 of all its processes) and started
-again in turn while the others serve: the output is the input, every record once, in order.
+"""The exactly-once job on three brokers, each killed (kill -9 of all its processes) and restarted
+in turn while the others serve: the output is the input, every record once, in order.
 
-The job is that of `tests/crash/copy_job.py` (three members that share a group), and each client's
-own copy (`transacting.py` by `copy_client.py`, and the Java program), one process that is started
-again when its client gives up. What a run did is in the message of its failure.
+The job is `tests/crash/copy_job.py` (three members that share a group), and each client's own copy
+(`transacting.py` by `copy_client.py`, and the Java program), one process that is restarted when its
+client gives up. The message of a failure has the history of the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.kafka_connection import KafkaConnection
 
 PARTITIONS = 3
 MEMBERS = 3
-PATIENCE_S = 90.0  # for one thing; less than any test has, so that it learns what did not happen
+PATIENCE_S = 90.0  # for one step; less than any test's limit, so that the message names the step
 RECORDS_PER_SECOND = 200
 QUICK_HOSTS = {
     "broker.session.timeout.ms": "2000",
@@ -81,7 +81,7 @@ def read(cluster: Cluster, topic: str) -> dict[int, FinalLog]:
 
 
 def stable(cluster: Cluster, topic: str) -> dict[int, int]:
-    """The last stable offset of each partition; without those whose leader is not there."""
+    """The last stable offset of each partition, except those whose leader is unavailable."""
     consumer = Consumer(
         {"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "isolation.level": "read_committed"}
     )
@@ -96,7 +96,7 @@ def stable(cluster: Cluster, topic: str) -> dict[int, int]:
 
 
 class Job:
-    """`story` grows: what was done, shown when it fails."""
+    """`story` records the actions, shown on failure."""
 
     def __init__(self, cluster: Cluster, directory: Path, seed: str, members: list[Member]) -> None:
         self.cluster, self.members = cluster, members
@@ -160,7 +160,7 @@ class Job:
         wait_until(tended, PATIENCE_S, lambda: f"{what}: {self.report()}")
 
     def wait_until_it_copies(self) -> None:
-        """In every partition new transactions end: the group, the coordinators and the markers all
+        """New transactions end in every partition: the group, the coordinators and the markers all
         work.
         """
         before = stable(self.cluster, "target")
@@ -183,7 +183,7 @@ class Job:
             self.wait_until_in_sync()
             self.did(f"kill {node_id}")
             victim.kill_all()
-            if self.chance.random() < 0.7:  # else it comes back before it is missed
+            if self.chance.random() < 0.7:  # otherwise it returns before it is missed
                 self.wait_until_it_copies()
                 self.did("it copies")
             victim.start()

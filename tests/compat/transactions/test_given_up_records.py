@@ -1,5 +1,5 @@
-"""librdkafka gives up records that it has sent when it aborts, and uses their sequences again:
-nothing of what is acknowledged then is lost, and the producer continues.
+"""librdkafka gives up records that it has sent when it aborts, and reuses their sequence numbers:
+no record acknowledged afterwards is lost, and the producer continues.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PRODUCE = 0
 
 
 class Proxy:
-    """Between a client and a broker. Once `cut`, a connection that carries records ends when it has
-    taken them, before the response comes, and new ones lead nowhere until `mend`.
+    """Between a client and a broker. Once `cut`, a connection that carries records is closed when
+    it has taken them, before the response arrives, and new ones lead nowhere until `mend`.
     """
 
     def __init__(self, port: int, listener: socket.socket) -> None:
@@ -105,7 +105,7 @@ def cut_off(start_broker):
         proxy.close()
 
 
-def test_an_abort_that_gives_up_sent_records_costs_no_later_ones_and_not_the_producer(cut_off) -> None:
+def test_an_abort_that_gives_up_sent_records_loses_no_later_ones(cut_off) -> None:
     broker, proxy = cut_off
     topic, acknowledged = "given-up", []
 
@@ -148,7 +148,7 @@ def test_an_abort_that_gives_up_sent_records_costs_no_later_ones_and_not_the_pro
 
 
 def _commits(producer: confluent_kafka.Producer, topic: str, value: bytes) -> bool:
-    """KafkaException for everything that an application cannot continue after."""
+    """KafkaException for every error after which an application cannot continue."""
     producer.begin_transaction()
     try:
         producer.produce(topic, value, partition=0)

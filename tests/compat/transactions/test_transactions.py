@@ -1,5 +1,5 @@
-"""Every client's transactions: committed ones are read by every client, others by none of those who
-read committed; the elder of two is fenced; a topic copied exactly once.
+"""Every client's transactions: every client reads committed ones, and no committed reader others;
+the older of two is fenced; a topic is copied exactly once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LAST = {partition: [b"the last"] for partition in range(PARTITIONS)}
 
 
 def script_of(count: int) -> list[tuple[Values, bool]]:
-    """Every third is thrown away; the last one is kept, so that readers know when they have seen
-    all.
+    """Every third one is aborted; the last one is committed, so that readers know when they have
+    read all.
     """
     values = [
         (
@@ -116,7 +116,7 @@ READERS = {"confluent-kafka": read_by_confluent, "kafka-python": read_by_kafka_p
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_committed_readers_see_what_was_committed(shared_broker: Broker, writer: str) -> None:
+def test_committed_readers_see_committed_records(shared_broker: Broker, writer: str) -> None:
     topic, script = topics.create_topic(shared_broker, "transactions", PARTITIONS), script_of(10)
     TRANSACTING[writer].transact(shared_broker.bootstrap, topics.fresh_name("id"), topic, script)
     everything = {
@@ -128,8 +128,8 @@ def test_committed_readers_see_what_was_committed(shared_broker: Broker, writer:
         assert read(shared_broker.bootstrap, topic, "read_uncommitted") == everything, reader
 
 
-def test_kcat_sees_what_was_committed(shared_broker: Broker, kcat: Kcat) -> None:
-    """It is built on an older librdkafka; committed records alone are its default."""
+def test_kcat_sees_committed_records(shared_broker: Broker, kcat: Kcat) -> None:
+    """It is built on an older librdkafka; it reads only committed records by default."""
     topic, script = topics.create_topic(shared_broker, "transactions", PARTITIONS), script_of(4)
     TRANSACTING["confluent-kafka"].transact(shared_broker.bootstrap, topics.fresh_name("id"), topic, script)
     found: Values = {partition: [] for partition in range(PARTITIONS)}
@@ -139,7 +139,7 @@ def test_kcat_sees_what_was_committed(shared_broker: Broker, kcat: Kcat) -> None
 
 
 @pytest.mark.parametrize("client", WRITERS)
-def test_the_elder_of_two_is_fenced(shared_broker: Broker, client: str) -> None:
+def test_the_older_of_two_producers_is_fenced(shared_broker: Broker, client: str) -> None:
     topic, name = topics.create_topic(shared_broker, "fenced", PARTITIONS), topics.fresh_name("id")
     TRANSACTING[client].fenced(shared_broker.bootstrap, name, topic)
     TRANSACTING[client].transact(shared_broker.bootstrap, name, topic, [(LAST, True)])

@@ -1,9 +1,9 @@
-"""Transactional producers, one for each Python client behind one small face, and the loop that
+"""Transactional producers, one for each Python client behind one small interface, and the loop that
 copies a topic exactly once.
 
 `script` is a list of transactions: (values by partition, whether it is committed). `copy` reads
-the last commit, in transactions of at most `most` records that carry the group's offsets with
-them; every third of them is thrown away and done again.
+committed records, in transactions of at most `most` records that include the group's offsets; every
+third of them is aborted and repeated.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ THROWN_AWAY = 3
 
 
 class _Rounds:
-    """Which rounds are thrown away, and when all is copied. AssertionError when that takes too
-    long. Without a count it continues for ever; `begin` is called at the beginning of each.
+    """Which rounds are aborted, and when everything is copied. AssertionError when that takes too
+    long. Without a count it continues forever; `begin` is called at the beginning of each.
     """
 
     def __init__(self, count: int | None, begin: Callable[[], object]) -> None:
@@ -76,7 +76,7 @@ class Confluent:
                 producer.abort_transaction(DEADLINE_SECONDS)
 
     def fenced(self, bootstrap: str, name: str, topic: str) -> None:
-        """Of two with one transactional id the elder is refused."""
+        """Of two with one transactional id the older is refused."""
         elder = self.producer(bootstrap, name)
         elder.begin_transaction()
         elder.produce(topic, b"elder", partition=0)

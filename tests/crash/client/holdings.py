@@ -1,9 +1,9 @@
-"""The kernel resources that a broker's processes hold for local clients, so that a test can check
-that nothing leaks.
+"""The kernel resources that a broker's processes hold for local clients, so that a test can detect
+leaks.
 
     before = Holdings.of(broker)
-    ...                                  # clients come, go, and are killed
-    Holdings.of(broker).beyond(before)   # [] or descriptions of what is held now and was not then
+...                                  # clients connect, leave, and are killed
+Holdings.of(broker).beyond(before)   # [] or descriptions of resources that are new
 
 Descriptors by kind and mappings of attachments, summed over the processes of a role, because which
 worker serves which client is random; gauges of memory, attachments and arena extents; credits. Log
@@ -26,7 +26,7 @@ from tests.interaction.traffic import Watch
 _KINDS = ("/memfd:mqd-local", "anon_inode:[eventfd]", "anon_inode:[pidfd]", "pipe:", "socket:")
 _CONTROL = "/dev/shm/"
 _GAUGES = ("local_attachments", "local_bytes", "connections")
-_SLACK_PSS_BYTES = 24 << 20  # Python's own ups and downs, and what the page cache of a larger log costs to describe
+_SLACK_PSS_BYTES = 24 << 20  # Python's fluctuation, and page tables for the page cache of a larger log
 
 
 def descriptors(pid: int) -> collections.Counter[str]:
@@ -50,7 +50,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def control_name(broker: Broker) -> str:
-    """Of the control segment, as a worker has it mapped."""
+    """The name of the control segment, as mapped by a worker."""
     for line in Path(f"/proc/{broker.pid('mqd-worker-0')}/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[-1]
         if path.startswith(_CONTROL) and "control" in path:
@@ -85,7 +85,7 @@ class Holdings:
         counters = Watch(broker).counters()
         for name in _GAUGES:
             counts[name] = int(sum(counters[name].values()))
-        # each worker keeps the window that it receives into
+        # each worker keeps its receive window
         counts["arena extents beyond one for each worker"] = int(
             sum(max(0, used - 1) for used in counters["arena_extents_used"].values())
         )

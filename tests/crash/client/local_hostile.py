@@ -1,12 +1,11 @@
-"""Local clients that misbehave. A process of its own, for its clients are forked,
-and killed.
+"""Local clients that misbehave. A separate process, because its clients are forked and killed.
 
     python -m tests.crash.client.local_hostile SOCKET TOPIC
 
-Reads seeds from standard input, a line each, and answers `SEED HOW WHAT...` when that client is
-gone: how it ended and what it did. A client attaches, misbehaves in a few of the ways of WAYS, and
+Reads seeds from standard input, one per line, and prints `SEED HOW WHAT...` when that client has
+ended: how it ended and what it did. A client attaches, misbehaves in a few of the ways of WAYS, and
 then closes, exits or is killed at any moment before. HOW: ended, killed, or failed (it could do
-what it must not, or raised what is no end of an attachment).
+something forbidden, or raised an unexpected exception).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ LIES = (0, 1, 7, 8, 4095, 65535, 65536, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 32
 
 
 class ShouldNotBePossible(Exception):
-    """What the client could do."""
+    """The forbidden action that the client could do."""
 
 
 class Hostile:
@@ -81,8 +80,8 @@ class Hostile:
             self.local.wake_worker()
 
     def scribble_over_what_is_submitted(self) -> None:
-        """A child rewrites the records of a batch, never what stands around it, while the worker
-        copies and checks them, again and again: only their CRC can tell.
+        """A child repeatedly rewrites the records of a batch, but not the bytes around it, while
+        the worker copies and checks them: only the CRC can detect it.
         """
         local, request = self.local, produce_request(self.topic, {0: batch(*VALUES)}, acks=1)
         size = sum(map(len, VALUES))
@@ -100,7 +99,7 @@ class Hostile:
                     lambda: local.word(SUBMISSION_TAIL) == local.word(SUBMISSION_HEAD),
                     "everything submitted to be taken",
                 )
-                local._data_at = 0  # in the same place each time
+                local._data_at = 0  # at the same position each time
                 local.send(PRODUCE, 9, request)
                 local.receive_frame()
         finally:
@@ -116,7 +115,7 @@ class Hostile:
             self.local.submit(offset, size)
 
     def never_read(self) -> None:
-        """Sends responses without end that were not requested."""
+        """Sends requests without reading responses."""
         for _ in range(self.chance.randrange(10, 80)):
             if self.local.word(SUBMISSION_TAIL) - self.local.word(SUBMISSION_HEAD) >= self.local.submission_count:
                 break
@@ -145,9 +144,7 @@ class Hostile:
             raise ShouldNotBePossible("the memory could be sealed further")
 
     def punch_holes(self) -> None:
-        """Takes the pages away, which a size that cannot shrink does not forbid: they read as
-        zeros.
-        """
+        """Removes pages, which a size that cannot shrink does not prevent: they read as zeros."""
         if _libc.fallocate(
             self.local.memory_fd,
             _PUNCH_HOLE_KEEP_SIZE,
@@ -186,7 +183,7 @@ class Hostile:
                 socket.send_fds(self.local.socket, [QUERY.pack(1, 1, bytes(16), 0, 0, 0)], [file.fileno()] * 16)
 
     def sleep_for_ever(self) -> None:
-        """Says that it sleeps and never drains its wake-ups."""
+        """Sets its sleep flag and never drains its wake-ups."""
         for _ in range(60):
             self.local.memory[CLIENT_SLEEPING : CLIENT_SLEEPING + 4] = struct.pack(
                 "<I", self.chance.choice((1, 2, 3, 0xFFFFFFFF))
@@ -196,8 +193,8 @@ class Hostile:
             self.local.take_replies()
 
     def fork_and_leave(self) -> None:
-        """Two processes write the same rings; the child, which continues for a while, has every
-        descriptor that we have.
+        """Two processes write the same rings; the child, which continues for a while, has all our
+        descriptors.
         """
         if os.fork() == 0:
             os.setsid()
@@ -242,12 +239,12 @@ def plan(seed: str) -> list[Callable[[Hostile], None]]:
 
 
 def live(path: str, topic: str, seed: str) -> None:
-    """One client, in a process of its own."""
+    """One client, in its own process."""
     try:
         hostile = Hostile(path, topic, random.Random(seed))
         for way in plan(seed):
-            # An attachment that was ended for what we did to it is what we wanted; so is one that
-            # says nothing any more. And our own end chokes on words that we spoiled.
+            # An attachment that was closed for our actions is the expected outcome; so is one that
+            # no longer responds. Our own shutdown also fails on words that we corrupted.
             with contextlib.suppress(
                 ConnectionEnded,
                 TimeoutError,

@@ -1,5 +1,5 @@
-"""A producer or a consumer of the long stream through shared memory, as a process of its own: every
-byte follows from the partition and the offset, and is checked.
+"""A producer or a consumer of the long stream through shared memory, as a separate process: every
+byte is derived from partition and offset, and is checked.
 
     python -m tests.crash.client.local_stream produce|consume '{"bootstrap":
     "127.0.0.1:9092", "topic": "t", "partition": 0, "bytes": 1000000, "progress": FILE, "idempotent": true}'
@@ -11,8 +11,8 @@ partition p is n * A + j * B + p * C (mod 2^64). A stream is the fewest chunks t
 for each partition: producers stay within LEAD_BYTES of their consumer, so that retention may delete
 what was read.
 
-Prints one line of JSON: records, bytes, seconds, cpu_seconds, transport. Ends with 1 and says where
-at the first byte that is wrong.
+Prints one line of JSON: records, bytes, seconds, cpu_seconds, transport. Exits with 1 and reports
+the position of the first wrong byte.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def pattern(partition: int, first: int, count: int, words: int) -> np.ndarray:
 
 
 class WrongByte(Exception):
-    """What was read is not what was written."""
+    """The bytes read are not those written."""
 
 
 class Progress:
@@ -119,8 +119,8 @@ def produce(settings: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def check(partition: int, offsets: np.ndarray, values: Any, due: int) -> int:
-    """Every byte of a batch whose first record must be number `due`; the bytes of its values.
-    Raises WrongByte.
+    """Checks every byte of a batch whose first record must be number `due`; returns the bytes of
+    its values. Raises WrongByte.
     """
     count = len(offsets)
     if not np.array_equal(offsets, np.arange(due, due + count)):

@@ -1,6 +1,6 @@
-"""Readers of mapped segments while everything happens at once: rolls every few batches, codecs
-mixed, records deleted under them, seeks, their workers killed. What they give out is every record
-from the position on, once, in order, byte for byte.
+"""Readers of mapped segments with everything at once: rolls every few batches, mixed codecs,
+records deleted under them, seeks, their workers killed. They return every record from the position
+on, once, in order, byte for byte.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.interaction.traffic import batch, create_topic, delete_records, log_e
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 CONFIG = {"log.flush.on.ack": "false", "log.retention.check.interval.ms": "200", "log.segment.delete.delay.ms": "0"}
-LATER = {5, 6, 7, 56}  # the leader is on its way back
+LATER = {5, 6, 7, 56}  # the leader will be back
 ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ENOENT}
 CODECS = ["none"] * 6 + ["gzip", "snappy", "lz4", "zstd"]
 
@@ -41,8 +41,8 @@ class World:
         self.written = [0, 0]
         self.read = [0, 0, 0, 0]
         self.resets = self.moves = 0
-        # values of batches whose response was lost, or that lie where another was thought to: a
-        # killed worker may have passed one on
+        # values of batches whose response was lost, or at unexpected offsets: a killed worker may
+        # have forwarded one
         self.displaced: list[set[bytes]] = [set(), set()]
         self.odd: list[tuple[int, int, bytes]] = []
         with KafkaConnection(port=broker.port) as kafka:
@@ -157,7 +157,7 @@ class World:
 
 
 @pytest.mark.parametrize(("seed", "seconds"), [(1, 4.0), pytest.param(2, 60.0, marks=pytest.mark.slow)])
-def test_every_record_once_and_in_order_whatever_happens(start_broker, seed: int, seconds: float) -> None:
+def test_every_record_is_read_once_and_in_order_under_faults(start_broker, seed: int, seconds: float) -> None:
     broker = start_broker(workers=2, config=CONFIG)
     world, chance = World(broker, seed), random.Random(seed)
 

@@ -1,13 +1,13 @@
-"""Clients on shared memory that die at any instruction, stop, or do what no client should; and the
-broker's processes killed under those that behave.
+"""Clients on shared memory that die at any instruction, stop, or misbehave; and the broker's
+processes killed under well-behaved ones.
 
-After each: no torn record, what was acknowledged is there, what idempotent producers sent is there
-once, the broker holds nothing for those who are gone, and other clients, one on shared memory and
-one on TCP, have noticed nothing.
+After each: no torn record, acknowledged records exist, records of idempotent producers exist once,
+the broker holds nothing for dead clients, and other clients, one on shared memory and one on TCP,
+are not affected.
 
-`local_killer.c` ends producers after a counted number of instructions, `local_hostile.py`
-misbehaves; what is checked by whom: `checker.py`, `holdings.py`. MQD_CRASH_SEED=N runs other
-rounds; those that were run are in the message of a failure.
+`local_killer.c` kills producers after a counted number of instructions, `local_hostile.py`
+misbehaves; the checks are in `checker.py` and `holdings.py`. MQD_CRASH_SEED=N runs other rounds;
+the message of a failure lists them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def local_killer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclasses.dataclass
 class Round:
-    """As local_killer.c has it."""
+    """As in local_killer.c."""
 
     name: str
     window: int
@@ -119,7 +119,7 @@ class Round:
 
 
 class Killer:
-    """The process that makes and ends them. `story`: the rounds, and how each ended."""
+    """The process that starts and kills them. `story`: the rounds, and how each ended."""
 
     def __init__(self, program: Path, broker: Broker, topic: str) -> None:
         self.history: list[str] = []
@@ -154,8 +154,8 @@ class Killer:
         return self._errors.read()
 
     def play(self, one: Round, while_it_stands: Callable[[], None] | None = None) -> tuple[str, int, dict[int, int]]:
-        """How it ended, the instructions, batch -> base offset of what was acknowledged.
-        `while_it_stands`: what happens where it is stopped, if it gets that far.
+        """How it ended, the instructions, batch -> base offset of acknowledged batches.
+        `while_it_stands`: called while it is stopped, if it gets that far.
         """
         self._log(one.line())
         words = self._receive()
@@ -176,10 +176,10 @@ class Killer:
 
 
 class Theatre:
-    """A broker, its bystanders, and the history of those who die. Leaving it checks everything."""
+    """A broker, its bystanders, and the history of the victims. All checks run on exit."""
 
     def __init__(self, broker: Broker, seed: int, *, is_mortal: bool = False) -> None:
-        """`is_mortal`: the broker's processes are killed too, so that bystanders attach again."""
+        """`is_mortal`: the broker's processes are killed too, so that bystanders reattach."""
         self.broker, self.is_mortal = broker, is_mortal
         create_topics(broker.bootstrap, {CALM: 2, VICTIMS: 1}, {VICTIMS: SMALL_SEGMENTS})
         self.before = Holdings.of(broker)
@@ -208,7 +208,7 @@ class Theatre:
         """`more`: it may have sent more batches than requested."""
         self.sent[one.name] = 1 << 40 if more else (one.warm + one.batches) * one.records
         for number, base in acknowledged.items():
-            if base >= 0:  # a repeated batch whose place is not known any more is acknowledged without
+            if base >= 0:  # a repeated batch whose offset is no longer known is acknowledged without one
                 for index in range(one.records):
                     self._acknowledge(one, number * one.records + index, base + index)
 
@@ -216,8 +216,8 @@ class Theatre:
         self.acknowledged.append(Acknowledged(one.name, counter, VICTIMS, 0, offset, time.monotonic_ns()))
 
     def succeed(self, kafka: KafkaConnection, one: Round, acknowledged: dict[int, int]) -> None:
-        """The dead idempotent producer's successor sends again, by TCP, what it does not know of:
-        each is written or known, whatever its predecessor has done.
+        """The dead idempotent producer's successor resends, by TCP, batches without an
+        acknowledgement: each is written or recognized, whatever its predecessor did.
         """
         self.idempotent.add(one.name)
         self.wait_for_attachments()
@@ -252,7 +252,7 @@ class Theatre:
             lambda: f"{self.attachments()} attachments, {BYSTANDER_ATTACHMENTS} are bystanders'\n{self.report()}",
         )
 
-    def check_that_bystanders_noticed_nothing(self) -> None:
+    def check_bystanders(self) -> None:
         self.wait_for_attachments()
         self.load.wait_for_progress(15)
         assert not self.load.errors(), f"{self.load.errors()[:10]}\n{self.report()}"
@@ -266,7 +266,7 @@ class Theatre:
             assert lost == 0, f"bystanders on TCP lost {lost} connections\n{self.report()}"
 
     def _conclude(self) -> None:
-        self.check_that_bystanders_noticed_nothing()
+        self.check_bystanders()
         final = self.load.finish()
         history = self.load.history()
         history.acknowledged += self.acknowledged
@@ -286,16 +286,16 @@ class Theatre:
             )
         for producer in self.load.producers:
             producer.leave()
-        self.check_that_nothing_is_held()
+        self.check_nothing_is_held()
         self.broker.stop()
         self._check_stored()
 
     def _check_stored(self) -> None:
-        """Every batch as it lies in the files."""
+        """Every batch stored in the files."""
         done = PRELOADED.run("log", "verify", str(self.broker.data_dir))
         assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.report()}"
 
-    def check_that_nothing_is_held(self) -> None:
+    def check_nothing_is_held(self) -> None:
         seen: list[str] = []
 
         def is_clean() -> bool:
@@ -319,7 +319,7 @@ def killing(
         yield theatre, killer, kafka, random.Random(seed)
 
 
-OPEN_INSTRUCTIONS = 56_000  # seconds to step through: taken as known
+OPEN_INSTRUCTIONS = 56_000  # seconds to step through: a constant
 _lengths: list[int] = []
 
 
@@ -338,7 +338,9 @@ def lengths_of_windows(theatre: Theatre, killer: Killer) -> list[int]:
     return _lengths
 
 
-def a_round(kafka: KafkaConnection, chance: random.Random, name: str, window: int, steps: int, action: str) -> Round:
+def random_round(
+    kafka: KafkaConnection, chance: random.Random, name: str, window: int, steps: int, action: str
+) -> Round:
     """Half of them idempotent."""
     one = Round(
         name,
@@ -357,16 +359,16 @@ def a_round(kafka: KafkaConnection, chance: random.Random, name: str, window: in
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("io_backend", quick_on("io_uring"))
 def test_a_producer_is_killed_at_any_instruction(start_broker, local_killer, rounds, seed, io_backend):
-    """In each part of its life, after a number of instructions that is drawn from all there are: of
-    attaching, claiming and filling a batch, submitting it, taking its acknowledgement, reading,
-    detaching. One in eight is not killed but stopped there for a while, and continues.
+    """In each phase of its life, after a random number of instructions: attaching, claiming and
+    filling a batch, submitting it, taking its acknowledgement, reading, detaching. One in eight is
+    not killed but stopped there for a while, and continues.
     """
     broker = start_broker(config={"io.backend": io_backend})
     with killing(broker, local_killer, seed) as (theatre, killer, kafka, chance):
         lengths = lengths_of_windows(theatre, killer)
         for number in range(rounds(20, 300)):
             (window,) = chance.choices(range(len(WINDOWS)), SHARES)
-            one = a_round(
+            one = random_round(
                 kafka,
                 chance,
                 f"k{number}",
@@ -374,7 +376,7 @@ def test_a_producer_is_killed_at_any_instruction(start_broker, local_killer, rou
                 chance.randrange(lengths[window]),
                 "pause" if chance.random() < 0.125 else "kill",
             )
-            # a client that stops in the middle of anything holds up no other
+            # a client that stops at any point delays no other
             how, _, acknowledged = killer.play(one, theatre.load.wait_for_progress)
             theatre.note(one, acknowledged)
             if how == "ended":
@@ -382,7 +384,7 @@ def test_a_producer_is_killed_at_any_instruction(start_broker, local_killer, rou
             if one.producer_id >= 0:
                 theatre.succeed(kafka, one, acknowledged)
             if number % 20 == 10:
-                theatre.check_that_bystanders_noticed_nothing()
+                theatre.check_bystanders()
 
 
 @pytest.mark.timeout(1800)
@@ -393,7 +395,7 @@ def test_a_producer_is_killed_or_stopped_at_any_time_under_full_load(
     broker = start_broker(config={"io.backend": io_backend})
     with killing(broker, local_killer, seed) as (theatre, killer, kafka, chance):
         for number in range(rounds(5, 120)):
-            one = a_round(
+            one = random_round(
                 kafka, chance, f"t{number}", -1, chance.randrange(1000, 120_000), chance.choice(("time", "time", "nap"))
             )
             _, _, acknowledged = killer.play(one, theatre.load.wait_for_progress)
@@ -406,7 +408,7 @@ def test_a_producer_is_killed_or_stopped_at_any_time_under_full_load(
 @pytest.mark.parametrize("io_backend", BACKENDS)
 def test_a_worker_is_killed_at_any_instruction_of_its_client(start_broker, local_killer, rounds, seed, io_backend):
     """The client stops after a counted instruction, its broker loses processes, the client
-    continues: it attaches again, and idempotent records are there once.
+    continues: it reattaches, and idempotent records exist once.
     """
     broker = start_broker(config={"io.backend": io_backend})
     with killing(broker, local_killer, seed, is_mortal=True) as (theatre, killer, kafka, chance):
@@ -414,7 +416,7 @@ def test_a_worker_is_killed_at_any_instruction_of_its_client(start_broker, local
         for number in range(rounds(5, 60)):
             (window,) = chance.choices(range(len(WINDOWS)), SHARES)
             with KafkaConnection(port=broker.port) as fresh:
-                one = a_round(fresh, chance, f"w{number}", window, chance.randrange(lengths[window]), "pause")
+                one = random_round(fresh, chance, f"w{number}", window, chance.randrange(lengths[window]), "pause")
             victims = chance.choice(
                 (
                     ("mqd-worker-0", "mqd-worker-1"),
@@ -481,14 +483,16 @@ def test_hostile_clients_harm_only_themselves(start_broker, rounds, seed, io_bac
                     f"{theatre.history[-1]}\n{(broker.data_dir / 'hostile.stderr').read_text()}"
                 )
             if number % 10 == 7:
-                theatre.check_that_bystanders_noticed_nothing()
+                theatre.check_bystanders()
 
 
 # -- the broker's processes, under clients that behave ---------------------------------------------
 
 
 def strike(broker: Broker, chance: random.Random) -> tuple[str, dict[str, int]]:
-    """Kills or stops some of the broker's processes; what was done, and the pids of the dead."""
+    """Kills or stops some of the broker's processes; returns a description, and the pids of the
+    dead.
+    """
     victims = chance.choice(
         (
             ("mqd-worker-0",),
@@ -503,7 +507,7 @@ def strike(broker: Broker, chance: random.Random) -> tuple[str, dict[str, int]]:
         pids = [broker.pid(victim) for victim in victims]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(chance.uniform(0.01, 0.3))  # how long it stands still
+        time.sleep(chance.uniform(0.01, 0.3))  # how long it is stopped
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)

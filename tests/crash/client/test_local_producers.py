@@ -1,5 +1,5 @@
 """Idempotent and transactional producers of mqd's client through shared memory, while workers and
-acceptors are killed under them: nothing is lost, doubled or out of order.
+acceptors are killed: no record is lost, duplicated or out of order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""10 GB through shared memory by four producers and four consumers at once: every byte right,
-memory flat.
+"""10 GB through shared memory by four concurrent producers and consumers: every byte correct,
+memory constant.
 
-What is written and how it is checked: `local_stream.py`. Retention bounds what lies on the disk. A
-small stream goes the same way first.
+The format and its check: `local_stream.py`. Retention bounds the disk usage. A small stream runs
+first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GIB = 1 << 30
 DISK_BYTES_MAX = 6 * GIB
 STREAM_SECONDS = 1200.0
 TOPIC = {"flush.on.ack": "false", "retention.bytes": str(512 << 20), "segment.bytes": str(64 << 20)}
-# Between the stream's second quarter, when everything has been touched that will be, and its end.
+# From the stream's second quarter, when all memory has been touched, to its end.
 GROWTH_BYTES_MAX = {"broker": 32 << 20, "client": 16 << 20}
 
 
@@ -111,7 +111,7 @@ def check_outcomes(directory: Path, stream_bytes: int) -> None:
 
 
 def check_that_memory_is_flat(samples: list[tuple[float, int, dict[str, int], int]]) -> None:
-    """The most that a process has in the second half is what it had in the second quarter."""
+    """The maximum of a process in the second half is that of the second quarter."""
     whole = samples[-1][1]
     early = [pss for _, consumed, pss, _ in samples if whole / 4 <= consumed < whole / 2]
     late = [pss for _, consumed, pss, _ in samples if consumed >= whole / 2]
@@ -152,7 +152,7 @@ def made(first: int, count: int, partition: int = 1) -> tuple[np.ndarray, list[b
     return np.arange(first, first + count), values
 
 
-def test_the_check_sees_one_wrong_bit_anywhere():
+def test_the_check_finds_one_wrong_bit_anywhere():
     first, count = CHUNK_RECORDS - 3, 7  # of two chunks
     offsets, values = made(first, count)
     assert check(1, offsets, Blobs.of_list(values), first) == sum(map(len, values))
@@ -168,4 +168,4 @@ def test_the_check_sees_one_wrong_bit_anywhere():
     with pytest.raises(WrongByte):
         check(2, offsets, Blobs.of_list(values), first)  # another partition's
     with pytest.raises(WrongByte):
-        check(1, offsets, Blobs.of_list(values), first + 1)  # one was left out
+        check(1, offsets, Blobs.of_list(values), first + 1)  # one was omitted
