@@ -18,7 +18,7 @@ static int replay_file(const char *path)
     fseek(file, 0, SEEK_END);
     long size = ftell(file);
     rewind(file);
-    uint8_t *bytes = malloc(size > 0 ? (size_t)size : 1); /* exact size: an overrun by one byte must be seen */
+    uint8_t *bytes = malloc(size > 0 ? (size_t)size : 1); /* exact size: an overrun by one byte must be detected */
     size_t got = fread(bytes, 1, (size_t)size, file);
     fclose(file);
     LLVMFuzzerTestOneInput(bytes, got);

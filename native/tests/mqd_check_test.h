@@ -1,5 +1,5 @@
-/* For test_reactor_check*.c: Produce with a transactional id or of record batches that hold
- * records; answers with record errors; the acceptor's side of checks. */
+/* For test_reactor_check*.c: Produce with a transactional id or with batches of real records;
+ * responses with record errors; the acceptor's side of checks. */
 #ifndef MQD_CHECK_TEST_H
 #define MQD_CHECK_TEST_H
 
@@ -9,7 +9,7 @@
 
 extern bool mqd_check_by_acceptor; /* server/reactor.h */
 
-#define VERIFY (-2) /* what an owner answers */
+#define VERIFY (-2) /* an owner's response */
 
 static inline void verifying(struct bench *b)
 {
@@ -91,7 +91,7 @@ __attribute__((unused)) static struct raw raw_records(uint32_t count, uint64_t u
     return raw;
 }
 
-/* ---- zstd, in frames that are written here ---- */
+/* ---- zstd, with frames written here ---- */
 
 #define BLOCK_BYTES (128u << 10)
 
@@ -109,7 +109,7 @@ static void put_little(struct frame *frame, int bytes, uint32_t value)
         put(frame, 1, value & 0xff);
 }
 
-/* `raw` with `body`, a zstd frame, in place of its records. */
+/* `raw` with `body`, a zstd frame, instead of its records. */
 static struct raw with_body(struct raw raw, const struct frame *body)
 {
     raw.bytes = realloc(raw.bytes, MQD_BATCH_HEADER_BYTES + body->size_bytes);
@@ -127,7 +127,7 @@ static void put_header(struct frame *frame, uint32_t content_bytes)
     put_little(frame, 4, content_bytes);
 }
 
-/* The records in blocks of what they are. */
+/* The records in stored blocks. */
 __attribute__((unused)) static struct raw in_zstd(struct raw raw)
 {
     struct frame frame = {0};
@@ -206,7 +206,7 @@ static void take_message(struct client *client, char *out, size_t capacity)
     }
 }
 
-/* The response to a Produce v8 of one topic. correlation_id -1: none came. */
+/* The response to a Produce v8 of one topic. correlation_id -1: none arrived. */
 static struct outcomes client_take(struct client *client)
 {
     struct outcomes out = {.correlation_id = -1};
@@ -235,7 +235,7 @@ static struct outcomes client_take(struct client *client)
 
 /* ---- the acceptor ---- */
 
-static uint64_t check_answer_at; /* in its arena: round and round, a worker takes it over long before */
+static uint64_t check_answer_at; /* in its arena, used cyclically: a worker takes it over long before it is reused */
 
 /* One code for each partition asked for. */
 __attribute__((unused)) static void check_answer(struct bench *b, uint32_t to, const struct mqd_descriptor *check,
@@ -273,7 +273,7 @@ __attribute__((unused)) static void acceptor_restarts(struct bench *b)
     mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_RUNNING, getpid());
 }
 
-/* Whether a worker's own memory is as before: everything that was parked has been let go. */
+/* Whether a worker's own memory is as before: all parked requests have been freed. */
 __attribute__((unused)) static bool serves(struct client *client, uint64_t mark)
 {
     struct part lone = {3, {.mark = mark, .body_bytes = 20000}};

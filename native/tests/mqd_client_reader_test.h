@@ -1,5 +1,5 @@
-/* A partition's log in memory files, a control segment and the responses about both, as a broker
- * gives them: for the tests of the segment reader. */
+/* A partition's log in memory files, a control segment and the responses about both, as in a
+ * broker: for the tests of the segment reader. */
 #ifndef MQD_CLIENT_READER_TEST_H
 #define MQD_CLIENT_READER_TEST_H
 
@@ -29,11 +29,11 @@ struct log {
     int segment_count;
     int64_t end_offset;
     int query_count;
-    int fail_errno;  /* the next question fails */
-    int16_t error;   /* of the next answers */
-    bool skips_gaps; /* an offset behind a segment's last batch is answered with the segment that follows */
+    int fail_errno;  /* the next query fails */
+    int16_t error;   /* of the next responses */
+    bool skips_gaps; /* for an offset behind a segment's last batch, the following segment is returned */
     bool changing;   /* a compaction is replacing files */
-    bool heap;       /* sealed segments are given as memory of exactly their size */
+    bool heap;       /* sealed segments are in memory of exactly their size */
 };
 
 static void log_publish(struct log *log)
@@ -47,7 +47,7 @@ static void log_roll(struct log *log)
         (struct log_segment){log->end_offset, memfd_create("segment", MFD_CLOEXEC), 0};
 }
 
-static void *spare_control; /* megabytes: used again */
+static void *spare_control; /* megabytes: reused */
 
 __attribute__((unused)) static void *control_take(void)
 {
@@ -63,7 +63,7 @@ __attribute__((unused)) static void *control_take(void)
     return control;
 }
 
-/* With a control segment of somebody else: closed with control = NULL. */
+/* With another owner's control segment: closed with control = NULL. */
 static void log_open_in(struct log *log, void *control)
 {
     memset(log, 0, sizeof *log);
@@ -98,8 +98,8 @@ static void log_expose(struct log *log) /* all there is becomes readable */
     log_publish(log);
 }
 
-/* Compaction has put a file without batches in the place of a segment. What is appended next goes
- * there, from base_offset + `gap` on. Returns what log_replaced needs. */
+/* Compaction has replaced a segment by a file without batches. Later records are appended to it,
+ * from base_offset + `gap` on. Returns what log_replaced needs. */
 __attribute__((unused)) static struct log log_replace(struct log *log, int number, int64_t gap)
 {
     struct log rest = *log;
@@ -206,7 +206,7 @@ __attribute__((unused)) static void log_append_marker(struct log *log, int64_t p
     log->end_offset++;
 }
 
-/* Of the batch that holds `offset`, or the first behind it, or the end. */
+/* Of the batch that contains `offset`, or the first after it, or the end. */
 static uint32_t log_position(const struct log_segment *segment, uint32_t end, int64_t offset)
 {
     uint8_t header[MQD_BATCH_HEADER_BYTES];
@@ -319,8 +319,8 @@ __attribute__((unused)) static uint32_t next(struct mqd_segment_reader *reader, 
     return v->view.count;
 }
 
-/* Everything up to the first stop that is not for the caller's sake; checks each record. Returns
- * the count. */
+/* Reads up to the first stop with a cause other than the caller's limits; checks each record.
+ * Returns the count. */
 __attribute__((unused)) static int64_t drain(struct mqd_segment_reader *reader, uint32_t capacity,
                                              struct mqd_read_state *state)
 {

@@ -1,12 +1,17 @@
 /* For test_client*.c and the benchmark: a worker's end of one attachment, driven by the test. It
- * speaks shm/local_layout.h, checks what it gets as a broker would, and answers as told; so
- * everything that a real worker does seldom can be made to happen.
+ * implements shm/local_layout.h, checks submissions like a broker, and sends the responses that the
+ * test chooses, so that rare states of a real worker can be produced.
  *
- *   struct fake fake;  fake_open(&fake, "name")                 listens; its control segment has one worker, which does
- * not sleep struct mqd_client *client = fake_attach(&fake, &options)    mqd_client_open against it fake_next(&fake) the
- * next request, copied: fake.frame, fake.frame_bytes, fake.request, fake.batch; false = none fake_answer(&fake, error,
- * base_offset)                      the Produce response to it, into the reply ring fake_die(&fake) the socket ends;
- * fake_attach attaches again
+ *   struct fake fake;
+ *   fake_open(&fake, "name")           listens; its control segment has one worker, which does not
+ *                                      sleep
+ *   struct mqd_client *client = fake_attach(&fake, &options)
+ *                                      mqd_client_open against it
+ *   fake_next(&fake)                   the next request, copied: fake.frame, fake.frame_bytes,
+ *                                      fake.request, fake.batch; false = none
+ *   fake_answer(&fake, error, base_offset)
+ *                                      the Produce response to it, into the reply ring
+ *   fake_die(&fake)                    the socket ends; fake_attach attaches again
  */
 #ifndef MQD_CLIENT_TEST_H
 #define MQD_CLIENT_TEST_H

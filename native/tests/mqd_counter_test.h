@@ -1,4 +1,4 @@
-/* What worker 0 of the bench counts, and waiting for it. */
+/* Counters of worker 0 of the bench, and waiting for them. */
 #ifndef MQD_COUNTER_TEST_H
 #define MQD_COUNTER_TEST_H
 
@@ -20,7 +20,7 @@ __attribute__((unused)) static void wait_for_count(struct bench *b, enum mqd_cou
     CHECK(counted(b, counter) >= at_least);
 }
 
-/* False: others than these are still there. */
+/* False: others are still connected. */
 __attribute__((unused)) static bool connections_left(struct bench *b, uint32_t count)
 {
     int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;

@@ -1,5 +1,5 @@
-/* For tests in which the test is the leader: node 1 is a socket's end, node 2 follows partitions 0
- * and 2 of it (mqd_fetcher_test.h). */
+/* For tests that play the leader: node 1 is a socket's end, node 2 follows its partitions 0 and
+ * 2 (mqd_fetcher_test.h). */
 #ifndef MQD_FAKE_LEADER_TEST_H
 #define MQD_FAKE_LEADER_TEST_H
 
@@ -59,7 +59,7 @@ __attribute__((unused)) static void fake_stop(struct fake *fake)
     two_stop(fake->two);
 }
 
-/* ---- what is asked ---- */
+/* ---- requests ---- */
 
 struct requested_one {
     int32_t epoch, last_epoch;
@@ -72,7 +72,7 @@ struct request {
     uint32_t count, forgotten_count;
 };
 
-/* The next request, checked by the leader's own parser. false: the connection is over. */
+/* The next request, checked by the leader's own parser. false: the connection has ended. */
 __attribute__((unused)) static bool receive_any(struct fake *fake, struct request *out)
 {
     struct mqd_request_header header;
@@ -119,7 +119,7 @@ __attribute__((unused)) static bool receive_any(struct fake *fake, struct reques
     return true;
 }
 
-/* ---- what is answered ---- */
+/* ---- responses ---- */
 
 struct piece {
     int32_t partition;
@@ -201,7 +201,7 @@ __attribute__((unused)) static int64_t log_end(struct fake *fake, int32_t partit
     return positions_of(fake->two, FOLLOWED(partition)).log_end_offset;
 }
 
-/* ... passing over those that only urge: what came before them is answered already. */
+/* ... skipping those that only urge: the request before them already has its response. */
 __attribute__((unused)) static bool receive(struct fake *fake, struct request *out)
 {
     bool more;
@@ -210,8 +210,8 @@ __attribute__((unused)) static bool receive(struct fake *fake, struct request *o
     return more;
 }
 
-/* Partition 0 gets [0, 3) of epoch 4, and hears that so much is committed. Returns with the request
- * from offset 3 on. */
+/* Partition 0 gets [0, 3) of epoch 4, with this high watermark. Returns at the request from
+ * offset 3 on. */
 __attribute__((unused)) static void three_records(struct fake *fake, struct request *request, int64_t high_watermark)
 {
     uint8_t bytes[400];

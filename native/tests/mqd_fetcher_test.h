@@ -1,6 +1,6 @@
-/* For test_fetcher*.c: two hosts in one process. Node 1 is worker 0, which leads partitions 0 and 2
- * of "quick" (slots 0 and 2); node 2 is worker 1, which follows them in slots 20 and
- * 22. Or the test itself is node 1 (a fake leader), and says what it likes. */
+/* For test_fetcher*.c: two hosts in one process. Node 1 is worker 0, which leads partitions 0
+ * and 2 of "quick" (slots 0 and 2); node 2 is worker 1, which follows them in slots 20 and 22. Or
+ * the test itself plays node 1 (a fake leader), with arbitrary responses. */
 #ifndef MQD_FETCHER_TEST_H
 #define MQD_FETCHER_TEST_H
 
@@ -17,7 +17,7 @@
 #define EPOCH_OF(node) (100 + (node))
 #define FOLLOWED(partition) (20u + (uint32_t)(partition))
 
-/* what worker 1 has told since the last look */
+/* events of worker 1 since the last poll */
 struct observed {
     uint32_t ended, truncated, log_start, logged, full, failed;
     int64_t offset;
@@ -51,7 +51,7 @@ __attribute__((unused)) static void note(struct two *two, const struct mqd_event
         fprintf(stderr, "worker 1: kind %u slot %u error %d %s\n", event->kind, event->slot, event->error, event->text);
 }
 
-/* As bench_done for worker 1, but what else it says is remembered. */
+/* As bench_done for worker 1, but its other events are recorded. */
 __attribute__((unused)) static struct mqd_event done(struct two *two, uint64_t token)
 {
     struct mqd_event event;

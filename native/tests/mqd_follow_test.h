@@ -1,4 +1,4 @@
-/* For test_log_follow.c and test_log_cut.c: a leader's log in memory, and what a log says of itself. */
+/* For test_log_follow.c and test_log_cut.c: a leader's log in memory, and the state of a log. */
 #ifndef MQD_FOLLOW_TEST_H
 #define MQD_FOLLOW_TEST_H
 
@@ -21,7 +21,7 @@ static struct mqd_log_options small_options(void)
 
 /* ---- a leader's log, in memory ---- */
 
-/* the bytes that it would send, and where which batch lies */
+/* the bytes that it would send, and the positions of batches */
 struct leader {
     uint8_t *bytes;
     uint32_t size_bytes, count;
@@ -55,8 +55,8 @@ static void leader_add(struct leader *leader, struct log_batch want, int64_t bas
     leader->end[leader->count++] = base_offset + (want.record_count ? want.record_count : 1);
 }
 
-/* Batches of idempotent and transactional producers, markers, rising epochs: everything that leaves
- * state behind. */
+/* Batches of idempotent and transactional producers, markers, rising epochs: everything that
+ * creates state. */
 static void leader_fill(struct leader *leader, uint64_t seed, int count, int64_t begin)
 {
     int32_t sequences[4] = {0}, epoch = 0;
@@ -100,7 +100,7 @@ static void follow_up_to(struct mqd_partition *partition, const struct leader *l
         bool rolled;
         struct mqd_follow follow;
         uint64_t size_bytes = piece < end - at ? piece : end - at;
-        uint8_t *copy = malloc(size_bytes); /* exactly as long: nothing behind it is looked at */
+        uint8_t *copy = malloc(size_bytes); /* exactly as long, so that overruns are detected */
         memcpy(copy, leader->bytes + at, size_bytes);
         int error = mqd_partition_follow(partition, copy, size_bytes, 1 << 20, -1, NOW, &follow);
         CHECK_OR(error == MQD_FOLLOW_OK || error == MQD_FOLLOW_FULL, fprintf(stderr, "%s\n", follow.reason); free(copy);
@@ -120,7 +120,7 @@ static void follow_up_to(struct mqd_partition *partition, const struct leader *l
     }
 }
 
-/* ---- what a log says of itself ---- */
+/* ---- the state of a log ---- */
 
 static int by_id(const void *left, const void *right)
 {
@@ -178,7 +178,7 @@ static void check_bytes(struct mqd_partition *partition, const struct leader *le
     CHECK_EQUAL(at, end);
 }
 
-/* What a log that never had more than `count` batches would say. */
+/* The state of a log that never had more than `count` batches. */
 __attribute__((unused)) static const char *described_prefix(const struct mqd_log_options *options,
                                                             const struct leader *leader, uint32_t count)
 {

@@ -1,5 +1,5 @@
-/* For mqd_reactor_test.h, which includes it: clients over loopback TCP, the frames that they send and
- * the responses that they take. */
+/* For mqd_reactor_test.h, which includes it: clients over loopback TCP, their frames, and the
+ * responses to them. */
 #ifndef MQD_FRAMES_TEST_H
 #define MQD_FRAMES_TEST_H
 
@@ -88,8 +88,8 @@ __attribute__((unused)) static void client_close(struct client *client)
     client->fd = -1;
 }
 
-/* recv with a time-out (SO_RCVTIMEO) is not restarted after an interruption, and io_uring
- * interrupts the thread that created the ring when it has news. */
+/* recv with a timeout (SO_RCVTIMEO) is not restarted after an interruption, and io_uring
+ * interrupts the thread that created the ring when it has completions. */
 static ssize_t client_recv(struct client *client, uint8_t *bytes, size_t size_bytes)
 {
     ssize_t n;
@@ -99,8 +99,8 @@ static ssize_t client_recv(struct client *client, uint8_t *bytes, size_t size_by
     return n;
 }
 
-/* 1: a whole reply is in client->reply, from the correlation id on; 0: the broker closed; -1:
- * nothing came in time. */
+/* 1: a complete response is in client->reply, from the correlation id on; 0: the broker closed;
+ * -1: nothing arrived in time. */
 static int client_receive(struct client *client)
 {
     uint8_t length[4];
@@ -350,7 +350,7 @@ static void take_fetched(struct client *client, struct fetched *out)
     CHECK(!client->broken && client->at == client->reply_bytes);
 }
 
-/* Sends and takes one answer. */
+/* Sends and takes one response. */
 __attribute__((unused)) static struct produced client_produce(struct client *client, int acks, const struct part *parts,
                                                               uint32_t count)
 {

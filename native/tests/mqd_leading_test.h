@@ -1,5 +1,6 @@
 /* For test_reactor_leading*.c and test_reactor_metadata.c: a partition of several replicas whose
- * leader is the broker (node 1); the test is the followers (nodes 2 and 3) and the controller. */
+ * leader is the broker (node 1); the test plays the followers (nodes 2 and 3) and the
+ * controller. */
 #ifndef MQD_LEADING_TEST_H
 #define MQD_LEADING_TEST_H
 

@@ -57,7 +57,7 @@ static uint64_t local_counter(struct bench *b, uint32_t worker, enum mqd_counter
     return mqd_counter_read(b->control, worker, counter);
 }
 
-/* Until no client is attached and nothing is counted for them. */
+/* Until no client is attached and no memory is accounted to them. */
 __attribute__((unused)) static void local_wait_none(struct bench *b)
 {
     int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
@@ -84,8 +84,8 @@ struct local_wish {
     uint32_t reply_bytes, submission_count;
 };
 
-/* Hands one end of a socket over as the acceptor does; the other one. principal: NULL = rights are
- * off. */
+/* Hands over one end of a socket like the acceptor; returns the other one. principal: NULL =
+ * rights are off. */
 static int local_hand_as(struct bench *b, uint32_t worker, struct local_wish wish, const char *principal)
 {
     int ends[2];
@@ -209,7 +209,7 @@ static void local_wake(struct local *local)
         eventfd_write(local->fds[1], 1);
 }
 
-/* Says that a request lies there, true or not; seen with the next local_publish. */
+/* Announces a request there, valid or not; seen with the next local_publish. */
 static void local_put(struct local *local, uint64_t offset, uint32_t size_bytes)
 {
     struct mqd_local_submission *place = &local->submissions[local->tail++ & (local->submission_count - 1)];
@@ -242,8 +242,8 @@ static bool local_wait(struct local *local, uint64_t reply_tail, uint64_t submis
     return good;
 }
 
-/* The frames of `frame` (each with its length word), one submission each. Waits for room. False:
- * the worker ended it. */
+/* The frames of `frame` (each with its length word), one submission each. Waits for space.
+ * False: the worker ended the attachment. */
 static bool local_send(struct local *local, const struct frame *frame)
 {
     for (uint32_t at = 0; at < frame->size_bytes;) {
@@ -346,7 +346,7 @@ __attribute__((unused)) static void local_fetch(struct local *local, struct fetc
     take_fetched(&local->client, out);
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 __attribute__((unused)) static bool local_query(struct local *local, int32_t partition, int64_t offset, uint32_t number)
 {

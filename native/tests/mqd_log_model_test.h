@@ -1,8 +1,9 @@
-/* For test_log_model.c: a model of one partition, its transactions, and writes that both carry out. */
+/* For test_log_model.c: a model of one partition, its transactions, and writes applied to
+ * both. */
 #ifndef MQD_LOG_MODEL_TEST_H
 #define MQD_LOG_MODEL_TEST_H
 
-#define LOG_TEST_IN_MEMORY /* thousands of flushes: what the disk keeps is the model's business */
+#define LOG_TEST_IN_MEMORY /* thousands of flushes: the model tracks what the disk keeps */
 #include "mqd_log_test.h"
 
 #define OFFSETS_MAX 60000
@@ -10,7 +11,7 @@
 #define TXN_COUNT 5 /* transactional producers, ids from 200 */
 #define STAGED_BYTES 1400
 
-/* What stands in the log at a base offset, for transactions. */
+/* Transactional state of the batch at a base offset. */
 struct event {
     uint8_t kind;
     int8_t producer;
@@ -19,8 +20,8 @@ enum { EVENT_NONE, EVENT_DATA, EVENT_ABORT, EVENT_COMMIT };
 
 struct model {
     struct event events[OFFSETS_MAX];
-    /* first offset of the ongoing transaction, -1 = none; as the partition may know it after a
-     * restart without a snapshot */
+    /* first offset of the ongoing transaction, -1 = none; possibly known to the partition after
+     * a restart without a snapshot */
     int64_t begun[TXN_COUNT];
     int32_t next_txn_sequence[TXN_COUNT];
     struct mqd_aborted aborted[OFFSETS_MAX / 4]; /* by marker */
@@ -33,7 +34,7 @@ struct model {
     struct mqd_partition *partition;
     uint64_t marks[OFFSETS_MAX]; /* by base offset, of what is written; 0 = inside a batch or nothing */
     int64_t end, durable, start;
-    int64_t sync_end; /* what the sync under way covers at most */
+    int64_t sync_end; /* the most that the current sync covers */
     uint64_t next_mark;
     int32_t next_sequence[PRODUCER_COUNT];
     bool synced_once;
@@ -67,7 +68,7 @@ static void want_transactional(struct model *model, int t, struct log_batch *wan
     open[t] = true;
 }
 
-/* Takes what stands at an offset into the account of transactions. */
+/* Updates the transactions with the batch at an offset. */
 static void note_event(struct model *model, int64_t offset, struct event event)
 {
     model->events[offset] = event;
@@ -88,7 +89,7 @@ static void note_event(struct model *model, int64_t offset, struct event event)
     *begun = -1;
 }
 
-/* Rebuilds the model from what is left after a crash; earlier events stay as they were. */
+/* Rebuilds the model from what a crash has left; earlier events are unchanged. */
 static void recount(struct model *model)
 {
     model->aborted_count = model->ended_count = 0;
@@ -110,8 +111,8 @@ static int64_t expected_stable(const struct model *model, const struct mqd_posit
     return stable < at->log_start_offset ? at->log_start_offset : stable;
 }
 
-/* A transaction whose first batches are gone with their segments may be known from its first one
- * that is left, when no snapshot was. */
+/* A transaction whose first batches were deleted with their segments may be known from its first
+ * remaining one, if there was no snapshot. */
 static int64_t first_left(const struct model *model, int producer, int64_t first, int64_t end)
 {
     for (int64_t offset = first < model->partition->segments[0] ? model->partition->segments[0] : first; offset < end;
@@ -139,7 +140,7 @@ static void adopt_begun(struct model *model)
     }
 }
 
-/* What a reader of [from, to) collects, segment by segment until it learns that there is no more. */
+/* What a reader of [from, to) collects, segment by segment until there are no more. */
 static void collect(struct model *model, int64_t from, int64_t to, struct mqd_aborted_list *out)
 {
     out->count = 0;
@@ -154,7 +155,7 @@ static void collect(struct model *model, int64_t from, int64_t to, struct mqd_ab
     }
 }
 
-/* The last stable offset; with `ranges` also the response to a reader of some range. */
+/* The last stable offset; with `ranges` also the result of a random range's reader. */
 static void check_transactions(struct model *model, bool ranges)
 {
     static struct mqd_aborted_list found;

@@ -1,5 +1,5 @@
-/* For test_log_*.c: a scratch partition, batches whose bytes tell which they are, and a reader of
- * what is on disk. */
+/* For test_log_*.c: a scratch partition, batches with identifiable bytes, and a reader of the
+ * disk's content. */
 #ifndef MQD_LOG_TEST_H
 #define MQD_LOG_TEST_H
 
@@ -34,7 +34,7 @@ static void log_clean(void)
     log_root[0] = 0;
 }
 
-/* A fresh directory; the last one is removed. */
+/* A new directory; the previous one is deleted. */
 __attribute__((unused)) static void log_fresh(void)
 {
     log_clean();
@@ -119,8 +119,8 @@ __attribute__((unused)) static void log_marker(uint8_t body[17], bool commit, in
     memcpy(body, record, sizeof record);
 }
 
-/* A whole batch with a right CRC; the body is not made of records, which nothing here opens.
- * Returns its size. */
+/* A whole batch with a valid CRC; the body does not contain records, since nothing here parses
+ * them. Returns its size. */
 __attribute__((unused)) static uint32_t log_encode(uint8_t *out, struct log_batch want)
 {
     int32_t count = want.record_count ? want.record_count : 1, body = want.marker       ? 17
@@ -180,7 +180,7 @@ __attribute__((unused)) static int log_append(struct mqd_partition *partition, s
     return error;
 }
 
-/* What the reactor does, in one go: until clean. Returns the first error. */
+/* The reactor's steps, in one go: until clean. Returns the first error. */
 __attribute__((unused)) static int log_sync(struct mqd_partition *partition)
 {
     struct mqd_sync_fd fds[4];

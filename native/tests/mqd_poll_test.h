@@ -1,5 +1,5 @@
-/* For test_poll*.c: a file layer that counts, polls of both bodies, waits with a limit: what is lost
- * shows as a failure, not as a hang. */
+/* For test_poll*.c: a file layer that counts, polls of both implementations, bounded waits: a
+ * lost event is a failure, not a hang. */
 #ifndef MQD_POLL_TEST_H
 #define MQD_POLL_TEST_H
 
@@ -43,7 +43,7 @@ int mqd_file_syncfs(int fd, const char *root)
     pthread_mutex_lock(&syncfs_mutex);
     snprintf(syncfs_root, sizeof syncfs_root, "%s", root);
     pthread_mutex_unlock(&syncfs_mutex);
-    return fcntl(fd, F_GETFD) < 0 ? -1 : 0; /* flushing this machine's whole disk is not the test's business */
+    return fcntl(fd, F_GETFD) < 0 ? -1 : 0; /* do not flush this machine's whole disk */
 }
 
 bool mqd_file_sync_delays(void)
@@ -105,8 +105,8 @@ static void pair_make(int pair[2])
         abort();
 }
 
-/* Collects events until `flags` of `token` were all seen or the limit has passed; returns what was
- * seen of that token. */
+/* Collects events until `flags` of `token` were all seen or the limit has passed; returns the
+ * flags seen of that token. */
 static uint32_t wait_flags(struct mqd_poll *poll, uint64_t token, uint32_t flags)
 {
     uint32_t seen = 0;

@@ -1,4 +1,4 @@
-/* A worker's main thread that answers for subjects (server/rights/subject.h). */
+/* A worker's main thread that supplies the rights of subjects (server/rights/subject.h). */
 #ifndef MQD_REACTOR_RIGHTS_TEST_H
 #define MQD_REACTOR_RIGHTS_TEST_H
 

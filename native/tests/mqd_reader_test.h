@@ -1,6 +1,5 @@
-/* For the tests of the reader: a partition made by hand, what is known about it, and counts of what
- * the reader asks of the kernel (the cost of a look-up is part of its contract). Include it once,
- * first. */
+/* For the tests of the reader: a hand-made partition, its known content, and counts of the
+ * reader's system calls (the cost of a lookup is part of its contract). Include it once, first. */
 #ifndef MQD_READER_TEST_H
 #define MQD_READER_TEST_H
 #include <dirent.h>
@@ -29,7 +28,7 @@ int open(const char *path, int flags, ...)
     return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0644);
 }
 
-/* ---- a partition made by hand, and what is known about it ---- */
+/* ---- a hand-made partition, and its known content ---- */
 
 #define BATCH_COUNT_MAX 4096
 #define SEGMENT_COUNT_MAX 64
@@ -55,8 +54,8 @@ static void put_word(uint8_t *at, uint64_t value, int bytes)
         at[i] = (uint8_t)value;
 }
 
-/* A batch of size_bytes with a valid header and CRC; its records are noise, which no test here looks
- * into. */
+/* A batch of size_bytes with a valid header and CRC; its records are noise, which no test here
+ * parses. */
 static void make_batch(uint8_t *bytes, int64_t base_offset, int32_t last_delta, uint32_t size_bytes)
 {
     for (uint32_t i = MQD_BATCH_HEADER_BYTES; i < size_bytes; i++)
@@ -189,7 +188,7 @@ __attribute__((unused)) static void model_random(struct model *m, uint64_t *seed
     }
 }
 
-/* ---- checks of one answer ---- */
+/* ---- checks of one result ---- */
 
 __attribute__((unused)) static uint32_t segment_limit(const struct model *m, const struct mqd_positions *positions,
                                                       int64_t segment)
@@ -201,7 +200,7 @@ __attribute__((unused)) static uint32_t segment_limit(const struct model *m, con
     return limit;
 }
 
-/* Holds the range against the model; returns the number of the batch behind it, UINT32_MAX on
+/* Compares the range with the model; returns the number of the batch after it, UINT32_MAX on
  * failure. */
 __attribute__((unused)) static uint32_t check_range(const struct model *m, const struct mqd_positions *positions,
                                                     int64_t offset, uint32_t size_max, bool min_one_batch,
@@ -238,8 +237,8 @@ __attribute__((unused)) static uint32_t check_range(const struct model *m, const
     return number;
 }
 
-/* Behind a range the cursor stands at the next batch: its offset lies above the last one sent and
- * not above the next one's. */
+/* After a range the cursor is at the next batch: its offset is above the last one sent and at
+ * most the next one's. */
 __attribute__((unused)) static bool cursor_good(const struct model *m, const struct mqd_positions *positions,
                                                 const struct mqd_range *range, const struct mqd_cursor *cursor)
 {

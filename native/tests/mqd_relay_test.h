@@ -1,6 +1,6 @@
-/* For test_relay*.c: a local client of worker 0, which is node 2; partitions 1 and 3 of "quick" are
- * led by node 1. That is worker 1, with its own logs (two hosts in one process), or the test
- * itself, which says what it likes. */
+/* For test_relay*.c: a local client of worker 0, which is node 2; partitions 1 and 3 of "quick"
+ * are led by node 1. That is worker 1, with its own logs (two hosts in one process), or the test
+ * itself, with arbitrary responses. */
 #ifndef MQD_RELAY_TEST_H
 #define MQD_RELAY_TEST_H
 
@@ -18,7 +18,7 @@ __attribute__((unused)) static struct part one_record(int32_t partition, uint64_
     return (struct part){partition, {.mark = mark, .body_bytes = body_bytes}};
 }
 
-/* The leaders of partitions 1 and 3, as worker 0 learns them. */
+/* The leaders of partitions 1 and 3, as worker 0 knows them. */
 __attribute__((unused)) static void place(struct bench *b, int32_t leader, int32_t leader_epoch)
 {
     struct mqd_topic_partition places[PARTITIONS];
@@ -77,7 +77,7 @@ __attribute__((unused)) static struct mqd_event relay_event(struct bench *b, uin
     }
 }
 
-/* A connection whose other end is the test's: `client_receive` takes what the relay sends. */
+/* A connection whose other end is the test's: `client_receive` takes the relay's frames. */
 __attribute__((unused)) static struct client fake_leader(struct bench *b, uint32_t lane, uint32_t timeout_ms,
                                                          int send_buffer_bytes)
 {
@@ -105,7 +105,7 @@ __attribute__((unused)) static struct produced outcome(struct local *local)
     return take_produced(&local->client);
 }
 
-/* What the fake leader was asked: v7, one partition. */
+/* The fake leader's request: v7, one partition. */
 struct relayed_request {
     int32_t correlation_id, partition;
     int16_t version, acks;

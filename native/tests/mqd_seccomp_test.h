@@ -1,5 +1,5 @@
-/* Kernels that lack a system call, for tests: a seccomp filter in a forked child, as containers'
- * runtimes set one. */
+/* Kernels without a system call, for tests: a seccomp filter in a forked child, like those of
+ * container runtimes. */
 #ifndef MQD_SECCOMP_TEST_H
 #define MQD_SECCOMP_TEST_H
 
@@ -18,7 +18,7 @@
 #define SYS_cachestat 451
 #endif
 
-/* From now on for this thread and all it starts. error 0: the call is let through. */
+/* From now on for this thread and its children. error 0: the call is allowed. */
 static bool calls_refused(unsigned first, int first_error, unsigned second, int second_error)
 {
     struct sock_filter filter[] = {
@@ -33,7 +33,7 @@ static bool calls_refused(unsigned first, int first_error, unsigned second, int 
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-/* Runs `test` in a child where the two calls are refused; what it finds counts. */
+/* Runs `test` in a child where the two calls are refused; its failures count. */
 static void where_refused(int cachestat_error, int mincore_error, void (*test)(int argument), int argument)
 {
     fflush(NULL);

@@ -1,11 +1,14 @@
 /* A test program: TEST(name) { ... CHECK(condition); ... }, any number of them, and this header
- * once; it brings main().
+ * once; it defines main().
  *
- *   CHECK(c)  CHECK_EQUAL(a, b)  CHECK_TEXT(a, b)  CHECK_CONTAINS(text, part)    end the test (not the program) when
- * they fail test_long()       true under check-long: more seeds, more rounds test_random(&s)   64 random bits from a
- * seed; the same seed, the same run test_message(...) a line beside the result, e.g. a seed A failing check returns
- * from the function it stands in; in a helper use CHECK too and continue, the failure is remembered. Checks may run in
- * any thread.
+ *   CHECK(c)  CHECK_EQUAL(a, b)  CHECK_TEXT(a, b)  CHECK_CONTAINS(text, part)
+ *                        end the test (not the program) when they fail
+ *   test_long()          true under check-long: more seeds, more rounds
+ *   test_random(&s)      64 random bits from a seed; the same seed gives the same run
+ *   test_message(...)    a line beside the result, e.g. a seed
+ *
+ * A failing check returns from its function; in a helper use CHECK too and continue, the failure is
+ * remembered. Checks may run in any thread.
  */
 #ifndef MQD_TEST_H
 #define MQD_TEST_H

@@ -1,5 +1,5 @@
-/* For tests of TLS: certificates that are made here, and clients over OpenSSL's own client side.
- * What only tests need of OpenSSL is found by name, as the rest is. */
+/* For tests of TLS: certificates created here, and clients over OpenSSL's own client side.
+ * OpenSSL functions that only tests need are looked up by name, like the others. */
 #ifndef MQD_TLS_TEST_H
 #define MQD_TLS_TEST_H
 
@@ -31,7 +31,7 @@ static void *tls_symbol(const char *name)
     return found;
 }
 
-/* false: the tests are left out, with the reason */
+/* false: the tests are skipped, with the reason */
 static bool tls_works(void)
 {
     if (mqd_tls_available() == 1)
@@ -190,8 +190,8 @@ __attribute__((unused)) static struct tls_client tls_client(int fd, int version)
     return client;
 }
 
-/* On a blocking socket. A recv with a time-out is interrupted when a ring of io_uring that this thread
- * created has news, and OpenSSL then says that it wants to read. */
+/* On a blocking socket. A recv with a timeout is interrupted when an io_uring ring created by
+ * this thread has completions, and OpenSSL then reports that it wants to read. */
 __attribute__((unused)) static bool tls_client_connect(struct tls_client *client)
 {
     int64_t end_ns = test_now_ns() + TLS_CONNECT_MS * 1000000ll;

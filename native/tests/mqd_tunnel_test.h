@@ -1,4 +1,4 @@
-/* A client as the other tests of the reactor have it, through a thread that speaks TLS. Listener 0 of
+/* A client as in the other tests of the reactor, through a thread that does TLS. Listener 0 of
  * worker 0 is plain, listener 1 has TLS. */
 #ifndef MQD_TUNNEL_TEST_H
 #define MQD_TUNNEL_TEST_H
@@ -10,7 +10,7 @@
 enum { PLAIN, SECURE };
 
 struct tunnel {
-    struct client client; /* speaks plain text */
+    struct client client; /* sends plain text */
     struct tls_client tls;
     int far;              /* the other end of client.fd */
     uint32_t key_updates; /* how many to perform */
@@ -29,7 +29,7 @@ static bool wants(struct tunnel *tunnel, int n)
     return error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE;
 }
 
-/* Moves what can be moved at once; false: one side has ended. */
+/* Moves all available bytes; false: one side has ended. */
 static bool move(struct tunnel *tunnel, struct half *out, struct half *in)
 {
     bool single = __atomic_load_n(&tunnel->one_by_one, __ATOMIC_SEQ_CST);
@@ -92,7 +92,7 @@ static struct tunnel *tunnel_open(struct bench *b, int version)
     int pair[2];
     CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, abort());
     tunnel->tls = tls_client(client_open_by(b, 0, SECURE, -1).fd, version);
-    setenv("MQD_TEST_LOG", "1", 0); /* the reason, should it fail */
+    setenv("MQD_TEST_LOG", "1", 0); /* shows the reason of a failure */
     CHECK_OR(tls_client_connect(&tunnel->tls), abort());
     int flags = fcntl(tunnel->tls.fd, F_GETFL);
     fcntl(tunnel->tls.fd, F_SETFL, flags | O_NONBLOCK);

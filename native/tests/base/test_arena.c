@@ -59,7 +59,7 @@ TEST(full_and_impossible)
     CHECK(mqd_arena_open(bytes, EXTENT, 0) == NULL);
 }
 
-/* Random use against a plain map of who owns each extent. */
+/* Random use against a plain map of each extent's owner. */
 TEST(random_use_equals_a_plain_map)
 {
     enum { EXTENTS = 200, RUNS = 300 };

@@ -1,4 +1,5 @@
-/* A broken invariant ends the process, is named in its log, and counts where it was asked for. */
+/* A broken invariant ends the process and is named in its log; checks on request count
+ * failures. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -12,7 +13,7 @@ static int answer(void)
     return 41;
 }
 
-/* Breaks an invariant in a child; its standard error comes to `text`. */
+/* Breaks an invariant in a child; its standard error goes to `text`. */
 static void broken(uint8_t *count, char *text, size_t capacity)
 {
     int ends[2], status;

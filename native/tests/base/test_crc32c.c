@@ -25,8 +25,8 @@ TEST(known_values)
     CHECK_EQUAL(mqd_crc32c(mqd_crc32c(0, "1234", 4), "56789", 5), 0xe3069283u);
 }
 
-/* Every size to 2048, at changing alignments; the memory ends where the bytes end, so that an
- * overrun is seen. */
+/* Every size up to 2048, at changing alignments; the buffer ends where the data ends, so that an
+ * overrun is detected. */
 TEST(every_size_equals_the_definition)
 {
     uint64_t seed = 1;

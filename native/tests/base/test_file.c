@@ -278,7 +278,7 @@ TEST(the_journal_has_names_and_the_coverage_of_syncs)
     mqd_file_sync_begin(fd);
     CHECK_EQUAL(mqd_file_synced(fd, false, 0), 0);
     CHECK_EQUAL(mqd_file_synced(fd, false, 0), 0);
-    CHECK_EQUAL(mqd_file_synced(fd, false, 0), 0); /* its beginning was never noted */
+    CHECK_EQUAL(mqd_file_synced(fd, false, 0), 0); /* its start was never recorded */
     CHECK_EQUAL(mqd_file_rename(log, moved), 0);
     CHECK_EQUAL(mqd_file_sync(fd, false), -1); /* known by its new name */
     CHECK_EQUAL(mqd_file_fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
@@ -300,7 +300,7 @@ TEST(the_journal_has_names_and_the_coverage_of_syncs)
     CHECK_EQUAL(entry_count, (int)(sizeof ops / sizeof ops[0]));
     for (int i = 0; i < entry_count; i++)
         CHECK_EQUAL(entries[i].op, ops[i]);
-    CHECK_EQUAL(entries[5].reference, 3); /* the first completion covers the first beginning alone */
+    CHECK_EQUAL(entries[5].reference, 3); /* the first completion covers only the first start */
     CHECK_EQUAL(entries[6].reference, 5);
     CHECK_EQUAL(entries[7].reference, 0);
     CHECK_TEXT((char *)data[8], moved);
@@ -362,7 +362,7 @@ static void *write_until_stopped(void *argument)
     return NULL;
 }
 
-/* What a test that failed leaves behind may still write when the next one begins. */
+/* Leftovers of a failed test may still write when the next one begins. */
 TEST(watching_begins_and_ends_while_others_write)
 {
     fresh();
@@ -378,8 +378,8 @@ TEST(watching_begins_and_ends_while_others_write)
     clean();
 }
 
-/* The environment is read when the library is loaded; nonsense in it ends the process, it would
- * prove nothing. A forked child writes a journal of its own. */
+/* The environment is read when the library is loaded; invalid values end the process, since the
+ * test would prove nothing. A forked child writes its own journal. */
 TEST(the_environment_and_forks)
 {
     fresh();

@@ -3,7 +3,7 @@
 
 enum { SIZE_MAX_BYTES = 11 };
 
-/* The definition, without a short way: 0 bytes = truncated, or more than 64 bits. */
+/* The definition, without a fast path: 0 bytes = truncated, or more than 64 bits. */
 static size_t defined(const uint8_t *bytes, size_t size, int64_t *out)
 {
     uint64_t value = 0;
@@ -19,7 +19,7 @@ static size_t defined(const uint8_t *bytes, size_t size, int64_t *out)
     return 0;
 }
 
-/* The memory ends where the bytes end, so that an overrun is seen. */
+/* The buffer ends where the data ends, so that an overrun is detected. */
 static void check_all(const uint8_t *bytes, size_t size)
 {
     uint8_t *copy = malloc(size ? size : 1);
@@ -47,7 +47,7 @@ TEST(every_number_of_one_and_two_bytes_before_all_that_may_follow)
             check_all(bytes, size);
         int64_t number;
         size_t used = defined(bytes, 2, &number);
-        for (int64_t more = -1; used && number >= 0 && more <= 1; more++) /* just too few, enough, and one more */
+        for (int64_t more = -1; used && number >= 0 && more <= 1; more++) /* one too few, enough, and one more */
             if ((int64_t)used + number + more >= 0)
                 check_all(bytes, (size_t)((int64_t)used + number + more));
     }

@@ -57,7 +57,7 @@ static void detach(struct mqd_client *client)
     free(client);
 }
 
-static uint32_t reported; /* a bit a batch: its outcome was reported and it is gone */
+static uint32_t reported; /* one bit per batch: its outcome was reported and it was freed */
 
 static void take_outcomes(struct mqd_producer *producer, const uint64_t *numbers, uint32_t count)
 {
@@ -91,7 +91,7 @@ static void feed(struct mqd_client *client, struct mqd_producer *producer, const
         client->header->reply_tail = tail;
         if (mqd_client_poll(client))
             return;
-        require(client->header->reply_head == tail); /* what came was taken, all of it */
+        require(client->header->reply_head == tail); /* all received data was consumed */
         take_outcomes(producer, numbers, count);
         client->header->submission_head = client->header->submission_tail;
     }
@@ -124,7 +124,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     mqd_client_find_topic(client, "t", 7, 0, &found);
     for (uint32_t i = 0; i < count; i++) {
         left += !(reported & 1u << i);
-        mqd_producer_drop(producer, numbers[i]); /* refused for those that are gone */
+        mqd_producer_drop(producer, numbers[i]); /* refused for freed ones */
     }
     require(mqd_producer_outstanding_records(producer) == 0);
     require(left || mqd_client_free_bytes(client) == free_bytes);

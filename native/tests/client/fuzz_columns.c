@@ -83,7 +83,7 @@ static uint64_t blob(const struct mqd_arrow_blobs *column, uint32_t i, uint64_t 
     return mix(mix(hash, valid), (uint64_t)(to - from));
 }
 
-/* Every finished row, in order, into one number: what it must not depend on is how rows came into
+/* A digest of all finished rows, in order: it must not depend on how rows were split into
  * batches. */
 static uint64_t digest(const struct mqd_arrow_rows *rows, uint64_t hash)
 {

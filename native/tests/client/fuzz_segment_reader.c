@@ -86,7 +86,7 @@ static void read_compressed(const struct mqd_record_view *outer, const struct mq
         look_at(&inner.view, i, 0);
 }
 
-/* The whole segment in reads of `capacity`. Returns a digest of what it gave. */
+/* Reads the whole segment in steps of `capacity`. Returns a digest of the records. */
 static uint64_t walk(const struct input *input, uint8_t flags, uint32_t capacity)
 {
     static const int64_t producers[] = {1, 2}, firsts[] = {0, 3};

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* The attachment: being welcomed and refused, requests and responses of all sizes over rings of
- * tiny ones, sleeping and waking, the other end's death, fork. */
+/* The attachment: welcome and refusal, requests and responses of all sizes over tiny rings,
+ * sleeping and waking, the other end's death, fork. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -84,8 +84,8 @@ TEST(refusals_name_cause_and_way_out)
     CHECK_EQUAL(mqd_error_code(), MQD_E_INVALID);
 }
 
-/* Requests of every size come over whole and in order, whatever of the ring they meet; responses as
- * well, larger ones than their ring too. */
+/* Requests of every size are transferred complete and in order, at any position in the ring; so
+ * are responses, even those larger than their ring. */
 TEST(requests_and_responses_of_all_sizes)
 {
     struct fake fake;
@@ -158,7 +158,8 @@ TEST(wrong_requests_are_refused)
     fake_close(&fake);
 }
 
-/* What a dying broker may leave in the words: each ends the attachment, none the process. */
+/* States that a dying broker may leave in shared memory: each ends the attachment, none the
+ * process. */
 TEST(impossible_words_end_the_attachment)
 {
     struct fake fake;
@@ -295,7 +296,7 @@ TEST(a_waiter_hears_of_room)
     fake_close(&fake);
 }
 
-/* What had arrived before the end is not lost; the end shows without a wait too. */
+/* Data received before the end is not lost; the end is also detected without a wait. */
 TEST(death_is_seen_after_the_last_reply)
 {
     struct fake fake;
@@ -324,7 +325,7 @@ TEST(death_is_seen_after_the_last_reply)
     fake_close(&fake);
 }
 
-/* A worker that died in the middle of a length word: those bytes are no news for ever. */
+/* A worker that died in the middle of a length word: those bytes never become a response. */
 TEST(death_within_a_length_word)
 {
     struct fake fake;
@@ -369,8 +370,8 @@ TEST(a_sleeping_worker_is_woken)
     fake_close(&fake);
 }
 
-/* The child has nothing, the parent loses nothing, and the worker sees the parent's end while the
- * child lives. */
+/* The child has no attachment, the parent loses nothing, and the worker detects the parent's end
+ * while the child lives. */
 TEST(fork_parts_the_child)
 {
     struct fake fake;
@@ -413,8 +414,8 @@ TEST(fork_parts_the_child)
     fake_close(&fake);
 }
 
-/* A worker thread that answers everything, and a client that works while another thread waits: for
- * ThreadSanitizer. */
+/* A worker thread that responds to everything, and a client that works while another thread
+ * waits: for ThreadSanitizer. */
 struct echo {
     struct fake *fake;
     uint64_t total;

@@ -1,6 +1,7 @@
-/* A producer that is killed at any instruction: what its worker finds submitted then are whole
- * frames, their batches sound, their records the first ones in order, none torn, none twice. Each
- * round kills another process at another moment, by a seed; MQD_TEST_SEED=N begins with that round. */
+/* A producer that is killed at any instruction: the submissions that its worker then finds are
+ * complete frames with valid batches, with the first records in order, none torn, none duplicated.
+ * Each round kills another process at another time, by a seed; MQD_TEST_SEED=N begins with that
+ * round. */
 #include "mqd_test.h"
 
 #include <signal.h>
@@ -12,7 +13,7 @@
 
 enum { PARTITIONS = 2 };
 
-/* Never returns: numbered records, of random sizes, as fast as it goes. */
+/* Never returns: writes numbered records, of random sizes, at full speed. */
 static void produce_for_ever(const char *path, uint64_t seed)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -51,7 +52,7 @@ static void produce_for_ever(const char *path, uint64_t seed)
     }
 }
 
-/* The open batch holds the next records of its partition. */
+/* The open batch contains the next records of its partition. */
 static void check_records(struct fake *fake, uint32_t *next, uint32_t *sequence)
 {
     int32_t partition = fake->partition.partition_index;
@@ -97,7 +98,7 @@ static uint64_t crash_round(uint64_t seed)
     int status;
     CHECK_OR(waitpid(victim, &status, 0) == victim && WIFSIGNALED(status), );
     char byte;
-    CHECK_OR(recv(fake.socket, &byte, 1, 0) <= 0, ); /* its end shows */
+    CHECK_OR(recv(fake.socket, &byte, 1, 0) <= 0, ); /* its end is detected */
     while (!test_failed && fake_next(&fake))
         check_records(&fake, next, sequence);
     fake_close(&fake);

@@ -1,8 +1,8 @@
 /* tsan: long */
-/* A producer through everything at once, from a seed: many partitions, all kinds of records, errors
- * on some answers, retries and drops, workers that die before or after they have written, moves to
- * another attachment. A broker's rules about sequences hold on the other side. In the end each
- * record that was not dropped stands in its partition's log, in order, once if the producer is
+/* A producer under random conditions, from a seed: many partitions, all kinds of records, some
+ * error responses, retries and drops, workers that die before or after they have written, moves to
+ * another attachment. The other side applies a broker's rules about sequence numbers. In the end
+ * each record that was not dropped is in its partition's log, in order, once if the producer is
  * idempotent, at least once if not; and all memory is free again. MQD_TEST_SEED=N begins with that
  * seed. */
 #include "mqd_test.h"
@@ -15,7 +15,7 @@
 enum { PARTITIONS = 5, LOG_MAX = 1 << 15, RECORDS = 3000, BATCHES_MAX = 1 << 14 };
 enum { NOT_LEADER_OR_FOLLOWER = 6, REQUEST_TIMED_OUT = 7, OUT_OF_ORDER_SEQUENCE_NUMBER = 45 };
 
-/* one partition as the broker has it: the values are numbers */
+/* one partition as in the broker: the values are numbers */
 struct log {
     uint32_t values[LOG_MAX], count;
     int32_t next_sequence;
@@ -73,8 +73,8 @@ static void log_append(struct log *log, const struct fake *fake)
     }
 }
 
-/* Kafka's rules: the next sequence, or one of the last five batches again. Returns the error,
- * *base_offset where the batch stands. */
+/* Kafka's rules: the next sequence number, or a repetition of one of the last five batches.
+ * Returns the error, and the batch's offset in *base_offset. */
 static int16_t log_produce(struct world *w, int64_t *base_offset)
 {
     const struct mqd_batch *batch = &w->fake.batch;
@@ -110,7 +110,7 @@ static void serve(struct world *w, uint32_t most)
         int64_t base_offset = -1;
         int16_t error = luck == 0 ? NOT_LEADER_OR_FOLLOWER : log_produce(w, &base_offset);
         if (luck == 1 && !error)
-            error = REQUEST_TIMED_OUT; /* written, and told otherwise */
+            error = REQUEST_TIMED_OUT; /* written, but reported otherwise */
         fake_answer(&w->fake, error, base_offset);
     }
 }
@@ -185,7 +185,7 @@ static void decide(struct world *w)
     }
 }
 
-/* The worker ends at any moment; what it had written it had written. */
+/* The worker ends at any moment; what it had written stays written. */
 static void die(struct world *w)
 {
     while (random_below(w, 3) && fake_next(&w->fake)) {
@@ -201,7 +201,7 @@ static void die(struct world *w)
     w->client = to;
 }
 
-/* Records that stand in a log: those of a partition that were not dropped, in order. */
+/* Records in a log: those of a partition that were not dropped, in order. */
 static void check_logs(struct world *w)
 {
     for (uint32_t p = 0; p < PARTITIONS; p++) {
@@ -295,7 +295,7 @@ TEST(everything_at_once)
 
 /* ---- two threads ---- */
 
-/* A worker that serves in its own thread, sleeping as real ones do, while the client works in
+/* A worker that serves in its own thread, sleeping like real ones, while the client works in
  * another and a third waits. */
 struct serving {
     struct fake *fake;

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* What becomes of batches: answers of all kinds, retries in their place, drops, new identities, a
- * producer's successor. */
+/* The handling of batches: responses of all kinds, retries in their original order, drops, new
+ * identities, a producer's successor. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -35,8 +35,8 @@ TEST(acks_0_is_answered_by_being_taken)
     end(&s);
 }
 
-/* The first fails, those behind it because of it; the caller decides about the first alone, and all
- * are sent again in their order under their sequences. */
+/* The first fails, and those behind it because of it; the caller only decides about the first,
+ * and all are resent in order with their sequence numbers. */
 TEST(retry_in_the_original_order)
 {
     struct setup s;
@@ -58,7 +58,7 @@ TEST(retry_in_the_original_order)
     CHECK_EQUAL(mqd_producer_retry(s.producer, number[0]), 0);
     CHECK(mqd_producer_retry(s.producer, number[0]) < 0);
     CHECK_EQUAL(mqd_client_poll(s.client), 0);
-    answer_next(&s, 2, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* of the first sending */
+    answer_next(&s, 2, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* to the first attempt */
     CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 0);
     for (int i = 0; i < 4; i++)
         answer_next(&s, i, 0, 50 + i);
@@ -68,7 +68,7 @@ TEST(retry_in_the_original_order)
         CHECK_EQUAL(d[i].base_offset, 50 + i);
     }
     number[0] = one(&s, topic, 0);
-    answer_next(&s, 4, DUPLICATE_SEQUENCE_NUMBER, 0); /* it is there */
+    answer_next(&s, 4, DUPLICATE_SEQUENCE_NUMBER, 0); /* it has been written */
     CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
     CHECK_EQUAL(d[0].error, 0);
     CHECK_EQUAL(d[0].base_offset, -1);
@@ -97,7 +97,7 @@ TEST(dropping_unsent_batches_leaves_no_gap)
     CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 2);
     CHECK_EQUAL(d[0].batch, a);
     CHECK_EQUAL(d[1].batch, c);
-    /* sent and dropped: its response is not told, whatever it is */
+    /* sent and dropped: its response is not reported, whatever it is */
     a = one(&s, topic, 0);
     CHECK_EQUAL(mqd_producer_drop(s.producer, a), 0);
     CHECK_EQUAL(mqd_producer_outstanding_records(s.producer), 0);
@@ -133,8 +133,8 @@ TEST(a_new_identity_begins_at_sequence_0)
     end(&s);
 }
 
-/* What a new leader or a lost response leaves open is sent again under the old identity: under a
- * new one it would be written twice. */
+/* A batch whose outcome is open after a new leader or a lost response is resent under the old
+ * identity: under a new one it would be written twice. */
 TEST(a_new_identity_waits_for_unknown_outcomes)
 {
     static const int16_t open_ended[] = {-1, NOT_LEADER_OR_FOLLOWER, 7, 20, 56};
@@ -148,7 +148,7 @@ TEST(a_new_identity_waits_for_unknown_outcomes)
         int32_t topic = mqd_producer_topic(s.producer, "t", 2, MQD_PARTITIONER_RANDOM);
         uint64_t a = one(&s, topic, 0), b = one(&s, topic, 0), hole = one(&s, topic, 1);
         answer_next(&s, 0, open_ended[i], 0);
-        answer_next(&s, 1, open_ended[i], 0); /* it too, though that is not told: P4 */
+        answer_next(&s, 1, open_ended[i], 0); /* this one too, although it is not reported: P4 */
         CHECK(fake_next(&s.fake));
         fake_answer(&s.fake, 32, 0); /* INVALID_TIMESTAMP, of the other partition */
         CHECK_EQUAL(mqd_client_poll(s.client), 0);
@@ -157,14 +157,14 @@ TEST(a_new_identity_waits_for_unknown_outcomes)
         CHECK(mqd_producer_set_identity(s.producer, 10, 0) < 0);
         CHECK_EQUAL(mqd_producer_retry(s.producer, a), 0);
         CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
-        answer_next(&s, 0, 19, 0); /* refused this time: that says nothing of the first */
+        answer_next(&s, 0, 19, 0); /* refused this time: the outcome of the first attempt stays unknown */
         CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
         CHECK(mqd_producer_set_identity(s.producer, 10, 0) < 0);
         CHECK_EQUAL(mqd_producer_retry(s.producer, a), 0);
         CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
-        answer_next(&s, 0, 0, 4); /* a repetition: it was there */
+        answer_next(&s, 0, 0, 4); /* a repetition: it had been written */
         CHECK(mqd_producer_set_identity(s.producer, 10, 0) < 0);
-        answer_next(&s, 1, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* it was not */
+        answer_next(&s, 1, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* it had not been written */
         CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 2);
         CHECK_EQUAL(d[0].batch, a);
         CHECK_EQUAL(d[1].batch, b);
@@ -178,7 +178,7 @@ TEST(a_new_identity_waits_for_unknown_outcomes)
     }
 }
 
-/* Answers that no broker gives: each ends the attachment. */
+/* Responses that no broker sends: each ends the attachment. */
 TEST(impossible_answers_end_the_attachment)
 {
     struct mqd_producer_options options = plain();
@@ -219,7 +219,7 @@ TEST(impossible_answers_end_the_attachment)
     }
 }
 
-/* A producer that was closed: late outcomes are dropped, and its successor does not write over what
+/* A closed producer: late outcomes are dropped, and its successor does not overwrite data that
  * is still being read. */
 TEST(a_successor_on_the_same_attachment)
 {
@@ -246,8 +246,8 @@ TEST(a_successor_on_the_same_attachment)
     end(&s);
 }
 
-/* An append that takes in answers on its way leaves outcomes: a waiter in another thread has
- * to look at them. */
+/* An append that processes responses leaves outcomes: a waiter in another thread has to collect
+ * them. */
 TEST(an_append_that_reads_answers_wakes_the_waiter)
 {
     for (int16_t acks = -1; acks <= 0; acks++) {
@@ -263,7 +263,7 @@ TEST(an_append_that_reads_answers_wakes_the_waiter)
         if (acks)
             fake_answer(&s.fake, 0, 0);
         struct mqd_record_columns records = same("0123456789", 500, 0);
-        /* fills batches; takes in what there is */
+        /* fills batches; processes pending responses */
         CHECK_EQUAL(mqd_producer_append(s.producer, topic, &records, NULL), 500);
         CHECK(mqd_load_acquire(&s.fake.header->reply_tail) == mqd_load_acquire(&s.fake.header->reply_head));
         CHECK_EQUAL(mqd_client_wait(s.client, 0), 1);

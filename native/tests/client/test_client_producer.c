@@ -1,6 +1,6 @@
 /* tsan */
-/* The producer against a worker that the test drives: what the frames hold, when they go, and how
- * much memory they take. */
+/* The producer against a worker that the test drives: the content of frames, when they are sent,
+ * and how much memory they take. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include "client/memory.h"
 #include "mqd_client_producer_test.h"
 
-/* ---- what the frames hold ---- */
+/* ---- the content of frames ---- */
 
 #define RECORDS_MAX 2000
 struct columns {
@@ -75,8 +75,8 @@ static const uint8_t *check_blob(const uint8_t *at, const uint8_t *end, const ui
     return at + (size > 0 ? size : 0);
 }
 
-/* The batch of `fake` holds the next records of its partition, whole and in order. next[p]: the
- * first record of the columns that was not seen in partition p. */
+/* The batch of `fake` contains the next records of its partition, complete and in order.
+ * next[p]: the first record of the columns not yet seen in partition p. */
 static void check_batch(struct fake *fake, const struct columns *c, uint32_t *next)
 {
     int32_t partition = fake->partition.partition_index;
@@ -221,8 +221,8 @@ TEST(columns_that_are_the_same_for_all)
     end(&s);
 }
 
-/* Offset deltas of one, two and three bytes, values shorter and longer than what is written at
- * once; the first record of another time, so that deltas of time are not 0. */
+/* Offset deltas of one, two and three bytes, values shorter and longer than the unit of copying;
+ * the first record has another timestamp, so that timestamp deltas are not 0. */
 TEST(alike_records_across_all_sizes_of_their_deltas)
 {
     static const int32_t sizes[] = {1, 4, 7, 8, 15, 16, 63, 64, 100};
@@ -337,7 +337,7 @@ TEST(inflight_is_bounded_and_order_kept)
     end(&s);
 }
 
-/* The broker would end the attachment for a larger one, whatever batch_bytes says. */
+/* The broker would end the attachment for a larger one, whatever batch_bytes is. */
 TEST(no_request_is_larger_than_the_broker_takes)
 {
     enum { REQUEST_BYTES_MAX = 5000 };
@@ -397,7 +397,7 @@ TEST(a_full_buffer_refuses_then_accepts_again)
         mqd_client_poll(s.client);
         mqd_producer_deliveries(s.producer, d, 100);
     }
-    /* a record larger than a batch has one of its own; one that can never fit is refused, not
+    /* a record larger than a batch gets its own batch; one that can never fit is refused, not
      * "full" */
     while (mqd_producer_put(s.producer, topic, 0, value, 60000, NULL, -1, NULL, 0, 1) == 0) {
         mqd_producer_send(s.producer, 0, 1);
@@ -424,8 +424,8 @@ TEST(a_full_buffer_refuses_then_accepts_again)
     end(&s);
 }
 
-/* A worker that is slower than the producer: each response frees room for a whole batch, and the
- * next batch fills it instead of being split into small ones. */
+/* A worker that is slower than the producer: each response frees space for a whole batch, and
+ * the next batch fills it instead of being split into small ones. */
 TEST(back_pressure_does_not_make_batches_small)
 {
     for (int32_t partitions = 1; partitions <= 4; partitions += 3) {

@@ -1,5 +1,5 @@
-/* The segment reader of a local client, over a log in memory files: follows what grows and rolls,
- * leaves out what must be, keeps what is held, believes no byte. */
+/* The segment reader of a local client, over a log in memory files: follows growth and rolls,
+ * skips what it must, keeps data in use, and trusts no byte. */
 #include "mqd_client_reader_test.h"
 
 TEST(follows_a_log_that_grows)
@@ -64,14 +64,14 @@ TEST(rolls)
     log_roll(&log);
     log_append(&log, 10, 0, -1, 0, 0);
     log_roll(&log);
-    log_roll(&log); /* an empty one: of no use, and harmless */
+    log_roll(&log); /* an empty one: useless, and harmless */
     log_append(&log, 1, 0, -1, 0, 0);
     log_expose(&log);
     CHECK_EQUAL(drain(reader, 100, &state), 21);
     CHECK_EQUAL(state.stop, MQD_READ_END);
     mqd_segment_reader_seek(reader, 0);
     CHECK_EQUAL(drain(reader, 7, &state), 31);
-    log_roll(&log); /* the high watermark is at the end of a segment that is sealed */
+    log_roll(&log); /* the high watermark is at the end of a sealed segment */
     log_publish(&log);
     CHECK_EQUAL(drain(reader, 7, &state), 0);
     log_append(&log, 4, 0, -1, 0, 0);
@@ -115,7 +115,7 @@ TEST(control_and_compressed_batches)
     log_open(&log);
     log_append(&log, 2, 0, -1, 0, 0);
     log_append_marker(&log, 9, true);
-    log_append(&log, 3, 4 /* zstd, it says */, -1, 0, 0);
+    log_append(&log, 3, 4 /* declared as zstd */, -1, 0, 0);
     log_append(&log, 2, 0, -1, 0, 0);
     log_append_marker(&log, 9, false);
     log_expose(&log);
@@ -123,7 +123,7 @@ TEST(control_and_compressed_batches)
     CHECK_EQUAL(next(reader, &v, 100, &state), 2);
     CHECK_EQUAL(state.stop, MQD_READ_COMPRESSED);
     CHECK_EQUAL(state.codec, 4);
-    CHECK_EQUAL(next(reader, &v, 100, &state), 0); /* until it is passed over */
+    CHECK_EQUAL(next(reader, &v, 100, &state), 0); /* until it is skipped */
     CHECK_EQUAL(state.stop, MQD_READ_COMPRESSED);
     CHECK_EQUAL(mqd_segment_reader_position(reader), 3);
     static struct test_view inside;
@@ -138,7 +138,7 @@ TEST(control_and_compressed_batches)
                               state.compressed_bytes - MQD_BATCH_HEADER_BYTES - 1, 0, test_view(&inside, 10)) < 0);
     CHECK_EQUAL(inside.view.count, 2);
     CHECK_EQUAL(mqd_segment_reader_skip(reader), 0);
-    CHECK(mqd_segment_reader_skip(reader) < 0); /* nothing is in the way any more */
+    CHECK(mqd_segment_reader_skip(reader) < 0); /* nothing to skip any more */
     CHECK_EQUAL(next(reader, &v, 100, &state), 2);
     CHECK_EQUAL(state.stop, MQD_READ_END);
     CHECK_EQUAL(mqd_segment_reader_position(reader), log.end_offset);
@@ -203,7 +203,7 @@ TEST(compacted)
     struct mqd_read_state state;
     log_open(&log);
     log_append(&log, 10, 0, -1, 0, 0x2aa);
-    log.end_offset += 5;                /* batches that are gone */
+    log.end_offset += 5;                /* deleted batches */
     log_append(&log, 4, 0, -1, 0, 0xf); /* an empty one: it keeps the producer's sequence */
     log_append(&log, 4, 0, -1, 0, 0x8);
     log.end_offset += 7; /* the rest of the segment */
@@ -269,7 +269,7 @@ TEST(out_of_range_and_moved_partitions)
     CHECK_EQUAL(drain(reader, 100, &state), 12);
     static const uint8_t another[16] = "another topic";
     mqd_slot_clear(other.control, LOG_SLOT);
-    /* the slot belongs to somebody else now, and the broker does not know it yet */
+    /* the slot belongs to another partition now, and the broker does not know it yet */
     mqd_slot_assign(other.control, LOG_SLOT, another, 3, 0, 0, 0);
     mqd_slot_set_state(other.control, LOG_SLOT, MQD_SLOT_ONLINE);
     mqd_segment_reader_seek(reader, 0);
@@ -305,7 +305,7 @@ TEST(damage_is_reported_and_can_be_skipped)
     CHECK_EQUAL(next(reader, &v, 100, &state), 3);
     CHECK_EQUAL(v.offsets[0], 6);
     mqd_segment_reader_seek(reader, 3);
-    /* unchecked: the record itself is impossible */
+    /* unchecked: the record itself is invalid */
     CHECK_EQUAL(mqd_segment_reader_next(reader, 1u << 30, 0, test_view(&v, 100), &state), 0);
     CHECK_EQUAL(state.stop, MQD_READ_CORRUPT);
     CHECK_EQUAL(mqd_segment_reader_next(reader, 1u << 30, 0, test_view(&v, 100), &state), 0);
@@ -352,8 +352,8 @@ TEST(bytes_max_and_a_file_alone)
     log_close(&log);
 }
 
-/* Cut off under the reader: what lies behind the file's end cannot be read, and says so instead of
- * killing the process. */
+/* Truncated during the read: data behind the file's end cannot be read, which is reported
+ * instead of killing the process. */
 TEST(a_file_that_was_cut_off)
 {
     static struct test_view v;
@@ -390,7 +390,7 @@ TEST(columns_into_other_shapes)
     CHECK_EQUAL(mqd_columns_arrow(base, 5, positions, sizes, 4, views, validity), -1);
 }
 
-/* A log by chance, read by chance, against what was written. */
+/* A random log, read at random, compared with what was written. */
 static void history(uint64_t seed)
 {
     struct log log;
@@ -452,8 +452,8 @@ TEST(histories)
     }
 }
 
-/* Bytes are changed under right checksums; whatever is read must lie within the segment (the
- * sanitizer watches), and the reader must come to an end. */
+/* Bytes are changed under valid checksums; reads must stay within the segment (the sanitizer
+ * watches), and the reader must terminate. */
 static void damage(uint64_t seed)
 {
     struct log log;

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* The readers' questions on an attachment's socket, against a worker that answers late, wrongly, or
- * not at all; attachments that end under their readers. */
+/* The readers' queries on an attachment's socket, against a worker that responds late, wrongly,
+ * or not at all; attachments that end under their readers. */
 #include "mqd_client_reader_test.h"
 
 #include <sys/wait.h>
@@ -14,7 +14,7 @@ struct worker {
     struct mqd_client *client;
     enum mood mood;
     pthread_t thread;
-    int pipe[2]; /* open all the time, so that what is open is the reader's doing */
+    int pipe[2]; /* open all the time, so that other descriptors are the reader's */
 };
 
 static void send_answer(int socket_fd, const struct mqd_local_segment *answer, int fd)
@@ -52,7 +52,7 @@ static void answer_one(struct worker *worker, const struct mqd_local_query *quer
                                        .size_bytes = segment->size_bytes,
                                        .map_bytes = active ? 1u << 31 : segment->size_bytes};
     switch (worker->mood) {
-    case LATE_FIRST: /* of a query that no caller waits for any more, and of an unknown kind */
+    case LATE_FIRST: /* to an abandoned query, and of an unknown kind */
         answer.number--;
         send_answer(worker->fake.socket, &answer, segment->fd);
         answer.number++;
@@ -143,7 +143,7 @@ static int open_files(void)
     return count;
 }
 
-/* Records up to the end; -1: an error. */
+/* Reads records up to the end; -1: an error. */
 static int64_t drain_all(struct mqd_segment_reader *reader)
 {
     struct test_view *v = malloc(sizeof *v);
@@ -254,7 +254,7 @@ TEST(close_ends_waiting_and_reading_threads)
             CHECK(outcome == readers[k]);
             mqd_segment_reader_close(readers[k]);
         }
-        CHECK(test_now_ns() - begin < 5000000000ll); /* the time-out of a response is longer */
+        CHECK(test_now_ns() - begin < 5000000000ll); /* the timeout of a response is longer */
         worker_stop(&worker);
     }
 }
@@ -262,7 +262,7 @@ TEST(close_ends_waiting_and_reading_threads)
 #ifndef __has_feature
 #define __has_feature(name) 0
 #endif
-#if !defined(__SANITIZE_THREAD__) && !__has_feature(thread_sanitizer) /* which knows no fork beside threads */
+#if !defined(__SANITIZE_THREAD__) && !__has_feature(thread_sanitizer) /* which does not support fork with threads */
 TEST(a_child_has_no_readers)
 {
     struct worker worker;

@@ -1,9 +1,9 @@
-/* The segment reader of a local client while a compaction replaces files: aborted transactions are
- * those of the version that is read. */
+/* The segment reader of a local client while a compaction replaces files: the aborted
+ * transactions are those of the version that is read. */
 #include "mqd_client_reader_test.h"
 
-/* Compaction drops an ABORT marker, and with it what is known of its transaction, while a reader is
- * on its way: see S5. */
+/* Compaction drops an ABORT marker, and with it the entry of its transaction, while a reader is
+ * at work: see S5. */
 TEST(aborted_transactions_are_of_the_files_that_are_read)
 {
     static struct test_view v;
@@ -41,7 +41,7 @@ TEST(aborted_transactions_are_of_the_files_that_are_read)
     log_append_marker(&log, 1, true);
     log_replaced(&log, &rest);
 
-    /* by the old list the transaction at 10 would be a part of the one that was aborted */
+    /* with the old list the transaction at 10 would be a part of the aborted one */
     CHECK_EQUAL(next(early, &v, 100, &state), 2);
     CHECK_EQUAL(next(early, &v, 100, &state), 0);
     CHECK_EQUAL(state.stop, MQD_READ_ABORTED);
@@ -49,7 +49,7 @@ TEST(aborted_transactions_are_of_the_files_that_are_read)
     CHECK_EQUAL(drain(early, 100, &state), 3);
     CHECK_EQUAL(mqd_segment_reader_position(early), 14);
 
-    /* by the new list the record at 5 of the old file would be committed */
+    /* with the new list the record at 5 of the old file would be committed */
     CHECK_EQUAL(next(late, &v, 100, &state), 3);
     CHECK_EQUAL(v.offsets[0], 6);
     mqd_segment_reader_close(early);
@@ -72,7 +72,7 @@ TEST(a_list_is_not_taken_if_files_changed_after_the_question)
     CHECK_EQUAL(mqd_segment_reader_set_aborted(reader, NULL, NULL, 0, 3), 0);
     CHECK_EQUAL(drain(reader, 100, &state), 0);
     CHECK_EQUAL(state.stop, MQD_READ_ABORTED);
-    log.changing = true; /* for a version that is not known, none is taken */
+    log.changing = true; /* for an unknown version, none is accepted */
     mqd_control_partition(log.control, LOG_SLOT)->segments_generation++;
     for (int i = 0; i < 2; i++) {
         CHECK_EQUAL(drain(reader, 100, &state), 0);

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* Partitioners by the numbers that other clients publish; finding a topic and parking, against
- * well-formed, cut off and foreign answers. */
+/* Partitioners with numbers published by other clients; topic lookup and parking, with
+ * well-formed, truncated and unexpected responses. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@ static int32_t hash(uint32_t partitioner, const char *key)
     return mqd_partition_for(partitioner, (const uint8_t *)key, key ? (int32_t)strlen(key) : -1, INT32_MAX, &state);
 }
 
-/* Java's UtilsTest; the sign bit is off in a partition. */
+/* Java's UtilsTest; the sign bit is cleared in a partition. */
 TEST(murmur2_is_javas)
 {
     static const struct {
@@ -39,7 +39,7 @@ TEST(consistent_is_crc32_and_fnv1a_is_absolute)
     CHECK_EQUAL(hash(MQD_PARTITIONER_CONSISTENT, NULL), 0);
     CHECK_EQUAL(hash(MQD_PARTITIONER_CONSISTENT, ""), 0);
     CHECK_EQUAL(hash(MQD_PARTITIONER_FNV1A, "kafka"), 0x0d33c4e1);
-    CHECK_EQUAL(hash(MQD_PARTITIONER_FNV1A, "a"), 0 - 0xe40c292cu); /* FNV's own value of "a", which has the sign bit */
+    CHECK_EQUAL(hash(MQD_PARTITIONER_FNV1A, "a"), 0 - 0xe40c292cu); /* the published value of FNV */
     CHECK_EQUAL(hash(MQD_PARTITIONER_FNV1A, ""), 0 - 0x811c9dc5u);
 }
 
@@ -56,7 +56,7 @@ TEST(no_key_goes_anywhere_evenly)
             CHECK(found[j] > 9500 && found[j] < 10500);
     }
     uint64_t state = 5, same = 0;
-    for (int j = 0; j < 100; j++) { /* an empty key is a key to all but consistent_random */
+    for (int j = 0; j < 100; j++) { /* an empty key is a key, except for consistent_random */
         same += mqd_partition_for(MQD_PARTITIONER_MURMUR2_RANDOM, (const uint8_t *)"", 0, 7, &state) ==
                 hash(MQD_PARTITIONER_MURMUR2, "") % 7;
         same += mqd_partition_for(MQD_PARTITIONER_FNV1A_RANDOM, (const uint8_t *)"", 0, 7, &state) ==
@@ -118,7 +118,7 @@ static void metadata(struct mqd_buffer *out, int32_t correlation_id, int16_t err
 struct answering {
     struct fake *fake;
     struct mqd_buffer *reply;
-    uint32_t cut; /* the response's last so many bytes are left out, and its length says so */
+    uint32_t cut; /* the last bytes of the response are omitted, and its length matches */
 };
 
 static void *answer(void *argument)
@@ -156,7 +156,7 @@ TEST(a_topic_is_found)
         CHECK_EQUAL(topic.partition_count, error ? 0 : 3);
         CHECK_EQUAL(topic.topic_id[15], 15);
         CHECK_EQUAL(fake.request.api_key, 3);
-        CHECK_EQUAL(mqd_client_response(client, &bytes), 6); /* what was there before stays the caller's */
+        CHECK_EQUAL(mqd_client_response(client, &bytes), 6); /* an earlier response stays the caller's */
         CHECK_EQUAL(mqd_get_be32(bytes), 9);
         CHECK_EQUAL(mqd_client_response(client, &bytes), 0);
     }

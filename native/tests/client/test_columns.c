@@ -1,5 +1,5 @@
-/* Records into Arrow's buffers, and readers over memory: buffers of exactly the size that is
- * stated, so that the sanitizer sees every byte too many. */
+/* Records into Arrow's buffers, and readers over memory: buffers of exactly the stated size, so
+ * that the sanitizer detects every overrun. */
 #include "client/columns.h"
 #include "mqd_test.h"
 #include "wire/record_scan.h"

@@ -1,6 +1,6 @@
 /* fuzz: -max_len=4096 */
-/* Decompression of any bytes: what comes out stays within the bound and can be read to its end. The
- * first byte chooses the codec. */
+/* Decompression of any bytes: the output stays within the bound and can be read to its end. The
+ * first byte selects the codec. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Decompression by the system's libraries (codec/): what other implementations have written, and
- * damage to it. A codec whose library is missing is named and left out. */
+/* Decompression by the system's libraries (codec/): data written by other implementations, and
+ * damaged data. A codec whose library is missing is named and skipped. */
 #include "codec/codec.h"
 #include "mqd_test.h"
 
@@ -76,7 +76,7 @@ TEST(reads_output_of_other_implementations)
         const uint8_t *records;
         if (!is_here(i))
             continue;
-        for (int again = 0; again < 3; again++) { /* the contexts are used again */
+        for (int again = 0; again < 3; again++) { /* the contexts are reused */
             CHECK_EQUAL(decompress(vectors[i].codec, vectors[i].bytes, vectors[i].size_bytes, PLAIN_BYTES, &records),
                         PLAIN_BYTES);
             CHECK(memcmp(records, plain(), PLAIN_BYTES) == 0);

@@ -1,5 +1,5 @@
 /* tsan */
-/* Sockets, files and the pool. Every test runs for both bodies. */
+/* Sockets, files and the pool. Every test runs with both implementations. */
 #include "io/uring.h"
 #include "mqd_poll_test.h"
 
@@ -14,7 +14,7 @@ BOTH(edges)
     CHECK(quiet(poll));
     CHECK_EQUAL(write(pair[1], "x", 1), 1);
     CHECK(wait_flags(poll, 7, MQD_POLL_READABLE) & MQD_POLL_READABLE);
-    CHECK(quiet(poll)); /* nothing was read, but nothing new came */
+    CHECK(quiet(poll)); /* nothing was read, but nothing new arrived */
     CHECK_EQUAL(write(pair[1], "y", 1), 1);
     CHECK(wait_flags(poll, 7, MQD_POLL_READABLE) & MQD_POLL_READABLE);
     char bytes[8];
@@ -55,12 +55,12 @@ BOTH(removed_is_silent_and_really_closed)
         if (round % 3 == 1)
             wait_flags(poll, 1, MQD_POLL_WRITABLE);
         if (round % 2)
-            CHECK_EQUAL(write(pair[1], "x", 1), 1); /* its event is on the way */
+            CHECK_EQUAL(write(pair[1], "x", 1), 1); /* its event is pending */
         CHECK_EQUAL(mqd_poll_remove(poll, pair[0], 1), 0);
         close(pair[0]);
         ssize_t got = read(pair[1], &byte, 1); /* the other end sees it now, not later */
         CHECK(got == 0 || (got < 0 && errno == ECONNRESET));
-        pair_make(next); /* takes the number */
+        pair_make(next); /* reuses the number */
         CHECK_EQUAL(next[0], pair[0]);
         CHECK_EQUAL(mqd_poll_add(poll, next[0], 2), 0);
         struct mqd_poll_event events[8];
@@ -102,7 +102,7 @@ BOTH(time_limits)
     CHECK_EQUAL(mqd_poll_wait(poll, &event, 1, 200), 0);
 }
 
-/* More sockets than places in the kernel's queues and in the caller's array. */
+/* More sockets than entries in the kernel's queues and in the caller's array. */
 static void crowd(struct mqd_poll *poll, int count_max)
 {
     enum { PAIRS = 40 };
@@ -217,7 +217,7 @@ BOTH(many_flushes_then_full)
             CHECK_EQUAL(seen[events[i].token]++, 0);
         }
     CHECK_EQUAL(done, count);
-    CHECK_EQUAL(mqd_poll_sync(poll, fd, false, 1), 0); /* places are free again */
+    CHECK_EQUAL(mqd_poll_sync(poll, fd, false, 1), 0); /* entries are free again */
     int32_t result;
     CHECK(wait_done(poll, 1, &result));
     close(fd);
@@ -339,7 +339,7 @@ TEST(destroy_waits_for_running_operations)
     mqd_poll_destroy(NULL);
 }
 
-/* Seccomp filters do not see what a ring does. */
+/* Seccomp filters do not see operations of a ring. */
 TEST(a_ring_allows_only_the_operations_in_use)
 {
     enum { OP_NOP = 0, OP_OPENAT = 18, OP_CONNECT = 16, SQE_LINK = 1 << 2 };

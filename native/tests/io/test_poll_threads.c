@@ -22,7 +22,7 @@ BOTH(interrupt)
     }
 }
 
-/* As the reactor does it: created and first filled by one thread, used by another, destroyed by the
+/* As in the reactor: created and first filled by one thread, used by another, destroyed by the
  * first. */
 struct user {
     struct mqd_poll *poll;
@@ -57,7 +57,8 @@ BOTH(created_by_another_thread)
     close(user.fd);
 }
 
-/* A writer thread and a reader that reads only on an event: with a lost edge the sum is too small. */
+/* A writer thread and a reader that reads only on an event: a lost edge makes the sum too
+ * small. */
 enum { STREAMS = 8 };
 struct traffic {
     int writer[STREAMS];

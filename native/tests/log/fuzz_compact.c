@@ -1,5 +1,5 @@
 /* fuzz: -max_len=600 */
-/* Any bytes as the records of a stored batch. What the walk accepts must be put together again as
+/* Any bytes as the records of a stored batch. Records accepted by the walk must be re-encoded as
  * the same records, also with another base timestamp. */
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static void rebase(const struct mqd_batch *batch, const struct mqd_record *recor
     free(out);
 }
 
-/* A header of any of the names that one byte can be. */
+/* A header with any name of one byte. */
 static void find_header(const struct mqd_record *record, char name)
 {
     const uint8_t *value, *end = record->bytes + record->size_bytes;
@@ -84,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         rebase(&batch, &record, stamps[1]);
     }
     require(more < 0 ? records.reason != NULL : count == batch.record_count);
-    if (more == 0) { /* a sound batch: its header too */
+    if (more == 0) { /* a valid batch: its header too */
         uint8_t header[MQD_BATCH_HEADER_BYTES];
         struct mqd_batch again;
         mqd_batch_seal(header, &batch, bytes, (uint32_t)length);

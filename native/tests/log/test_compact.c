@@ -1,5 +1,5 @@
-/* Compaction of what a real partition has written: records, files, the owner's list; bytes that are
- * damaged; disks that are full. Codecs, transactions and lives by chance are in tests/property. */
+/* Compaction of data written by a real partition: records, files, the owner's list; damaged
+ * bytes; full disks. Codecs, transactions and random histories are in tests/property. */
 #include "mqd_log_test.h"
 
 #include "log/compaction/compact.h"
@@ -75,7 +75,7 @@ static void append(struct mqd_partition *partition, struct model *model, bool to
     model->end = partition->log_end_offset;
 }
 
-/* The map that is left in the files, and that offsets rise. */
+/* The map left in the files; checks that offsets rise. */
 static void check_files(struct mqd_partition *partition, const struct model *model)
 {
     uint64_t found[KEY_COUNT] = {0};
@@ -119,7 +119,7 @@ static int run(struct mqd_compact *compact)
     return state;
 }
 
-/* Everything sealed into one segment. 0, or -1 with mqd_error. */
+/* Compacts all sealed segments into one. 0, or -1 with mqd_error. */
 static int compact_all(struct mqd_partition *partition, struct model *model, struct mqd_compact_figures *figures)
 {
     uint32_t sealed = partition->segment_count - 1;
@@ -186,7 +186,7 @@ TEST(the_last_value_of_each_key_survives_compactions_and_restarts)
     mqd_partition_close(partition, 0);
 }
 
-/* What the recovery makes of gaps must not depend on what the policy is today. */
+/* Recovery of gaps must not depend on the current policy. */
 TEST(gaps_are_known_though_the_policy_changed)
 {
     struct model model = {.random = 6};
@@ -225,14 +225,14 @@ TEST(segments_that_may_not_go_are_refused)
     CHECK_EQUAL(mqd_partition_replace_segments(partition, partition->segments[2], partition->segments[1]), -1);
     int64_t third = partition->segments[2];
     CHECK_EQUAL(mqd_partition_advance_start(partition, third), 1);
-    CHECK_EQUAL(mqd_partition_replace_segments(partition, 0, third), -1); /* the first are gone meanwhile */
+    CHECK_EQUAL(mqd_partition_replace_segments(partition, 0, third), -1); /* the first ones are deleted by now */
     CHECK_EQUAL(mqd_partition_replace_segments(partition, third, partition->segments[1]), 1);
     CHECK_EQUAL(partition->segment_count, count - 3);
     CHECK_EQUAL(partition->segments[0], third);
     mqd_partition_close(partition, 0);
 }
 
-/* Whatever a disk makes of the bytes: an error or a log that can be read, and no .cleaned file is
+/* Whatever a disk does with the bytes: an error or a readable log, and no .cleaned file is
  * left. */
 TEST(damaged_bytes_are_an_error_and_change_nothing)
 {
@@ -276,8 +276,8 @@ TEST(a_full_disk_is_an_error_and_changes_nothing)
     mqd_partition_close(partition, 0);
 }
 
-/* A listing of the directory in between must not find records of aborted transactions without
- * being told that they are. */
+/* A directory listing in between must not find records of aborted transactions without their
+ * index entries. */
 TEST(a_segment_that_goes_is_never_there_without_its_aborted_transactions)
 {
     log_fresh();

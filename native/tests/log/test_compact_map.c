@@ -52,7 +52,7 @@ TEST(key_map_reports_that_it_is_full)
         key++;
     CHECK_EQUAL(key, 90);
     key = 10;
-    CHECK(mqd_key_map_put(&map, (const uint8_t *)&key, sizeof key, 1000)); /* a known one has its place */
+    CHECK(mqd_key_map_put(&map, (const uint8_t *)&key, sizeof key, 1000)); /* a known key keeps its entry */
     CHECK_EQUAL(mqd_key_map_get(&map, (const uint8_t *)&key, sizeof key), 1000);
     CHECK(mqd_key_map_put(&map, (const uint8_t *)&key, sizeof key, 5));
     CHECK_EQUAL(mqd_key_map_get(&map, (const uint8_t *)&key, sizeof key), 1000); /* M2 */
@@ -69,7 +69,7 @@ TEST(id_map_is_a_map)
     CHECK(!mqd_id_map_get(&map, 5, &value) && !mqd_id_map_remove(&map, 5));
     for (int turn = 0; turn < 200000; turn++) {
         uint32_t i = (uint32_t)(test_random(&chance) % IDS);
-        int64_t id = (int64_t)i << 33; /* all near each other, were it not for the hash */
+        int64_t id = (int64_t)i << 33; /* all adjacent, if it were not for the hash */
         if (test_random(&chance) % 2) {
             model[i] = turn;
             there[i] = true;

@@ -1,6 +1,6 @@
-/* Deduplication (log/dedup/dedup.h): any sequence of batches, transactions, failed writes, restarts
- * and changes of leader against a model that keeps every record; then what the model does not reach.
- */
+/* Deduplication (log/dedup/dedup.h): any sequence of batches, transactions, failed writes,
+ * restarts and leader changes against a model that keeps every record; then cases that the model
+ * does not reach. */
 #define MQD_PLANTED_DEDUP
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
@@ -11,14 +11,14 @@
 #include "log/partition_follow.h"
 #include "wire/record_scan.h"
 
-/* with planted bugs, in place of the broker's */
+/* with planted bugs, instead of the broker's */
 uint32_t mqd_dedup_planted;
 #include "../../log/dedup/ids.c"
 #undef FREE
 #include "../../log/dedup/dedup.c"
 
 #define WINDOW_MS 10000
-#define STEP_MS 100 /* longer than a mark of the window stands for, so that the model is exact */
+#define STEP_MS 100 /* longer than the resolution of the window's marks, so that the model is exact */
 #define ID_COUNT 60
 #define PRODUCERS 6 /* 0, 1: idempotent; 2 to 5: transactional */
 #define RECORDS_MAX 200000
@@ -37,7 +37,7 @@ static struct mqd_log_options options_with_window(void)
     return options;
 }
 
-/* A batch of records, each with a header "id"; an id below 0: without. producer -1: of none. */
+/* A batch of records, each with a header "id"; negative id: without. producer -1: none. */
 static uint32_t encode(uint8_t *out, const int *ids, int count, int producer, int32_t sequence)
 {
     uint8_t records[BATCH_BYTES], *at = records;
@@ -220,7 +220,7 @@ static void end_transaction(struct model *model)
     model->open[producer] = false;
 }
 
-/* The write failed: nothing of it was. */
+/* The write failed: none of it happened. */
 static void fail_write(struct model *model)
 {
     struct mqd_partition *partition = model->partition[model->leader];
@@ -306,7 +306,7 @@ static void step(struct model *model)
     else if (!model->staged && what < 98)
         reopen(model);
     else if (!model->staged)
-        model->leader ^= 1; /* it has the log, and perhaps a lower high watermark */
+        model->leader ^= 1; /* it has the log, and possibly a lower high watermark */
 }
 
 static void run_model(uint64_t seed, uint32_t steps)
@@ -350,7 +350,7 @@ static void on_assertion(int number)
     _exit(number);
 }
 
-/* In a process of its own: an assertion may notice it first. */
+/* In a separate process: an assertion may fail first. */
 static bool notices(uint32_t rule, uint64_t seeds)
 {
     int status = 0;
@@ -376,7 +376,7 @@ TEST(the_model_notices_each_planted_bug)
         CHECK_OR(notices(rule, 10), fprintf(stderr, "the bug planted with bit %u is not noticed\n", rule));
 }
 
-/* ---- what the model does not reach ---- */
+/* ---- cases that the model does not reach ---- */
 
 static struct mqd_partition *opened(struct mqd_log_options options)
 {
@@ -430,7 +430,7 @@ TEST(a_full_window_refuses_until_ids_expire)
         CHECK_EQUAL(produce_one(partition, id, NOW + id * 1000, &result), 0);
     CHECK_EQUAL(produce_one(partition, 3, NOW + 3000, &result), 19);
     CHECK_CONTAINS(result.message, "dedup.ids.max");
-    CHECK_EQUAL(produce_one(partition, 1, NOW + 3000, &result), 0); /* a known one is found nevertheless */
+    CHECK_EQUAL(produce_one(partition, 1, NOW + 3000, &result), 0); /* a known one is still found */
     CHECK(result.duplicate);
     CHECK_EQUAL(result.base_offset, 1);
     CHECK_EQUAL(produce_one(partition, 3, NOW + WINDOW_MS, &result), 0); /* the first one has expired */
@@ -483,7 +483,7 @@ TEST(a_setting_that_is_taken_back_forgets_the_ids)
     CHECK(!result.duplicate);
     mqd_partition_set_options(partition, &options);
     CHECK_EQUAL(produce_one(partition, -1, NOW, &result), 87);
-    CHECK_EQUAL(produce_one(partition, 1, NOW, &result), 0); /* ids count from now on */
+    CHECK_EQUAL(produce_one(partition, 1, NOW, &result), 0); /* ids are recorded from now on */
     CHECK(!result.duplicate);
     mqd_partition_close(partition, 0);
 }
@@ -519,6 +519,6 @@ TEST(three_million_ids_take_less_than_64_mb)
     CHECK(!mqd_ids_check(&ids));
     mqd_ids_expire(&ids, NOW);
     CHECK_EQUAL(mqd_ids_count(&ids), 0);
-    CHECK(mqd_ids_bytes(&ids) < 18000000); /* the table stays */
+    CHECK(mqd_ids_bytes(&ids) < 18000000); /* the table does not shrink */
     mqd_ids_close(&ids);
 }

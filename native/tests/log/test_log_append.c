@@ -1,5 +1,5 @@
-/* Appending: offsets, bytes on disk, rolling, positions, flushing, preallocation. A disk that
- * refuses: test_log_refused.c. */
+/* Appending: offsets, bytes on disk, rolling, positions, flushing, preallocation. Failing disks:
+ * test_log_refused.c. */
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
 
@@ -234,7 +234,7 @@ TEST(high_watermark_is_exact_in_both_flush_modes)
     CHECK_EQUAL(at.high_watermark, at.log_end_offset);
     CHECK_EQUAL(at.high_watermark_segment, at.log_end_segment);
     CHECK_EQUAL(at.high_watermark_position, at.log_end_position);
-    options.flush_on_ack = 1; /* never back */
+    options.flush_on_ack = 1; /* never decreases */
     mqd_partition_set_options(partition, &options);
     CHECK_EQUAL(log_positions(partition).high_watermark, at.log_end_offset);
     mqd_partition_close(partition, 0);
@@ -258,8 +258,8 @@ TEST(a_failed_sync_fences)
     CHECK_CONTAINS(mqd_error_message(), "fenced");
 }
 
-/* More segments sealed than the queue of waiting files holds: the write blocks in a flush, durable
- * stays behind what was covered, nothing leaks. */
+/* More sealed segments than the queue of waiting files holds: the write blocks in a flush,
+ * durable stays within what was covered, nothing leaks. */
 TEST(sealed_segments_wait_bounded)
 {
     log_fresh();
@@ -295,8 +295,8 @@ static uint32_t queued_before(const struct mqd_partition *partition, int64_t seg
     return count;
 }
 
-/* Deleted before they were flushed: no flush covers them, their files are closed, and they are not dirty. What was
- * queued before a flush began waits until that is done. */
+/* Deleted before they were flushed: no flush covers them, their files are closed, and they are
+ * not dirty. Files queued before a flush began wait until it is done. */
 TEST(deleted_segments_are_not_flushed)
 {
     for (int running = 0; running < 2; running++) {
@@ -372,7 +372,7 @@ TEST(preallocation_runs_ahead_and_is_trimmed)
     mqd_partition_close(partition, 0);
 }
 
-/* The helper thread may still be at it when the segment is sealed. */
+/* The helper thread may still be running when the segment is sealed. */
 TEST(preallocation_outlives_a_roll)
 {
     log_fresh();
@@ -409,7 +409,7 @@ TEST(advancing_the_start_drops_whole_segments)
     CHECK_EQUAL(log_positions(partition).log_start_offset, 7);
     CHECK_EQUAL(mqd_partition_advance_start(partition, 8), 1);
     CHECK_EQUAL(partition->segments[0], 8);
-    CHECK_EQUAL(mqd_partition_advance_start(partition, 3), 0); /* never back */
+    CHECK_EQUAL(mqd_partition_advance_start(partition, 3), 0); /* never decreases */
     CHECK_EQUAL(mqd_partition_roll(partition, NOW), 0);
     CHECK_EQUAL(mqd_partition_advance_start(partition, 1000), 1);
     struct mqd_positions at = log_positions(partition);

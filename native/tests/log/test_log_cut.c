@@ -1,7 +1,7 @@
-/* Truncations of a follower's log: whatever interrupts them, a prefix of the log is left. */
+/* Truncations of a follower's log: after any interruption, a prefix of the log is left. */
 #include "mqd_follow_test.h"
 
-/* How many batches reach no further than offset. */
+/* How many batches end at or below offset. */
 static uint32_t count_below(const struct leader *leader, int64_t offset)
 {
     uint32_t count = 0;
@@ -70,8 +70,8 @@ static bool mark_exists(const char *prefix)
     return found;
 }
 
-/* The disk refuses everything from the n-th call on, for every n: the process dies there, and its
- * successor opens what is left. `trust`: what recovery may trust of the log. */
+/* The disk refuses all calls from the n-th on, for every n: the process dies there, and its
+ * successor opens the rest. `trust`: what recovery may trust. */
 static void interrupted(uint64_t seed, bool restart, int trust)
 {
     struct mqd_log_options options = small_options();
@@ -104,7 +104,7 @@ static void interrupted(uint64_t seed, bool restart, int trust)
         if (trust == 2)
             recovery.trusted_end_offset = end; /* ... and the page cache is intact: as published before */
         if (trust == 3)
-            recovery.clean_shutdown = 1; /* a marker that lies */
+            recovery.clean_shutdown = 1; /* a wrong marker */
         partition = log_open(&options, &recovery);
         CHECK(partition);
         CHECK_EQUAL(recovery.log_end_offset, begun || done ? target : end);
@@ -181,7 +181,7 @@ TEST(a_cut_that_cannot_begin_leaves_the_log_intact)
     refused_once("open", "EMFILE", false);
 }
 
-/* A recovery point from before a truncation does not vouch for what was written after it. */
+/* A recovery point from before a truncation does not cover data written after it. */
 TEST(an_old_recovery_point_is_not_believed_above_a_cut)
 {
     struct mqd_log_options options = small_options();
@@ -202,7 +202,7 @@ TEST(an_old_recovery_point_is_not_believed_above_a_cut)
     int64_t active = partition->active.base_offset, size_bytes = partition->active.size_bytes;
     CHECK(partition->log_end_offset > recovery_point && size_bytes > 700);
     mqd_partition_close(partition, 0);
-    log_flip(log_file(active, ".log"), 400); /* never flushed: the power cut took it */
+    log_flip(log_file(active, ".log"), 400); /* never flushed: the power cut lost it */
     struct mqd_recovery recovery = log_untrusted();
     recovery.recovery_point_offset = recovery_point + 1000000;
     partition = log_open(&options, &recovery);

@@ -1,8 +1,8 @@
-/* Seeded lives of one partition on a disk that refuses any call; every second one is slow to flush,
- * so that many files wait. As long as it is not fenced a refused write has left nothing: the log
- * verifies, it has no segments but its own, and a flush under way covers the files that it began
- * with. However it ends: no descriptor is left, and the next start finds all that was written.
- * MQD_TEST_SEED=n runs that seed alone. */
+/* Seeded histories of one partition on a disk that refuses any call; every second one is slow to
+ * flush, so that many files wait. As long as it is not fenced a failed write leaves nothing: the
+ * log verifies, it has only its own segments, and a flush in progress covers the files it began
+ * with. However it ends: no descriptor is left, and the next start finds all written records.
+ * MQD_TEST_SEED=n runs only that seed. */
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
 
@@ -17,7 +17,7 @@ struct life {
     int32_t next_sequence[PRODUCER_COUNT], leader_epoch;
     struct mqd_sync_fd fds[4];
     ino_t inodes[4]; /* of these */
-    int sync_count;  /* 0: no flush is under way */
+    int sync_count;  /* 0: no flush is in progress */
 };
 
 static uint64_t pick(struct life *life, uint64_t below)
@@ -93,7 +93,7 @@ static struct log_batch some_batch(struct life *life)
     return batch;
 }
 
-/* A fenced partition may have it or not. */
+/* A fenced partition may or may not have it. */
 static void write_some(struct life *life)
 {
     static uint8_t bytes[STAGED_MAX][512];

@@ -18,7 +18,7 @@ TEST(batches_are_kept_as_they_were_sent)
     char before[8192];
     strcpy(before, describe(partition));
     mqd_partition_close(partition, 0);
-    partition = log_open(&options, NULL); /* recovery reads the same out of the log */
+    partition = log_open(&options, NULL); /* recovery reads the same from the log */
     CHECK_TEXT(describe(partition), before);
     mqd_partition_close(partition, 1);
     leader_free(&leader);
@@ -46,10 +46,10 @@ TEST(a_batch_that_is_not_the_next_is_refused)
     strcpy(before, describe(partition));
     uint8_t *next = leader.bytes + leader.position[10];
     uint32_t size_bytes = leader.position[11] - leader.position[10];
-    for (uint32_t at = 0; at < size_bytes; at++) { /* any flipped bit; but in the epoch, which no CRC covers */
+    for (uint32_t at = 0; at < size_bytes; at++) { /* any flipped bit, except in the epoch, which no CRC covers */
         next[at] ^= 0x10;
         int error = follow_error(partition, next, size_bytes, 0xfffff, false, &follow);
-        /* a length that says more is only the beginning */
+        /* a greater length means an incomplete batch */
         bool in_epoch = at >= 12 && at < 16, cut = error == MQD_FOLLOW_OK && follow.taken_bytes == 0;
         CHECK(error == MQD_FOLLOW_CORRUPT || error == MQD_FOLLOW_OFFSET ||
               (in_epoch && (error == MQD_FOLLOW_OK || error == MQD_FOLLOW_EPOCH)) || (at >= 8 && at < 12 && cut));
@@ -92,13 +92,13 @@ TEST(gaps_are_noted_before_they_are_written)
                 MQD_FOLLOW_OFFSET);
     CHECK_EQUAL(follow.batch_count, 1);
     mqd_partition_unstage(partition);
-    /* from the first gap on the log is one that has them */
+    /* from the first gap on the log is marked as having gaps */
     CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 2, 7, NOW, &follow), MQD_FOLLOW_OK);
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     CHECK_EQUAL(partition->log_end_offset, 21);
     mqd_partition_close(partition, 0);
     struct mqd_recovery recovery = log_untrusted();
-    partition = log_open(&options, &recovery); /* not compacted here: a file says that the gaps are right */
+    partition = log_open(&options, &recovery); /* not compacted here: a file marks the gaps as valid */
     CHECK_EQUAL(recovery.log_end_offset, 21);
     struct mqd_truncation cut;
     CHECK_EQUAL(mqd_partition_truncate(partition, 15, NOW, &cut), 0); /* into the gap */
@@ -112,7 +112,7 @@ TEST(gaps_are_noted_before_they_are_written)
     leader_free(&leader);
 }
 
-/* A leader whose log start lies inside of a batch sends all of the batch. */
+/* A leader whose log start is inside a batch sends the whole batch. */
 TEST(an_empty_log_begins_where_the_batch_begins)
 {
     struct leader leader = {0};
@@ -139,7 +139,7 @@ TEST(an_empty_log_begins_where_the_batch_begins)
     CHECK_EQUAL(partition->segments[0], 100);
     mqd_partition_close(partition, 0);
     struct mqd_recovery recovery = log_untrusted();
-    recovery.log_start_offset = 104; /* a checkpoint of before */
+    recovery.log_start_offset = 104; /* an earlier checkpoint */
     partition = log_open(&options, &recovery);
     CHECK_EQUAL(recovery.log_end_offset, 110);
     CHECK_EQUAL(recovery.log_start_offset, 104);
@@ -163,14 +163,14 @@ TEST(a_replica_opens_at_its_high_watermark)
         int64_t known = i ? leader.end[i - 1] : 0;
         recovery.clean_shutdown = 1;
         recovery.replicated = 1;
-        /* inside of a batch: its beginning */
+        /* inside a batch: its beginning */
         recovery.high_watermark = known + (i % 2 && i < leader.count && leader.end[i] > known + 1);
         partition = log_open(&options, &recovery);
         struct mqd_positions positions = log_positions(partition);
         CHECK_EQUAL(positions.high_watermark, known);
         CHECK(mqd_partition_replicated(partition));
         int64_t position = 0;
-        for (uint32_t j = 0; j < i; j++) /* the place is the batch's */
+        for (uint32_t j = 0; j < i; j++) /* the position is the batch's */
             position = leader.end[j] > positions.high_watermark_segment
                            ? position + (leader.position[j + 1 < leader.count ? j + 1 : j] - leader.position[j])
                            : 0;
@@ -205,7 +205,7 @@ TEST(epochs_end_where_the_next_begins)
         CHECK_EQUAL(found, expected[i].found);
         CHECK_EQUAL(end, expected[i].end);
     }
-    struct mqd_truncation outcome; /* nothing to cut: but what the log has no record of is not spoken of again */
+    struct mqd_truncation outcome; /* nothing to truncate: but offsets beyond the log are no longer reported */
     CHECK_EQUAL(mqd_epochs_add(&partition->epochs, 11, 10), 1);
     CHECK_EQUAL(mqd_partition_truncate(partition, 10, NOW, &outcome), 0);
     CHECK_EQUAL(mqd_epochs_last(&partition->epochs), 9);

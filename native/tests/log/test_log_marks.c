@@ -1,5 +1,5 @@
-/* The high watermark of a replicated partition as a place in the log: against a list of every place
- * that there ever was. */
+/* The high watermark of a replicated partition as a position in the log: compared with a list of
+ * all positions. */
 #include "mqd_log_test.h"
 
 #include "log/partition_follow.h"
@@ -19,28 +19,28 @@ TEST(high_watermark_moves_by_complete_writes)
     CHECK_EQUAL(log_append(partition, one(3)), 0); /* 1 record */
     CHECK_EQUAL(log_sync(partition), 0);
     mqd_partition_set_replicated(partition, true);
-    CHECK_EQUAL(log_positions(partition).high_watermark, 1); /* where it was */
+    CHECK_EQUAL(log_positions(partition).high_watermark, 1); /* unchanged */
     CHECK_EQUAL(log_append(partition, one(5)), 0);           /* 3 records */
     CHECK_EQUAL(log_append(partition, one(3)), 0);
     CHECK_EQUAL(log_sync(partition), 0);
-    CHECK_EQUAL(log_positions(partition).high_watermark, 1);  /* flushed, which is nothing to it */
-    CHECK(!mqd_partition_raise_high_watermark(partition, 3)); /* inside of a batch */
+    CHECK_EQUAL(log_positions(partition).high_watermark, 1);  /* flushed, which does not affect it */
+    CHECK(!mqd_partition_raise_high_watermark(partition, 3)); /* inside a batch */
     CHECK(mqd_partition_raise_high_watermark(partition, 4));
     CHECK_EQUAL(log_positions(partition).high_watermark, 4);
-    CHECK(!mqd_partition_raise_high_watermark(partition, 2)); /* never down */
+    CHECK(!mqd_partition_raise_high_watermark(partition, 2)); /* never decreases */
     CHECK(mqd_partition_raise_high_watermark(partition, INT64_MAX));
     CHECK_EQUAL(log_positions(partition).high_watermark, 5);
     CHECK_EQUAL(log_append(partition, one(3)), 0);
     mqd_partition_set_replicated(partition, false);
-    CHECK_EQUAL(log_positions(partition).high_watermark, 5); /* one replica: what is flushed */
+    CHECK_EQUAL(log_positions(partition).high_watermark, 5); /* one replica: the flushed end */
     CHECK_EQUAL(log_sync(partition), 0);
     CHECK_EQUAL(log_positions(partition).high_watermark, 6);
     mqd_partition_close(partition, 1);
     log_clean();
 }
 
-/* Followers far behind and close by, rolls between: the place is always exact, below what was asked
- * for, and reaches the end. */
+/* Followers far behind and close by, rolls in between: the position is always exact, below the
+ * requested offset, and reaches the end. */
 TEST(places_are_exact)
 {
     uint64_t random = 77;
@@ -56,7 +56,7 @@ TEST(places_are_exact)
         if (test_random(&random) % 64 == 0)
             CHECK_EQUAL(log_sync(partition), 0);
         places[i] = log_positions(partition);
-        bool near = i / 500 % 2; /* for 500 writes no reader keeps up: more places than are kept */
+        bool near = i / 500 % 2; /* for 500 writes no reader keeps up: more positions than are kept */
         if (test_random(&random) % (near ? 3 : 400))
             continue;
         int64_t end = places[i].log_end_offset, requested = near ? end - (int64_t)(test_random(&random) % 20)
@@ -69,7 +69,7 @@ TEST(places_are_exact)
         while (at < i && places[at].log_end_offset < now.high_watermark)
             at++;
         CHECK_EQUAL(places[at].log_end_offset, now.high_watermark);
-        /* the same place by its other name */
+        /* the same position with its other name */
         bool next_segment = now.high_watermark_segment == now.high_watermark && now.high_watermark_position == 0;
         CHECK(at == 0 || next_segment ||
               (now.high_watermark_segment == places[at].log_end_segment &&

@@ -1,5 +1,5 @@
-/* Segments whose files are gone: missing offsets are reported, nothing else is lost, and no
- * offset is given twice. */
+/* Segments whose files are missing: missing offsets are reported, nothing else is lost, and no
+ * offset is assigned twice. */
 #include "mqd_log_test.h"
 
 enum way { CLEAN, TRUSTED, CHECKED, WAYS };
@@ -74,7 +74,7 @@ TEST(the_only_replica_continues_at_its_former_log_end)
             CHECK_EQUAL(log_append(partition, (struct log_batch){.producer_id = -1}), 0);
             CHECK_EQUAL(log_positions(partition).log_end_offset, end + 1);
             mqd_partition_close(partition, 0);
-            recovery = known(CHECKED, end, false); /* and the next start finds the same again, nothing more */
+            recovery = known(CHECKED, end, false); /* and the next start finds exactly the same */
             partition = log_open(&options, &recovery);
             CHECK_EQUAL(recovery.log_end_offset, end + 1);
             mqd_partition_close(partition, 0);

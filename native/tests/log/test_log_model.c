@@ -11,8 +11,8 @@
 
 /* ---- what a disk holds ---- */
 
-/* Bytes of each file that a completed sync covered; the file layer's journal would say the same,
- * this is the model's own account. */
+/* Bytes of each file covered by a completed sync; the file layer's journal has the same data,
+ * but this is the model's own account. */
 struct durable_file {
     int64_t base, bytes;
     enum mqd_file_kind kind;
@@ -46,8 +46,8 @@ static int64_t base_of_fd(int fd, enum mqd_file_kind kind)
     return mqd_segment_offset_of(strrchr(path, '/') + 1, kind);
 }
 
-/* With a full queue the roll itself flushes, which the model does not see: what was sealed
- * meanwhile counts as flushed. */
+/* With a full queue the roll itself flushes, which the model does not see: files sealed
+ * meanwhile count as flushed. */
 static void note_flushed_by_rolls(struct model *model)
 {
     for (uint32_t i = 0;
@@ -135,7 +135,7 @@ static void lose_power(struct model *model)
         if (kind > 0 && length > from)
             CHECK_EQUAL(pwrite(fd, lost, (size_t)(length - from), from), length - from);
         close(fd);
-        /* index files of what was not durable: any prefix */
+        /* index files of undurable data: any prefix */
         for (int k = 0; k < 2; k++) {
             const char *suffix = k ? ".timeindex" : ".index";
             int64_t index_bytes = log_file_bytes(base, suffix);
@@ -203,8 +203,8 @@ static void restart(struct model *model)
     check_contents(model, model->end);
 }
 
-/* The sequences that the log ended with after a crash: each producer's last surviving batch is a
- * duplicate or, after its marker, a reused sequence (59); a gap after it is refused (45). */
+/* The last sequence numbers of the log after a crash: each producer's last surviving batch is a
+ * duplicate or, after its marker, a reused sequence number (59); a gap after it is refused (45). */
 static void check_producers(struct model *model)
 {
     for (int i = 0; i < PRODUCER_COUNT + TXN_COUNT; i++) {
@@ -236,7 +236,7 @@ static void check_producers(struct model *model)
         *next_sequence = last_end;
         bool duplicate;
         int64_t base_offset = -1;
-        if (last.producer_id < 0) { /* its batches went with deleted segments; a snapshot may still know it */
+        if (last.producer_id < 0) { /* its batches were deleted with their segments; a snapshot may still have it */
             const struct mqd_producers *known = &model->partition->producers;
             uint32_t index = mqd_producers_find(known, id);
             if (index != MQD_PRODUCER_NONE && known->entries[index].count > 0)

@@ -13,7 +13,7 @@ static struct mqd_batch numbered(int64_t producer_id, int16_t epoch, int32_t bas
 static bool duplicate;
 static int64_t original;
 
-/* Checks, and adds when it is new. */
+/* Checks it, and adds it when it is new. */
 static int16_t offer(struct mqd_producers *producers, struct mqd_batch batch, int64_t base_offset)
 {
     struct mqd_producer_undo undo;
@@ -60,7 +60,7 @@ TEST(with_no_epoch_any_sequence_is_right)
     CHECK_EQUAL(offer(&again, numbered(1, -1, 9, 1), 999), 0);
     CHECK(duplicate);
 
-    CHECK_EQUAL(offer(&again, numbered(1, 3, 7, 1), 102), 0); /* the first epoch begins anywhere */
+    CHECK_EQUAL(offer(&again, numbered(1, 3, 7, 1), 102), 0); /* the first epoch may begin anywhere */
     CHECK_EQUAL(offer(&again, numbered(1, 3, 9, 1), 999), 45);
     CHECK_EQUAL(offer(&again, numbered(1, -1, 10, 1), 999), 47);
     free(bytes);
@@ -86,8 +86,8 @@ TEST(the_last_five_are_remembered)
     mqd_producers_free(&producers);
 }
 
-/* Two are in flight, the first is refused (the partition was not ready), the second taken: the
- * first one was never written. */
+/* Two are in flight, the first is refused (the partition was not ready), the second accepted:
+ * the first one was never written. */
 TEST(unwritten_batches_are_not_reported_as_written)
 {
     struct mqd_producers producers = {0};
@@ -114,8 +114,8 @@ static struct mqd_batch the_marker(void)
     return batch;
 }
 
-/* A client that gave up records which it had sent (librdkafka, when it aborts) gives their
- * sequences to the next ones. */
+/* A client that gave up records which it had sent (librdkafka, when it aborts) assigns their
+ * sequence numbers to the next ones. */
 TEST(sequences_of_an_ended_transaction_are_no_repetition)
 {
     struct mqd_producers producers = {0};
@@ -124,13 +124,13 @@ TEST(sequences_of_an_ended_transaction_are_no_repetition)
     CHECK_EQUAL(offer(&producers, of_a_transaction(3, 4), 999), 0);
     CHECK(duplicate);
     CHECK_EQUAL(offer(&producers, the_marker(), 107), 0);
-    for (int after = 0; after < 2; after++) { /* also behind a second marker, and from a snapshot */
+    for (int after = 0; after < 2; after++) { /* also after a second marker, and from a snapshot */
         CHECK_EQUAL(offer(&producers, of_a_transaction(3, 4), 999), 59);
         CHECK(!duplicate);
         CHECK_EQUAL(offer(&producers, of_a_transaction(0, 3), 999), 59);
         CHECK_EQUAL(offer(&producers, of_a_transaction(0, 1), 999), 59);
         CHECK_EQUAL(offer(&producers, of_a_transaction(6, 3), 999), 59);
-        CHECK_EQUAL(offer(&producers, of_a_transaction(8, 1), 999), 45); /* a gap is a gap */
+        CHECK_EQUAL(offer(&producers, of_a_transaction(8, 1), 999), 45); /* a gap is refused */
         /* a producer that only counts has no transaction to abort */
         CHECK_EQUAL(offer(&producers, numbered(1, 0, 3, 4), 999), 45);
         CHECK_EQUAL(offer(&producers, the_marker(), 108), 0);
@@ -144,7 +144,7 @@ TEST(sequences_of_an_ended_transaction_are_no_repetition)
         producers = copy;
     }
     for (int32_t i = 0; i < 6; i++) {
-        CHECK_EQUAL(offer(&producers, of_a_transaction(7 + i, 1), 110 + i), 0); /* what comes next is known still */
+        CHECK_EQUAL(offer(&producers, of_a_transaction(7 + i, 1), 110 + i), 0); /* the following ones are still known */
         CHECK(!duplicate);
         CHECK_EQUAL(offer(&producers, of_a_transaction(7 + i, 1), 999), 0);
         CHECK(duplicate);
@@ -169,8 +169,8 @@ TEST(epochs_fence)
     mqd_producers_free(&producers);
 }
 
-/* A marker bumps the epoch without a sequence; what follows may begin anywhere it likes in an epoch
- * that has no batches. */
+/* A marker bumps the epoch without a sequence number; the next batch may begin anywhere in an
+ * epoch without batches. */
 TEST(control_batches_carry_no_sequence)
 {
     struct mqd_producers producers = {0};
@@ -427,7 +427,7 @@ TEST(bad_snapshots_are_passed_over)
         CHECK_EQUAL(result.base_offset, 25);
         CHECK_EQUAL(log_stage(partition, bytes, sent(4, 0, 24), &result), 46);
         CHECK_EQUAL(log_stage(partition, bytes, sent(4, 0, 30), &result), 0);
-        CHECK_EQUAL(log_file_bytes(30, ".snapshot"), -1); /* useless: gone */
+        CHECK_EQUAL(log_file_bytes(30, ".snapshot"), -1); /* useless: deleted */
         CHECK_EQUAL(log_file_bytes(31, ".snapshot"), -1);
         mqd_partition_close(partition, 0);
     }
@@ -444,6 +444,6 @@ TEST(producers_expire_and_are_bounded)
         CHECK_EQUAL(log_append(partition, sent(id, 0, 0)), 0);
     CHECK_EQUAL(mqd_partition_expire_producers(partition, NOW + 1000), 5);
     CHECK_EQUAL(mqd_partition_expire_producers(partition, NOW + 1001), 0);
-    CHECK_EQUAL(log_append(partition, sent(20, 0, 8)), 0); /* forgotten: any sequence */
+    CHECK_EQUAL(log_append(partition, sent(20, 0, 8)), 0); /* forgotten: any sequence number */
     mqd_partition_close(partition, 0);
 }

@@ -10,7 +10,7 @@ static void append_count(struct mqd_partition *partition, int count)
         CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = (uint64_t)i, .timestamp_ms = NOW + i}), 0);
 }
 
-/* n batches of 125 bytes in one segment, closed as by a crash. */
+/* n batches of 125 bytes in one segment, closed as after a crash. */
 static void make_log(const struct mqd_log_options *options, int count)
 {
     log_fresh();
@@ -77,7 +77,7 @@ TEST(torn_tails_are_cut_at_the_batch)
         }
 }
 
-/* One flipped bit anywhere but in the two fields that the CRC does not cover. */
+/* One flipped bit anywhere except in the two fields that the CRC does not cover. */
 TEST(every_flipped_bit_is_found)
 {
     struct mqd_log_options options = log_options();
@@ -88,7 +88,7 @@ TEST(every_flipped_bit_is_found)
         log_flip(log_file(0, ".log"), at);
         struct mqd_recovery recovery = log_untrusted();
         struct mqd_partition *partition = log_open(&options, &recovery);
-        bool in_epoch = at >= 125 + 12 && at < 125 + 16; /* outside the CRC, and any value is a value */
+        bool in_epoch = at >= 125 + 12 && at < 125 + 16; /* outside the CRC, and any value is valid */
         CHECK_EQUAL(recovery.log_end_offset, in_epoch ? 3 : 1);
         mqd_partition_close(partition, 0);
     }
@@ -115,8 +115,9 @@ TEST(damage_cuts_the_log_and_deletes_later_segments)
     mqd_partition_close(partition, 0);
 }
 
-/* C5: whole batches behind the damage, in its segment or in the next, may have counted: a log of
- * several replicas says so, and continues saying so. One that is torn at its very end says nothing. */
+/* C5: complete batches after the damage, in its segment or in the next, may have been
+ * acknowledged: a log of several replicas is marked, and stays marked. One that is torn at its very
+ * end is not. */
 TEST(a_cut_before_valid_batches_is_recorded)
 {
     struct mqd_log_options options = log_options();
@@ -143,7 +144,7 @@ TEST(a_cut_before_valid_batches_is_recorded)
     }
 }
 
-/* C1: below the recovery point nothing is cut, whatever byte is damaged. */
+/* C1: below the recovery point nothing is truncated, whatever byte is damaged. */
 TEST(damage_below_the_recovery_point_stays)
 {
     struct mqd_log_options options = log_options();
@@ -172,7 +173,8 @@ TEST(damage_below_the_recovery_point_stays)
     }
 }
 
-/* ... and when nothing whole follows the damage, a new segment begins at the recovery point. */
+/* ... and when no complete batch follows the damage, a new segment begins at the recovery
+ * point. */
 TEST(unreadable_below_the_recovery_point_starts_a_new_segment)
 {
     struct mqd_log_options options = log_options();
@@ -211,7 +213,7 @@ TEST(a_process_crash_is_cut_at_the_published_end)
     }
 }
 
-/* A published end that the files do not know is not believed. */
+/* A published end that the files do not contain is not trusted. */
 TEST(a_wrong_trusted_end_falls_back_to_checking)
 {
     struct mqd_log_options options = log_options();
@@ -256,7 +258,7 @@ TEST(a_clean_shutdown_reads_almost_nothing)
     mqd_partition_close(partition, 0);
 }
 
-/* The marker was there, but the file is not what it said. */
+/* The marker existed, but the file does not match it. */
 TEST(a_lying_marker_is_found_out)
 {
     struct mqd_log_options options = log_options();
@@ -290,8 +292,8 @@ static void check_time_index(struct mqd_partition *partition, int count)
     }
 }
 
-/* Index files missing, cut anywhere, zeroed, filled with noise, stale: made again in every mode but
- * clean. */
+/* Index files missing, truncated anywhere, zeroed, filled with noise, stale: rebuilt in every
+ * mode but clean. */
 TEST(index_files_are_rebuilt)
 {
     static const char *const suffixes[] = {".index", ".timeindex"};
@@ -334,8 +336,8 @@ TEST(index_files_are_rebuilt)
                 }
 }
 
-/* A loss of power may take more of the .timeindex than of the .index; the largest timestamp lies in
- * what is lost. */
+/* A power loss may remove more of the .timeindex than of the .index; the largest timestamp is in
+ * the lost part. */
 TEST(the_largest_timestamp_is_found_behind_a_short_time_index)
 {
     struct mqd_log_options options = log_options();
@@ -398,7 +400,7 @@ TEST(log_start_comes_from_the_checkpoint)
     options.segment_bytes = 1000;
     make_log(&options, 20);
     struct mqd_recovery recovery = log_untrusted();
-    recovery.log_start_offset = 9; /* the files of segment 0 were not deleted yet */
+    recovery.log_start_offset = 9; /* the files of segment 0 had not been deleted yet */
     struct mqd_partition *partition = log_open(&options, &recovery);
     CHECK_EQUAL(recovery.log_start_offset, 9);
     CHECK_EQUAL(partition->segments[0], 8);
@@ -406,7 +408,7 @@ TEST(log_start_comes_from_the_checkpoint)
     unlink(log_file(0, ".log"));
     recovery = log_untrusted();
     partition = log_open(&options, &recovery);
-    CHECK_EQUAL(recovery.log_start_offset, 8); /* no checkpoint: the first file tells */
+    CHECK_EQUAL(recovery.log_start_offset, 8); /* no checkpoint: the first file determines it */
     mqd_partition_close(partition, 0);
     for (int i = 0; i < 2; i++) { /* beyond the end, twice */
         recovery = log_untrusted();
@@ -485,7 +487,7 @@ TEST(opening_names_the_cause)
     mqd_file_watch(NULL, NULL);
 }
 
-/* A full disk at start: a log that exists opens, also with its index files gone. */
+/* A full disk at start: an existing log opens, even without its index files. */
 TEST(a_full_disk_does_not_keep_a_log_from_opening)
 {
     struct mqd_log_options options = log_options();
@@ -509,8 +511,8 @@ TEST(a_full_disk_does_not_keep_a_log_from_opening)
     mqd_partition_close(partition, 0);
 }
 
-/* The disk fails in the middle of an open, at any call: an error or a good log, never a wrong one;
- * the next open is good. */
+/* The disk fails during an open, at any call: an error or a valid log, never a wrong one; the
+ * next open is good. */
 TEST(an_open_that_fails_harms_nothing)
 {
     static const char *const calls[] = {"write:EIO",   "truncate:EIO", "sync:EIO",

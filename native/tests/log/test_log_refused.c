@@ -1,4 +1,4 @@
-/* Appending to a disk that refuses, at any call: all or nothing, and what is left behind. */
+/* Appending to a disk that fails at any call: all or nothing, and the remaining state. */
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
 
@@ -13,7 +13,7 @@ static struct log_batch numbered(uint64_t mark, int32_t sequence)
 
 static const struct log_batch plain = {.body_bytes = 200};
 
-/* To be written before the next call, which takes the same memory. */
+/* To be written before the next call, which reuses the memory. */
 static void stage_numbered(struct mqd_partition *partition, int32_t count, int32_t first_sequence)
 {
     static uint8_t bytes[30][512];
@@ -42,7 +42,7 @@ TEST(a_full_disk_leaves_everything_as_before)
         CHECK_EQUAL(mqd_partition_log_end_offset(partition), 1);
     }
     mqd_file_watch(NULL, NULL);
-    /* the producer's retry is no duplicate, and its sequence still fits */
+    /* the producer's retry is not a duplicate, and its sequence number is still valid */
     CHECK_EQUAL(log_stage(partition, bytes, numbered(0, 1), &result), 0);
     CHECK(!result.duplicate);
     CHECK_EQUAL(result.base_offset, 1);
@@ -67,8 +67,8 @@ TEST(short_writes_are_completed)
     mqd_partition_close(partition, 0);
 }
 
-/* A write over several segments that fails at its nth system call, for every n, whatever the call:
- * all or nothing. */
+/* A write over several segments that fails at its nth system call, for every n, whatever the
+ * call: all or nothing. */
 TEST(a_write_over_segments_is_undone_at_every_step)
 {
     static const char *const calls[] = {"write", "open"};
@@ -110,8 +110,8 @@ TEST(a_write_over_segments_is_undone_at_every_step)
         }
 }
 
-/* A segment that was begun and cannot be deleted again, as where that needs space too: the log does
- * not continue beside it, for a clean start would take it for the last one. */
+/* A segment that was created and cannot be deleted again, where that needs space too: the log
+ * does not continue beside it, since a clean start would take it for the last one. */
 TEST(a_log_does_not_go_on_beside_a_segment_that_cannot_be_deleted_again)
 {
     static const char *const rules[] = {"write:ENOSPC:001.log", "write:ENOSPC:001.log,unlink:ENOSPC:001.log",
@@ -146,8 +146,8 @@ TEST(a_log_does_not_go_on_beside_a_segment_that_cannot_be_deleted_again)
     }
 }
 
-/* The same while the queue of files that wait for a sync is full: its last mark must not tell of
- * what was undone. */
+/* The same while the queue of files that wait for a sync is full: its last mark must not refer
+ * to undone data. */
 TEST(an_undone_write_leaves_no_mark_behind)
 {
     for (int after = 0; after < 30; after++) {
@@ -189,8 +189,8 @@ static uint32_t descriptors(void)
     return count;
 }
 
-/* More sealed segments than wait for a flush: the next one is flushed by its roll, which fails at
- * its index, its .timeindex or its .log. Its .txnindex is open, too. */
+/* More sealed segments than wait for a flush: the next one is flushed by its roll, which fails
+ * at its index, its .timeindex or its .log. Its .txnindex is open, too. */
 TEST(a_roll_that_fails_to_flush_leaves_no_descriptor_behind)
 {
     static const char *const rules[] = {"sync:EIO:.index", "sync:EIO:.timeindex", "sync:EIO:.log"};
@@ -217,8 +217,9 @@ TEST(a_roll_that_fails_to_flush_leaves_no_descriptor_behind)
     }
 }
 
-/* The .log whose flush is under way is sealed by a write that then finds the disk full. Numbers
- * below its own are free, and one below them is taken: the flush still covers it, no other file. */
+/* The .log whose flush is in progress is sealed by a write that then finds the disk full.
+ * Descriptor numbers below its own are free, and one of them is reused: the flush still covers this
+ * file and no other. */
 TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
 {
     for (int round = 0; round < 4; round++) {
@@ -243,7 +244,7 @@ TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
                     0);
         CHECK_EQUAL(log_append(partition, plain), -2);
         CHECK_EQUAL(errno, ENOSPC);
-        int other = open(log_root, O_RDONLY | O_DIRECTORY); /* takes any number that was let go */
+        int other = open(log_root, O_RDONLY | O_DIRECTORY); /* reuses any closed number */
         CHECK_EQUAL(partition->active.fd, fd);
         CHECK_OR(fstat(fd, &after) == 0 && after.st_ino == before.st_ino,
                  fprintf(stderr, "another file has its number\n"));
@@ -267,8 +268,8 @@ TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
     }
 }
 
-/* Of a leader epoch whose first batch was refused there is nothing: a follower that names it to a
- * leader which does not know it would never agree with that one. */
+/* An epoch whose first batch was refused is not recorded: a follower that names it to a leader
+ * which does not know it would never agree with that leader. */
 TEST(a_refused_batch_leaves_no_leader_epoch)
 {
     static const char *const rules[] = {"write:ENOSPC:.log", "write:ENOSPC", "write:ENOSPC:leader-epoch",
@@ -298,8 +299,8 @@ TEST(a_refused_batch_leaves_no_leader_epoch)
     }
 }
 
-/* ... however often it is tried, and whatever flush is under way: nothing more waits for a flush,
- * and the write itself never flushes. */
+/* ... however often it is retried, and whatever flush is in progress: no more files wait for a
+ * flush, and the write itself never flushes. */
 TEST(a_batch_that_is_refused_again_and_again_fills_no_queue)
 {
     for (int syncing = 0; syncing < 2; syncing++) {

@@ -1,6 +1,6 @@
 /* Transactions in one partition: markers, verification guards, the last stable offset, aborted
- * transactions and what is left of them after failures and restarts. What any sequence of these
- * does: test_log_model.c. */
+ * transactions and their state after failures and restarts. Random sequences of these:
+ * test_log_model.c. */
 #include "mqd_log_test.h"
 
 static struct log_batch data(int64_t producer_id, int16_t epoch, int32_t sequence)
@@ -28,7 +28,7 @@ static struct mqd_log_options options_verified(void)
     return options;
 }
 
-/* As a worker does: with flags and guard. */
+/* As in a worker: with flags and guard. */
 static int16_t stage(struct mqd_partition *partition, struct log_batch want, uint32_t flags, int64_t guard,
                      struct mqd_stage_result *result)
 {
@@ -62,7 +62,7 @@ TEST(a_transaction_begins_with_the_guard_that_was_verified)
     CHECK_EQUAL(stage(partition, data(8, 0, 0), 0, result.guard, &again), 19); /* another's */
     CHECK_EQUAL(stage(partition, data(7, 0, 1), 0, result.guard, &again), 45); /* not before the lower one */
     CHECK_EQUAL(stage(partition, data(7, 0, 0), 0, result.guard, &again), 0);
-    /* the transaction is ongoing: no guard is asked for */
+    /* the transaction is ongoing: no guard is required */
     CHECK_EQUAL(stage(partition, data(7, 0, 1), 0, result.guard, &again), 0);
     CHECK_EQUAL(stage(partition, data(7, 0, 2), 0, 0, &again), 0);
     write_staged(partition);
@@ -82,7 +82,7 @@ TEST(a_transaction_of_version_2_begins_with_sequence_0_where_no_sequence_is_know
     CHECK_EQUAL(stage(partition, data(7, 0, 0), MQD_STAGE_FROM_ZERO, 0, &result), MQD_STAGE_VERIFY);
     CHECK_EQUAL(stage(partition, data(7, 0, 0), MQD_STAGE_FROM_ZERO, result.guard, &again), 0);
     CHECK_EQUAL(stage(partition, data(7, 0, 1), MQD_STAGE_FROM_ZERO, result.guard, &again), 0);
-    /* known from a transaction of version 1; and of version 1 any sequence begins */
+    /* known from a transaction of version 1; in version 1 any sequence number may begin */
     CHECK_EQUAL(stage(partition, marker(7, 0, true, 0), MQD_STAGE_COORDINATOR, 0, &again), 0);
     CHECK_EQUAL(stage(partition, data(7, 0, 2), 0, 0, &result), MQD_STAGE_VERIFY);
     CHECK_EQUAL(stage(partition, data(7, 0, 2), MQD_STAGE_FROM_ZERO, result.guard, &again), 0);
@@ -122,7 +122,7 @@ TEST(guards_are_bounded_and_expire)
         first = id == 0 ? result.guard : first;
         last = result.guard;
     }
-    CHECK_EQUAL(stage(partition, data(1000, 0, 0), 0, first, &result), 19); /* the oldest went */
+    CHECK_EQUAL(stage(partition, data(1000, 0, 0), 0, first, &result), 19); /* the oldest was dropped */
     CHECK_EQUAL(mqd_partition_expire_producers(partition, NOW + 60000), 0);
     CHECK_EQUAL(stage(partition, data(1000 + MQD_VERIFICATION_COUNT_MAX, 0, 0), 0, last, &result), 0);
     CHECK_EQUAL(stage(partition, data(1500, 0, 0), 0, 0, &result), MQD_STAGE_VERIFY);
@@ -141,10 +141,10 @@ TEST(without_verification_any_transaction_begins)
     CHECK_EQUAL(log_append(partition, data(7, 0, 0)), 0);
     struct log_batch plain = data(7, 0, 1);
     plain.attributes = 0;
-    CHECK_EQUAL(log_append(partition, plain), 48); /* not of the transaction */
+    CHECK_EQUAL(log_append(partition, plain), 48); /* not part of the transaction */
     plain.producer_id = 0;
     plain.attributes = 0x10;
-    CHECK_EQUAL(log_append(partition, plain), 0); /* as in Kafka: without a producer id the flag counts for nothing */
+    CHECK_EQUAL(log_append(partition, plain), 0); /* as in Kafka: without a producer id the flag is ignored */
     mqd_partition_close(partition, 0);
 }
 
@@ -160,7 +160,7 @@ TEST(markers_are_fenced_by_both_epochs)
     CHECK_EQUAL(log_append(partition, marker(7, 3, true, 5)), 0);
     CHECK_EQUAL(log_append(partition, marker(7, 3, true, 4)), 52);
     CHECK_EQUAL(log_append(partition, data(7, 3, 1)), 0);
-    /* one of version 2 that comes twice */
+    /* a repeated one of version 2 */
     CHECK_EQUAL(stage(partition, marker(7, 3, false, 5), MQD_STAGE_COORDINATOR | MQD_STAGE_MARKER_BUMPED, 0, &result),
                 47);
     CHECK_EQUAL(stage(partition, marker(7, 4, false, 5), MQD_STAGE_COORDINATOR | MQD_STAGE_MARKER_BUMPED, 0, &result),
@@ -171,7 +171,7 @@ TEST(markers_are_fenced_by_both_epochs)
     CHECK_EQUAL(log_append(partition, data(7, 4, 0)), 0);
     CHECK_EQUAL(log_append(partition, marker(99, 1, true, 0)), 0); /* of an unknown producer: known from now on */
     CHECK_EQUAL(log_append(partition, data(99, 0, 0)), 47);
-    CHECK_EQUAL(log_append(partition, data(99, 1, 17)), 0); /* its state may have expired: any sequence */
+    CHECK_EQUAL(log_append(partition, data(99, 1, 17)), 0); /* its state may have expired: any sequence number */
     struct log_batch other = marker(7, 4, true, 9);
     uint8_t bytes[256];
     struct mqd_batch batch;
@@ -179,7 +179,7 @@ TEST(markers_are_fenced_by_both_epochs)
     bytes[MQD_BATCH_HEADER_BYTES + 8] = 2; /* a leader change */
     mqd_batch_decode(bytes, sizeof bytes, &batch);
     CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, MQD_STAGE_COORDINATOR, 0, NOW, &result), 87);
-    CHECK_EQUAL(stage(partition, marker(7, 4, true, 9), 0, 0, &result), 87); /* a client's */
+    CHECK_EQUAL(stage(partition, marker(7, 4, true, 9), 0, 0, &result), 87); /* from a client */
     mqd_partition_close(partition, 0);
 }
 
@@ -310,7 +310,7 @@ TEST(ongoing_transactions_outlive_idle_producers_and_restarts)
         if (way == 1)
             recovery.trusted_end_offset = 23;
         CHECK_EQUAL(mqd_partition_close(partition, way == 0), 0);
-        if (way >= 2) /* the index is rebuilt, as a whole or where it is damaged */
+        if (way >= 2) /* the index is rebuilt, completely or where it is damaged */
             CHECK_EQUAL(way == 2 ? unlink(log_file(0, ".txnindex")) : truncate(log_file(0, ".txnindex"), 17), 0);
         partition = log_open(&options, &recovery);
         struct mqd_producer_view views[64];
@@ -352,7 +352,7 @@ TEST(deletion_passes_an_ongoing_transaction)
     for (int32_t i = 0; i < 10; i++)
         CHECK_EQUAL(log_append(partition, data(7, 0, i)), 0);
     CHECK_EQUAL(mqd_partition_advance_start(partition, 5), 1);
-    CHECK_EQUAL(log_positions(partition).last_stable_offset, 5); /* what is left of it is still unstable */
+    CHECK_EQUAL(log_positions(partition).last_stable_offset, 5); /* the rest of it is still unstable */
     CHECK_EQUAL(mqd_partition_advance_start(partition, 10), 1);
     CHECK_EQUAL(log_positions(partition).last_stable_offset, 10);
     CHECK_EQUAL(log_append(partition, marker(7, 0, false, 0)), 0);
@@ -360,7 +360,7 @@ TEST(deletion_passes_an_ongoing_transaction)
     mqd_partition_close(partition, 0);
 }
 
-/* Version 1, as it was written before there were transactions. */
+/* Version 1, as written before there were transactions. */
 TEST(snapshots_of_version_1_are_read)
 {
     uint8_t bytes[24 + 24 + 16] = {0x4d, 0x51, 0x44, 0x50, 0, 1};
@@ -384,7 +384,7 @@ TEST(snapshots_of_version_1_are_read)
     mqd_producers_free(&producers);
 }
 
-/* Transactions begin and end in any order: the lists are compared with a simple model. */
+/* Transactions begin and end in random order: the lists are compared with a simple model. */
 TEST(transactions_in_any_order)
 {
     for (uint64_t seed = 1; seed <= 50; seed++) {
@@ -409,7 +409,7 @@ TEST(transactions_in_any_order)
                         continue;
                     mqd_transactions_end(&transactions, account[at].link, offset);
                     account[at].last = offset++;
-                    if (test_random(&random) % 3 == 0) { /* taken back */
+                    if (test_random(&random) % 3 == 0) { /* undone */
                         mqd_transactions_resume(&transactions, account[at].link);
                         account[at].last = -1;
                     }
@@ -436,8 +436,8 @@ TEST(transactions_in_any_order)
     }
 }
 
-/* Compaction leaves the last batch of a producer for its sequence, and in the end without its
- * marker. */
+/* Compaction keeps the last batch of a producer for its sequence number, and in the end without
+ * its marker. */
 TEST(a_batch_without_records_begins_no_transaction)
 {
     for (int unclean = 0; unclean < 2; unclean++) {
@@ -466,15 +466,15 @@ TEST(a_batch_without_records_begins_no_transaction)
                                         .trusted_end_offset = unclean ? 2 : -1};
         partition = log_open(&options, &recovery);
         CHECK_EQUAL(log_positions(partition).high_watermark, 2);
-        CHECK_EQUAL(log_positions(partition).last_stable_offset, 1); /* where the other's begins */
+        CHECK_EQUAL(log_positions(partition).last_stable_offset, 1); /* where the other one begins */
         struct log_batch again = data(7, 0, 6);
-        CHECK_EQUAL(log_append(partition, again), 0); /* its sequence is known */
+        CHECK_EQUAL(log_append(partition, again), 0); /* its sequence number is known */
         mqd_partition_close(partition, 0);
     }
 }
 
-/* A batch longer than any marker, or without the transactional flag: if it were taken for a marker
- * now, recovery would not take it for one. */
+/* A batch longer than any marker, or without the transactional flag: if it were accepted as a
+ * marker now, recovery would not treat it as one. */
 TEST(a_marker_that_recovery_would_not_take_is_none)
 {
     log_fresh();

@@ -1,4 +1,4 @@
-/* A .txnindex that is lost or damaged: .txnsum says so, readers refuse it, and recovery makes it
+/* A lost or damaged .txnindex: .txnsum detects it, readers refuse it, and recovery rebuilds it
  * from the log. */
 #include "mqd_log_test.h"
 
@@ -23,7 +23,7 @@ static struct log_batch marker(int64_t producer_id, int16_t epoch, bool commit, 
                               .coordinator_epoch = coordinator_epoch};
 }
 
-/* As a worker does: with flags and guard. */
+/* As in a worker: with flags and guard. */
 static int16_t stage(struct mqd_partition *partition, struct log_batch want, uint32_t flags, int64_t guard,
                      struct mqd_stage_result *result)
 {
@@ -110,7 +110,7 @@ static void do_damage(int damage, int64_t base, int64_t other)
     }
 }
 
-/* Of all segments; `stable`: what a reader has seen. -1: some segment was refused. */
+/* Of all segments; `stable`: a reader's last stable offset. -1: some segment was refused. */
 static int count_aborted(const struct mqd_partition *partition, int64_t stable)
 {
     struct mqd_aborted_list found = {0};
@@ -166,7 +166,7 @@ TEST(a_txnindex_that_is_lost_or_damaged_is_noticed_by_readers_and_made_from_the_
             CHECK_OR(count_aborted(partition, end) == COUNT,
                      test_message("damage %d way %d: %d", damage, way, count_aborted(partition, end));
                      return);
-            CHECK_EQUAL(log_append(partition, data(7, 0, COUNT)), 0); /* its sequences are known as before */
+            CHECK_EQUAL(log_append(partition, data(7, 0, COUNT)), 0); /* its sequence numbers are still known */
             CHECK_EQUAL(log_append(partition, marker(7, 0, false, 0)), 0);
             CHECK_EQUAL(log_sync(partition), 0);
             CHECK_EQUAL(count_aborted(partition, end + 2), COUNT + 1);

@@ -1,5 +1,5 @@
-/* What the page cache has, and what a reactor does where the kernel does not tell: kernels before
- * 6.5, and containers that refuse cachestat or mincore. */
+/* Page cache contents, and the reactor's behaviour where the kernel does not report them:
+ * kernels before 6.5, and containers that refuse cachestat or mincore. */
 #include "mqd_reader_test.h"
 #include "mqd_seccomp_test.h"
 
@@ -31,7 +31,7 @@ TEST(written_bytes_are_in_the_page_cache)
 {
     mqd_reader_destroy(plain_partition(1, 10));
     is(WARM);
-    where_refused(ENOSYS, 0, is, WARM); /* mincore says it */
+    where_refused(ENOSYS, 0, is, WARM); /* mincore reports it */
     where_refused(EPERM, 0, is, WARM);
     model_end(&shared);
 }

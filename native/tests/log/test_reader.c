@@ -1,4 +1,4 @@
-/* Where a reader finds what is asked for: against a model, in sequence, at the ends, and at what
+/* Where a reader finds requested offsets: against a model, in sequence, at the ends, and at what
  * cost. */
 #include "mqd_reader_test.h"
 
@@ -64,7 +64,7 @@ TEST(a_sequential_look_up_costs_one_pread_at_most)
     struct mqd_range range;
     int64_t offset = 0;
     bool opened = false;
-    while (offset < 100) { /* the limit is far: the index tells where to stop */
+    while (offset < 100) { /* the limit is far: the index determines where to stop */
         pread_count = open_count = pread_bytes = 0;
         CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, offset, 9000, false, &cursor, &range), 0);
         uint32_t reads = pread_count;
@@ -93,7 +93,7 @@ TEST(a_sequential_look_up_costs_one_pread_at_most)
     mqd_range_release(reader, &range);
     model_append(&shared, 0, 9, 3000, false);
     pread_count = open_count = 0;
-    /* it grew: still nothing to look up */
+    /* it grew: still no lookup */
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 200, 1000000, false, &cursor, &range), 0);
     CHECK_EQUAL(range.position, 50000);
     CHECK_EQUAL(range.size_bytes, 3000);
@@ -155,8 +155,8 @@ TEST(the_ends_of_the_log)
 }
 
 /* A client that reads the files itself continues with the next segment where readable_bytes end,
- * so it must not learn of one before all of this one is readable: the writer rolls while batches
- * that are not flushed yet lie behind the high watermark. */
+ * so the next segment must not be reported before this one is readable completely: the writer rolls
+ * while unflushed batches are behind the high watermark. */
 TEST(the_next_segment_is_named_when_this_one_is_fully_readable)
 {
     struct mqd_reader *reader = plain_partition(4, 100);

@@ -1,5 +1,5 @@
-/* What a reader does about its files: descriptors, files that go, roll, are replaced or damaged;
- * what is available. */
+/* A reader's handling of its files: descriptors, files that are deleted, rolled, replaced or
+ * damaged; available bytes. */
 #include "mqd_reader_test.h"
 
 /* ---- descriptors ---- */
@@ -80,11 +80,11 @@ TEST(deleted_segments_are_let_go)
         CHECK_EQUAL(unlink(path), 0);
     }
     generation_now = 1;
-    mqd_reader_sweep(reader, generation_of, &shared); /* nothing moved: nothing is done */
+    mqd_reader_sweep(reader, generation_of, &shared); /* nothing moved, so nothing is done */
     CHECK_EQUAL(mqd_reader_segment_count(reader), 4);
     generation_now = 2;
     mqd_reader_sweep(reader, generation_of, &shared);
-    CHECK_EQUAL(mqd_reader_segment_count(reader), 3); /* the held one and the two that are there */
+    CHECK_EQUAL(mqd_reader_segment_count(reader), 3); /* the held one and the two existing ones */
     CHECK(check_range(&shared, &shared.positions, 50, 9000, true, &held) != UINT32_MAX);
     mqd_range_release(reader, &held);
     CHECK_EQUAL(mqd_reader_segment_count(reader), 2);
@@ -111,13 +111,13 @@ TEST(a_missing_file_is_stale_once_and_then_an_error)
     CHECK_EQUAL(unlink(path), 0);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 150, 9000, true, &cursor, &range), -1);
     CHECK_EQUAL(mqd_error_code(), MQD_E_STALE);
-    /* listed again, the segment is not there: the next record is the first of the following one, as
-     * after compaction */
+    /* listed again, the segment is missing: the next record is the first of the following one,
+     * as after compaction */
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 150, 9000, true, &cursor, &range), 0);
     CHECK_EQUAL(range.position, 0);
     mqd_range_release(reader, &range);
     struct mqd_positions positions = shared.positions;
-    positions.high_watermark_segment = 555; /* a segment that no listing shows */
+    positions.high_watermark_segment = 555; /* a segment that no listing contains */
     positions.high_watermark = 600;
     CHECK_EQUAL(mqd_reader_find(reader, 3, &positions, 2, 250, 9000, true, &cursor, &range), -1);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &positions, 2, 250, 9000, true, &cursor, &range), 56);
@@ -158,7 +158,7 @@ TEST(a_replaced_file_is_opened_again)
     unlink(path);
     name_of(path, &shared, 0, ".log");
     name_of(fresh, &shared, 0, ".cleaned");
-    static uint8_t batch[40000];             /* so long that the old position lies inside it */
+    static uint8_t batch[40000];             /* so long that the old position is inside it */
     make_batch(batch, 44, 55, sizeof batch); /* all that compaction left of 0..99 */
     FILE *file = fopen(fresh, "wb");
     fwrite(batch, 1, sizeof batch, file);
@@ -201,7 +201,7 @@ TEST(a_damaged_header_is_reported_with_its_position)
     mqd_range_release(reader, &range);
     damage(0, ".log", 30000 + 8, "\x7f\xff\xff\xff", 4); /* a length beyond the segment */
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 60, 2000, true, &cursor, &range), 2);
-    damage(100, ".log", 3000, "\0\0\0\0\0\0\0\1", 8); /* an offset that goes back */
+    damage(100, ".log", 3000, "\0\0\0\0\0\0\0\1", 8); /* a decreasing offset */
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 106, 2000, true, &cursor, &range), 2);
     CHECK_CONTAINS(mqd_error_message(), "at position 3000: its base offset is below");
     plain_end(reader);
@@ -243,7 +243,8 @@ TEST(a_file_cut_from_outside_is_a_storage_error)
     plain_end(reader);
 }
 
-/* A segment whose index has more than one 4 KiB page: the binary search over pages, from any hint. */
+/* A segment whose index has more than one 4 KiB page: binary search over pages, from any
+ * hint. */
 TEST(an_index_of_many_pages)
 {
     struct model *m = &shared;
@@ -260,7 +261,7 @@ TEST(an_index_of_many_pages)
         uint32_t size_max = (uint32_t)(test_random(&seed) % 250000);
         pread_bytes = 0;
         CHECK_EQUAL(mqd_reader_find(reader, 3, &m->positions, 1, offset, size_max, true, &cursor, &range), 0);
-        /* not a walk over the segment's 280,000 bytes; the last batches have no index */
+        /* not a scan of the segment's 280,000 bytes; the last batches are not indexed */
         CHECK(pread_bytes < 24000 || offset > 16000);
         CHECK(check_range(m, &m->positions, offset, size_max, true, &range) != UINT32_MAX);
         mqd_range_release(reader, &range);
@@ -307,7 +308,7 @@ TEST(available_bytes_are_exact)
                 expected += m->batches[b].size_bytes;
             CHECK_OR(mqd_reader_available_bytes(reader, 7, &positions, offset, &cursor) == expected, );
             pread_count = 0;
-            /* the cursor came along */
+            /* the cursor moved along */
             CHECK_OR(mqd_reader_available_bytes(reader, 7, &positions, offset, &cursor) == expected &&
                          (pread_count == 0 || expected == 0), );
             CHECK_OR(mqd_reader_find(reader, 7, &positions, 1, offset, 1 << 30, false, &cursor, &range) == 0 &&

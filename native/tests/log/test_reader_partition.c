@@ -1,6 +1,5 @@
-/* The reader behind the real writer: every byte that was appended is read once and in order, by
- * readers of different appetite that follow while the log grows, rolls and loses its oldest
- * segments. */
+/* The reader with the real writer: every appended byte is read once and in order, by readers
+ * with different limits that follow while the log grows, rolls and loses its oldest segments. */
 #include <endian.h>
 #include <limits.h>
 #include <unistd.h>
@@ -16,7 +15,7 @@ struct follower {
     struct mqd_cursor cursor;
     int64_t offset;
     uint32_t size_max;
-    uint64_t bytes, sum; /* of all that was read */
+    uint64_t bytes, sum; /* of all data read */
 };
 
 static void put_word(uint8_t *at, uint64_t value, int bytes)
@@ -46,7 +45,7 @@ static uint32_t make_batch(uint8_t *bytes, uint64_t *seed)
     return size_bytes;
 }
 
-/* without what the broker stamps */
+/* without the fields that the broker sets */
 static uint64_t sum_of(const uint8_t *bytes, uint32_t size_bytes)
 {
     return mqd_crc32c(0, bytes + 16, size_bytes - 16);
@@ -70,7 +69,7 @@ static struct mqd_partition *open_partition(const char *path)
     return mqd_partition_open(path, &options, 0, 1700000000000, &recovery);
 }
 
-/* Reads once; follows offsets by the batches it got. */
+/* Reads once; follows offsets by the received batches. */
 static void follow(struct mqd_reader *reader, struct follower *f, const struct mqd_positions *positions,
                    uint64_t generation)
 {
@@ -93,7 +92,7 @@ static void follow(struct mqd_reader *reader, struct follower *f, const struct m
         CHECK_OR(mqd_batch_validate(bytes + at, (uint64_t)batch.size_bytes, &batch, &reason) == 0,
                  fprintf(stderr, "%s\n", reason);
                  return);
-        /* the first may hold the log start */
+        /* the first may contain the log start */
         CHECK(batch.base_offset == f->offset || (at == 0 && batch.base_offset < f->offset));
         f->offset = batch.base_offset + batch.last_offset_delta + 1;
         f->bytes += (uint32_t)batch.size_bytes;
@@ -164,8 +163,8 @@ TEST(readers_that_follow_the_writer_get_every_byte_once)
     CHECK_OR(system(command) == 0, );
 }
 
-/* Retention as the broker does it: the log start moves and the generation with it, then the files
- * go; readers that stand in the dropped part continue behind it. */
+/* Retention as in the broker: the log start and the generation advance, then the files are
+ * deleted; readers in the dropped part continue after it. */
 TEST(readers_survive_the_deletion_of_old_segments)
 {
     char path[] = "/tmp/mqd-test-reader-partition-XXXXXX", command[64], name[PATH_MAX];

@@ -1,5 +1,5 @@
-/* The replication core by itself: single rules, and traces that chance does not find. Against the
- * model in Python: tests/unit/native/test_replica_model.py. */
+/* The replication core by itself: single rules, and traces that random histories rarely reach.
+ * Against the model in Python: tests/unit/native/test_replica_model.py. */
 #include "mqd_test.h"
 #include "replica/rules.h"
 
@@ -54,13 +54,13 @@ TEST(the_high_watermark_is_the_least_of_all_members)
     CHECK_EQUAL(replica.high_watermark, 0);
     CHECK_EQUAL(fetch(&replica, 3, 4, 1).changed, MQD_REPLICA_CHANGED_HIGH_WATERMARK);
     CHECK_EQUAL(replica.high_watermark, 4);
-    CHECK_EQUAL(fetch(&replica, 3, 2, 2).changed, 0); /* it never falls */
+    CHECK_EQUAL(fetch(&replica, 3, 2, 2).changed, 0); /* it never decreases */
     CHECK_EQUAL(replica.high_watermark, 4);
     CHECK_EQUAL(fetch(&replica, 3, 10, 3).changed, MQD_REPLICA_CHANGED_HIGH_WATERMARK);
     mqd_replica_log(&replica, 0, 12, 11, 4); /* written, the last one not flushed */
     fetch(&replica, 2, 12, 5);
     fetch(&replica, 3, 12, 5);
-    CHECK_EQUAL(replica.high_watermark, 11); /* the leader's own counts as far as it is flushed */
+    CHECK_EQUAL(replica.high_watermark, 11); /* the leader's own position is its flushed end */
     CHECK_EQUAL(mqd_replica_log(&replica, 0, 12, 12, 6), MQD_REPLICA_CHANGED_HIGH_WATERMARK);
     CHECK_EQUAL(replica.high_watermark, 12);
 }
@@ -84,8 +84,8 @@ TEST(a_new_epoch_begins_with_nothing)
     CHECK_EQUAL(mqd_replica_latest(&replica), 0);
 }
 
-/* The copy of an expansion that arrives late: while it may be accepted, its member counts, whatever
- * else is answered. */
+/* The late copy of an expansion: while it may be accepted, its member counts, whatever other
+ * responses arrive. */
 TEST(a_proposal_counts_until_it_cannot_be_accepted)
 {
     struct mqd_replica replica = leader(5, 1 << 1 | 1 << 2);
@@ -100,7 +100,7 @@ TEST(a_proposal_counts_until_it_cannot_be_accepted)
     mqd_replica_log(&replica, 0, 8, 8, 60);
     fetch(&replica, 2, 8, 60);
     CHECK_EQUAL(replica.high_watermark, 5);
-    /* INVALID_UPDATE_VERSION: there is news */
+    /* INVALID_UPDATE_VERSION: there is a newer state */
     CHECK_EQUAL(mqd_replica_answered(&replica, first.sequence, 1, 95, 60, 70), 0);
     CHECK_EQUAL(mqd_replica_answered(&replica, first.sequence - 1, 1, 107, 60, 70), 0);
     CHECK_EQUAL(mqd_replica_answered(&replica, first.sequence, 0, 107, 60, 70), 0);
@@ -121,7 +121,7 @@ TEST(a_proposal_counts_until_it_cannot_be_accepted)
     CHECK_EQUAL(second.sequence, first.sequence + 1);
     struct mqd_replica_assignment other = led(1, 2, 1 << 1 | 1 << 2);
     mqd_replica_assign(&replica, &other, 82);
-    CHECK(!replica.proposing); /* another change was made of the partition: compare-and-set refuses this one for ever */
+    CHECK(!replica.proposing); /* another change of the partition was made: compare-and-set refuses this one forever */
 }
 
 TEST(a_lagging_follower_leaves_only_when_committed)
@@ -142,8 +142,8 @@ TEST(a_lagging_follower_leaves_only_when_committed)
     CHECK_EQUAL(replica.high_watermark, 9);
 }
 
-/* Below min_insync the high watermark stands still while acks=1 continues. A follower at it, long
- * behind the end, would be proposed away as soon as it had joined. */
+/* Below min_insync the high watermark does not advance while acks=1 continues. A follower at it,
+ * far behind the end, would be removed as soon as it had joined. */
 TEST(a_follower_joins_when_it_would_not_be_dropped_at_once)
 {
     struct mqd_replica replica = leader(5, 1 << 1 | 1 << 2);
@@ -156,12 +156,12 @@ TEST(a_follower_joins_when_it_would_not_be_dropped_at_once)
     fetch(&replica, 2, 5, 1000);
     CHECK_EQUAL(mqd_replica_propose(&replica, 1000, 50, &out), 0);
     mqd_replica_log(&replica, 0, 2000, 2000, 1010);
-    fetch(&replica, 2, 500, 1010); /* it has less than there was at its fetch before */
+    fetch(&replica, 2, 500, 1010); /* it has less than the end at its previous fetch */
     CHECK_EQUAL(mqd_replica_propose(&replica, 1010, 50, &out), 0);
     fetch(&replica, 2, 1000, 1020);
     CHECK_EQUAL(mqd_replica_propose(&replica, 1020, 50, &out), 0);
     mqd_replica_log(&replica, 0, 3000, 3000, 1030);
-    fetch(&replica, 2, 2000, 1060);                                /* all that there was at 1020 */
+    fetch(&replica, 2, 2000, 1060);                                /* everything there was at 1020 */
     CHECK_EQUAL(mqd_replica_propose(&replica, 1071, 50, &out), 0); /* more than half of lag_ms_max ago */
     CHECK_EQUAL(mqd_replica_propose(&replica, 1070, 50, &out), 1);
     CHECK_EQUAL(out.member_count, 2);
@@ -170,8 +170,8 @@ TEST(a_follower_joins_when_it_would_not_be_dropped_at_once)
     CHECK_EQUAL(mqd_replica_propose(&replica, 1120, 50, &out), 0); /* it stays for the rest of its time */
 }
 
-/* The log grows without pause and the follower is never at its end, but each fetch begins where the
- * log ended at the one before. */
+/* The log grows continuously and the follower is never at its end, but each fetch begins at the
+ * log's end of the previous one. */
 TEST(a_follower_at_full_speed_stays)
 {
     struct mqd_replica replica = leader(0, 1 << 1 | 1 << 2);
@@ -213,12 +213,12 @@ TEST(a_bound_of_records_counts_as_soon_as_it_is_set_and_until_it_is_dropped)
     given.lag_records_max = 10;
     mqd_replica_assign(&replica, &given, 20);
     CHECK_EQUAL(mqd_replica_propose(&replica, 519, 50, &out), 0);
-    given.lag_records_max = 95; /* it is not further behind than that */
+    given.lag_records_max = 95; /* it is not further behind */
     mqd_replica_assign(&replica, &given, 519);
     CHECK_EQUAL(mqd_replica_propose(&replica, 5000, 50, &out), 0);
     given.lag_records_max = 94;
     mqd_replica_assign(&replica, &given, 5000);
-    mqd_replica_assign(&replica, &given, 5400); /* said again, it does not begin again */
+    mqd_replica_assign(&replica, &given, 5400); /* assigned again, its time does not restart */
     CHECK_EQUAL(mqd_replica_propose(&replica, 5499, 50, &out), 0);
     CHECK_EQUAL(mqd_replica_propose(&replica, 5500, 50, &out), 1);
     CHECK_EQUAL(out.member_count, 1);
@@ -251,7 +251,7 @@ TEST(appends_are_bounded_by_the_replica_rules)
     next.min_insync = 7, next.partition_epoch = 3, next.members[1].in_sync = next.members[2].in_sync = 1;
     mqd_replica_assign(&replica, &next, 0);
     CHECK_EQUAL(mqd_replica_may_append(&replica, 1, 100, 99), 0);
-    next.partition_epoch = 4, next.broker_epoch = EPOCH_OF(1) + 50; /* registered again; metadata have not got there */
+    next.partition_epoch = 4, next.broker_epoch = EPOCH_OF(1) + 50; /* registered again; metadata do not have it yet */
     mqd_replica_assign(&replica, &next, 0);
     CHECK_EQUAL(replica.role, MQD_REPLICA_NONE);
     CHECK_EQUAL(mqd_replica_may_append(&replica, 0, 100, 99), 6);

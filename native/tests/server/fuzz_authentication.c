@@ -86,7 +86,7 @@ static bool is_open(void)
     return world.c && world.c->fd >= 0 && world.c->generation == world.generation;
 }
 
-/* ---- what the acceptor sees ---- */
+/* ---- requests to the acceptor ---- */
 
 static bool is_exchange(int16_t api_key, uint16_t flags)
 {
@@ -151,7 +151,7 @@ static void take_turns(void)
     for (int i = 0; i < 3; i++) {
         uint32_t from;
         if (is_open()) {
-            world.c->readable = 1; /* what an event would say */
+            world.c->readable = 1; /* like an event */
             mqd_connection_resume(r, world.c);
         }
         mqd_reactor_turn(r, NULL, 0);
@@ -241,7 +241,7 @@ static void answer_plainly(struct input *input)
     answer(&one, answer_flags, body, answer_flags & MQD_RESPONSE_NONE ? 0 : how & 16 ? how >> 5 : sizeof body);
 }
 
-/* A5: `how` says whose principal, and what is wrong with it. */
+/* A5: `how` selects whose principal, and its error. */
 static void name_principal(struct input *input)
 {
     static const uint8_t kinds[] = {MQD_PRINCIPAL_SASL, MQD_PRINCIPAL_TOKEN, MQD_PRINCIPAL_LOCAL, 77};
@@ -325,7 +325,7 @@ static void close_connection(void)
     mqd_reactor_turn(r, NULL, 0);
     struct mqd_descriptor one;
     bool exchange;
-    while (pop(&one, &exchange)) /* nothing that was asked is left behind */
+    while (pop(&one, &exchange)) /* no pending request is left */
         answer(&one, 0, "12345678", 8);
     mqd_reactor_turn(r, NULL, 0);
     uint32_t from;
