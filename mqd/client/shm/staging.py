@@ -17,6 +17,8 @@ Concurrency: append by any thread; everything else with the attachment's lock he
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ from mqd.client.columns import Column
 from mqd.client.messages import KafkaError, failure
 from mqd.native.client import Columns
 
+_value_of, _key_of, _partition_of = itemgetter(0), itemgetter(1), itemgetter(2)
 STAGE_MAX = 1024  # records passed on at once: more would not fit the caches
 
 
@@ -184,8 +187,9 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
         data = b"".join(entries)
     except TypeError:  # entries that are tuples
         if set(map(type, entries)) == {tuple} and len(sizes := set(map(len, entries))) == 1:
-            values, keys, *partitions = zip(*entries, strict=True)
-            given = np.fromiter(partitions[0], np.int32, count) if sizes == {3} else None
+            # a quarter of the time of zip(*entries)
+            values, keys = list(map(_value_of, entries)), list(map(_key_of, entries))
+            given = np.fromiter(map(_partition_of, entries), np.int32, count) if sizes == {3} else None
             return Chunk(_column(values), _optional(keys), None, given, timestamp_ms, timestamps)
         return _mixed(entries, timestamp_ms, timestamps)
     return Chunk(
@@ -220,7 +224,7 @@ def _entry(entry: Any, timestamp_ms: int) -> Entry:
     return Entry(value, key, partition, timestamp_ms, None, None, 0.0, None)
 
 
-def _column(items: tuple[Any, ...]) -> Column:
+def _column(items: Sequence[Any]) -> Column:
     try:
         return Column(len(items), b"".join(items), np.fromiter(map(len, items), np.int32, len(items)))
     except TypeError:
@@ -228,7 +232,7 @@ def _column(items: tuple[Any, ...]) -> Column:
         return Column(len(items), b"".join([item for item in items if item is not None]), sizes)
 
 
-def _optional(items: tuple[Any, ...]) -> Column | None:
+def _optional(items: Sequence[Any]) -> Column | None:
     return None if items.count(None) == len(items) else _column(items)
 
 
