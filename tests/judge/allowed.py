@@ -15,6 +15,7 @@ BESIDE_ERRORS = (
 NO_PARTITIONS = "a topic that is named without partitions is repeated in the response; Kafka omits it"
 
 ELR = "with eligible leader replicas Kafka writes min.insync.replicas down for the whole cluster"
+OF_NO_TOPIC = "mqd's default follows the number of replicas: a broker shows -1, a topic the number in force"
 NO_TIERS = "there is no tiered storage"
 BETWEEN_BROKERS = "the states of share groups go between brokers alone, over a listener that clients cannot use"
 OWN_PROPERTY = "mqd has properties of its own"
@@ -228,6 +229,9 @@ ALLOWED = (
     Allowed("DescribeConfigs", "1-4", "results[].configs[].config_source", HOURS, kafka=5, mqd=4),
     Allowed("DescribeConfigs", "1-4", "results[].configs[].synonyms[] only mqd", HOURS),
     Allowed("DescribeConfigs", "1-4", "results[].configs[].synonyms[].source", ELR, kafka=3, mqd=5),
+    Allowed("DescribeConfigs", "1-4", "results[].configs[].value", OF_NO_TOPIC, kafka="1", mqd="-1"),
+    Allowed("DescribeConfigs", "1-4", "results[].configs[].synonyms[].value", OF_NO_TOPIC, kafka="1", mqd="-1"),
+    Allowed("DescribeConfigs", "1-4", "results[].configs[] only Kafka", ELR, kafka="'min.insync.replicas'"),
     Allowed("DescribeConfigs", "1-4", "results[].configs[].synonyms[] only Kafka", ELR, kafka="'min.insync.replicas'"),
     Allowed(
         "DescribeConfigs",

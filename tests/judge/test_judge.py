@@ -80,7 +80,7 @@ def test_a_witness_is_for_one_line_of_the_table_in_versions_of_it() -> None:
 
 def test_directed_cases_are_judged_beside_those_of_every_seed_and_do_not_count_as_theirs() -> None:
     numbers = [number for number, _ in directed(KEYS["Produce"], 11)]
-    assert numbers == [FIRST_NUMBER, FIRST_NUMBER + 1]
+    assert numbers[:2] == [FIRST_NUMBER, FIRST_NUMBER + 1]
     journal = Journal()
     journal.add({("Produce", 11, 1, number): ([], []) for number in (0, *numbers)}, Table(()))
     assert Report(journal).scarce(3) == ["Produce 11: 1 cases"]

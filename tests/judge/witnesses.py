@@ -81,6 +81,14 @@ _COMMITTED = (
 _BEGUN_AGAIN = (*_COMMITTED, stories.add_partitions())
 
 
+# -- configurations --------------------------------------------------------------------------------
+
+
+def _in_sync(broker: str) -> object:
+    resource = m.DescribeConfigsRequest.Resource(4, broker, ["min.insync.replicas"])
+    return m.DescribeConfigsRequest([resource], include_synonyms=True)
+
+
 # -- share groups ----------------------------------------------------------------------------------
 
 
@@ -89,10 +97,10 @@ def _altered(start: int) -> object:
     return m.AlterShareGroupOffsetsRequest(GROUP, [m.AlterShareGroupOffsetsRequest.Topic(A, [partition])])
 
 
-def _acknowledging(first: int, last: int) -> object:
+def _acknowledging(first: int, last: int, name: str = A) -> object:
     batch = m.ShareFetchRequest.AcknowledgementBatch(first, last, [1])
     topic = m.ShareFetchRequest.Topic(
-        Ref("topic_id", A), [m.ShareFetchRequest.Partition(0, acknowledgement_batches=[batch])]
+        Ref("topic_id", name), [m.ShareFetchRequest.Partition(0, acknowledgement_batches=[batch])]
     )
     return m.ShareFetchRequest(GROUP, SHARE_MEMBER, 1, max_wait_ms=100, max_records=500, batch_size=500, topics=[topic])
 
@@ -265,6 +273,33 @@ WITNESSES = (
             for name in _NAMES
         ])],
         before=(stories.commit_offsets(),),
+    ),
+    *(
+        Witness("DescribeConfigs", (1, 4), f"results[].configs[].{field}", lambda _: [_in_sync("1")], kafka, mqd)
+        for field, kafka, mqd in (("synonyms[].source", 3, 5), ("synonyms[].value", "1", "-1"), ("value", "1", "-1"))
+    ),
+    Witness(
+        "DescribeConfigs", (1, 4), "results[].configs[] only Kafka",
+        lambda _: [_in_sync("")], "'min.insync.replicas'",
+    ),
+    Witness(
+        "ListOffsets", (7, 11), "topics[].partitions[].offset", lambda _: [
+            m.ListOffsetsRequest(
+                -1, 0, [m.ListOffsetsRequest.Topic(A, [m.ListOffsetsRequest.Partition(0, -1, -3)])]
+            )
+        ],
+        0, 2, before=(stories.produce(A, Batch((b"a", b"b", b"c"))), stories.delete_records(2)),
+    ),
+    Witness(
+        "Produce", (11,), "responses[].partition_responses[].error_code",
+        lambda _: [_transactional(_begun(damage="garbage"))], 120, 87, before=(stories.init_producer(),),
+    ),
+    Witness(
+        "ShareGroupHeartbeat", (1,), "heartbeat_interval_ms", lambda _: [stories.share_heartbeat().request], 5000, 1000,
+    ),
+    Witness(
+        "ShareFetch", (1, 2), "responses[].partitions[].acknowledge_error_code",
+        lambda _: [_acknowledging(0, 0, B)], 3, 121, before=tuple(stories.SHARE_HISTORIES[5]),
     ),
     Witness(
         "IncrementalAlterConfigs", (0, 1), "responses[].error_code", lambda _: [
