@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+import mqd
 from tests.cluster import Cluster
+from tests.compat.programs.program import kill_process
 from tests.crash.workload import wait_until
+from tests.interaction.cluster.test_cluster_local import at, metric
+from tests.interaction.cluster.test_cluster_local import create as create_assigned
 from tests.interaction.cluster_clients import all_in_sync, create
 
 pytestmark = pytest.mark.slow
@@ -118,3 +122,38 @@ def test_each_id_once_while_hosts_are_killed(tmp_path: Path) -> None:
         assert not {number: count for number, count in found.items() if count != 1}
         assert set(found) == set(range(first.sent))
         print(f"{first.sent} ids, each sent twice or more, each written once")
+
+
+def test_each_id_once_through_relays(tmp_path: Path) -> None:
+    """Applications by shared memory on every host: one host leads, one has a replica, one has none. Leaders
+    die while all of them send the same ids.
+    """
+    with Cluster(tmp_path, workers=1, config=HOSTS) as cluster:
+        create_assigned(cluster, TOPIC, [[1, 2], [2, 3], [3, 1], [1, 3]], CONFIG)
+        clients = [mqd.Producer(at(broker, transport="shm", linger_ms=2, acks="all")) for broker in cluster]
+        failed: list[object] = []
+
+        def acknowledged(error: object, _message: object) -> None:
+            if error is not None:
+                failed.append(error)
+
+        count = 3000
+        for number in range(count):
+            for client in clients:
+                headers = {"dedup-id": str(number)}
+                client.produce(
+                    TOPIC, str(number), headers=headers, partition=number % PARTITIONS, on_delivery=acknowledged
+                )
+                client.poll(0)
+            if number % 1000 == 500:
+                kill_process(cluster.brokers[number // 1000 + 1], "mqd-worker-0")
+        for client in clients:
+            assert client.flush(SECONDS) == 0, cluster.logs()
+        assert not failed, failed[:3]
+        relayed = {node: metric(broker, "mqd_relayed_batches") for node, broker in cluster.brokers.items()}
+        assert all(relayed.values()), relayed
+        found = _read(cluster.bootstrap)
+        assert found == collections.Counter(range(count))
+        for client in clients:
+            client.close()
+        print(f"{count} ids, sent by each of {len(clients)} hosts, each written once; relayed: {relayed}")

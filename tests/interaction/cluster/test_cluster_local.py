@@ -46,7 +46,7 @@ def at(broker: Member, **more: object) -> dict[str, object]:
     }
 
 
-def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> None:
+def create(cluster: Cluster, name: str, assignments: list[list[int]], config: dict[str, str] | None = None) -> None:
     topic = CreateTopicsRequest.Topic(
         name=name,
         num_partitions=-1,
@@ -55,6 +55,7 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> None:
             CreateTopicsRequest.Assignment(partition_index=index, broker_ids=nodes)
             for index, nodes in enumerate(assignments)
         ],
+        configs=[CreateTopicsRequest.Config(name=key, value=value) for key, value in (config or {}).items()],
     )
     with KafkaConnection(cluster.brokers[1].address, cluster.brokers[1].port, timeout_s=PATIENCE_S) as kafka:
         response = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=60_000)).topics[0]

@@ -6,8 +6,11 @@ when the group has finished them.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import random
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from tests.crash.workload import wait_until
 from tests.interaction import share_members
 from tests.interaction.cluster.test_cluster_moves import Load
 from tests.interaction.cluster_clients import all_in_sync, create
+from tests.interaction.coordinator import fifo_members
 from tests.interaction.share_members import Output, begin_at_first_record, lag
 
 pytestmark = pytest.mark.slow
@@ -38,6 +42,14 @@ CONFIG = {
     "queue.delete.on.ack.interval.ms": "500",
     "group.share.delivery.count.limit": str(DELIVERIES),  # kills must not exhaust a record's deliveries
 }
+# so that members on a host that is killed do not hold partitions for long
+SHORT_SESSIONS = {
+    "group.share.min.session.timeout.ms": "3000",
+    "group.share.session.timeout.ms": "5000",
+    "group.share.min.heartbeat.interval.ms": "500",
+    "group.share.heartbeat.interval.ms": "500",
+}
+SPARED_S = 15.0  # after a change of leader a member may still hold what its successor delivers again
 
 
 @pytest.mark.timeout(900)
@@ -124,3 +136,58 @@ def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> No
             found = Output([last.output]).deliveries
             assert found.keys() == markers and not last.ended(), last.tail()
     print(f"hosts {nodes}: {output.check(sent, DELIVERIES)}")
+
+
+@pytest.mark.timeout(900)
+def test_the_order_of_keys_while_hosts_are_killed(tmp_path: Path) -> None:
+    """share.fifo: with each host, leaders of partitions and coordinators of their states are lost."""
+    key_count, config = 60, {**CONFIG, **SHORT_SESSIONS}
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(tmp_path, workers=1, config=config))
+        create(cluster, TOPIC, PARTITIONS)
+        begin_at_first_record(cluster.bootstrap, GROUP)
+        share_members.configure_group(cluster.bootstrap, GROUP, "share.fifo", "key")
+        module = [sys.executable, "-m", "tests.interaction.coordinator.fifo_members"]
+        members = [
+            stack.enter_context(Program([*module, cluster.bootstrap, GROUP, TOPIC, client], tmp_path / client))
+            for client in ("librdkafka", "auto", "tcp")
+        ]
+        outputs = [member.output for member in members]
+        counts: collections.Counter[str] = collections.Counter()
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 20})
+
+        def send(count: int) -> None:
+            for _ in range(count):
+                key = f"k{counts.total() % key_count}"
+                producer.produce(TOPIC, f"{key}:{counts[key]}", key)
+                counts[key] += 1
+            assert producer.flush(SECONDS) == 0
+
+        def state() -> str:
+            return "\n".join([*(member.tail() for member in members), cluster.logs()])
+
+        def progress(count: int) -> None:
+            """Waits until so many more of the records are accepted."""
+            least = min(len(fifo_members.accepted(outputs)) + count, counts.total())
+            wait_until(lambda: len(fifo_members.accepted(outputs)) >= least, SECONDS, state)
+
+        def all_in_service() -> bool:
+            return all(all_in_sync(cluster, name) for name in (TOPIC, "__consumer_offsets", "__share_group_state"))
+
+        kills_ns: list[int] = []
+        for node in sorted(cluster.brokers):
+            send(1200)
+            progress(200)
+            kills_ns.append(time.monotonic_ns())
+            cluster.brokers[node].kill_all()
+            send(1200)
+            progress(200)  # served by the other hosts
+            kills_ns.append(time.monotonic_ns())  # leaders move back
+            cluster.brokers[node].start()
+            wait_until(all_in_service, SECONDS, state)
+        addresses = [(broker.address, broker.port) for broker in cluster]
+        wait_until(
+            lambda: lag(addresses, GROUP) == [0] * PARTITIONS, SECONDS, lambda: f"{lag(addresses, GROUP)}\n{state()}"
+        )
+        assert not any(member.ended() for member in members), state()
+    print(fifo_members.check(outputs, dict(counts), kills_ns, SPARED_S))

@@ -5,13 +5,18 @@ from __future__ import annotations
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import mqd
 from tests.broker import Broker
+from tests.certificates import Authority
 from tests.polling import PATIENCE_S
+from tests.ports import free_port
 
 CONFIG = {"dedup.window.ms": "600000", "message.timestamp.type": "LogAppendTime", "compression.type": "uncompressed"}
 
@@ -130,3 +135,45 @@ def test_a_record_without_an_id_is_refused(broker: Broker, topic: str) -> None:
 def test_topics_that_deduplication_refuses(broker: Broker, changed: dict[str, str], reason: str) -> None:
     with pytest.raises(KafkaException, match=reason):
         create(broker, CONFIG | changed)
+
+
+def send_singly(producer: Any, topic: str, ids: range) -> list[int]:
+    """Each record is a batch; returns the offset that each was acknowledged with."""
+    offsets: dict[int, int] = {}
+
+    def sent(error: object, message: Any) -> None:
+        assert error is None, error
+        offsets[int(message.value())] = message.offset()
+
+    for number in ids:
+        producer.produce(topic, str(number), headers={"dedup-id": str(number)}, partition=0, on_delivery=sent)
+        assert producer.flush(PATIENCE_S) == 0
+    return [offsets[number] for number in ids]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["tcp", "tls", "shm"])
+def test_an_id_is_written_once_over_any_transport(tmp_path: Path, first: str) -> None:
+    """Each transport sends some ids before the others and some after them."""
+    authority, port = Authority(), free_port()
+    config = {
+        "listeners": f"PLAINTEXT://127.0.0.1:0,SSL://127.0.0.1:{port}",
+        "ssl.keystore.location": str(authority.issue("broker").write(tmp_path / "keystore.pem")),
+    }
+    ca = {"security.protocol": "SSL", "ssl.ca.location": str(authority.write(tmp_path / "ca.pem"))}
+    with Broker(tmp_path / "data", config=config) as broker:
+        topic = create(broker, CONFIG)
+        producers = {
+            "tcp": Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True}),
+            "tls": Producer({"bootstrap.servers": f"127.0.0.1:{port}", **ca}),
+            "shm": mqd.Producer({"bootstrap.servers": broker.bootstrap, "transport": "shm"}),
+        }
+        names = [first, *(name for name in producers if name != first)]
+        for index, name in enumerate(names):
+            begin = 20 * index
+            expected = send_singly(producers[name], topic, range(begin, begin + 20))
+            for other in names:
+                assert send_singly(producers[other], topic, range(begin, begin + 20)) == expected, (name, other)
+        producers["shm"].close()
+        assert [value for _, value in values(broker, topic)] == [str(number) for number in range(60)]
+        assert left_out(broker) == 3 * 60
