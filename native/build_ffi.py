@@ -15,6 +15,7 @@ HEADERS = (
     "server/api.h",
     "replica/rules.h",
     "log/compaction/api.h",
+    "log/views/view_index.h",
     "client/client.h",
     "client/reader.h",
     "client/columns.h",

@@ -226,7 +226,7 @@ struct mqd_reactor {
     struct mqd_node sessions, woken;
     struct mqd_node look_ups[MQD_LOOK_UP_BUCKET_COUNT]; /* by slot */
     struct mqd_cached_cursor cursors[MQD_CURSOR_CACHE_COUNT];
-    struct mqd_view_skip view_skips[MQD_VIEW_SKIP_COUNT];
+    struct mqd_views views;
     struct mqd_fetch_set **session_table;
     uint32_t session_count;
     uint64_t session_heap_bytes;

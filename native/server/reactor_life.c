@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "log/views/view_index.h"
 #include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/rights/subject.h"
@@ -196,6 +197,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         mqd_endpoint_close(r->endpoint);
     if (r->reader)
         mqd_reader_destroy(r->reader);
+    mqd_view_index_destroy(r->views.index);
     if (r->arena)
         mqd_arena_close(r->arena);
     if (r->control_arena)

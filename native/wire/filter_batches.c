@@ -119,28 +119,44 @@ void mqd_filtered_free(struct mqd_filtered *filtered)
     *filtered = (struct mqd_filtered){0};
 }
 
-int16_t mqd_filter_batches(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
-                           int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out)
+int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
+                          int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out,
+                          uint64_t *consumed_bytes)
 {
     struct work work = {filter, filter_bytes, from_offset, out};
     struct mqd_batch batch;
-    *out = (struct mqd_filtered){.next_offset = from_offset};
-    for (uint64_t at = 0; at < size_bytes && (!out->size_bytes || out->size_bytes < output_bytes_max);
-         at += (uint64_t)batch.size_bytes) {
+    uint64_t at = 0, began = out->size_bytes;
+    int16_t error = 0;
+    while (at < size_bytes && (out->size_bytes == began || out->size_bytes - began < output_bytes_max)) {
         uint64_t before = out->size_bytes;
         if (size_bytes - at < MQD_BATCH_HEADER_BYTES || mqd_batch_decode(bytes + at, size_bytes - at, &batch) < 0 ||
-            (uint64_t)batch.size_bytes > size_bytes - at)
-            return MQD_KAFKA_CORRUPT_MESSAGE;
+            (uint64_t)batch.size_bytes > size_bytes - at) {
+            error = MQD_KAFKA_CORRUPT_MESSAGE;
+            break;
+        }
         int64_t next_offset = batch.base_offset + batch.last_offset_delta + 1;
-        if (next_offset <= from_offset)
-            continue;
-        int16_t error = filter_batch(&work, bytes + at, &batch);
-        if (error)
-            return error;
-        out->next_offset = next_offset;
-        out->has_empty = false;
-        if (out->size_bytes == before)
-            seal_empty(out, &batch);
+        if (next_offset > from_offset) {
+            error = filter_batch(&work, bytes + at, &batch);
+            if (error) {
+                out->size_bytes = before; /* less what was selected before it cannot be read */
+                break;
+            }
+            out->next_offset = next_offset;
+            out->has_empty = false;
+            if (out->size_bytes == before)
+                seal_empty(out, &batch);
+        }
+        at += (uint64_t)batch.size_bytes;
     }
-    return 0;
+    *consumed_bytes = at;
+    return error;
+}
+
+int16_t mqd_filter_batches(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
+                           int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out)
+{
+    uint64_t consumed_bytes;
+    *out = (struct mqd_filtered){.next_offset = from_offset};
+    return mqd_filter_append(filter, filter_bytes, bytes, size_bytes, from_offset, output_bytes_max, out,
+                             &consumed_bytes);
 }

@@ -154,6 +154,7 @@ static int16_t open_new(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     if (entry->sealed_bytes >= 0)
         entry->sealed_bytes = status.st_size; /* compaction may have replaced the file since its size was read */
     segment->index_fd = -1;
+    segment->serial = ++reader->last_serial;
     segment->slot = slot;
     segment->base_offset = entry->base_offset;
     mqd_list_append(&reader->recent, &segment->node);

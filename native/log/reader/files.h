@@ -37,6 +37,7 @@ struct mqd_segment_ref {
     int fd;
     int index_fd; /* -1: not opened yet, or no index file (a segment below one index interval has none) */
     uint64_t inode;
+    uint64_t serial; /* of this opening, above 0: while it is open, no other file has its inode */
     uint32_t references;
 };
 
@@ -77,7 +78,8 @@ struct mqd_reader_slot {
 struct mqd_reader {
     uint32_t fd_count_max;
     uint32_t fd_count;
-    uint32_t open_count;    /* segments, including detached ones */
+    uint32_t open_count; /* segments, including detached ones */
+    uint64_t last_serial;
     struct mqd_node recent; /* least recently used first */
     struct mqd_node detached;
     struct mqd_node known; /* slots with a path */

@@ -47,6 +47,20 @@ int mqd_segment_ref_fd(const struct mqd_segment_ref *segment)
     return segment->fd;
 }
 
+uint64_t mqd_segment_ref_serial(const struct mqd_segment_ref *segment)
+{
+    return segment->serial;
+}
+
+void mqd_range_move_cursor(const struct mqd_range *range, uint32_t position, int64_t offset, struct mqd_cursor *cursor)
+{
+    cursor->segment = range->segment->base_offset;
+    cursor->inode = range->segment->inode;
+    cursor->position = position;
+    cursor->offset = offset;
+    cursor->index_hint = 0;
+}
+
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range)
 {
     if (!range->segment)

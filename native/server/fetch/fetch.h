@@ -117,6 +117,12 @@ struct mqd_view_skip {
     uint64_t topic_serial;
     int32_t partition_index, leader_epoch;
     int64_t offset, skipped;
+    bool known; /* as skipped_known */
+    uint8_t batch[MQD_BATCH_HEADER_BYTES];
+};
+struct mqd_views {
+    struct mqd_view_skip skips[MQD_VIEW_SKIP_COUNT];
+    struct mqd_view_index *index; /* NULL: none was read yet */
 };
 /* Before the entry is looked at: what is known of its offset in this leader epoch. */
 void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch);
@@ -139,6 +145,8 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
                           uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first);
 void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                             uint32_t slot, struct mqd_positions *positions);
+/* For the next fetch without a session: its entry begins with this one's cursor. */
+void mqd_fetch_keep_cursor(struct mqd_reactor *r, const struct mqd_fetch_entry *entry);
 /* releases the range and its references */
 void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
 /* Makes the partition's directory known to this worker's reader. */

@@ -7,7 +7,7 @@
 
 /* transactions reported with one range; if there are more, only the first batch is returned */
 #define ABORTED_COUNT_MAX 4096
-#define VIEW_READ_BYTES (1u << 20) /* of the base, at a time; one batch at least */
+#define VIEW_BYTES_SHORT (1u << 20) /* or, of a view, this much of its base */
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
@@ -40,7 +40,7 @@ static void cursor_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
         entry->cursor = cached->cursor;
 }
 
-static void cursor_keep(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
+void mqd_fetch_keep_cursor(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
 {
     if (entry->set->session_id || !entry->cursor.valid)
         return; /* a session keeps its own */
@@ -85,7 +85,8 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
     if (code == 0 && entry->aborted.count > ABORTED_COUNT_MAX && size_max > 1) {
         mqd_fetch_entry_release(r, entry);
         entry->cursor = cursor;
-        return find_once(r, request, entry, slot, positions, generation, 1, true);
+        uint32_t shorter = entry->topic->view && size_max > VIEW_BYTES_SHORT ? VIEW_BYTES_SHORT : 1;
+        return find_once(r, request, entry, slot, positions, generation, shorter, true);
     }
     if (code == 0 && entry->aborted.count &&
         !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
@@ -107,8 +108,8 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max)
                                                    : (uint32_t)(*budget < 0 ? 0 : *budget);
     bool is_view = entry->topic->view != NULL;
-    if (is_view) /* of what is read, little may be selected */
-        size_max = VIEW_READ_BYTES;
+    if (is_view) /* of what is read, little may be selected, and much of it is known (log/views/view_index.h) */
+        size_max = UINT32_MAX;
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
@@ -125,10 +126,13 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     }
     if (entry->range.size_bytes) {
         *first = false;
+        if (is_view) { /* the thread that filters them says how many are sent */
+            int64_t size_bytes = entry->range.size_bytes;
+            *budget -= size_bytes < entry->bytes_max ? size_bytes : entry->bytes_max;
+            return;
+        }
         *budget -= entry->range.size_bytes;
-        cursor_keep(r, entry);
-        if (is_view)
-            return; /* the thread that filters them says how many are sent */
+        mqd_fetch_keep_cursor(r, entry);
         entry->outcome.records_bytes = entry->range.size_bytes;
         mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->range.size_bytes);
         if (entry->set->replica_id < 0)

@@ -1,5 +1,5 @@
-/* Fetches of views: the base's batches are read and filtered by a thread of the worker's pool, and the response has
- * what is left of them.
+/* Fetches of views: the base's batches are read and filtered by a thread of the worker's pool, or taken from what
+ * was selected before (log/views/view_index.h), and the response has what is left of them.
  *
  *   collect -> range of the base found -> job -> something selected, or the fetch expires -> answer
  *                     ^                      -> nothing selected: `skipped` grows, and it is evaluated again
@@ -15,23 +15,25 @@
  *   F2  a job owns all it uses (range, filter): its request, set and entry may end before it. */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "codec/codec.h"
+#include "log/views/view_index.h"
 #include "server/reactor.h"
 #include "wire/buffer.h"
 #include "wire/filter.h"
+
+#define INDEX_BYTES_MAX (64ull << 20) /* of a worker */
+#define PIECE_BYTES (1u << 20)
+#define FILTERED_BYTES_MAX (4u << 20) /* of the base, for one response */
+#define OUTPUT_BYTES_MAX (1 << 20)    /* selected, of a partition, for one response */
 
 struct mqd_view_job {
     struct mqd_request *request;
     struct mqd_fetch_entry *entry; /* to be compared only, until it is found in the request's set */
     struct mqd_range range;
-    int64_t from_offset;
-    uint64_t output_bytes_max;
-    int32_t leader_epoch;
+    struct mqd_view_index *index;
+    struct mqd_view_read read;
     int16_t error;
-    struct mqd_filtered found;
-    uint32_t filter_bytes;
     uint8_t filter[];
 };
 
@@ -42,7 +44,7 @@ static struct mqd_view_skip *place_of(struct mqd_reactor *r, const struct mqd_fe
     uint64_t hash = entry->topic->serial * 0x9e3779b97f4a7c15ull +
                     (uint32_t)entry->partition_index * 0xc2b2ae3d27d4eb4full +
                     (uint64_t)entry->fetch_offset * 0x165667b19e3779f9ull;
-    return &r->view_skips[hash >> 48 & (MQD_VIEW_SKIP_COUNT - 1)];
+    return &r->views.skips[hash >> 48 & (MQD_VIEW_SKIP_COUNT - 1)];
 }
 
 void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch)
@@ -52,8 +54,11 @@ void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32
         entry->skipped = entry->skipped_known = 0;
     if (!entry->skipped && kept->topic_serial == entry->topic->serial &&
         kept->partition_index == entry->partition_index && kept->offset == entry->fetch_offset &&
-        kept->leader_epoch == leader_epoch)
+        kept->leader_epoch == leader_epoch) {
         entry->skipped = kept->skipped;
+        entry->skipped_known = kept->known;
+        memcpy(entry->skipped_batch, kept->batch, sizeof entry->skipped_batch);
+    }
     entry->skipped_epoch = leader_epoch;
 }
 
@@ -62,11 +67,14 @@ static void skip(struct mqd_reactor *r, struct mqd_fetch_entry *entry, const str
     entry->skipped = found->next_offset - entry->fetch_offset;
     entry->skipped_known = found->has_empty;
     memcpy(entry->skipped_batch, found->empty, sizeof entry->skipped_batch);
-    *place_of(r, entry) = (struct mqd_view_skip){.topic_serial = entry->topic->serial,
-                                                 .partition_index = entry->partition_index,
-                                                 .offset = entry->fetch_offset,
-                                                 .leader_epoch = entry->skipped_epoch,
-                                                 .skipped = entry->skipped};
+    struct mqd_view_skip *kept = place_of(r, entry);
+    *kept = (struct mqd_view_skip){.topic_serial = entry->topic->serial,
+                                   .partition_index = entry->partition_index,
+                                   .offset = entry->fetch_offset,
+                                   .leader_epoch = entry->skipped_epoch,
+                                   .skipped = entry->skipped,
+                                   .known = found->has_empty};
+    memcpy(kept->batch, found->empty, sizeof kept->batch);
 }
 
 void mqd_view_pass(const struct mqd_request *request, struct mqd_fetch_entry *entry)
@@ -80,44 +88,50 @@ void mqd_view_pass(const struct mqd_request *request, struct mqd_fetch_entry *en
 
 /* ---- the job ---- */
 
-static int16_t filter_range(struct mqd_view_job *job)
-{
-    uint32_t size_bytes = job->range.size_bytes;
-    uint8_t *bytes = malloc(size_bytes);
-    if (!bytes)
-        return MQD_KAFKA_STORAGE_ERROR;
-    int16_t error = MQD_KAFKA_STORAGE_ERROR;
-    if (pread(mqd_segment_ref_fd(job->range.segment), bytes, size_bytes, job->range.position) == (ssize_t)size_bytes)
-        error = mqd_filter_batches(job->filter, job->filter_bytes, bytes, size_bytes, job->from_offset,
-                                   job->output_bytes_max, &job->found);
-    free(bytes);
-    return error;
-}
-
 /* On a thread of the pool. */
 static int run(void *argument)
 {
     struct mqd_view_job *job = argument;
-    job->error = filter_range(job);
+    job->error = mqd_view_read(job->index, &job->read);
     mqd_decompress_trim();
     return 0;
+}
+
+static uint64_t room_of(const struct mqd_request *request, const struct mqd_fetch_entry *entry)
+{
+    int32_t room = entry->bytes_max < request->bytes_max ? entry->bytes_max : request->bytes_max;
+    room = room < OUTPUT_BYTES_MAX ? room : OUTPUT_BYTES_MAX;
+    return room > 0 ? (uint64_t)room : 1;
 }
 
 bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
     const struct mqd_view *view = entry->topic->view;
+    if (!r->views.index && !(r->views.index = mqd_view_index_create(INDEX_BYTES_MAX, PIECE_BYTES)))
+        return false;
     struct mqd_view_job *job = calloc(1, sizeof *job + view->filter_bytes);
     if (!job)
         return false;
+    struct mqd_partition_slot *slot =
+        mqd_control_partition(r->options.control, entry->topic->slots[entry->partition_index]);
     job->request = request;
     job->entry = entry;
     job->range = entry->range;
-    job->from_offset = mqd_fetch_position(entry);
-    job->output_bytes_max = entry->bytes_max > 0 ? (uint64_t)entry->bytes_max : 1;
-    job->filter_bytes = view->filter_bytes;
+    job->index = r->views.index;
     memcpy(job->filter, view->filter, view->filter_bytes);
-    if (mqd_poll_run(r->poll, mqd_segment_ref_fd(entry->range.segment), run, job,
-                     mqd_token(MQD_TOKEN_VIEW, (uint64_t)(uintptr_t)job)) < 0) {
+    job->read = (struct mqd_view_read){.fd = mqd_segment_ref_fd(entry->range.segment),
+                                       .file = mqd_segment_ref_serial(entry->range.segment),
+                                       .view = entry->topic->serial,
+                                       .filter = job->filter,
+                                       .filter_bytes = view->filter_bytes,
+                                       .position = entry->range.position,
+                                       .limit = entry->range.position + entry->range.size_bytes,
+                                       .filtered_bytes_max = FILTERED_BYTES_MAX,
+                                       .from_offset = mqd_fetch_position(entry),
+                                       .output_bytes_max = room_of(request, entry),
+                                       .generation_at = &slot->segments_generation,
+                                       .generation = mqd_load_acquire(&slot->segments_generation)};
+    if (mqd_poll_run(r->poll, job->read.fd, run, job, mqd_token(MQD_TOKEN_VIEW, (uint64_t)(uintptr_t)job)) < 0) {
         free(job);
         return false;
     }
@@ -144,11 +158,15 @@ static void fail(struct mqd_reactor *r, const struct mqd_request *request, struc
 static void take(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                  struct mqd_view_job *job)
 {
-    struct mqd_filtered *found = &job->found;
+    struct mqd_filtered *found = &job->read.found;
     if (job->error) {
         fail(r, request, entry, job->error);
         return;
     }
+    entry->cursor.valid &= job->read.end_position > 0;
+    if (entry->cursor.valid && job->read.end_position < job->read.limit)
+        mqd_range_move_cursor(&job->range, job->read.end_position, found->next_offset, &entry->cursor);
+    mqd_fetch_keep_cursor(r, entry);
     if (!mqd_request_hold(r, request, found->capacity_bytes))
         return; /* no memory for it now: nothing this time */
     if (!found->size_bytes) {
@@ -193,10 +211,10 @@ void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
     struct mqd_view_job *job = (struct mqd_view_job *)(uintptr_t)id;
     struct mqd_request *request = job->request;
     struct mqd_fetch_entry *entry = entry_of(request, job);
-    mqd_range_release(r->reader, &job->range);
     if (entry)
         take(r, request, entry, job);
-    mqd_filtered_free(&job->found);
+    mqd_range_release(r->reader, &job->range);
+    mqd_filtered_free(&job->read.found);
     free(job);
     if (--request->pending)
         return;

@@ -1,0 +1,437 @@
+/* See log/views/view_index.h. */
+#include "log/views/view_index.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/atomic.h"
+#include "base/big_endian.h"
+#include "log/views/planted.h"
+#include "wire/filter.h"
+#include "wire/kafka_errors.h"
+
+#ifdef MQD_PLANTED
+uint32_t mqd_view_planted;
+#endif
+
+#define BUCKET_COUNT 16384u
+#define SELECTED_PART 8 /* one byte in so many is little */
+#define SIZE_AT 8       /* of a batch, in its header */
+#define LENGTH_BYTES (SIZE_AT + 4)
+#define NOT_KNOWN 2
+#define STOPPED 3 /* as `take` returns 0, and the position is behind what was taken */
+
+struct piece {
+    struct piece *next;
+    uint64_t file, view;
+    uint32_t number;           /* in the file */
+    uint32_t begin, last, end; /* positions of its first batch, of its last one, and behind that */
+    int64_t first_offset, next_offset;
+    bool has_empty;
+    uint8_t empty[MQD_BATCH_HEADER_BYTES];
+    uint8_t last_header[MQD_BATCH_HEADER_BYTES];
+    uint32_t size_bytes;
+    uint8_t bytes[];
+};
+
+struct buffer { /* batches from `position` of the file on */
+    uint32_t capacity_bytes, size_bytes, position;
+    uint8_t bytes[];
+};
+
+struct mqd_view_index {
+    pthread_mutex_t mutex;
+    uint64_t bytes_max;
+    uint32_t piece_bytes, selected_bytes_max; /* of a piece; if more is selected, it is not kept */
+    struct mqd_view_index_figures figures;
+    uint32_t hand;          /* the bucket that gives way next */
+    struct buffer *spare;   /* of the last reading, for the next one */
+    struct piece **buckets; /* NULL: nothing was kept yet */
+};
+
+/* ---- the table ---- */
+
+struct mqd_view_index *mqd_view_index_create(uint64_t bytes_max, uint32_t piece_bytes)
+{
+    struct mqd_view_index *index = calloc(1, sizeof *index);
+    if (!index)
+        return NULL;
+    index->bytes_max = bytes_max;
+    index->piece_bytes = piece_bytes;
+    index->selected_bytes_max = piece_bytes / SELECTED_PART;
+    pthread_mutex_init(&index->mutex, NULL);
+    return index;
+}
+
+static uint64_t size_of(const struct piece *piece)
+{
+    return sizeof *piece + piece->size_bytes;
+}
+
+static struct piece **place_of(const struct mqd_view_index *index, uint64_t file, uint64_t view, uint32_t number)
+{
+    file *= !PLANTED_VIEW(FILE);
+    view *= !PLANTED_VIEW(FILTER);
+    uint64_t hash = file * 0x9e3779b97f4a7c15ull + view * 0xc2b2ae3d27d4eb4full + number * 0x165667b19e3779f9ull;
+    hash ^= hash >> 32;
+    struct piece **at = &index->buckets[hash * 0x9e3779b97f4a7c15ull >> 50];
+    while (*at && (((*at)->file != file && !PLANTED_VIEW(FILE)) || ((*at)->view != view && !PLANTED_VIEW(FILTER)) ||
+                   (*at)->number != number))
+        at = &(*at)->next;
+    return at;
+}
+
+static void drop(struct mqd_view_index *index, struct piece **at)
+{
+    struct piece *piece = *at;
+    *at = piece->next;
+    index->figures.pieces--;
+    index->figures.bytes -= size_of(piece);
+    free(piece);
+}
+
+static void make_room(struct mqd_view_index *index, uint64_t size_bytes)
+{
+    while (index->figures.pieces && index->figures.bytes + size_bytes > index->bytes_max) {
+        struct piece **at = &index->buckets[index->hand++ & (BUCKET_COUNT - 1)];
+        while (*at)
+            drop(index, at);
+    }
+}
+
+void mqd_view_index_figures(struct mqd_view_index *index, struct mqd_view_index_figures *out)
+{
+    pthread_mutex_lock(&index->mutex);
+    *out = index->figures;
+    pthread_mutex_unlock(&index->mutex);
+}
+
+/* ---- pieces ---- */
+
+/* X2. The mutex is held: a header is read from the page cache, or with some milliseconds from the disk. */
+static bool is_current(const struct mqd_view_read *read, const struct piece *piece)
+{
+    uint8_t header[MQD_BATCH_HEADER_BYTES];
+    return pread(read->fd, header, sizeof header, piece->last) == (ssize_t)sizeof header &&
+           memcmp(header, piece->last_header, sizeof header) == 0;
+}
+
+/* X1 */
+static bool is_unchanged(const struct mqd_view_read *read)
+{
+    return PLANTED_VIEW(MIXED) || !read->generation_at || mqd_load_acquire(read->generation_at) == read->generation;
+}
+
+static bool append(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size_bytes)
+{
+    if (out->size_bytes + size_bytes > out->capacity_bytes) {
+        uint64_t capacity = 2 * (out->size_bytes + size_bytes);
+        uint8_t *grown = realloc(out->bytes, capacity);
+        if (!grown)
+            return false;
+        out->bytes = grown;
+        out->capacity_bytes = capacity;
+    }
+    if (size_bytes)
+        memcpy(out->bytes + out->size_bytes, bytes, size_bytes);
+    out->size_bytes += size_bytes;
+    return true;
+}
+
+static uint64_t room_left(const struct mqd_view_read *read)
+{
+    return read->output_bytes_max > read->found.size_bytes ? read->output_bytes_max - read->found.size_bytes : 0;
+}
+
+/* Appends the selected batches that a piece has. 1: all of them; 0: as many as there is room for; below: an error. */
+static int take(struct mqd_view_read *read, const struct piece *piece)
+{
+    struct mqd_filtered *out = &read->found;
+    if (read->from_offset <= piece->first_offset && piece->size_bytes <= room_left(read)) {
+        if (!append(out, piece->bytes, piece->size_bytes))
+            return -MQD_KAFKA_STORAGE_ERROR;
+    } else {
+        uint64_t consumed_bytes;
+        int16_t error = mqd_filter_append(read->filter, read->filter_bytes, piece->bytes, piece->size_bytes,
+                                          read->from_offset, room_left(read), out, &consumed_bytes);
+        if (error || consumed_bytes < piece->size_bytes)
+            return -error;
+        if (out->next_offset >= piece->next_offset)
+            return 1; /* its last batch, perhaps without records at or above from_offset */
+    }
+    out->next_offset = piece->next_offset;
+    out->has_empty = piece->has_empty;
+    memcpy(out->empty, piece->empty, sizeof out->empty);
+    return 1;
+}
+
+/* What is known of the piece from *position on. As `take`, or NOT_KNOWN. */
+static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position)
+{
+    int taken = NOT_KNOWN;
+    pthread_mutex_lock(&index->mutex);
+    if (index->buckets) {
+        struct piece **at = place_of(index, read->file, read->view, *position / index->piece_bytes), *piece = *at;
+        if (piece && *position >= piece->begin && *position < piece->end &&
+            (piece->end <= read->limit || PLANTED_VIEW(LIMIT))) {
+            if (PLANTED_VIEW(STALE) || is_current(read, piece)) {
+                index->figures.used++;
+                taken = take(read, piece);
+                *position = piece->end;
+            } else {
+                index->figures.stale++;
+                drop(index, at);
+            }
+        }
+    }
+    pthread_mutex_unlock(&index->mutex);
+    return taken;
+}
+
+/* Puts `before`, which ends where `piece` begins, in front of it; NULL: no memory. Frees neither. */
+static struct piece *joined(const struct mqd_view_index *index, const struct piece *before, const struct piece *piece)
+{
+    uint32_t size_bytes = before->size_bytes + piece->size_bytes;
+    struct piece *both = size_bytes > index->selected_bytes_max ? NULL : malloc(sizeof *both + size_bytes);
+    if (!both)
+        return NULL;
+    *both = *piece;
+    both->begin = before->begin;
+    both->first_offset = before->first_offset;
+    both->size_bytes = size_bytes;
+    memcpy(both->bytes, before->bytes, before->size_bytes);
+    memcpy(both->bytes + before->size_bytes, piece->bytes, piece->size_bytes);
+    return both;
+}
+
+/* Keeps the piece, joined with what precedes it; it is freed if it is not kept. */
+static void keep(struct mqd_view_index *index, const struct mqd_view_read *read, struct piece *piece)
+{
+    pthread_mutex_lock(&index->mutex);
+    if (!index->buckets)
+        index->buckets = calloc(BUCKET_COUNT, sizeof *index->buckets);
+    if (index->buckets && is_unchanged(read)) {
+        struct piece **at = place_of(index, read->file, read->view, piece->number), *known = *at;
+        if (known && (known->end == piece->begin || (PLANTED_VIEW(GAP) && known->end < piece->begin)) &&
+            (PLANTED_VIEW(JOIN) || is_current(read, known)) && is_unchanged(read)) {
+            struct piece *both = joined(index, known, piece);
+            free(piece);
+            piece = both;
+        } else if (known && known->begin <= piece->begin && known->end >= piece->end) {
+            free(piece); /* another reader was faster, or may read further */
+            piece = NULL;
+        }
+        if (piece && size_of(piece) <= index->bytes_max) {
+            if (known)
+                drop(index, at);
+            make_room(index, size_of(piece));
+            at = place_of(index, read->file, read->view, piece->number);
+            piece->next = *at;
+            *at = piece;
+            index->figures.pieces++;
+            index->figures.added++;
+            index->figures.bytes += size_of(piece);
+            piece = NULL;
+        }
+    }
+    pthread_mutex_unlock(&index->mutex);
+    free(piece);
+}
+
+/* ---- the file ---- */
+
+static int64_t first_offset(const struct buffer *buffer)
+{
+    return (int64_t)mqd_get_be64(buffer->bytes);
+}
+
+static void put_buffer(struct mqd_view_index *index, struct buffer *buffer)
+{
+    pthread_mutex_lock(&index->mutex);
+    if (buffer && !index->spare && buffer->capacity_bytes <= 2 * index->piece_bytes) {
+        index->spare = buffer;
+        buffer = NULL;
+    }
+    pthread_mutex_unlock(&index->mutex);
+    free(buffer);
+}
+
+static struct buffer *get_buffer(struct mqd_view_index *index)
+{
+    pthread_mutex_lock(&index->mutex);
+    struct buffer *buffer = index->spare;
+    index->spare = NULL;
+    pthread_mutex_unlock(&index->mutex);
+    if (!buffer && (buffer = malloc(sizeof *buffer + index->piece_bytes + 65536)))
+        buffer->capacity_bytes = index->piece_bytes + 65536;
+    return buffer;
+}
+
+/* Reads on until the buffer has size_bytes. */
+static bool fill(const struct mqd_view_read *read, struct buffer **buffer, uint32_t size_bytes)
+{
+    struct buffer *own = *buffer;
+    if (size_bytes <= own->size_bytes)
+        return true;
+    if (size_bytes > own->capacity_bytes) {
+        struct buffer *grown = realloc(own, sizeof *own + size_bytes);
+        if (!grown)
+            return false;
+        *buffer = own = grown;
+        own->capacity_bytes = size_bytes;
+    }
+    uint32_t more = size_bytes - own->size_bytes;
+    if (pread(read->fd, own->bytes + own->size_bytes, more, (off_t)own->position + own->size_bytes) != (ssize_t)more)
+        return false;
+    own->size_bytes = size_bytes;
+    return true;
+}
+
+/* Reads the batches that begin in the piece of `position`, as far as they are whole below the limit. *last: the
+ * last one's place in the buffer. */
+static int16_t read_piece(const struct mqd_view_index *index, const struct mqd_view_read *read, uint32_t position,
+                          struct buffer **buffer, uint32_t *last, uint32_t *size_bytes)
+{
+    uint64_t border = ((uint64_t)position / index->piece_bytes + 1) * index->piece_bytes;
+    uint32_t begins = (uint32_t)(border < read->limit ? border : read->limit) - position; /* batches begin below */
+    uint32_t limit = read->limit - position, at = 0;
+    (*buffer)->position = position;
+    (*buffer)->size_bytes = 0;
+    if (!fill(read, buffer, begins))
+        return MQD_KAFKA_STORAGE_ERROR;
+    while (at < begins) {
+        if (limit - at < MQD_BATCH_HEADER_BYTES)
+            break;
+        if (!fill(read, buffer, at + LENGTH_BYTES))
+            return MQD_KAFKA_STORAGE_ERROR;
+        uint64_t batch_bytes = (uint64_t)mqd_get_be32((*buffer)->bytes + at + SIZE_AT) + LENGTH_BYTES;
+        if (batch_bytes < MQD_BATCH_HEADER_BYTES || batch_bytes > limit - at)
+            break;
+        if (!fill(read, buffer, at + (uint32_t)batch_bytes))
+            return MQD_KAFKA_STORAGE_ERROR;
+        *last = at;
+        at += (uint32_t)batch_bytes;
+    }
+    *size_bytes = at;
+    return at ? 0 : MQD_KAFKA_CORRUPT_MESSAGE;
+}
+
+/* What was selected from the batches in the buffer, from found.bytes + began on. NULL: no memory. */
+static struct piece *piece_of(const struct mqd_view_index *index, const struct mqd_view_read *read,
+                              const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t began)
+{
+    const struct mqd_filtered *found = &read->found;
+    uint32_t selected_bytes = (uint32_t)(found->size_bytes - began);
+    struct piece *piece = malloc(sizeof *piece + selected_bytes);
+    if (!piece)
+        return NULL;
+    *piece = (struct piece){.file = read->file,
+                            .view = read->view,
+                            .number = buffer->position / index->piece_bytes,
+                            .begin = buffer->position,
+                            .last = buffer->position + last,
+                            .end = end,
+                            .first_offset = first_offset(buffer),
+                            .next_offset = found->next_offset,
+                            .has_empty = found->has_empty,
+                            .size_bytes = selected_bytes};
+    memcpy(piece->empty, found->empty, sizeof piece->empty);
+    memcpy(piece->last_header, buffer->bytes + last, sizeof piece->last_header);
+    if (selected_bytes)
+        memcpy(piece->bytes, found->bytes + began, selected_bytes);
+    return piece;
+}
+
+/* Leaves out what is more than the room, from found.bytes + began on. As `take`. */
+static int trim(struct mqd_view_read *read, uint64_t began)
+{
+    struct mqd_filtered *out = &read->found, all = *out;
+    uint64_t consumed_bytes, size_bytes = all.size_bytes - began;
+    uint8_t *copy = malloc(size_bytes);
+    if (!copy)
+        return -MQD_KAFKA_STORAGE_ERROR;
+    memcpy(copy, all.bytes + began, size_bytes);
+    out->size_bytes = began;
+    int16_t error = mqd_filter_append(read->filter, read->filter_bytes, copy, size_bytes, read->from_offset,
+                                      room_left(read), out, &consumed_bytes);
+    free(copy);
+    if (error || (consumed_bytes < size_bytes && !PLANTED_VIEW(TRIM)))
+        return -error;
+    out->next_offset = all.next_offset;
+    out->has_empty = all.has_empty;
+    return 1;
+}
+
+/* Reads the piece from *position on, selects from it, and keeps what is little. As `take`, or STOPPED. */
+static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position,
+                        struct buffer **buffer)
+{
+    struct mqd_filtered *out = &read->found;
+    uint32_t last = 0, size_bytes = 0;
+    uint64_t consumed_bytes = 0, began = out->size_bytes, room = room_left(read);
+    int16_t error = read_piece(index, read, *position, buffer, &last, &size_bytes);
+    *position += size_bytes;
+    if (PLANTED_VIEW(BORDER) && last && (*position - 1) / index->piece_bytes > (*buffer)->position / index->piece_bytes)
+        size_bytes = last;
+    if (!error) /* perhaps more than there is room for: all that is selected is to be known */
+        error = mqd_filter_append(read->filter, read->filter_bytes, (*buffer)->bytes, size_bytes, read->from_offset,
+                                  room > index->selected_bytes_max ? room : index->selected_bytes_max, out,
+                                  &consumed_bytes);
+    if (error)
+        return -error;
+    read->filtered_bytes += consumed_bytes;
+    uint64_t selected_bytes = out->size_bytes - began;
+    bool whole = consumed_bytes == size_bytes;
+    if (whole && selected_bytes <= index->selected_bytes_max &&
+        (PLANTED_VIEW(WITHIN) || read->from_offset <= first_offset(*buffer))) {
+        struct piece *piece = piece_of(index, read, *buffer, last, *position, began);
+        if (piece)
+            keep(index, read, piece);
+    }
+    if (selected_bytes > room) {
+        int taken = trim(read, began);
+        return taken == 1 ? whole : taken;
+    }
+    if (!whole)
+        *position = (*buffer)->position + (uint32_t)consumed_bytes;
+    return whole ? 1 : STOPPED;
+}
+
+int16_t mqd_view_read(struct mqd_view_index *index, struct mqd_view_read *read)
+{
+    struct buffer *buffer = NULL;
+    uint32_t position = read->position;
+    int taken = 1;
+    read->found = (struct mqd_filtered){.next_offset = read->from_offset};
+    read->filtered_bytes = 0;
+    while (taken == 1 && position < read->limit && room_left(read)) {
+        taken = take_known(index, read, &position);
+        if (taken != NOT_KNOWN)
+            continue;
+        taken = 1;
+        if (read->filtered_bytes >= read->filtered_bytes_max)
+            break;
+        if (!buffer && !(buffer = get_buffer(index)))
+            taken = -MQD_KAFKA_STORAGE_ERROR;
+        else
+            taken = take_unknown(index, read, &position, &buffer);
+    }
+    put_buffer(index, buffer);
+    read->end_position = taken == 1 || taken == STOPPED ? position : 0;
+    return taken < 0 && !read->found.size_bytes ? (int16_t)-taken : 0;
+}
+
+void mqd_view_index_destroy(struct mqd_view_index *index)
+{
+    if (!index)
+        return;
+    for (uint32_t i = 0; index->buckets && i < BUCKET_COUNT; i++)
+        while (index->buckets[i])
+            drop(index, &index->buckets[i]);
+    pthread_mutex_destroy(&index->mutex);
+    free(index->buckets);
+    free(index->spare);
+    free(index);
+}
