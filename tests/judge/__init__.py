@@ -1,1 +1,1 @@
-"""The wire judge: mqd beside Apache Kafka, field by field. See README.md."""
+"""The wire judge: mqd compared with Apache Kafka, field by field. See README.md."""

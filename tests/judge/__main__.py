@@ -31,8 +31,8 @@ def main() -> int:
         "--journal", type=Path, help="continue the run whose journal this is: judge what is missing, and what differed"
     )
     arguments = parser.parse_args()
-    # Ended from outside, it still stops the brokers that it started. The exception alone is lost
-    # where Python must ignore it, as in hypothesis' callback of the garbage collector.
+    # When terminated, it still stops the brokers that it started. An exception alone would be lost
+    # where Python ignores it, as in hypothesis' callback of the garbage collector.
     ended: list[int] = []
     signal.signal(
         signal.SIGTERM, lambda number, frame: (ended.append(number), signal.default_int_handler(number, frame))

@@ -1,5 +1,5 @@
-"""The differences from Apache Kafka that are allowed, each with its reason. docs/protocol.md shows
-them (`python -m tests.judge.page`); one that the whole run never meets fails it.
+"""The allowed differences from Apache Kafka, each with its reason. docs/protocol.md lists them
+(`python -m tests.judge.page`); an entry that the whole run never meets fails it.
 """
 
 from tests.judge.compare import Allowed

@@ -1,4 +1,4 @@
-"""Starts both brokers with the settings in which they are to be alike."""
+"""Starts both brokers with equal settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.judge.journal import Journal
 from tests.judge.runner import Judge
 from tests.judge.sides import Side
 
-# The same at both. Topics are not made by asking for them: Kafka makes them a moment later.
+# The same on both. No auto-creation of topics: Kafka creates them a moment later.
 SETTINGS = {
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
@@ -21,16 +21,17 @@ SETTINGS = {
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "4",
-    # other than the default, so that both name the same source
+    # not the default, so that both name the same source
     "num.partitions": "2",
-    # beyond the timestamps of the cases' records: what retention deletes meanwhile is no difference
+    # beyond the timestamps of the cases' records: concurrent retention would cause differences
     "log.retention.hours": "876000",
     "log.segment.bytes": "1073741823",
     "log.retention.check.interval.ms": "300001",
     "offsets.retention.check.interval.ms": "86400000",
-    # A busy machine must not make either fence itself: its partitions' leader epochs would rise.
+    # A busy machine must not make either fence itself, since its partitions' leader epochs would
+    # rise.
     "broker.session.timeout.ms": "600000",
-    # for the APIs of access control lists; everyone may do everything
+    # for the ACL APIs; everyone has all rights
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
@@ -38,7 +39,7 @@ SETTINGS = {
 
 @contextmanager
 def both(directory: Path, table: Table, journal: Journal | None = None) -> Iterator[Judge]:
-    """A judge over fresh brokers. Raises perf.peers.peer.Unavailable where Kafka cannot be had."""
+    """A judge with new brokers. Raises perf.peers.peer.Unavailable where Kafka is not available."""
     (directory / "kafka").mkdir()
     tools = KafkaTools(directory / "kafka")
     settings = {name.replace(".", "_"): value for name, value in SETTINGS.items()}

@@ -1,5 +1,5 @@
-"""Two outcomes side by side: normalised, then every field compared; what differs is looked up in
-the table of allowed differences.
+"""Two outcomes compared: normalised, then every field; differences are looked up in the table of
+allowed ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.judge.sides import Outcome
 ANY = "any"
 RECENT_MS = 60_000
 OF_A_REPETITION = " of a repetition"
-# Fields that name an element of a list, in the order in which they are looked for.
+# Fields that identify an element of a list, in order of precedence.
 IDENTITIES = (
     "name", "topic", "topic_name", "topic_id", "group_id", "transactional_id", "key", "resource_name", "member_id",
     "entity_type", "partition_index", "partition", "partition_id", "index", "node_id", "broker_id", "api_key", "user",
@@ -29,9 +29,9 @@ IDENTITIES = (
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """One line of the table. `field` is a path as in "topics[].partitions[].error_code", or ends
-    one when it begins with "*."; `kafka` and `mqd` are the values in which alone it is allowed.
-    `order`: the list may come in another order.
+    """One line of the table. `field` is a path as in "topics[].partitions[].error_code", or a
+    suffix of one when it begins with "*."; `kafka` and `mqd` are the only values for which it is
+    allowed. `order`: the list may have another order.
     """
 
     api: str
@@ -62,7 +62,7 @@ class Difference:
 
 
 class Table:
-    """The allowed differences, and how often each was met."""
+    """The allowed differences, and how often each occurred."""
 
     def __init__(self, entries: tuple[Allowed, ...]) -> None:
         self.entries = entries
@@ -101,7 +101,7 @@ class Table:
 def differences(
     api_key: int, version: int, outcomes: tuple[Outcome, Outcome], worlds: tuple[World, World], table: Table
 ) -> list[Difference]:
-    """What is different and not allowed. The first outcome is Kafka's."""
+    """The differences that are not allowed. The first outcome is Kafka's."""
     return judged(api_key, version, outcomes, worlds, table)[0]
 
 
@@ -137,7 +137,7 @@ class _Walk:
 
     def compare(self, kafka: object, mqd: object, path: str) -> None:
         if isinstance(kafka, dict) and isinstance(mqd, dict):
-            # Beside another error the other fields say nothing more.
+            # With another error code the other fields are irrelevant.
             codes = [name for name in kafka if name.endswith("error_code") and kafka[name] != mqd[name]]
             for name, value in kafka.items() if not codes else [(name, kafka[name]) for name in codes]:
                 what = f"{name}{OF_A_REPETITION}" if name in codes and self._is_repetition(kafka) else name
@@ -148,7 +148,7 @@ class _Walk:
             self.found.append(Difference(self.api, self.version, path, kafka, mqd))
 
     def _is_repetition(self, kafka: dict) -> bool:
-        """Only beside a batch that was sent twice Kafka gives its timestamp: topics of cases keep the
+        """Kafka returns the timestamp only for a duplicate batch: topics of cases keep the
         producer's.
         """
         return self.api == "Produce" and kafka.get("error_code") == 0 and kafka.get("log_append_time_ms", -1) >= 0
@@ -175,8 +175,8 @@ class _Walk:
             self.compare(one, other, f"{path}[]")
 
     def _paired(self, kafka: list, mqd: list, names: tuple[list[str], list[str]], path: str) -> tuple[list, list]:
-        """Elements with the same name side by side, of a name that is there twice those that are equal,
-        then those with the same error; what only one side has is a difference.
+        """Pairs elements with the same name, of a duplicate name the equal ones first, then those
+        with the same error; unpaired elements are a difference.
         """
         pairs, left = ([], []), list(zip(names[1], mqd, strict=True))
         alone = list(zip(names[0], kafka, strict=True))
@@ -194,15 +194,15 @@ class _Walk:
 
 
 def _named_with_partitions(topics: list) -> list:
-    """After an internal exception Kafka repeats every topic of the request, also those without
-    partitions, which it omits otherwise.
+    """After an internal exception Kafka repeats every topic of the request, including those without
+    partitions, which it otherwise omits.
     """
     codes = {partition["error_code"] for topic in topics for partition in topic["partitions"]}
     return [topic for topic in topics if topic["partitions"]] if codes == {ErrorCode.UNKNOWN_SERVER_ERROR} else topics
 
 
 def _joined(topics: list) -> list:
-    """Kafka names a topic twice when partitions of others lie between its partitions."""
+    """Kafka repeats a topic when its partitions are not adjacent."""
     found: dict[str, dict] = {}
     for topic in topics:
         known = found.setdefault(_identity(topic), {**topic, "partitions": []})
@@ -211,7 +211,7 @@ def _joined(topics: list) -> list:
 
 
 def _by_entity(entries: list[dict]) -> list[dict]:
-    """Kafka answers in the order of a hash table, and an entry has no name but its entity."""
+    """Kafka responds in hash table order, and the entity is the only name of an entry."""
     return sorted(entries, key=lambda entry: sorted(map(repr, entry["entity"])))
 
 
@@ -239,7 +239,7 @@ def _identity(item: object) -> str:
     return " ".join(named[:3])
 
 
-# when it was done
+# the time of the change
 CLOCKS = frozenset({
     "timestamp", "transaction_start_time_ms", "issue_timestamp_ms", "issue_timestamp", "last_fetch_timestamp",
     "last_caught_up_timestamp", "last_timestamp",
@@ -248,7 +248,7 @@ UUID_TAIL = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def normal(value: object, version: int, world: World, name: str = "") -> object:
-    """Plain values, with what this broker chose replaced by symbols."""
+    """Plain values, with broker-assigned values replaced by symbols."""
     if isinstance(value, msgspec.Struct):
         _, spec = owner_of(type(value))
         return {
@@ -273,11 +273,11 @@ def normal(value: object, version: int, world: World, name: str = "") -> object:
 
 
 NAMES = ("name", "topic", "group_id", "transactional_id", "resource_name")
-OF_A_CASE = re.compile(r"(\w+\.)?[a-z]+\.\d+\.\d+r?-")  # the prefixes that runner.py gives
+OF_A_CASE = re.compile(r"(\w+\.)?[a-z]+\.\d+\.\d+r?-")  # the prefixes assigned by runner.py
 
 
 def _is_foreign(item: object, world: World) -> bool:
-    """Of another case: answers that list everything show what those before have left."""
+    """Of another case: lists of everything contain leftovers of earlier cases."""
     return any(
         isinstance(name := getattr(item, field, None), str)
         and OF_A_CASE.match(name) is not None
@@ -287,8 +287,8 @@ def _is_foreign(item: object, world: World) -> bool:
 
 
 def _batches(data: bytes, world: World) -> object:
-    """What a consumer sees of the bytes of a Fetch: not a last batch that is cut off, as Kafka sends
-    where max_bytes ends.
+    """A consumer's view of the bytes of a Fetch: without an incomplete last batch, which Kafka
+    sends at max_bytes.
     """
     try:
         seen, position = [], 0
@@ -317,7 +317,7 @@ def _batches(data: bytes, world: World) -> object:
 
 
 def learn(api_key: int, outcome: Outcome, world: World) -> None:
-    """Topic ids by their names, and members' ids, wherever a response has them."""
+    """Records topic ids by name, and members' ids, from any response."""
     if outcome.kind != "answered":
         return
     for topic in getattr(outcome.body, "topics", None) or []:

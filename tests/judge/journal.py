@@ -1,5 +1,5 @@
-"""What a run has judged so far, a line of JSON for each case, so that a run of hours can end and be
-continued: a case that was judged is not judged again unless it showed a difference.
+"""A run's results, a line of JSON for each case, so that a run of hours can be interrupted and
+continued: a judged case is not repeated unless it showed a difference.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Case = tuple[str, int, int, int]  # API, version, seed, number
 
 
 class Journal:
-    """`path` None keeps it in memory alone."""
+    """`path` None keeps it in memory only."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self.found: dict[Case, list[Difference]] = {}
-        self.fleeting: dict[Case, list[Difference]] = {}  # what did not come back
+        self.fleeting: dict[Case, list[Difference]] = {}  # differences that did not recur
         self.met: set[str] = set()  # the lines of the table that some case has met
         for line in path.read_text().splitlines() if path and path.exists() else ():
             self._take(json.loads(line))
@@ -37,7 +37,7 @@ class Journal:
         return self.found.get(case) == []
 
     def add(self, cases: dict[Case, tuple[Iterable[Difference], Iterable[Difference]]], table: Table) -> None:
-        """What cases showed, twice and once, in place of an earlier outcome."""
+        """The differences of cases, reproduced and not, replacing an earlier outcome."""
         met = {name(entry) for entry in table.used_entries()} - self.met
         entries: list[dict] = [{"met": sorted(met)}] if met else []
         for case, (found, fleeting) in cases.items():

@@ -1,5 +1,5 @@
-"""What a case is made of: requests in which names, ids and record batches are still symbols, since
-the two brokers give different ones, and the world in which one broker has resolved them.
+"""The parts of a case: requests with symbols for names, ids and record batches, because the two
+brokers assign different ones, and the world in which a broker's values replace them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ NO_UUID = bytes(16)
 
 @dataclasses.dataclass(frozen=True)
 class Ref:
-    """A value that a broker gives: of `kind` topic_id, producer_id, producer_epoch, member_id,
-    generation_id, session_id. Before the broker has given it, it is what stands for none.
+    """A value assigned by a broker: `kind` is topic_id, producer_id, producer_epoch, member_id,
+    generation_id or session_id. Before it is assigned, it is the value for none.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Ref:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Record batches of a Produce request; `damage` is done to the bytes after they are whole."""
+    """Record batches of a Produce request; `damage` is applied to the complete bytes."""
 
     values: tuple[bytes | None, ...] = (b"v",)
     key: bytes | None = None
@@ -60,7 +60,7 @@ class Batch:
 
 
 def _with(whole: bytes, position: int, format_: str, value: int) -> bytes:
-    """The batch with one field changed and its CRC right again."""
+    """The batch with one field changed and its CRC recomputed."""
     changed = bytearray(whole)
     struct.pack_into(format_, changed, position, value)
     struct.pack_into(">I", changed, 17, crc32c(bytes(changed[21:])))
@@ -88,7 +88,7 @@ DAMAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One request. `request` may hold Refs and Batches; `saves` names what its response gives:
+    """One request. `request` may contain Refs and Batches; `saves` names values of its response:
     (Ref, field of the response).
     """
 
@@ -97,8 +97,8 @@ class Step:
     request: object
     saves: tuple[tuple[Ref, str], ...] = ()
     connection: int = 0
-    settles: bool = False  # a look that is repeated until both agree: metadata spread with a delay
-    awaits: str = ""  # a path in the response: each request is repeated until there is something
+    settles: bool = False  # a query that is repeated until both agree: metadata is propagated with a delay
+    awaits: str = ""  # a path in the response: the request is repeated until it has a value
     damage: str = ""  # to the frame: "cut", "extra"
     judged: bool = True  # False: preparation; still compared, under its own API
 
@@ -124,12 +124,12 @@ class Case:
 
 @dataclasses.dataclass
 class World:
-    """Values that one broker has returned so far in one case. `shared` is the prepared state's."""
+    """Values assigned by one broker so far in one case. `shared` is the prepared state's."""
 
     prefix: str
     shared: World | None = None
     values: dict[Ref, object] = dataclasses.field(default_factory=dict)
-    names: dict[object, str] = dataclasses.field(default_factory=dict)  # what a broker gave -> its symbol
+    names: dict[object, str] = dataclasses.field(default_factory=dict)  # broker-assigned value -> its symbol
 
     def save(self, ref: Ref, value: object) -> None:
         self.values[ref] = value

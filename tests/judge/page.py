@@ -1,5 +1,5 @@
-"""`python -m tests.judge.page > docs/protocol.md`: what mqd speaks, and every difference from Apache
-Kafka that the judge allows.
+"""`python -m tests.judge.page > docs/protocol.md`: mqd's APIs and versions, and every difference
+from Apache Kafka that the judge allows.
 """
 
 from __future__ import annotations

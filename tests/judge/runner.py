@@ -1,7 +1,7 @@
-"""Runs cases on both brokers at once and counts what differs.
+"""Runs cases on both brokers in parallel and counts differences.
 
-Cases come in rounds: their topics are made together before and deleted together after. A difference
-counts when the case shows it again under another prefix; what does not come back is counted as
+Cases run in rounds: their topics are created together before and deleted together after. A
+difference counts when the case shows it again with another prefix; otherwise it is counted as
 fleeting.
 """
 
@@ -27,14 +27,14 @@ from tests.judge.values import LIBRARY
 from tests.judge.witnesses import FIRST_NUMBER, directed
 
 ROUND = 25
-MADE = ("¤c", "¤d", "x" * 249)  # topics that cases of CreateTopics make
+MADE = ("¤c", "¤d", "x" * 249)  # topics created by cases of CreateTopics
 SETTLE_S = 3.0
 AWAIT_S = 10.0
 WITHIN_TRANSACTIONS = [
     KEYS[name]
     for name in ("Produce", "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit")
 ]
-# Kafka ends the transaction before; it tells producers so by NOT_ENOUGH_REPLICAS.
+# Kafka ends the previous transaction; it reports this to producers as NOT_ENOUGH_REPLICAS.
 CONCURRENT = re.compile(
     rf"error_code=({int(ErrorCode.CONCURRENT_TRANSACTIONS)}|{int(ErrorCode.NOT_ENOUGH_REPLICAS)})\b"
 )
@@ -52,12 +52,12 @@ class Report:
 
     @property
     def found(self) -> dict[Difference, list[Number]]:
-        """Each difference with the cases that show it."""
+        """Each difference with its cases."""
         return _by_difference(self.journal.found)
 
     def scarce(self, count: int) -> list[str]:
-        """Versions with fewer cases than that of any one seed, whose cases are distinct, without a reason
-        why there are no more.
+        """Versions with fewer distinct cases than required of any one seed, without a stated
+        reason.
         """
         most: dict[tuple[str, int], int] = {}
         generated = [case[:3] for case in self.journal.found if case[3] < FIRST_NUMBER]
@@ -104,7 +104,7 @@ def _listed(word: str, met: dict[Difference, list[Number]]) -> list[str]:
 
 
 def _kinds(difference: Difference) -> tuple[str, str]:
-    """What is listed together: elements on one side only, and other orders, whatever their names."""
+    """Listed together: elements on one side only, and other orders, whatever their names."""
     if "[] " in difference.field:
         return ("", "")
     return _short(difference.kafka), _short(difference.mqd)
@@ -122,10 +122,10 @@ class Judge:
         for side, world in zip(self.sides, self.shared, strict=True):
             world.name(side.port, "<its port>")
         self.report = Report(journal or Journal())
-        self._known: set[Difference] = set()  # what this run has found: a look does not wait for it again
+        self._known: set[Difference] = set()  # found by this run: queries do not wait for it again
         self.trace: Callable[[str], None] | None = None
         self._repeats = [False, False]
-        self.tag = ""  # before every prefix: for brokers that have judged before
+        self.tag = ""  # precedes every prefix: for brokers that have judged before
 
     # -- the prepared state ------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Judge:
                 side.until(world, Step(22, 4, m.InitProducerIdRequest(transactional_id, 600000)), _is_ok)
 
     def know_library(self) -> None:
-        """The shared topic's id, of brokers that were prepared before."""
+        """The shared topic's id, for brokers that were prepared before."""
         for side, world in zip(self.sides, self.shared, strict=True):
             self._make_topics(side, world, [(LIBRARY, 2)])
 
@@ -165,7 +165,7 @@ class Judge:
         world.name(outcome.body.cluster_id, "<cluster id>")
         for topic in outcome.body.topics:
             world.save(Ref("topic_id", topic.name), topic.topic_id)
-        # Kafka's partitions take requests a moment after its metadata names their leader.
+        # Kafka's partitions accept requests a moment after its metadata names their leader.
         latest = [
             m.ListOffsetsRequest.Topic(
                 name, [m.ListOffsetsRequest.Partition(number, -1, -1) for number in range(count)]
@@ -192,7 +192,7 @@ class Judge:
     def run(self, api_key: int, version: int, seed: int, count: int, only: int | None = None) -> None:
         """The cases of a seed, and then the directed ones."""
         api, journal, made = KNOWN[api_key].name, self.report.journal, directed(api_key, version)
-        # without the cost of making them again
+        # without the cost of creating them again
         if only is not None or not all(journal.is_done((api, version, seed, number)) for number in range(count)):
             made = [*enumerate(generate(api_key, version, seed, count)), *made]
         numbered = [
@@ -259,9 +259,9 @@ class Judge:
                 seen = [_hashable(difference) for difference in seen]
                 if not step.settles or time.monotonic() > deadline or self._known.issuperset(seen):
                     break
-                time.sleep(0.05)  # polls other processes; nothing here can be waited for
+                time.sleep(0.05)  # polls other processes; there is no event to wait for
             found.update(seen)
-            # What Kafka had done before its exception is no measure for the steps that follow; nor is
+            # Later steps are not compared with what Kafka had done before an exception; nor with
             # what only one of them has done, where that is allowed.
             code = getattr(outcomes[0].body, "error_code", 0)
             is_divided = any(map(divides, allowed)) or (code and self._repeats[0] != self._repeats[1])
@@ -293,7 +293,7 @@ class Judge:
 
 
 def _asked_again(side: Side, step: Step, world: World, outcome: Outcome) -> tuple[Outcome, bool]:
-    """As producers do while Kafka ends the transaction before, and until what the step awaits is
+    """As producers do while Kafka ends the previous transaction, and until the awaited value is
     there. The last outcome, and whether there was one before it.
     """
     is_repeated = False
@@ -302,13 +302,13 @@ def _asked_again(side: Side, step: Step, world: World, outcome: Outcome) -> tupl
         is_concurrent = step.api_key in WITHIN_TRANSACTIONS and CONCURRENT.search(repr(outcome.body))
         if not is_concurrent and not (step.awaits and is_missing(outcome.body, step.awaits)):
             break
-        time.sleep(0.05)  # polls another process; nothing here can be waited for
+        time.sleep(0.05)  # polls another process; there is no event to wait for
         outcome, is_repeated = side.call(step, world), True
     return outcome, is_repeated
 
 
 def is_missing(body: object, path: str) -> bool:
-    """Of lists the first element is looked at."""
+    """Only the first element of lists is checked."""
     for name in path.split("."):
         body = getattr(body[0] if isinstance(body, list) and body else body, name, None)
     return not body

@@ -1,4 +1,4 @@
-"""One broker under judgement: its connections, and the outcome of a request as a plain value."""
+"""One broker under test: its connections, and the outcome of a request as a plain value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLIENT_ID = "judge"
 API_VERSIONS, PRODUCE, JOIN_GROUP, SYNC_GROUP, ADD_PARTITIONS, DESCRIBE_SHARE_OFFSETS = 18, 0, 11, 14, 24, 90
 PATIENCE_S = 6.0
 READY_S = 60.0
-PATIENCE_BLOCKING_S = 1.5  # of requests that may wait for other members, or are never answered
+PATIENCE_BLOCKING_S = 1.5  # of requests that may wait for other members, or never get a response
 BLOCKING = (JOIN_GROUP, SYNC_GROUP, ADD_PARTITIONS, DESCRIBE_SHARE_OFFSETS)
 
 Tamper = Callable[[int, int, bytes], bytes]
@@ -51,7 +51,7 @@ class Side:
             self._connections.pop(number).close()
 
     def send(self, step: Step, world: World) -> Callable[[], Outcome]:
-        """Sends, and returns what waits for the outcome."""
+        """Sends, and returns a function that waits for the outcome."""
         request = world.resolve(step.request)
         correlation_id = self._next
         self._next += 2
@@ -76,14 +76,14 @@ class Side:
         return self.send(step, world)()
 
     def until(self, world: World, step: Step, good: Callable[[object], bool]) -> Outcome:
-        """Asks again until the response is good."""
+        """Repeats the request until the response is good."""
         deadline = time.monotonic() + READY_S
         while True:
             outcome = self.call(step, world)
             if outcome.kind == "answered" and good(outcome.body):
                 return outcome
             assert time.monotonic() < deadline, f"{self.name} is not ready: {outcome}"
-            time.sleep(0.05)  # polls another process; nothing here can be waited for
+            time.sleep(0.05)  # polls another process; there is no event to wait for
 
     def _connection(self, number: int) -> KafkaConnection:
         if number not in self._connections:

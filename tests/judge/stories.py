@@ -1,5 +1,5 @@
-"""Cases: a little history that prepares, one to three requests of the API under judgement, and a
-look at the results.
+"""Cases: a short preparing history, one to three requests of the API under test, and queries of the
+results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.judge.values import GROUP, SHARE_MEMBER, STREAMS_MEMBER, TXN, A, B, G
 KEYS = {spec.name: key for key, spec in KNOWN.items()}
 ONE_ID, ONE_EPOCH = Ref("producer_id", "one"), Ref("producer_epoch", "one")
 MEMBER, GENERATION = Ref("member_id", "one"), Ref("generation_id", "one")
-SHARE_CONNECTION = 1  # a share session ends with its connection, and that with the case
+SHARE_CONNECTION = 1  # a share session ends with its connection, and the connection with the case
 
 TOPICS = frozenset({
     "Metadata", "CreateTopics", "DeleteTopics", "CreatePartitions", "DescribeConfigs", "AlterConfigs",
@@ -40,7 +40,7 @@ SHARE = frozenset({
     "AlterShareGroupOffsets", "DeleteShareGroupOffsets",
 })  # fmt: skip
 STREAMS = frozenset({"StreamsGroupHeartbeat", "StreamsGroupDescribe"})
-# What a case of them changes belongs to the whole broker, or cannot be undone.
+# Their effects concern the whole broker, or cannot be undone.
 LEFT_OUT = {
     "UnregisterBroker": "it takes the only broker away",
     "AddRaftVoter": "it changes the quorum, and each broker is its only voter here",
@@ -200,7 +200,7 @@ def share_from_the_beginning() -> Step:
 
 
 def until_stable() -> Step:
-    """EndTxn is answered before the markers are written, by both; then offset 0 is stable."""
+    """Both respond to EndTxn before the markers are written; then offset 0 is stable."""
     ask = [m.ListOffsetsRequest.Partition(0, -1, -1)]
     request = m.ListOffsetsRequest(-1, 1, [m.ListOffsetsRequest.Topic(A, ask)])
     return step("ListOffsets", 7, request, settles=True, awaits="topics.partitions.offset")
@@ -276,7 +276,7 @@ STREAMS_HISTORIES = (
 )
 
 
-# -- looks at the results --------------------------------------------------------------------------
+# -- queries of the results --------------------------------------------------------------------
 
 
 def look_at_topics() -> list[Step]:
@@ -370,7 +370,7 @@ def case(draw: st.DrawFn, api_key: int, version: int) -> Case:
     steps = []
     count = draw(st.sampled_from([1, 1, 2, 3]))
     if name == "ShareGroupHeartbeat" and not any(KNOWN[one.api_key].name == name for one in history):
-        count = 1  # its partitions are initialized in the background: what a second one sees is a race
+        count = 1  # its partitions are initialized in the background: the state seen by a second one is a race
     for _ in range(count):
         damage = draw(st.sampled_from([""] * 28 + ["cut", "extra"]))
         saves = SAVES.get(name, ())
@@ -384,15 +384,15 @@ def case(draw: st.DrawFn, api_key: int, version: int) -> Case:
 
 
 def _topics(name: str, steps: list[Step]) -> tuple[TopicSetup, ...]:
-    """Both where one is named, or all of them may be."""
+    """Both where one is named, or where all may be."""
     requests = repr([one.request for one in steps])
     if name in TOPICS | RECORDS | SHARE | STREAMS or A in requests or B in requests or "topic_id" in requests:
         return TopicSetup(A, 2), TopicSetup(B, 1)
     return ()
 
 
-WHOLE = 200  # cases of a version, unless a run asks for another number
-TURNS = 4  # hypothesis repeats itself: where one turn finds too few, others have other seeds
+WHOLE = 200  # cases of a version, unless a run requests another number
+TURNS = 4  # hypothesis repeats itself: where one attempt finds too few, others have other seeds
 
 
 class _Enough(BaseException):

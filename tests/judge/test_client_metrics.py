@@ -1,5 +1,5 @@
-"""Metrics of clients (KIP-714), beside Apache Kafka: what may be subscribed to, what is then shown, and
-whether clients are offered to send them.
+"""Metrics of clients (KIP-714), compared with Apache Kafka: possible subscriptions, their
+descriptions, and whether clients are offered to send metrics.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _shown(side: Side) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_subscriptions_are_set_and_shown_alike(tmp_path: Path) -> None:
+def test_subscriptions_are_set_and_described_alike(tmp_path: Path) -> None:
     try:
         with both(tmp_path, Table([])) as judge:
             differences = []

@@ -1,5 +1,5 @@
-"""Dead letters of share groups (KIP-1191) beside Apache Kafka 4.4, the first that has them: the same
-records, the same poison, the same letters.
+"""Dead letters of share groups (KIP-1191) compared with Apache Kafka 4.4, the first with them: the
+same records, the same failures, the same letters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 POM = Path(__file__).resolve().parent / "kafka-4.4" / "pom.xml"
 SECONDS = 90.0
 TOPIC, PARTITIONS, RECORDS, LIMIT = "work", 2, 40, 2
-REJECTED, RELEASED = "7", "3"  # what a value ends in that no worker can do, and that fails each time
+REJECTED, RELEASED = "7", "3"  # last digits of values that no worker can process, and that fail each time
 OWN_HEADER = ("kind", b"resize")
 CONFIG = {
     "group.share.delivery.count.limit": str(LIMIT),
@@ -118,7 +118,7 @@ class DeadLetters:
         return found
 
     def config(self, topic: str) -> dict[str, str]:
-        """Of the topic that the broker made."""
+        """The configuration of the topic created by the broker."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         found = self._admin.describe_configs([resource])[resource].result(SECONDS)
         return {name: found[name].value for name in ("errors.deadletterqueue.group.enable", "message.timestamp.type")}
@@ -156,6 +156,6 @@ def test_letters_are_those_of_apache_kafka(sides: tuple[DeadLetters, DeadLetters
 
 
 @pytest.mark.timeout(300)
-def test_the_topic_that_is_made_for_letters(sides: tuple[DeadLetters, DeadLetters]) -> None:
+def test_the_topic_created_for_letters(sides: tuple[DeadLetters, DeadLetters]) -> None:
     theirs, ours = ((side.work("made", "dlq.made", True), side.config("dlq.made"))[1] for side in sides)
     assert ours == theirs

@@ -1,4 +1,4 @@
-"""mqd beside Apache Kafka: a share in the quick tier, every API and version in the slow one."""
+"""mqd compared with Apache Kafka: a share in the quick tier, every API and version in the slow one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_cases_are_those_of_their_seed() -> None:
     assert repr(generate(KEYS["OffsetCommit"], 8, 2, 20)) != repr(first)
 
 
-def test_a_witness_is_for_one_line_of_the_table_in_versions_of_it() -> None:
+def test_each_witness_belongs_to_one_line_of_the_table() -> None:
     for one in WITNESSES:
         (line,) = filter(one.is_for, ALLOWED)
         if not one.of:
@@ -105,7 +105,7 @@ def test_a_version_with_too_few_cases_needs_a_reason() -> None:
     assert Report(journal).scarce(2) == []
 
 
-def test_an_awaited_field_is_looked_for_in_the_first_element_of_each_list() -> None:
+def test_an_awaited_field_is_read_from_the_first_element_of_each_list() -> None:
     acquired = m.ShareFetchResponse.AcquiredRecords(0, 4, 1)
     for runs in ([], [acquired]):
         partition = m.ShareFetchResponse.Partition(acquired_records=runs)
@@ -128,7 +128,7 @@ def test_an_entry_of_the_table_covers_its_api_versions_and_field_alone() -> None
     assert not table.unused()
 
 
-def test_of_a_name_that_is_there_twice_the_same_errors_are_compared() -> None:
+def test_duplicate_names_are_paired_by_error() -> None:
     def outcome(*codes: int) -> Outcome:
         results = [m.DeleteTopicsResponse.TopicResult(name="t", error_code=code) for code in codes]
         return Outcome("answered", m.DeleteTopicsResponse(responses=results))
@@ -144,7 +144,7 @@ def test_of_a_name_that_is_there_twice_the_same_errors_are_compared() -> None:
     assert found(outcome(42, 0), outcome(0, 42), ()) == [(field, 42, 0), (field, 0, 42)]
 
 
-def test_of_members_that_have_the_same_symbol_the_equal_ones_are_compared() -> None:
+def test_members_with_the_same_symbol_are_paired_by_equality() -> None:
     def outcome(*assignments: bytes) -> Outcome:
         members = [
             m.DescribeGroupsResponse.Member(f"one-{number:08x}-1111-1111-1111-111111111111", member_assignment=assigned)
@@ -204,7 +204,7 @@ def test_an_error_where_kafka_wrote_a_batch_is_not_one_where_it_repeated_an_answ
     assert divides(Difference("Produce", 9, repeated, 0, 45))
 
 
-def test_a_run_continues_with_what_is_missing_and_what_differed(tmp_path: Path) -> None:
+def test_a_run_continues_with_missing_and_differing_cases(tmp_path: Path) -> None:
     entry = ALLOWED[0].__class__("Fetch", "4-9", "error_code", "a reason", kafka=3, mqd=6)
     table, file = Table((entry,)), tmp_path / "journal"
     differed, once = Difference("Fetch", 4, "error_code", 1, 2), Difference("Fetch", 4, "error_code", 5, 2)

@@ -1,4 +1,6 @@
-"""What the judge found and is mended, against a running broker alone: each response is Kafka's."""
+"""Differences found by the judge and fixed, tested on a running broker: each response equals
+Kafka's.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ WRONG_NAMES = ["", "..", "bad name!", "x" * 250]
 
 
 @pytest.mark.parametrize("name", WRONG_NAMES)
-def test_a_name_that_no_topic_can_have_is_called_invalid(shared_broker: Broker, name: str) -> None:
+def test_an_invalid_topic_name_is_reported_as_invalid(shared_broker: Broker, name: str) -> None:
     with KafkaConnection(port=shared_broker.port) as kafka:
         found = kafka.call(3, 12, m.MetadataRequest([m.MetadataRequest.Topic(NO_UUID, name)], False))
         producers = kafka.call(61, 0, m.DescribeProducersRequest([m.DescribeProducersRequest.Topic(name, [0])]))
@@ -59,8 +61,8 @@ def test_a_name_is_judged_before_its_assignments(shared_broker: Broker, name: st
     assert made.topics[0].error_code == error
 
 
-def test_a_group_whose_first_member_is_refused_is_there(shared_broker: Broker) -> None:
-    """Kafka has made it by then; a request that claims membership of no group makes none."""
+def test_a_group_exists_when_its_first_member_is_refused(shared_broker: Broker) -> None:
+    """Kafka has created it by then; a request that claims membership of no group creates none."""
     side, world, found = Side("mqd", shared_broker.port), World(""), {}
     for group, member in (("judge-refused", ""), ("judge-claimed", "someone")):
         join = Step(11, 3, m.JoinGroupRequest(group, 10_000, 10_000, member, None, "consumer", []))
@@ -79,8 +81,8 @@ def test_a_group_whose_first_member_is_refused_is_there(shared_broker: Broker) -
     }
 
 
-def test_a_group_whose_first_commit_is_refused_is_there_for_writes_alone(shared_broker: Broker) -> None:
-    """Kafka has it in memory by then, and has written nothing that reads could see."""
+def test_a_group_whose_first_commit_is_refused_exists_only_for_writes(shared_broker: Broker) -> None:
+    """Kafka has it in memory by then, and has written nothing that reads could return."""
     side, world, group, topic = Side("mqd", shared_broker.port), World(""), "judge-commit", "judge-committed"
 
     def commit(generation: int, member: str, metadata: str) -> int:
@@ -118,7 +120,7 @@ def test_more_partitions_than_a_request_may_ask_for_are_refused_first(shared_bro
     ]
 
 
-def test_of_a_configuration_that_is_named_twice_the_last_one_counts(shared_broker: Broker) -> None:
+def test_the_last_of_duplicate_configurations_is_used(shared_broker: Broker) -> None:
     configs = [m.CreateTopicsRequest.Config("retention.ms", value) for value in ("-2", "3600000")]
     asked = [m.CreateTopicsRequest.Topic(f"judge-last-{i}", 1, 1, [], configs[:: 1 - 2 * i]) for i in (0, 1)]
     with KafkaConnection(port=shared_broker.port) as kafka:
@@ -192,7 +194,7 @@ def test_an_api_versions_request_that_is_cut_ends_the_connection(shared_broker: 
 
 
 @pytest.mark.parametrize("version", [10, 11])
-def test_metadata_by_id_before_it_was_there_fails_whole(shared_broker: Broker, version: int) -> None:
+def test_metadata_by_id_in_versions_without_it_fails_whole(shared_broker: Broker, version: int) -> None:
     asked = [m.MetadataRequest.Topic(NO_UUID, "judge-name"), m.MetadataRequest.Topic(b"i" * 16, "judge-id")]
     with KafkaConnection(port=shared_broker.port) as kafka:
         found = kafka.call(3, version, m.MetadataRequest(asked, include_topic_authorized_operations=True))
@@ -201,7 +203,7 @@ def test_metadata_by_id_before_it_was_there_fails_whole(shared_broker: Broker, v
     assert {topic.topic_authorized_operations for topic in found.topics} == {-(2**31)}
 
 
-def test_an_entity_that_is_named_twice_is_answered_once(shared_broker: Broker) -> None:
+def test_a_duplicate_entity_gets_one_result(shared_broker: Broker) -> None:
     Entry = m.AlterClientQuotasRequest.EntryData
     entity = [m.AlterClientQuotasRequest.EntityData("client-id", "judge")]
     with KafkaConnection(port=shared_broker.port) as kafka:
@@ -227,7 +229,7 @@ def _altered(broker: Broker, kind: int, name: str, configs: list[tuple[str, int,
         return kafka.call(44, 1, m.IncrementalAlterConfigsRequest([resource])).responses[0].error_code
 
 
-def test_a_wrong_value_is_named_before_the_topic_that_is_not_there(shared_broker: Broker) -> None:
+def test_an_invalid_value_is_reported_before_a_missing_topic(shared_broker: Broker) -> None:
     found = [
         _altered(shared_broker, 2, "judge-none", [("retention.ms", 0, "soon")]),
         _altered(shared_broker, 2, "judge-none", [("retention.ms", 0, "3600000")]),
@@ -272,7 +274,7 @@ def test_a_configuration_is_judged_before_the_assignments(shared_broker: Broker)
     assert made.topics[0].error_code == ErrorCode.INVALID_CONFIG
 
 
-def test_a_topic_by_name_and_id_is_answered_as_often_as_it_is_there(shared_broker: Broker) -> None:
+def test_a_topic_by_name_and_id_gets_one_result_per_match(shared_broker: Broker) -> None:
     both = m.DeleteTopicsRequest.TopicState("judge-both", b"i" * 16)
     with KafkaConnection(port=shared_broker.port) as kafka:
         found = kafka.call(20, 6, m.DeleteTopicsRequest(topics=[both, both], timeout_ms=5000))
@@ -322,7 +324,7 @@ def _produced(broker: Broker, topic: str, batches: list[bytes], acks: int = -1, 
         ([(0, 0), (-1, 0), (0, 1)], [(0, 0), (47, -1), (0, 1)]),
     ],
 )
-def test_a_negative_epoch_is_none(
+def test_a_negative_epoch_means_none(
     shared_broker: Broker, request: pytest.FixtureRequest, batches: list[tuple[int, int]], expected: list
 ) -> None:
     name = f"judge-epoch-{request.node.callspec.indices['batches']}"
@@ -336,7 +338,7 @@ def test_a_negative_epoch_is_none(
     assert [(one.error_code, one.base_offset) for one in found] == expected
 
 
-def test_a_negative_producer_id_is_none(shared_broker: Broker, topic: str) -> None:
+def test_a_negative_producer_id_means_none(shared_broker: Broker, topic: str) -> None:
     batch = Batch(producer_id=-5, producer_epoch=0, base_sequence=0).build(World(""))
     assert [_produced(shared_broker, topic, [batch])[0].error_code for _ in range(2)] == [0, 0]
 
@@ -381,13 +383,13 @@ def test_the_form_of_a_batch_is_judged_before_acks(shared_broker: Broker, topic:
     assert found.error_code == error
 
 
-def test_beside_an_error_of_the_log_its_start_is_named(shared_broker: Broker, topic: str) -> None:
+def test_errors_of_the_log_include_its_start(shared_broker: Broker, topic: str) -> None:
     damages = [Batch(damage="count lies"), Batch(damage="cut")]
     found = _produced(shared_broker, topic, [one.build(World("")) for one in damages])
     assert [(one.error_code, one.log_start_offset) for one in found] == [(87, 0), (87, -1)]
 
 
-def test_a_base_offset_is_not_the_clients_to_choose(shared_broker: Broker, topic: str) -> None:
+def test_a_clients_base_offset_is_ignored(shared_broker: Broker, topic: str) -> None:
     (found,) = _produced(shared_broker, topic, [Batch(damage="base offset").build(World(""))])
     assert (found.error_code, found.base_offset) == (ErrorCode.INVALID_RECORD, -1)
 
@@ -501,8 +503,8 @@ def test_missing_partitions_are_named_before_the_transaction_is_looked_at(shared
     assert found == [[ErrorCode.INVALID_REQUEST, missing], [ErrorCode.INVALID_GROUP_ID, missing]]
 
 
-def test_an_empty_name_of_a_protocol_is_none(shared_broker: Broker) -> None:
-    """And the member id begins with the instance id, also if that is empty."""
+def test_an_empty_protocol_name_means_none(shared_broker: Broker) -> None:
+    """And the member id begins with the instance id, even if that is empty."""
     side, world = Side("mqd", shared_broker.port), World("judge-unnamed-")
     side.until(world, Step(10, 3, m.FindCoordinatorRequest("¤g", 0)), lambda body: body.error_code == 0)
     protocols = [m.JoinGroupRequest.Protocol("", b"")]

@@ -1,5 +1,5 @@
-"""A judge that finds nothing may be blind: it judges mqd beside another mqd whose answers have one
-difference planted each, and must find every one; without any it must find none.
+"""Proof that the judge finds differences: it compares mqd with another mqd whose responses have one
+planted difference each, and must find every one; without any it must find none.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Planted(NamedTuple):
     api: str
     version: int
     field: str  # where the judge must find it
-    plant: Callable[[object], None] | None  # None: the frame is cut
+    plant: Callable[[object], None] | None  # None: the frame is truncated
 
 
 def _one_less(items: list) -> list:
@@ -134,7 +134,7 @@ def test_a_planted_difference_is_found(pair: tuple[Broker, Broker], number: int)
 
 
 @pytest.mark.parametrize("api", ["Produce", "Fetch", "Metadata", "JoinGroup", "EndTxn", "DescribeConfigs"])
-def test_nothing_planted_nothing_found(pair: tuple[Broker, Broker], api: str) -> None:
+def test_nothing_is_found_without_a_planted_difference(pair: tuple[Broker, Broker], api: str) -> None:
     planted = next(one for one in PLANTED if one.api == api)
     judge, _ = _judged(pair, planted, f"n{api}.", plants=False)
     assert not judge.report.found, list(judge.report.lines())

@@ -1,5 +1,5 @@
-"""Requests from the schema: for each field, by its name, values that are right, on the border, or
-wrong. What a list repeats comes up more often.
+"""Requests from the schema: for each field, by its name, valid values, boundary values and invalid
+ones. Repeated entries are drawn more often.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TXNS = [TXN, TXN, TXN, TXN, "¤other", ""]
 _PRODUCERS = [*[Ref("producer_id", "one")] * 6, -1, 987654321]
 _PRODUCER_EPOCHS = [*[Ref("producer_epoch", "one")] * 6, Ref("producer_epoch", "one", 1), -1, 32767]
 _GROUPS = [GROUP, GROUP, GROUP, GROUP, "¤new", "", "library-group"]
-# Not 0: how far a broker gets in no time at all is a race.
+# Not 0: how much a broker does in zero time is a race.
 _TIMEOUTS = [5000, 10000, 30000]
 
 _CONFIGS = [
@@ -47,7 +47,7 @@ _CONFIGS = [
     ("retention.ms", None), ("retention.bytes", "100000"), ("retention.bytes", ""), ("segment.ms", "0"),
 ]  # fmt: skip
 
-# By field name, in requests of every API; (API, field) goes before.
+# By field name, in requests of every API; (API, field) takes precedence.
 POOLS: dict[object, list[object]] = {
     "name": _SEEN_TOPICS, "topic": _SEEN_TOPICS, "topic_name": _SEEN_TOPICS, "topic_id": _TOPIC_IDS,
     "topic_names": _OWN_TOPICS, "subscribed_topic_names": [A, A, B, MISSING],
@@ -100,7 +100,7 @@ POOLS: dict[object, list[object]] = {
     "acknowledge_types": [1, 1, 1, 2, 2, 3, 0, 4, 5, -1], "is_renew_ack": [False, False, False, True],
     "share_acquire_mode": [0, 0, 0, 1, 2], "share_session_epoch": [1, 1, 1, 0, 0, 2, -1, -2, INT32_MAX],
     "max_records": [500, 500, 1, 2, 4, 0, -1], "batch_size": [500],
-    # Not 2: whether what a request releases comes back at once or with the next one is a race in Kafka.
+    # Not 2: whether a released record returns in this or the next response is a race in Kafka.
     ("ShareFetch", "acknowledge_types"): [1, 1, 1, 3, 0, 4, 5, -1],
     ("ShareGroupHeartbeat", "group_id"): [GROUP, GROUP, GROUP, ""],
     # Not the shared group: a member with a regular expression raises its epoch again in Kafka.
@@ -110,7 +110,7 @@ POOLS: dict[object, list[object]] = {
     # max_bytes not negative: Kafka fails with an internal exception.
     ("ShareFetch", "max_wait_ms"): [100], ("ShareFetch", "min_bytes"): [1, 1, 1000],
     ("ShareFetch", "max_bytes"): [INT32_MAX, 1 << 20, 100, 1, 0],
-    # Alone: which of two members gets which partition depends on the topics' ids, which are random.
+    # One member: which of two gets which partition depends on the topics' random ids.
     ("ShareGroupHeartbeat", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "", "m" * 37],
     ("StreamsGroupHeartbeat", "member_id"): [STREAMS_MEMBER, STREAMS_MEMBER, STREAMS_MEMBER, "other", ""],
     ("StreamsGroupHeartbeat", "group_id"): [GROUP, GROUP, GROUP, "¤new", ""],
@@ -126,7 +126,7 @@ POOLS: dict[object, list[object]] = {
     ("StreamsGroupHeartbeat", "endpoint_information_epoch"): [-1, 0, 0, 1], ("StreamsGroupHeartbeat", "rack_id"): [None, None, "rack1", ""],
     ("ShareFetch", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "b3RoZXItc2hhcmUtbWVtYg", "", "unknown-member"],
     ("ShareAcknowledge", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "b3RoZXItc2hhcmUtbWVtYg", "", "unknown-member"],
-    # So much that no quota, least of all a default one, delays the cases that follow.
+    # So high that no quota, even a default one, delays the following cases.
     ("AlterClientQuotas", "value"): [1e9, 1e9, 0.0, -1.0, 1e9 + 0.5],
     ("AlterClientQuotas", "key"): [
         "producer_byte_rate", "consumer_byte_rate", "request_percentage", "connection_creation_rate", "nonsense", "",
@@ -147,7 +147,7 @@ POOLS: dict[object, list[object]] = {
     ("DescribeClientQuotas", "entity_type"): ["client-id", "client-id", "user", "ip", "nonsense"],
 }  # fmt: skip
 
-# APIs that change topics keep off the shared one, whose state every case looks at.
+# APIs that change topics do not use the shared one, whose state every case reads.
 CHANGING = frozenset({
     "CreateTopics", "DeleteTopics", "DeleteRecords", "CreatePartitions", "Produce", "AlterPartitionReassignments",
     "AlterReplicaLogDirs", "WriteTxnMarkers", "AddPartitionsToTxn", "TxnOffsetCommit", "ElectLeaders",
@@ -179,7 +179,7 @@ BATCHES = [
 
 
 def idempotent_batches(is_transactional: bool = False) -> list[Batch]:
-    """Of the producer that a story has made: right, repeated, with a gap, of other epochs."""
+    """Of the story's producer: valid, repeated, with a gap, of other epochs."""
     own = {"producer_id": Ref("producer_id", "one"), "is_transactional": is_transactional}
     epoch = Ref("producer_epoch", "one")
     sequences = [0, 0, 0, 1, 1, 2, 5, -1, INT32_MAX]
@@ -196,8 +196,8 @@ def idempotent_batches(is_transactional: bool = False) -> list[Batch]:
     ]
 
 
-# Of them it is judged what a thing means that is named twice in one request. Where it matters to
-# no client, Kafka's hash tables decide.
+# APIs for which the meaning of a duplicate in one request is compared. Where it matters to no
+# client, Kafka's hash tables decide.
 TWICE = frozenset({"CreateTopics", "DeleteTopics", "CreatePartitions"})
 
 
@@ -212,14 +212,14 @@ def _distinct(values: list) -> list:
 
 
 class Generator:
-    """Draws one request of an API's version; `pools` go before POOLS."""
+    """Draws one request of an API's version; `pools` take precedence over POOLS."""
 
     def __init__(self, draw, api_key: int, version: int, pools: dict[str, list[object]] | None = None) -> None:
         self._draw, self._version = draw, version
         self._api = KNOWN[api_key].name
         self._class = message_class(api_key, "Request")
         self._pools = pools or {}
-        self._is_tame = draw(st.booleans())  # mostly what stands first in its pool: a request that is taken
+        self._is_tame = draw(st.booleans())  # mostly the first of each pool: an acceptable request
 
     def request(self) -> object:
         return self._struct(owner_of(self._class)[1], self._class)
@@ -237,7 +237,7 @@ class Generator:
             values["name"], values["value"] = self._draw(st.sampled_from(_CONFIGS[:1] if self._is_tame else _CONFIGS))
         if values.get("resource_type", 2) != 2 and "resource_name" in values:
             values["resource_name"] = self._draw(st.sampled_from(["1", "1", "", "9", "x"]))
-            # Whole lists of the broker's own settings are two different programs'.
+            # Complete lists of brokers' own settings differ between the two programs.
             if "configuration_keys" in values:
                 values["configuration_keys"] = self._draw(
                     st.sampled_from([["num.partitions"], ["message.max.bytes", "no.such"]])

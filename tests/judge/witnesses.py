@@ -1,6 +1,6 @@
-"""Directed cases: the state that a line of the table of allowed differences is about, where the
-generator seldom makes it. They follow the generated cases of their API and version, and the quick
-tier judges all of them: a line that none of its witnesses meets any more is removed.
+"""Directed cases: the states that lines of the table of allowed differences are about, where the
+generator seldom produces them. They follow the generated cases of their API and version, and the
+quick tier judges all of them: a line that none of its witnesses meets any more is removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ FIRST_NUMBER = 100_000  # of a directed case: beyond those of every seed
 
 @dataclasses.dataclass(frozen=True)
 class Witness:
-    """`requests` gives what is judged in a version; `before` prepares, `after` looks at it."""
+    """`requests` returns the judged requests in a version; `before` prepares, `after` queries the
+    results.
+    """
 
     api: str
     versions: tuple[int, ...]
@@ -140,7 +142,7 @@ def _joining(member_id: object) -> object:
 
 
 def _waiting(name: str) -> tuple[Step, ...]:
-    """One more member, which waits until the leader joins again."""
+    """One more member, which waits until the leader rejoins."""
     member, key = Ref("member_id", name), stories.KEYS["JoinGroup"]
     return (
         Step(key, 4, _joining(""), ((member, "member_id"),), judged=False),

@@ -1,5 +1,5 @@
-"""The packages, built as `make wheels` does, once for a run of the tests; and a path on which there
-is no compiler.
+"""The packages, built as by `make wheels`, once per run of the tests; and a PATH without a
+compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMPILERS = ("cc", "c++", "cpp", "gcc", "g++", "clang", "ld", "as", "zig", "make
 
 @functools.cache
 def dist() -> Path:
-    """A directory with the sdist and the wheels. Skips the test where the tools cannot be had."""
+    """A directory with the sdist and the wheels. Skips the test where the tools are not available."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     python = TOOLS / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(TOOLS)], check=True, timeout=LIMIT_S)

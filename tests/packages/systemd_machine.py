@@ -1,5 +1,5 @@
-"""A real systemd as the first process of namespaces of its own, over a copy of this machine's files
-that is discarded (an overlay in memory). It touches nothing of the machine: the kernel's settings are
+"""A real systemd as the first process of new namespaces, over a copy of this machine's files that
+is discarded (an overlay in memory). It changes nothing on the machine: the kernel's settings are
 read-only there, and units that would change them do not start. Needs root.
 """
 
@@ -20,11 +20,11 @@ import pytest
 from tests.polling import eventually
 
 SYSTEMD = Path("/usr/lib/systemd/systemd")
-PYTHON = Path("/usr/bin/python3")  # one that a service may run: it sees no home directory
+PYTHON = Path("/usr/bin/python3")  # one that a service may run: it has no access to home directories
 HOME = Path("/opt/mqd")  # where the wheel is installed
 LIMIT_S = 900  # bounds a hang
 _PASSED = ("PATH", "PIP_", "SSL_", "REQUESTS_", "http", "HTTP", "no_proxy", "NO_PROXY")
-# what has to do with hardware, with the kernel and with other services of this machine
+# units that concern hardware, the kernel and other services of this machine
 _MASKED = """
     dev-hugepages.mount dev-mqueue.mount proc-sys-fs-binfmt_misc.automount sys-fs-fuse-connections.mount
     sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount systemd-binfmt.service
@@ -119,7 +119,7 @@ class SystemdMachine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # and with it all that is in the namespaces
+        self._process.kill()  # and with it all processes in the namespaces
         self._process.wait(60)
         os.close(self._slave)
 

@@ -1,9 +1,9 @@
-"""The aarch64 wheel on an aarch64 Python under qemu-user: a whole broker, a producer and a consumer,
-with the checksums of that processor's instructions.
+"""The aarch64 wheel on an aarch64 Python under qemu-user: a whole broker, a producer and a
+consumer, with checksums by that processor's instructions.
 
-qemu and the Python are Debian's packages, unpacked and not installed; what mqd stands on comes from
-PyPI for that architecture. Emulated system calls are this kernel's, so memory that is shared,
-semaphores and sockets are real.
+qemu and the Python are Debian's packages, unpacked and not installed; dependencies of mqd come from
+PyPI for that architecture. Emulated system calls are this kernel's, so shared memory, semaphores
+and sockets are real.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ print(platform.machine())
 
 
 class Emulated:
-    """`python` is a shell script that starts the emulated Python, for which the kernel need know
-    nothing of qemu: what this package starts, it starts by sys.executable.
+    """`python` is a shell script that starts the emulated Python, so the kernel needs no qemu
+    registration: this package starts processes with sys.executable.
     """
 
     def __init__(self, place: Path, qemu: Path, root: Path) -> None:

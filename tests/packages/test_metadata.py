@@ -1,4 +1,4 @@
-"""What the packages say of themselves and hold, without building one."""
+"""The metadata and contents of the packages, without building one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import mqd
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ALWAYS_HELD = {"pyproject.toml", "setup.py", "README.md", "pyspark_mqd.py", "MANIFEST.in"}  # setuptools' doing
+ALWAYS_HELD = {"pyproject.toml", "setup.py", "README.md", "pyspark_mqd.py", "MANIFEST.in"}  # added by setuptools
 
 
 def test_the_version_has_one_source(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_service_from_its_installation_to_its_removal(machine: SystemdMachine)
     assert "systemctl start mqd" in machine.run("mqd", "service", "install")
     assert shown(machine, "LoadState", "ActiveState", "UnitFileState") == ["loaded", "inactive", "enabled"]
 
-    machine.run("systemctl", "start", "mqd")  # returns when it has said that it is ready
+    machine.run("systemctl", "start", "mqd")  # returns when it has reported that it is ready
     assert shown(machine, "Type", "ActiveState", "SubState", "NRestarts") == ["notify", "active", "running", "0"]
     assert "mqd.service is active (running)" in machine.run("mqd", "service", "status")
     machine.run("bash", "-c", "seq 100 | mqd produce numbers")
@@ -75,7 +75,7 @@ def test_a_service_that_hangs_is_restarted_by_the_watchdog(machine: SystemdMachi
     machine.run("bash", "-c", f"printf '[Service]\\nWatchdogSec={WATCHDOG_S}\\n' > {place}/watchdog.conf")
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "restart", "mqd")
-    time.sleep(2 * WATCHDOG_S)  # fed: only time can show it
+    time.sleep(2 * WATCHDOG_S)  # fed: this can only be observed over time
     assert shown(machine, "ActiveState", "NRestarts") == ["active", "0"]
     before = processes(machine)
     machine.run("kill", "-STOP", str(before["mqd-keeper"]))

@@ -1,5 +1,5 @@
-"""The wheel as its users get it: installed on every Python that is found, where there is no compiler,
-and run from a directory that is not the checkout.
+"""The wheel as installed by users: on every Python that is found, without a compiler, and run
+outside the checkout.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_a_client_and_a_broker(installed: Installed) -> None:
 
 
 def check_checksums(native: Path) -> None:
-    """Built for any machine, it still takes this one's instructions."""
+    """Built for any machine, it still uses this one's instructions."""
     with open("/proc/cpuinfo") as file:
         words = set(file.read().split())
     available = ctypes.CDLL(str(native)).mqd_crc32c_available

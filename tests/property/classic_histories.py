@@ -1,21 +1,20 @@
-"""Random histories of one classic group: members that join, sync, beat, leave, die, come back,
-repeat old requests and lie; a coordinator that restarts from its log.
+"""Random histories of one classic group: members that join, sync, send heartbeats, leave, die,
+return, repeat old requests and send wrong ones; a coordinator that restarts from its log.
 
-`History(seed).run(events)` raises AssertionError at the first broken rule. What is held against
-every history:
+`History(seed).run(events)` raises AssertionError at the first broken rule. Checked in every
+history:
     check()   the core's own invariants, after every event
-    ONCE      every request is answered exactly once, by the core or because its coordinator went
-              away
-    LEADER    one leader and one protocol in a generation; the generation in responses never falls
-              while the coordinator lives
+ONCE      every request gets exactly one response, from the core or because its coordinator is lost
+LEADER    one leader and one protocol in a generation; the generation in responses never decreases
+while the coordinator lives
     LOGGED    an assignment was in the log before its response
-    OWN       a member learns what the leader of its generation meant for it alone
+OWN       a member only receives its own part of the leader's assignment
     FENCED    a member id that was replaced (static membership) never gets a success
-    TRUE      a heartbeat without an error comes from a member of the generation in force, with
-              no rebalance waiting for it
-    REPLAY    what the log holds is the group: members, leader, protocol, assignments, generation
-    SETTLES   when the lying stops, the group becomes Stable with exactly the members that live, and
-              stays so
+TRUE      a heartbeat without an error comes from a member of the current generation, with no
+rebalance pending for it
+REPLAY    the state in the log is the group: members, leader, protocol, assignments, generation
+SETTLES   when wrong requests stop, the group becomes Stable with exactly the live members, and
+stays so
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ SETTLE_MS = 400_000
 
 
 class Client:
-    """One consumer. `mood`: "good" follows the protocol, "mute" never syncs but beats, "fading" is
-    mute and gives up when it is thrown out, "dead" says nothing.
+    """One consumer. `mood`: "good" follows the protocol, "mute" never syncs but sends heartbeats,
+    "fading" is mute and gives up when it is removed, "dead" sends nothing.
     """
 
     def __init__(self, number: int, instance_id: str | None, rng: random.Random) -> None:
@@ -78,9 +77,9 @@ class History:
         self.number = 0
         self.event_count = 0
         self.log: list[tuple[bytes, bytes | None]] = []  # below the high watermark
-        self.unwritten: list[Persist | Reply] = []  # in order: replies wait for earlier ones
+        self.unwritten: list[Persist | Reply] = []  # in order: responses wait for earlier ones
         self.timers: dict[str, int] = {}
-        self.requested: dict[int, tuple[Client | None, object]] = {}  # unanswered
+        self.requested: dict[int, tuple[Client | None, object]] = {}  # without a response
         self.sent: list[object] = []  # to be repeated
         self.meant: dict[bytes, int] = {}  # assignment -> the generation whose leader sent it
         self.replaced: dict[str, str] = {}  # instance id -> member id in force
@@ -131,7 +130,7 @@ class History:
         )
 
     def write(self) -> None:
-        """Writes under way are below the high watermark: their replies are sent."""
+        """Writes in flight are below the high watermark: their responses are sent."""
         waiting, self.unwritten = self.unwritten, []
         for action in waiting:
             if isinstance(action, Persist):
@@ -149,7 +148,7 @@ class History:
         self.now = end
 
     def restart(self) -> None:
-        """Some of the writes under way may have reached the log, and no member learns of it."""
+        """Some of the writes in flight may have reached the log, and no member gets a response."""
         persists = [action for action in self.unwritten if isinstance(action, Persist)]
         for action in persists[: self.rng.randint(0, len(persists))]:
             self.log.extend(action.records)
@@ -163,7 +162,7 @@ class History:
         self.core = self._replayed()
         self._carry_out(self.core.on_loaded(self.now))
         self.core.check()
-        del self.log[:-1]  # compacted: the group's last record is all it needs
+        del self.log[:-1]  # compacted: the group's last record suffices
 
     def _replayed(self) -> ClassicGroup:
         core = self.make("g", self.settings)
@@ -241,7 +240,7 @@ class History:
             before = self.replaced.get(event.message.group_instance_id)
             self.replaced[event.message.group_instance_id] = response.member_id
             if reported[0] == before:
-                # a leader that came back under a new id
+                # a leader that returned with a new id
                 self.leaders[generation] = reported = (response.member_id, protocol)
         assert protocol == reported[1], f"LEADER: {protocol} beside {reported[1]} in generation {generation}"
         assert response.leader == reported[0] or event.message.group_instance_id is not None, (
@@ -373,7 +372,7 @@ class History:
         self.send_request(client, LeaveGroup(self._next(), LeaveGroupRequest(group_id="g", members=[member])))
 
     def act(self, client: Client) -> None:
-        """What a good client does next."""
+        """The next request of a good client."""
         if client.waits_for is not None or client.mood == "dead":
             return
         if client.generation < 0 or not client.member_id:
@@ -434,13 +433,13 @@ class History:
         elif dice < 0.84:
             self.lie()
         elif dice < 0.87 and client.waits_for is not None:
-            client.waits_for = None  # its connection is gone; it will retry
+            client.waits_for = None  # its connection is closed; it will retry
         elif dice < 0.89 and client.member_id and client.waits_for is None:
             self.leave(client)
         elif dice < 0.92:
             client.mood = rng.choice(("good", "good", "mute", "dead"))
         elif dice < 0.94:
-            client.forget()  # the process died and was started again
+            client.forget()  # the process died and was restarted
             client.waits_for = None
         elif dice < 0.96:
             client.metadata = b"m%d" % rng.randint(0, 99)
@@ -453,14 +452,14 @@ class History:
         self.check_replay()
 
     def settle(self) -> None:
-        """Everybody is good, dead or on its way to that; lost responses are asked for again. The
-        group must be Stable with those who live, well before SETTLE_MS, and stay as it is.
+        """All clients are good, dead or about to be; lost responses are requested again. The group
+        must be Stable with the live ones, well before SETTLE_MS, and stay unchanged.
         """
         for client in self.clients:
             client.mood = self.rng.choice(("good", "good", "dead", "fading"))
             client.waits_for = None
-            # as a new process and member: who is one already need not sync, and would never be
-            # thrown out
+            # as a new process and member: an existing member need not sync, and would never be
+            # removed
             if client.mood == "fading":
                 client.forget()
                 client.mood = "fading" if client.instance_id is None else "dead"

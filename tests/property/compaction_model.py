@@ -1,5 +1,5 @@
-"""A partition's directory written by hand, compacted by the native core, and what a plain model
-says must be left.
+"""A hand-written partition directory, compacted by the native core, and the expected result
+according to a plain model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ABORT, _COMMIT = 0, 1
 
 
 class Log:
-    """Sealed segments and an empty active one. Each producer's sequence counts up; `now_ms` is the
-    clock that compactions see.
+    """Sealed segments and an empty active one. Each producer's sequence numbers count up; `now_ms`
+    is the clock that compactions use.
     """
 
     def __init__(self, directory: Path, seed: int, keys: int = 12, transactional: bool = True):
@@ -36,11 +36,11 @@ class Log:
         self.end = 0
         self.clean_to: int | None = None
         self.appended: dict[int, Record] = {}  # committed or not
-        self.decided: dict[int, bool] = {}  # offset -> it counts (not transactional, or committed)
+        self.decided: dict[int, bool] = {}  # offset -> whether it is visible (not transactional, or committed)
         self.first_of: dict[int, int] = {}  # producer -> first offset of its ongoing transaction
         self.ongoing: dict[int, list[int]] = {}
         self.last_batch: dict[int, int] = {}  # producer -> base offset
-        self.last_data: dict[int, int] = {}  # the same, of its last batch that is no marker
+        self.last_data: dict[int, int] = {}  # the same, of its last batch that is not a marker
         self.sequence: dict[int, int] = {}
         self.batch_of: dict[int, tuple[int, int]] = {}  # base offset -> (last offset, producer)
         self.transactional = transactional
@@ -145,7 +145,7 @@ class Log:
     def compact(
         self, *, map_bytes: int = 1 << 20, segment_bytes: int = 4000, stop_at: int | None = None
     ) -> native.CompactFigures | None:
-        """All groups; `stop_at`: a crash after so many of the swaps' steps (four each)."""
+        """All groups; `stop_at`: a crash after this many of the swaps' steps (four each)."""
         self.roll()
         stored = self.listing()
         policy = policies.CompactionPolicy(True, 0, 1 << 62, 0.0, RETENTION_MS, segment_bytes, 256)
@@ -210,7 +210,7 @@ class Log:
         return found
 
     def check(self) -> None:
-        """Everything that must hold at any time. Raises AssertionError."""
+        """All invariants. Raises AssertionError."""
         last = -1
         seen: dict[int, Record] = {}
         for header, data in self.batches():
@@ -240,7 +240,7 @@ class Log:
         for key, record in expected.items():
             if record.value is not None:
                 assert seen.get(record.offset) == record, f"the last value of {key!r} at {record.offset}"
-        for offset in sorted(seen):  # what a reader of committed records ends with
+        for offset in sorted(seen):  # the final view of a reader of committed records
             if self.decided[offset]:
                 newest = expected[seen[offset].key]
                 assert newest.offset in seen or newest.value is None
@@ -252,7 +252,7 @@ class Log:
             key: record.value for key, record in expected.items() if record.value is not None
         }
         for producer, base in self.last_batch.items():
-            # a snapshot may say that the marker behind it is not what its sequence is known by
+            # a snapshot may not be based on the marker behind it
             known_by = {base, self.last_data.get(producer, base)}
             assert any(
                 header.base_offset in known_by and header.producer_id == producer for header, _ in self.batches()
@@ -282,7 +282,7 @@ class Log:
                         ), f"aborted record {record.offset} is not told"
 
     def check_compacted(self) -> None:
-        """Records that must be gone after a whole compaction."""
+        """Records that must be removed by a full compaction."""
         committed: dict[bytes, int] = {}
         clean_to = self.clean_to or 0
         for offset in sorted(self.appended):
@@ -304,9 +304,7 @@ class Log:
         return header.base_timestamp_ms if header.attributes & DELETE_HORIZON else None
 
     def forget(self) -> None:
-        """Files beside the log are lost: the cleaner's checkpoint, or what is known of
-        producers.
-        """
+        """Loses files beside the log: the cleaner's checkpoint, or the producers' state."""
         if self.random.random() < 0.5:
             self.clean_to = None
         else:
@@ -316,8 +314,8 @@ class Log:
     # -- recovery ----------------------------------------------------------------------------------
 
     def recover(self, clean: bool = False) -> None:
-        """As a worker's start after a crash of everything: nothing is trusted. `clean`: and its
-        stop, which leaves a snapshot of the producers.
+        """As in a worker's start after a crash of everything: nothing is trusted. `clean`: after a
+        clean shutdown, which leaves a snapshot of the producers.
         """
         recovery = native.Recovery()
         partition = native.Partition.open(self.directory, native.LogOptions(compacted=True), 3, self.now_ms, recovery)

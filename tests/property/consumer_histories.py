@@ -1,21 +1,20 @@
-"""Simulated consumer groups: clients of KIP-848 over a network that loses answers, members that
-die, do not let go or come back, topics that change, a coordinator that is restarted from what it
-had persisted. One seed, one history.
+"""Simulated consumer groups: clients of KIP-848 over a network that loses responses, members that
+die, do not release partitions or return, topics that change, a coordinator that is restarted from
+its persisted state. One seed, one history.
 
-What is held against every step
+Checked at each step
     the core's own invariants (invariants.py)
-    V1  what a client works on, and knows to be a member's, is its in the coordinator's books too:
-        so no two clients work on one partition
-    V2  a partition that is assigned and is in the target, before and after, was not taken away in
-        between: no member that keeps a partition is stopped
-    V3  each request is answered once
-    V4  a commit passes exactly with the member's epoch
-    V6  who comes with an epoch that is not its own, or with the last one and partitions that it has
-        not, is fenced
-    V7  a static member that comes back keeps its partitions, if nothing else has changed
-and at the end of a history, when faults have stopped and everybody has sent some heartbeats
-    V5  the group is Stable, every partition of every subscribed topic has an owner that works on
-        it, and counts are as even as the uniform assignor makes them
+V1  partitions that a client works on, as a known member, are assigned to it by the coordinator: so
+no two clients work on one partition
+V2  a partition that is assigned and in the target, before and after, was not revoked in between: no
+member that keeps a partition is interrupted
+V3  each request gets one response
+V4  a commit is accepted exactly with the member's epoch
+V6  a client with a wrong epoch, or with the last one and partitions that it does not own, is fenced
+V7  a static member that returns keeps its partitions, if nothing else has changed
+and at the end of a history, when faults have stopped and all clients have sent some heartbeats
+V5  the group is Stable, every partition of every subscribed topic has an owner that works on it,
+and counts are as even as the uniform assignor makes them
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ def demand(holds: bool, text: str) -> None:
 
 
 class Client:
-    """A consumer. `owned`: what it works on. `assigned`: its last assignment; what it has
-    beyond that it lets go, which takes until `busy_until_ms`.
+    """A consumer. `owned`: the partitions it works on. `assigned`: its last assignment; it releases
+    the others, which takes until `busy_until_ms`.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Client:
         self.busy_until_ms = -1
         self.report_all = True
         self.sent: object = None  # the subscription that it last sent
-        self.stuck = False  # never lets go
+        self.stuck = False  # never releases partitions
         self.silent_until_ms = -1
         self.assignor = rng.choice((None, None, None, "uniform", "range"))
 
@@ -126,7 +125,7 @@ class Client:
             self.next_ms = now_ms + INTERVAL_MS
             return
         demand(response.error_code == NONE, f"unexpected error {response.error_code}: {response.error_message}")
-        # it may have changed while the response was on its way
+        # it may have changed while the response was in flight
         self.epoch, self.report_all = response.member_epoch, self.sent != self.subscription
         self.next_ms = now_ms + min(response.heartbeat_interval_ms, INTERVAL_MS)
         if response.assignment is not None:
@@ -142,7 +141,7 @@ class Client:
         self.epoch, self.owned, self.assigned, self.busy_until_ms, self.report_all = 0, set(), None, -1, True
         self.next_ms = now_ms
 
-    def maybe_let_go(self, now_ms: int) -> None:
+    def maybe_release(self, now_ms: int) -> None:
         if self.busy_until_ms >= 0 and now_ms >= self.busy_until_ms and not self.stuck and self.assigned is not None:
             self.busy_until_ms = -1
             self.owned = set(self.assigned)
@@ -175,7 +174,7 @@ class History:
         epoch = core.assignment_epoch
         actions = core.handle(event, self.now_ms)
         core.check()
-        self._check_nobody_stopped(before, targets, epoch)
+        self._check_no_interruption(before, targets, epoch)
         self._check_static(static, before, targets, epoch)
         records: list[tuple[bytes, bytes | None]] = []
         replies = []
@@ -193,7 +192,7 @@ class History:
         demand(len(replies) == (0 if isinstance(event, TimerFired) else 1), f"V3: {len(replies)} replies")
         self.unwritten.append((records, replies))
 
-    def _check_nobody_stopped(self, before, targets, epoch: int) -> None:
+    def _check_no_interruption(self, before, targets, epoch: int) -> None:
         if self.core.epoch != self.core.assignment_epoch and self.core.assignment_epoch != epoch:
             return
         for member_id, (member, assigned) in before.items():
@@ -217,7 +216,7 @@ class History:
                 )
 
     def write(self, all_of_it: bool = True) -> None:
-        """What waits is written; its responses leave, or are lost."""
+        """Pending writes are completed; their responses are sent, or lost."""
         count = len(self.unwritten) if all_of_it else self.rng.randrange(len(self.unwritten) + 1)
         for records, replies in self.unwritten[:count]:
             self.log += records
@@ -306,7 +305,7 @@ class History:
         )
 
     def forge(self, client: Client) -> None:
-        """A copy of the client that has slept speaks up."""
+        """A delayed copy of the client sends a request."""
         member = self.core.members.get(client.member_id)
         if member is None or member.epoch < 1:
             return
@@ -344,7 +343,7 @@ class History:
         self.fire()
         self.faults()
         for client in list(self.clients):
-            client.maybe_let_go(self.now_ms)
+            client.maybe_release(self.now_ms)
             if client.next_ms <= self.now_ms and client.silent_until_ms <= self.now_ms:
                 self.send(client)
         self.write(all_of_it=rng.random() < 0.7)
@@ -420,7 +419,7 @@ class History:
             self.now_ms += 50
             self.fire()
             for client in list(self.clients):
-                client.maybe_let_go(self.now_ms)
+                client.maybe_release(self.now_ms)
                 if client.next_ms <= self.now_ms:
                     self.send(client)
             self.write()

@@ -1,13 +1,13 @@
-"""Simulated groups on their way between the protocols: members of both kinds, come and go, before
-the whole core of a group (mqd/coordinator/group/group.py).
+"""Simulated groups between the protocols: members of both kinds join and leave, with the whole core
+of a group (mqd/coordinator/group/group.py).
 
-Classic clients are cooperative: they say what they own, release what they are not given and join
-again; while the group is a classic one its leader assigns, withholding what somebody else still
-owns. Some members are static: those are stopped without a word, and come back at once, speaking the
-other protocol, or the same. Held against every step: the core's invariants, every request answered
-once (late ones too), no two members, in the coordinator's eyes, working on one partition, and
-the group does not wait for the session of the classic member whose instance id it carries. At the
-end the group is Stable, whatever its kind, and everything is worked on.
+Classic clients are cooperative: they report owned partitions, release those they are not assigned
+and rejoin; while the group is a classic one its leader assigns, withholding partitions that another
+member still owns. Some members are static: they are stopped without LeaveGroup, and restart
+immediately with either protocol. Checked at each step: the core's invariants, every request gets
+one response (even late ones), no two members, according to the coordinator, work on one partition,
+and the group does not wait for the session of the classic member whose instance id a new member
+carries. At the end the group is Stable, of either kind, and every partition is worked on.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class MigrationHistory:
             client.on_answer(reply.response, self.now_ms, self.rng)
 
     def check_clients(self) -> None:
-        """Of those that are members in their current epoch or generation."""
+        """Only clients that are members in their current epoch or generation."""
         worked: dict[tuple[bytes, int], str] = {}
         for client in self.clients:
             if not self._is_member(client):
@@ -291,8 +291,8 @@ class MigrationHistory:
             self.clients.append(Client(f"m{self.names}", instance_id, (TOPICS, None), self.rng))
 
     def replace(self, client: Client | ClassicClient) -> None:
-        """A static member is stopped, and started again at once by either protocol. What it asked
-        last may still be answered; no member receives it.
+        """A static member is stopped, and restarted immediately with either protocol. A response to
+        its last request may still arrive; no member receives it.
         """
         if client.instance_id is not None:
             self.clients.remove(client)
@@ -356,7 +356,7 @@ class MigrationHistory:
                 self.handle(TimerFired(name))
         for client in list(self.clients):
             if isinstance(client, Client):
-                client.maybe_let_go(self.now_ms)
+                client.maybe_release(self.now_ms)
             if client.next_ms <= self.now_ms:
                 self.send(client)
 
@@ -383,7 +383,7 @@ class MigrationHistory:
             self.add()
         for _ in range(300):
             self.tick(50)
-        if self.core.kind == "classic":  # its leader looks at the topics when somebody joins
+        if self.core.kind == "classic":  # its leader checks the topics when a member joins
             self.clients.append(ClassicClient(self.cluster))
             for _ in range(300):
                 self.tick(50)

@@ -1,9 +1,9 @@
-"""Random histories of share groups on one partition whose records are deleted when all groups are done
-with them (mqd/coordinator/share/deletion.py), and what must hold in them.
+"""Random histories of share groups on one partition whose records are deleted when all groups have
+finished them (mqd/coordinator/share/deletion.py), and their invariants.
 
-Groups' states are spread over places; each place has a leader, which may be another host at any time
-and then starts from what was written. All hosts are asked, some do not answer, and one answers when
-what it has found is written.
+Groups' states are spread over places; each place has a leader, which may be another host at any
+time and then starts from the persisted state. All hosts are queried, some do not respond, and one
+responds when its findings are written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Violation(AssertionError):
 class Group:
     place: int
     written: int  # its start offset; UNINITIALIZED: not chosen yet
-    latest: int  # the coordinator's, perhaps not written yet
+    latest: int  # the coordinator's, possibly not written yet
 
 
 class History:
-    """`writes_first`: a host answers when what it has found is written."""
+    """`writes_first`: a host responds when its findings are written."""
 
     def __init__(self, seed: int, decide: Decide = deletable, writes_first: bool = True) -> None:
         self._random = random.Random(seed)

@@ -1,18 +1,19 @@
-"""Simulated share groups: clients of KIP-932 over a network that loses answers, members that die or
-leave, topics that change, a share coordinator that is slow, fails, or never answers, administrators,
-a group coordinator that is restarted from what it had persisted. One seed, one history.
+"""Simulated share groups: clients of KIP-932 over a network that loses responses, members that die
+or leave, topics that change, a share coordinator that is slow, fails, or never responds,
+administrators, a group coordinator that is restarted from its persisted state. One seed, one
+history.
 
-What is held against every step
+Checked at each step
     the core's own invariants
     V1  partitions assigned to a client are initialized at the share coordinator
-    V2  each request is answered once, after the Persist that it rests on
-    V3  a share-partition's state is lost by an administrator's request alone: its initialization
-        never meets a state that members may have used
+V2  each request gets one response, after the Persist on which it depends
+V3  a share-partition's state is only lost by an administrator's request: its initialization never
+replaces a state that members may have used
     V4  an administrator changes nothing while the group has members
-    V6  a restart finds members, epochs, target and states as they were
+V6  a restart restores members, epochs, target and states
 and at the end of a history, when faults have stopped
-    V5  every partition of every subscribed topic is initialized and assigned, every client knows
-        its epoch, and counts are as even as `simple` makes them
+V5  every partition of every subscribed topic is initialized and assigned, every client knows its
+epoch, and counts are as even as `simple` makes them
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class History:
                 case InitializeStates() | DeleteStates():
                     persists = False
                     self.calls.append((self.now_ms + self.rng.randrange(400), action))
-                    if isinstance(action, DeleteStates):  # whatever becomes of it
+                    if isinstance(action, DeleteStates):  # in any case
                         self.used -= {
                             (topic_id, index) for topic_id, some in action.partitions.items() for index in some
                         }
@@ -275,7 +276,7 @@ class History:
         self.handle(ShareHeartbeat(self.number, client.member_id, "/h", message))
 
     def forge(self, client: Client) -> None:
-        """A client with an epoch that is not its own."""
+        """A client with a wrong epoch."""
         share = self.core.share
         member = share.members.get(client.member_id) if share is not None else None
         if member is None:

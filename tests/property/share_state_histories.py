@@ -1,16 +1,16 @@
-"""Simulated share-partitions at the share coordinator: leaders that come and go, old ones that write
-on, answers that are lost and repeated, administrators that set the start, a coordinator that is
-restarted from its persisted state. One seed, one history.
+"""Simulated share-partitions at the share coordinator: leaders that change, old ones that keep
+writing, responses that are lost and requests that are repeated, administrators that set the start,
+a coordinator that is restarted from its persisted state. One seed, one history.
 
-What is held against every step
+Checked at each step
     the core's own invariants
-    V1  the state is that of a plain model: for each offset the highest (delivery count, state) that
-        was written since the initialization, and nothing below the start, nor, after a READ in a new
-        leader epoch, of what its log has lost
+V1  the state equals a plain model: for each offset the highest (delivery count, state) written
+since the initialization, and nothing below the start, nor, after a READ in a new leader epoch,
+above its log's end
     V2  a writer with an older leader epoch or state epoch is refused, and changes nothing
-    V3  acknowledged writes are there after a restart; the log holds the state, from the first
-        record on and from the last snapshot on
-    V4  each request is answered once, after the Persist that it rests on
+V3  acknowledged writes survive a restart; the log contains the state, both from the first record on
+and from the last snapshot on
+V4  each request gets one response, after the Persist on which it depends
     V5  there are never more updates than `updates_per_snapshot` after a snapshot
 """
 
@@ -58,7 +58,7 @@ class Model:
         self.offsets = {offset: held for offset, held in self.offsets.items() if offset >= self.start}
 
     def cut(self, end: int) -> None:
-        """The log has nothing of what was known at or above."""
+        """The log has no records at or above this offset."""
         if self.start <= end and all(offset < end for offset in self.offsets):
             return
         self.start = min(self.start, end)
@@ -145,7 +145,7 @@ class History:
         demand(self.loaded(self.log[pruned:]).durable() == whole.durable(), "V3: a snapshot is not the state")
 
     def restart(self) -> None:
-        """The log is there up to a point above all that was answered."""
+        """The log exists up to a point above all responses."""
         self.core = self.loaded(self.log)
         self.timers = {}
         for action in self.core.on_loaded(self.now_ms):
@@ -228,7 +228,7 @@ class History:
             self.last_write = event
 
     def repeat(self) -> None:
-        """A write whose response was lost: sent at once, it leaves the same state."""
+        """A write whose response was lost: resent at once, it gives the same state."""
         event = self.last_write
         self.write()
         if self.last_write is not event and self.core.exists:

@@ -1,16 +1,17 @@
-"""Simulated streams groups: clients of KIP-1071 over a network that loses answers, several of them in
-a process, that take their time to release tasks, die, leave or stop answering; topics that come, grow
-and go; internal topics whose creation fails; settings that change; a coordinator that is restarted from
-what it had persisted. One seed, one history.
+"""Simulated streams groups: clients of KIP-1071 over a network that loses responses, several of
+them in a process, which take time to release tasks, die, leave or stop responding; topics that are
+created, extended and deleted; internal topics whose creation fails; settings that change; a
+coordinator that is restarted from its persisted state. One seed, one history.
 
-What is held against every step
+Checked at each step
     the core's own invariants
-    V1  a task is active at one living client; of a process's clients one has it, in whatever role
-    V2  each request is answered once, after the Persist that it rests on; a refused one changes nothing
-    V3  the epoch in responses to a client never falls while it is a member
-    V4  a restart finds members, epochs, target, tasks and topology as they were
-    V5  a client that owns a task may commit for it with the epoch it knows; one that the group has
-        given to another may not
+V1  a task is active at one live client; of a process's clients only one has it, in any role
+V2  each request gets one response, after the Persist on which it depends; a refused one changes
+nothing
+V3  the epoch in responses to a client never decreases while it is a member
+V4  a restart restores members, epochs, target, tasks and topology
+V5  a client that owns a task may commit for it with the epoch it knows; one whose task was
+reassigned may not
 and at the end of a history, when faults have stopped
     V6  each task is active at one client and owned there, has its standbys, counts of active tasks are
         even, and every client knows its epoch
@@ -90,8 +91,8 @@ def listed(role: TaskSet) -> list[_Request.TaskIds]:
 
 
 class Client:
-    """`active`, `standby`: what it runs. `told`: its last assignment; it stops what is not in
-    there after a while, and then starts the rest.
+    """`active`, `standby`: its running tasks. `told`: its last assignment; after a while it stops
+    tasks that are not in it, and then starts the rest.
     """
 
     def __init__(self, member_id: str, process_id: str, topology_epoch: int) -> None:
@@ -138,7 +139,7 @@ class Client:
         self.stops_ms = now_ms + rng.randrange(0, 600)
 
     def turn(self, now_ms: int) -> None:
-        """Stops what it has to, starts what is new, and reports."""
+        """Stops removed tasks, starts new ones, and reports."""
         if self.stops_ms is None or now_ms < self.stops_ms or self.is_stuck or not self.epoch:
             return
         self.stops_ms = None
@@ -248,7 +249,7 @@ class History:
         self.handle(StreamsHeartbeat(self.number, client.member_id, "/h", message))
 
     def forge(self, client: Client) -> None:
-        """An epoch that is not the client's."""
+        """A wrong epoch."""
         member = self.core.streams.members.get(client.member_id) if self.core.streams is not None else None
         if member is None:
             return
@@ -261,7 +262,9 @@ class History:
         demand(outcome.error_code == FENCED, f"epoch {epoch} of {client.member_id} at {member.epoch} passes")
 
     def living(self) -> list[Client]:
-        """Clients that the group knows. Another one's tasks may be elsewhere: its session has ended."""
+        """Clients that the group knows. Another one's tasks may be elsewhere: its session has
+        expired.
+        """
         members = self.core.streams.members if self.core.streams is not None else {}
         return [client for client in self.clients if client.member_id in members and client.epoch]
 
@@ -278,7 +281,7 @@ class History:
                 in_process[place] = client.member_id
 
     def commit(self, client: Client) -> None:
-        """For a task that it runs, with the epoch it knows, or one that it knew when the task began."""
+        """For a task that it runs, with its current epoch, or one that it knew when the task began."""
         if client not in self.living() or not client.active:
             return
         task = self.rng.choice(sorted(client.active))

@@ -1,5 +1,5 @@
-"""mqd's authorizer beside Apache Kafka's StandardAuthorizer: the same random rules, the same
-questions. Kafka runs from its jars in a small Java program (java/AuthorizerOracle.java).
+"""mqd's authorizer compared with Apache Kafka's StandardAuthorizer: the same random rules, the same
+requests. Kafka runs from its jars in a small Java program (java/AuthorizerOracle.java).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ pytestmark = pytest.mark.slow
 SOURCE = Path(__file__).parent / "java" / "AuthorizerOracle.java"
 WORLDS, QUESTIONS = 400, 60
 SUPER_USERS = "User:admin;User:CN=root,O=x"
-# Kafka's authorizer fails for a client that is "User:*" itself.
+# Kafka's authorizer fails for a client named "User:*".
 CLIENTS = [name for name in PRINCIPALS if name != "User:*"] + ["User:admin", "User:CN=root,O=x", "User:x"]
 
-# Kafka's search stops too early for a name that begins with "*", and misses rules: also denials.
+# Kafka's search stops too early for a name that begins with "*", and misses rules, including
+# denials.
 ASKED = [name for name in (*NAMES, "z", "abcd", "日", "hardcode") if not name.startswith("*") or name == "*"]
 
 
@@ -58,7 +59,7 @@ def test_kafka_decides_the_same(oracle: list[str]) -> None:
         chance = random.Random(seed)
         allow_everyone = seed % 3 == 0
         lines.append(_line("world", SUPER_USERS, str(allow_everyone).lower()))
-        rules = {random_binding(chance) for _ in range(chance.randrange(40))}  # Kafka refuses the same one twice
+        rules = {random_binding(chance) for _ in range(chance.randrange(40))}  # Kafka refuses duplicates
         bindings = {index.to_bytes(16): rule for index, rule in enumerate(sorted(rules))}
         for rule in bindings.values():
             fields = (rule.resource_type, rule.pattern_type, rule.name, rule.principal, rule.host)

@@ -1,7 +1,7 @@
-"""Histories of classic groups (classic_histories.py), and the proof that they see: each planted bug
-below is one that a group could have, and must be found.
+"""Histories of classic groups (classic_histories.py), and the proof that they are effective: each
+planted bug below must be found.
 
-The quick share is 60,000 events; the long tier's is more than a million.
+The quick share is 60,000 events; the long tier's more than a million.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mqd.protocol.messages import HeartbeatResponse
 from tests.property.classic_histories import History
 from tests.tiers import quick
 
-SEEDS_MAX = 60  # a planted bug must be found within so many histories of EVENTS events
+SEEDS_MAX = 60  # a planted bug must be found within this many histories of EVENTS events
 EVENTS = 3_000
 
 
@@ -48,7 +48,7 @@ class ForgetsToPersist(ClassicGroup):
         return done
 
 
-class TellsBeforeItPersists(ClassicGroup):
+class RespondsBeforeItPersists(ClassicGroup):
     def _assign(self, *arguments) -> None:
         super()._assign(*arguments)
         actions = arguments[-1]
@@ -56,7 +56,7 @@ class TellsBeforeItPersists(ClassicGroup):
 
 
 class DoesNotFence(ClassicGroup):
-    """A replaced static member's id stays good beside its successor's."""
+    """A replaced static member's id stays valid beside its successor's."""
 
     def validate_member(self, member_id: str, instance_id: str | None) -> int:
         return classic.NONE if instance_id in self.members.static else super().validate_member(member_id, instance_id)
@@ -76,7 +76,7 @@ class NeverExpiresSessions(ClassicGroup):
             self.members.deadlines.move(watched, now_ms + 10_000)
 
 
-class WaitsForWhoNeverSyncs(ClassicGroup):
+class WaitsForMembersThatNeverSync(ClassicGroup):
     def _on_sync_timer(self, now_ms: int, actions: list) -> None:
         if self.pending_sync:
             actions.append(Timer(classic.SYNC_TIMER, now_ms + 5_000))
@@ -106,7 +106,7 @@ class MiscountsVotes(ClassicGroup):
         super()._update_member(event, member, protocols, now_ms, actions)
 
 
-class SaysAllIsWellInARebalance(ClassicGroup):
+class HidesTheRebalanceInHeartbeats(ClassicGroup):
     def _on_heartbeat(self, event, now_ms: int, actions: list) -> None:
         super()._on_heartbeat(event, now_ms, actions)
         reply = actions[-1]
@@ -127,7 +127,7 @@ class ForgetsTheLeaderInTheLog(ClassicGroup):
             self.leader = next(iter(self.members.by_id))
 
 
-class KeepsWhoDidNotRejoin(ClassicGroup):
+class KeepsMembersThatDidNotRejoin(ClassicGroup):
     def _complete_join(self, now_ms: int, actions: list) -> None:
         for member in self.members.by_id.values():
             if member.join_request is None and member.instance_id is None:
@@ -148,7 +148,7 @@ class OverlooksTheMaximum(ClassicGroup):
 
 
 class DoesNotRearmTheSession(ClassicGroup):
-    """A member that waited for an assignment is not watched afterwards."""
+    """A member that waited for an assignment has no session timer afterwards."""
 
     def _assign(self, assignment: dict, now_ms: int, actions: list) -> None:
         super()._assign(assignment, now_ms, actions)
@@ -170,19 +170,19 @@ class TellsEveryFollowerItLeads(ClassicGroup):
 
 PLANTED = [
     ForgetsToPersist,
-    TellsBeforeItPersists,
+    RespondsBeforeItPersists,
     DoesNotFence,
     KeepsItsGeneration,
     NeverExpiresSessions,
-    WaitsForWhoNeverSyncs,
+    WaitsForMembersThatNeverSync,
     ForgetsTheSupersededRequest,
     SwapsAssignments,
     LosesTheAssignmentOfAReplacedMember,
     MiscountsVotes,
-    SaysAllIsWellInARebalance,
+    HidesTheRebalanceInHeartbeats,
     LeavesTheRemovedWaiting,
     ForgetsTheLeaderInTheLog,
-    KeepsWhoDidNotRejoin,
+    KeepsMembersThatDidNotRejoin,
     LetsPendingMembersStay,
     OverlooksTheMaximum,
     DoesNotRearmTheSession,

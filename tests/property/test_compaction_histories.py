@@ -1,5 +1,5 @@
-"""Lives of a compacted log by chance: produced to, compacted, interrupted at every step, recovered;
-against a plain model of "the last value of each key".
+"""Random histories of a compacted log: produced to, compacted, interrupted at every step,
+recovered; against a plain model of "the last value of each key".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_any_life(tmp_path: Path, seed: int):
     live(log, 120)
     for producer in list(log.ongoing):
         log.end_transaction(producer, True)
-    for _ in range(3):  # time passes: tombstones and markers may go
+    for _ in range(3):  # time passes: tombstones and markers may be removed
         log.now_ms += 2 * RETENTION_MS
         log.produce()
         log.compact()
@@ -61,7 +61,7 @@ def test_many_lives(tmp_path: Path, seed: int):
     test_any_life(tmp_path, seed)
 
 
-def test_tombstones_and_markers_go_in_the_end(tmp_path: Path):
+def test_tombstones_and_markers_are_finally_removed(tmp_path: Path):
     log = Log(tmp_path / "t-0", 1, keys=5)
     for _ in range(60):
         log.produce()
@@ -82,14 +82,14 @@ def test_tombstones_and_markers_go_in_the_end(tmp_path: Path):
         log.check()
     left = [record for header, data in log.batches() if not header.is_control for record in decode_batch(data)]
     assert [record.key for record in left] == [b"other"]
-    # of each producer one batch is left, its last, so that its sequence survives
+    # one batch of each producer is left, its last, so that its sequence number survives
     producers = [header.producer_id for header, _ in log.batches() if header.producer_id >= 0]
     assert sorted(producers) == sorted(log.last_batch)
 
 
 def test_a_producers_last_batch_stays_when_the_snapshot_is_older(tmp_path: Path):
-    """Its sequence would be lost, and a batch that is sent again would be written twice: also where
-    the log was cleaned since.
+    """Its sequence number would be lost, and a resent batch would be written twice: also where the
+    log was cleaned since.
     """
     log = Log(tmp_path / "t-0", 5, transactional=False)
 
@@ -110,7 +110,7 @@ def test_a_producers_last_batch_stays_when_the_snapshot_is_older(tmp_path: Path)
         )
 
     put(1, 0)
-    log.recover(clean=True)  # writes a snapshot that knows of sequence 0
+    log.recover(clean=True)  # writes a snapshot that knows sequence number 0
     put(1, 1)
     for number in range(3):
         put(-1, number)
@@ -119,7 +119,7 @@ def test_a_producers_last_batch_stays_when_the_snapshot_is_older(tmp_path: Path)
     assert any(header.producer_id == 1 and header.base_sequence == 1 for header, _ in log.batches())
 
 
-def test_a_batch_that_loses_nothing_is_the_same_bytes(tmp_path: Path):
+def test_a_batch_that_loses_no_record_is_unchanged(tmp_path: Path):
     log = Log(tmp_path / "t-0", 2, transactional=False)
     log.directory.mkdir(exist_ok=True)
     kept = {}
@@ -157,7 +157,7 @@ def test_a_small_table_of_keys_takes_several_runs(tmp_path: Path):
 
 
 @pytest.mark.parametrize("where", ["crc", "length", "record"])
-def test_damage_leaves_everything_as_it_is(tmp_path: Path, where: str):
+def test_damage_leaves_everything_unchanged(tmp_path: Path, where: str):
     log = Log(tmp_path / "t-0", 4, transactional=False)
     for _ in range(40):
         log.produce()
@@ -168,7 +168,7 @@ def test_damage_leaves_everything_as_it_is(tmp_path: Path, where: str):
         data[70] ^= 1
     elif where == "length":
         data[8:12] = (1 << 30).to_bytes(4, "big")
-    else:  # a right checksum over records that are none
+    else:  # a valid checksum over invalid records
         header, batch = next(iterate_batches(bytes(data)))
         bad = bytearray(
             encode_batch(
@@ -187,7 +187,7 @@ def test_damage_leaves_everything_as_it_is(tmp_path: Path, where: str):
     assert {file.name: file.read_bytes() for file in log.directory.iterdir()} == before
 
 
-def test_a_bomb_in_a_batch_is_refused(tmp_path: Path):
+def test_a_decompression_bomb_in_a_batch_is_refused(tmp_path: Path):
     import cramjam
 
     log = Log(tmp_path / "t-0", 5, transactional=False)
@@ -226,7 +226,7 @@ def test_each_step_of_a_swap_may_be_the_last(tmp_path: Path):
         copy.check_compacted()
 
 
-def test_advance_tells_how_much_was_moved(tmp_path: Path):
+def test_advance_reports_how_much_was_moved(tmp_path: Path):
     log = Log(tmp_path / "t-0", 7, transactional=False)
     for _ in range(50):
         log.produce()

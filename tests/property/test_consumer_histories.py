@@ -1,5 +1,5 @@
-"""Consumer groups held against consumer_histories.py; and proof that it finds what it is there to
-find: each planted bug is caught within the quick share.
+"""Consumer groups checked with consumer_histories.py; and proof of its effectiveness: each planted
+bug is caught within the quick share.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def test_histories(share: int) -> None:
     assert sum(run(seed).event_count for seed in range(first, first + SEEDS_OF_A_SHARE)) > 12_500
 
 
-def test_one_seed_is_one_history() -> None:
+def test_histories_are_deterministic() -> None:
     first, second = run(7), run(7)
     assert first.log == second.log and first.event_count == second.event_count and first.errors == second.errors
 
 
 @pytest.mark.slow
-def test_what_histories_meet() -> None:
-    """Not only the good case: fenced, forgotten and kept-out members are among it."""
+def test_histories_reach_rare_cases() -> None:
+    """Not only the good case: fenced, forgotten and refused members occur."""
     met = set().union(*(run(seed).errors for seed in range(20)))
     assert {0, 25, 110, 111} <= met
 
@@ -52,7 +52,7 @@ def planted(function: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.
 
 
 @planted
-def gives_what_somebody_still_has(patch: pytest.MonkeyPatch) -> None:
+def assigns_partitions_that_are_still_owned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_members, "_free", lambda member_id, expected, owners: (expected, False))
     patch.setattr(
         Owners,
@@ -72,7 +72,7 @@ def gives_what_somebody_still_has(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def does_not_wait_for_letting_go(patch: pytest.MonkeyPatch) -> None:
+def does_not_wait_for_release(patch: pytest.MonkeyPatch) -> None:
     original = consumer.reconciled
     patch.setattr(
         consumer, "reconciled", lambda member, target, epoch, owners, owned: original(member, target, epoch, owners, {})
@@ -80,12 +80,12 @@ def does_not_wait_for_letting_go(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def takes_any_list_as_letting_go(patch: pytest.MonkeyPatch) -> None:
+def takes_any_list_for_a_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_members, "overlap", lambda one, other: False)
 
 
 @planted
-def stops_everybody_in_a_rebalance(patch: pytest.MonkeyPatch) -> None:
+def interrupts_all_members_in_a_rebalance(patch: pytest.MonkeyPatch) -> None:
     original = consumer_members.intersection
     patch.setattr(
         consumer_members,
@@ -95,17 +95,17 @@ def stops_everybody_in_a_rebalance(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def nobody_is_put_out(patch: pytest.MonkeyPatch) -> None:
+def no_member_is_removed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerGroup, "_on_timer", lambda self, event, now_ms, replies: self.deadlines.expired(now_ms))
 
 
 @planted
-def who_does_not_let_go_may_stay(patch: pytest.MonkeyPatch) -> None:
+def members_that_do_not_release_may_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerGroup, "set_step", lambda self, member, kind, at_ms: None)
 
 
 @planted
-def topics_are_looked_at_once(patch: pytest.MonkeyPatch) -> None:
+def topics_are_read_only_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscriptions, "is_current", lambda self: self._version is not None)
 
 
@@ -115,7 +115,7 @@ def a_changed_topic_makes_no_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def what_a_member_holds_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
+def owned_partitions_are_not_persisted(patch: pytest.MonkeyPatch) -> None:
     original = ConsumerGroup.hold
 
     def hold(self: ConsumerGroup, member: Member, current: Current) -> None:
@@ -133,7 +133,7 @@ def a_target_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def what_is_to_be_let_go_is_forgotten_in_the_log(patch: pytest.MonkeyPatch) -> None:
+def partitions_to_release_are_missing_in_the_log(patch: pytest.MonkeyPatch) -> None:
     original = records.current_record
     lost = lambda current: (
         Current(current.epoch, current.previous_epoch, STABLE, current.assigned, NOTHING)
@@ -161,12 +161,12 @@ def an_old_epoch_needs_no_proof(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def who_leaves_keeps_its_partitions(patch: pytest.MonkeyPatch) -> None:
+def leaving_members_keep_their_partitions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Owners, "release", lambda self, member_id, partitions: None)
 
 
 @planted
-def who_comes_back_gets_another_target(patch: pytest.MonkeyPatch) -> None:
+def returning_members_get_another_target(patch: pytest.MonkeyPatch) -> None:
     original = ConsumerGroup._renamed
 
     def renamed(self: ConsumerGroup, old: Member, member_id: str) -> Member:
@@ -177,7 +177,7 @@ def who_comes_back_gets_another_target(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def a_partition_is_meant_for_two(patch: pytest.MonkeyPatch) -> None:
+def a_partition_is_assigned_to_two(patch: pytest.MonkeyPatch) -> None:
     original = consumer.ASSIGNORS["uniform"]
 
     def uniform(members, counts):
@@ -192,7 +192,7 @@ def a_partition_is_meant_for_two(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def answers_before_it_persists(patch: pytest.MonkeyPatch) -> None:
+def responds_before_it_persists(patch: pytest.MonkeyPatch) -> None:
     original = ConsumerGroup.handle
     patch.setattr(
         ConsumerGroup,

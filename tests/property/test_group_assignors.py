@@ -1,5 +1,5 @@
-"""Server-side assignors against their promises (A1-A6 of
-mqd/coordinator/group/consumer/assignors.py), on groups made by chance.
+"""Server-side assignors checked against their guarantees (A1-A6 of
+mqd/coordinator/group/consumer/assignors.py), on random groups.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def spec(topics, current: Partitions | None = None) -> MemberSpec:
 
 @st.composite
 def groups(draw, alike: bool) -> tuple[dict[str, MemberSpec], dict[bytes, int]]:
-    """With what an assignor gave them before the members and the topics changed."""
+    """With an assignor's result from before the members and the topics changed."""
     counts, old_counts = draw(counts_of), draw(counts_of)
     shared = draw(st.frozensets(st.sampled_from(TOPICS), min_size=1))
 
@@ -71,7 +71,7 @@ def test_uniform_alike_is_even_and_moves_least(case) -> None:
         member_id: {one for one in flat(spec.current) if one[0] in spec.topics and one[1] < counts.get(one[0], 0)}
         for member_id, spec in members.items()
     }
-    # The most that any even assignment lets stay: everybody keeps up to the lower share, and
+    # The most that any even assignment can keep: every member keeps up to the lower share, and
     # `extra` of those who have more keep one more.
     most = sum(min(len(mine), low) for mine in valid.values()) + min(
         extra, sum(len(mine) > low for mine in valid.values())
@@ -81,7 +81,7 @@ def test_uniform_alike_is_even_and_moves_least(case) -> None:
 
 @QUICK
 @given(groups(alike=False))
-def test_uniform_mixed_cannot_be_evened_out_by_one_move(case) -> None:
+def test_uniform_mixed_cannot_be_improved_by_one_move(case) -> None:
     members, counts = case
     found = uniform(members, counts)
     check_assignment(members, counts, found)
@@ -103,7 +103,7 @@ def test_uniform_mixed_settles(case) -> None:
 
 @QUICK
 @given(groups(alike=False))
-def test_range_gives_neighbours(case) -> None:
+def test_range_assigns_adjacent_partitions(case) -> None:
     members, counts = case
     found = range_(members, counts)
     check_assignment(members, counts, found)
@@ -120,7 +120,7 @@ def test_range_gives_neighbours(case) -> None:
 @QUICK
 @given(groups(alike=True))
 def test_range_lets_topics_be_joined(case) -> None:
-    """The same member has the same run of topics with as many partitions."""
+    """A member has the same range of all topics with as many partitions."""
     members, counts = case
     found = range_(members, counts)
     for one, other in itertools.combinations(

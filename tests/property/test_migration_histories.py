@@ -1,4 +1,4 @@
-"""Groups between the two protocols, held against migration_histories.py; planted bugs are found."""
+"""Groups between the two protocols, checked with migration_histories.py; planted bugs are found."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_many_histories(share: int) -> None:
         MigrationHistory(seed).run(STEPS)
 
 
-def loses_what_members_have(patch: pytest.MonkeyPatch) -> None:
+def loses_owned_partitions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(migration, "decode_assignment", lambda data: {})
 
 
-def leaves_requests_without_an_answer(patch: pytest.MonkeyPatch) -> None:
+def leaves_requests_without_a_response(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(migration, "dismissed", lambda classic: [])
 
 
@@ -63,11 +63,11 @@ def does_not_rebalance_after_a_downgrade(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClassicGroup, "take_over", lambda self, value, now_ms: (self.replay(value), [])[1])
 
 
-def believes_that_a_classic_member_has_let_go(patch: pytest.MonkeyPatch) -> None:
+def assumes_that_a_classic_member_has_released(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClassicSide, "_owned", lambda self, subscription: {})
 
 
-def never_sends_a_classic_member_to_join(patch: pytest.MonkeyPatch) -> None:
+def never_makes_a_classic_member_rejoin(patch: pytest.MonkeyPatch) -> None:
     original = ClassicSide.on_heartbeat
 
     def on_heartbeat(self, event, now_ms, replies) -> None:
@@ -83,14 +83,14 @@ def keeps_the_instance_id_of_a_classic_member(patch: pytest.MonkeyPatch) -> None
 
 
 PLANTED: list[Callable[[pytest.MonkeyPatch], None]] = [
-    loses_what_members_have,
-    leaves_requests_without_an_answer,
+    loses_owned_partitions,
+    leaves_requests_without_a_response,
     leaves_the_consumer_group_in_the_log,
     leaves_the_classic_group_in_the_log,
     never_downgrades,
     does_not_rebalance_after_a_downgrade,
-    believes_that_a_classic_member_has_let_go,
-    never_sends_a_classic_member_to_join,
+    assumes_that_a_classic_member_has_released,
+    never_makes_a_classic_member_rejoin,
     keeps_the_instance_id_of_a_classic_member,
 ]
 

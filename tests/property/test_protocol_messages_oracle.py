@@ -1,9 +1,9 @@
-"""Every Kafka message of the schema, in every version, against two independent codecs; and against
-hostile bytes.
+"""Every Kafka message of the schema, in every version, compared with two independent codecs; and
+with hostile bytes.
 
-kio is generated from Kafka's own schema files: what we write it must read to the same values and
-write back to the same bytes, and those we must read back. kafka-python is the second opinion.
-Hostile: cut, mutated and random frames raise ProtocolError or nothing; lying counts allocate
+kio is generated from Kafka's own schema files: it must read our encoding to the same values and
+write it back to the same bytes, and we must read those back. kafka-python is the second opinion.
+Hostile: truncated, mutated and random frames only raise ProtocolError; wrong counts allocate
 nothing.
 """
 
@@ -47,7 +47,7 @@ EVERY = [
 # kio begins where Kafka 4.0 does (KIP-896)
 KIO_FIRST = {0: 3}
 UNKNOWN_TO_KAFKA_PYTHON = {58, 64, 80, 81}
-OUR_KEYS_BEGIN = 20_000  # messages of mqd alone
+OUR_KEYS_BEGIN = 20_000  # messages that only mqd has
 KNOWN_TO_KIO = [
     param
     for param in EVERY
@@ -57,7 +57,7 @@ FLEXIBLE = [param for param in EVERY if KNOWN[param.values[0]].is_flexible(param
 
 # -- messages made from the schema -----------------------------------------------------------------
 
-# sizes around those where a varint takes one byte more
+# sizes around those where a varint needs one more byte
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from([126, 127, 128, 16382, 16383]).map(
     "x".__mul__
 )
@@ -108,7 +108,7 @@ def messages(key: int, kind: str, version: int) -> st.SearchStrategy:
 
 
 def normal(value: object, struct_: Struct | None = None) -> object:
-    """A tagged struct that holds its defaults and an absent one are the same thing on the wire."""
+    """A tagged struct with its defaults equals an absent one on the wire."""
     if isinstance(value, list):
         return [normal(item) for item in value]
     if hasattr(value, "__struct_fields__"):
@@ -133,7 +133,7 @@ def normal(value: object, struct_: Struct | None = None) -> object:
 
 
 def plain(value: object) -> object:
-    """kio's value as ours would be."""
+    """kio's value in our form."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, datetime.timedelta):
@@ -238,10 +238,10 @@ def test_kafka_python_writes_back_the_same_bytes(key: int, kind: str, version: i
     @given(messages(key, kind, version))
     def check(message: object) -> None:
         if (key, kind) == (18, "Response"):
-            message.error_code = 0  # after an error kafka-python reads version 0, whatever was said
+            message.error_code = 0  # after an error kafka-python reads version 0, in any version
         data = codec.encode(message, version)
         decoded = theirs.decode(data, version=version)
-        decoded._header = None  # decode leaves it out, encode looks for it
+        decoded._header = None  # decode omits it, encode requires it
         assert bytes(decoded.encode(version=version)) == data
 
     check()
@@ -275,14 +275,14 @@ def filled_message(key: int, kind: str, version: int) -> object:
 
 
 @pytest.mark.parametrize(("key", "kind", "version"), newest_quick(EVERY))
-def test_lying_lengths_and_cuts_are_refused_and_allocate_nothing(key: int, kind: str, version: int) -> None:
+def test_wrong_lengths_and_truncation_are_refused_and_allocate_nothing(key: int, kind: str, version: int) -> None:
     message = filled_message(key, kind, version)
     cls, data = type(message), codec.encode(message, version)
     assert normal(codec.decode(cls, version, data)) == normal(message)
     for size in range(len(data)):
         with pytest.raises(ProtocolError):
             codec.decode(cls, version, data[:size])
-    if cls.__name__ != "MetadataRequest":  # Kafka ignores what follows it, and librdkafka relies on that
+    if cls.__name__ != "MetadataRequest":  # Kafka ignores bytes after it, and librdkafka relies on that
         with pytest.raises(ProtocolError):
             codec.decode(cls, version, data + b"\0")
     tracemalloc.start()
@@ -310,7 +310,7 @@ def test_lying_lengths_and_cuts_are_refused_and_allocate_nothing(key: int, kind:
 
 @settings(max_examples=examples(500, 1500), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(st.sampled_from([param.values for param in EVERY]), st.data())
-def test_mutated_frames_raise_nothing_but_protocol_errors(what: tuple[int, str, int], data: st.DataObject) -> None:
+def test_mutated_frames_only_raise_protocol_errors(what: tuple[int, str, int], data: st.DataObject) -> None:
     key, kind, version = what
     message = filled_message(key, kind, version)
     header = RequestHeader(key, version, 7, "client")
@@ -343,7 +343,7 @@ def test_mutated_frames_raise_nothing_but_protocol_errors(what: tuple[int, str, 
 
 @settings(max_examples=300, deadline=None, database=None)
 @given(st.sampled_from(sorted(SUPPORTED)), st.integers(-1, 20), st.binary(max_size=60))
-def test_random_bodies_raise_nothing_but_protocol_errors(key: int, version: int, body: bytes) -> None:
+def test_random_bodies_only_raise_protocol_errors(key: int, version: int, body: bytes) -> None:
     try:
         decode_request(struct.pack(">hhih", key, version, 1, -1) + body)
     except ProtocolError:
@@ -351,8 +351,8 @@ def test_random_bodies_raise_nothing_but_protocol_errors(key: int, version: int,
 
 
 def add_unknown_tags(data: bytes) -> bytes:
-    """In place of a message's last byte, its empty tagged fields: two unknown fields, one with
-    a tag of two bytes.
+    """Replaces a message's last byte, its empty tagged fields, by two unknown fields, one with a
+    tag of two bytes.
     """
     assert data[-1] == 0
     return data[:-1] + b"\x02\x63\x03abc\xe7\x07\x00"

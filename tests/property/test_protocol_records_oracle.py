@@ -1,5 +1,5 @@
-"""Record batches against kio, kafka-python and aiokafka, both ways; mutated batches raise nothing
-but ProtocolError.
+"""Record batches compared with kio, kafka-python and aiokafka, in both directions; mutated batches
+only raise ProtocolError.
 """
 
 import io
@@ -53,7 +53,7 @@ def of_others(batch: object) -> list[Record]:
 
 @SETTINGS
 @given(RECORDS, st.integers(0, 1 << 40), st.sampled_from(CODECS), st.booleans())
-def test_what_is_written_is_read(
+def test_written_batches_are_read(
     records: list[Record], base_offset: int, compression: str, is_transactional: bool
 ) -> None:
     batch = encode_batch(
@@ -74,7 +74,7 @@ def test_what_is_written_is_read(
 
 @SETTINGS
 @given(RECORDS, st.sampled_from(CODECS))
-def test_aiokafka_reads_what_is_written(records: list[Record], compression: str) -> None:
+def test_aiokafka_reads_written_batches(records: list[Record], compression: str) -> None:
     batch = encode_batch(records, base_offset=3, compression=compression)
     theirs = aiokafka_records.DefaultRecordBatch(batch)
     assert theirs.validate_crc()
@@ -82,8 +82,8 @@ def test_aiokafka_reads_what_is_written(records: list[Record], compression: str)
 
 
 @SETTINGS
-@given(RECORDS, st.sampled_from(["none", "gzip"]))  # the others want packages kafka-python does not bring
-def test_kafka_python_reads_what_is_written(records: list[Record], compression: str) -> None:
+@given(RECORDS, st.sampled_from(["none", "gzip"]))  # the others need packages that kafka-python does not install
+def test_kafka_python_reads_written_batches(records: list[Record], compression: str) -> None:
     batch = encode_batch(records, base_offset=3, compression=compression)
     theirs = kafka_python_records.DefaultRecordBatch(batch)
     assert theirs.validate_crc()
@@ -91,7 +91,7 @@ def test_kafka_python_reads_what_is_written(records: list[Record], compression: 
 
 
 @pytest.mark.parametrize("module", [aiokafka_records, kafka_python_records], ids=["aiokafka", "kafka-python"])
-def test_what_others_write_is_read(module: object) -> None:
+def test_batches_of_other_implementations_are_read(module: object) -> None:
     @SETTINGS
     @given(RECORDS, st.sampled_from(range(5)) if module is aiokafka_records else st.sampled_from([0, 1]))
     def check(records: list[Record], compression: int) -> None:
@@ -122,7 +122,7 @@ def test_kio_writes_back_the_same_bytes(records: list[Record]) -> None:
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(RECORDS, st.sampled_from(CODECS), st.data())
-def test_mutated_batches_raise_nothing_but_protocol_errors(
+def test_mutated_batches_only_raise_protocol_errors(
     records: list[Record], compression: str, data: st.DataObject
 ) -> None:
     batch = bytearray(encode_batch(records, compression=compression))
@@ -151,9 +151,7 @@ def test_mutated_batches_raise_nothing_but_protocol_errors(
 
 @SETTINGS
 @given(st.sampled_from(range(1, 5)), st.binary(max_size=200_000), st.data())
-def test_mutated_compression_raises_nothing_but_protocol_errors(
-    compression: int, payload: bytes, data: st.DataObject
-) -> None:
+def test_mutated_compression_only_raises_protocol_errors(compression: int, payload: bytes, data: st.DataObject) -> None:
     packed = bytearray(compress(compression, payload))
     assert decompress(compression, bytes(packed)) == payload
     for _ in range(data.draw(st.integers(1, 3))):

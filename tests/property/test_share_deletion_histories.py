@@ -15,7 +15,7 @@ STEPS = 400
 
 
 @pytest.mark.parametrize("seeds", quick([range(60), range(60, 2_600)], lambda seeds: len(seeds) < 100), ids=len)
-def test_no_group_loses_what_it_is_not_done_with(seeds: range) -> None:
+def test_no_group_loses_unfinished_records(seeds: range) -> None:
     deleted = sum(History(seed).run(STEPS).deleted for seed in seeds)
     assert deleted > 10 * len(seeds), "hardly anything was deleted"
 

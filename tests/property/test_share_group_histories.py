@@ -1,5 +1,5 @@
-"""Share groups held against share_group_histories.py, and proof that they find planted
-bugs; the assignor `simple` alone.
+"""Share groups checked with share_group_histories.py, and proof that planted bugs are found; the
+assignor `simple` by itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_histories(share_number: int) -> None:
     assert any(history.altered for history in histories)
 
 
-def test_one_seed_is_one_history() -> None:
+def test_histories_are_deterministic() -> None:
     assert run(7).log == run(7).log
 
 
@@ -94,7 +94,7 @@ def planted(function: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.
 
 
 @planted
-def what_is_not_initialized_is_assigned(patch: pytest.MonkeyPatch) -> None:
+def uninitialized_partitions_are_assigned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         ShareGroup,
         "_assignable",
@@ -105,7 +105,7 @@ def what_is_not_initialized_is_assigned(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def what_is_initialized_is_forgotten_in_the_log(patch: pytest.MonkeyPatch) -> None:
+def initialized_partitions_are_missing_in_the_log(patch: pytest.MonkeyPatch) -> None:
     original = records.states_record
     patch.setattr(
         records,
@@ -115,7 +115,7 @@ def what_is_initialized_is_forgotten_in_the_log(patch: pytest.MonkeyPatch) -> No
 
 
 @planted
-def an_alteration_takes_the_state_away_first(patch: pytest.MonkeyPatch) -> None:
+def an_alteration_deletes_the_state_first(patch: pytest.MonkeyPatch) -> None:
     original = ShareGroup.initialize
 
     def initialize(self: ShareGroup, starts: dict[bytes, dict[int, int]]) -> int:
@@ -130,7 +130,7 @@ def an_alteration_takes_the_state_away_first(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def what_failed_counts_as_initialized(patch: pytest.MonkeyPatch) -> None:
+def failed_partitions_count_as_initialized(patch: pytest.MonkeyPatch) -> None:
     original = ShareGroup._on_states_changed
     patch.setattr(
         ShareGroup,
@@ -140,7 +140,7 @@ def what_failed_counts_as_initialized(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def what_became_assignable_makes_no_epoch(patch: pytest.MonkeyPatch) -> None:
+def assignable_partitions_cause_no_new_epoch(patch: pytest.MonkeyPatch) -> None:
     original = ShareGroup.refresh
 
     def refresh(self: ShareGroup, bump: bool) -> None:
@@ -151,12 +151,12 @@ def what_became_assignable_makes_no_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def the_dead_stay(patch: pytest.MonkeyPatch) -> None:
+def dead_members_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareGroup, "_on_timer", lambda self, event, now_ms, replies: self.deadlines.expired(now_ms))
 
 
 @planted
-def any_epoch_will_do(patch: pytest.MonkeyPatch) -> None:
+def any_epoch_is_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareGroup, "_find", lambda self, message: self.members.get(message.member_id))
 
 
@@ -171,7 +171,7 @@ def tombstones_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def what_a_member_has_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
+def assignments_are_not_persisted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         records, "current_record", lambda group_id, member_id, current: records.group_record(group_id, current.epoch, 0)
     )
@@ -197,12 +197,12 @@ def a_deleted_topic_keeps_its_states(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def answers_before_it_persists(patch: pytest.MonkeyPatch) -> None:
+def responds_before_it_persists(patch: pytest.MonkeyPatch) -> None:
     original = ShareGroup.handle
     patch.setattr(ShareGroup, "handle", lambda self, event, now_ms: original(self, event, now_ms)[::-1])
 
 
-@pytest.mark.parametrize("name", quick(list(PLANTED), ["what_is_not_initialized_is_assigned"]))
+@pytest.mark.parametrize("name", quick(list(PLANTED), ["uninitialized_partitions_are_assigned"]))
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTED[name](monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError)):

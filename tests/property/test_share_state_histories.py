@@ -1,5 +1,5 @@
-"""Share-partitions at their coordinator held against share_state_histories.py; and proof that it
-finds what it is there to find: each planted bug is caught.
+"""Share-partitions at their coordinator checked with share_state_histories.py; and proof of its
+effectiveness: each planted bug is caught.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def test_histories(share_number: int) -> None:
     assert sum(run(seed).event_count for seed in range(first, first + SEEDS_OF_A_SHARE)) > 800
 
 
-def test_one_seed_is_one_history() -> None:
+def test_histories_are_deterministic() -> None:
     assert run(7).log == run(7).log
 
 
-def test_what_histories_meet() -> None:
+def test_histories_reach_rare_cases() -> None:
     assert {42, 74, 124} <= set().union(*(run(seed).refused for seed in range(3)))
 
 
@@ -63,12 +63,12 @@ def neighbours_are_not_joined(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def what_is_below_the_start_is_kept(patch: pytest.MonkeyPatch) -> None:
+def states_below_the_start_are_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Runs, "advance", lambda self, start_offset: None)
 
 
 @planted
-def a_run_is_forgotten_whole(patch: pytest.MonkeyPatch) -> None:
+def a_run_is_dropped_whole(patch: pytest.MonkeyPatch) -> None:
     def advance(self: Runs, start_offset: int) -> None:
         kept = [one for one in self.runs if one.first >= start_offset]
         self.runs, self.firsts = kept, [one.first for one in kept]
@@ -77,7 +77,7 @@ def a_run_is_forgotten_whole(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def old_leaders_write_on(patch: pytest.MonkeyPatch) -> None:
+def old_leaders_can_write(patch: pytest.MonkeyPatch) -> None:
     original = SharePartition._write_error
     patch.setattr(
         SharePartition, "_write_error", lambda self, event: 0 if original(self, event) == 74 else original(self, event)
@@ -85,7 +85,7 @@ def old_leaders_write_on(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def old_states_are_written_to(patch: pytest.MonkeyPatch) -> None:
+def old_states_can_be_written(patch: pytest.MonkeyPatch) -> None:
     original = SharePartition._write_error
     patch.setattr(
         SharePartition, "_write_error", lambda self, event: 0 if original(self, event) == 124 else original(self, event)
@@ -143,7 +143,7 @@ def snapshots_are_never_due(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def what_is_lost_is_kept(patch: pytest.MonkeyPatch) -> None:
+def states_of_lost_records_are_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SharePartition, "_cut", lambda self, epochs: False)
 
 
@@ -173,7 +173,7 @@ def an_initialization_keeps_the_states(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def answers_before_it_persists(patch: pytest.MonkeyPatch) -> None:
+def responds_before_it_persists(patch: pytest.MonkeyPatch) -> None:
     original = SharePartition.handle
     patch.setattr(SharePartition, "handle", lambda self, event, now_ms: original(self, event, now_ms)[::-1])
 

@@ -1,5 +1,5 @@
-"""Streams groups held against streams_group_histories.py, and proof that they find planted bugs; the
-assignor `sticky` alone.
+"""Streams groups checked with streams_group_histories.py, and proof that planted bugs are found;
+the assignor `sticky` by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_histories(share_number: int) -> None:
     assert sum(history.commits for history in histories) > 20
 
 
-def test_one_seed_is_one_history() -> None:
+def test_histories_are_deterministic() -> None:
     assert run(7).log == run(7).log
 
 
@@ -81,7 +81,7 @@ def test_sticky_moves_no_more_than_balance_needs() -> None:
 
 
 def test_a_failed_process_is_replaced_by_its_standbys() -> None:
-    """A5: every active task of the dead process continues where a standby was."""
+    """A5: every active task of the dead process continues at a former standby."""
     shape = Shape({"0": 8}, frozenset({"0"}))
     before = {f"m{number}": MemberSpec(f"p{number}", NO_TASKS) for number in range(4)}
     found = sticky(before, shape, 1)
@@ -150,7 +150,7 @@ def an_older_epoch_never_commits(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def those_who_wait_are_stable(patch: pytest.MonkeyPatch) -> None:
+def waiting_members_are_stable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(members, "UNRELEASED", STABLE)
     assert UNRELEASED != STABLE
 
@@ -187,7 +187,7 @@ def leaving_makes_no_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def topics_that_change_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
+def changed_topics_are_ignored(patch: pytest.MonkeyPatch) -> None:
     original = StreamsGroup._configuration
 
     def configuration(self: StreamsGroup, topology):
@@ -204,12 +204,12 @@ def a_topology_may_change(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def the_dead_stay(patch: pytest.MonkeyPatch) -> None:
+def dead_members_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamsGroup, "_on_timer", lambda self, event, now_ms: None)
 
 
 @planted
-def a_wrong_epoch_passes(patch: pytest.MonkeyPatch) -> None:
+def a_wrong_epoch_is_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamsGroup, "_find", lambda self, event: self.members.get(event.message.member_id))
 
 
@@ -255,7 +255,7 @@ def there_are_no_standbys(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def answers_before_it_persists(patch: pytest.MonkeyPatch) -> None:
+def responds_before_it_persists(patch: pytest.MonkeyPatch) -> None:
     original = StreamsGroup.handle
     patch.setattr(StreamsGroup, "handle", lambda self, event, now_ms: original(self, event, now_ms)[::-1])
 

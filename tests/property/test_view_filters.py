@@ -1,4 +1,6 @@
-"""Filters of views: native code against view_model.py, and proof that the comparison finds bugs."""
+"""Filters of views: native code compared with view_model.py, and proof that the comparison finds
+bugs.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def _same_batch(before: BatchHeader, stored: bytes, header: BatchHeader, batch: 
 
 
 @pytest.mark.parametrize("share_number", quick(list(range(40)), [0]))
-def test_native_code_selects_what_the_rules_say(share_number: int) -> None:
+def test_native_code_matches_the_model(share_number: int) -> None:
     first = share_number * SEEDS_OF_A_SHARE
     assert sum(run(seed) for seed in range(first, first + SEEDS_OF_A_SHARE)) > 300
 
@@ -114,7 +116,7 @@ def test_a_wrong_instruction_is_found(name: str, value: object, monkeypatch: pyt
         ("EXISTS " + "x" * 256, "more than 255 bytes"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_place(text: str, message: str) -> None:
+def test_invalid_filters_are_refused_with_the_position(text: str, message: str) -> None:
     with pytest.raises(FilterError) as caught:
         parse(text)
     assert message in str(caught.value)

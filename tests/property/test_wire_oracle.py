@@ -1,9 +1,9 @@
 """The native wire code against independent codecs, byte for byte.
 
 `native/tests/wire/wire_dump.c`, compiled here under ASan and UBSan, is the native side; kio
-(generated from Kafka's own schema files) is the oracle; a small encoder below adds what kio cannot
-write: unknown tagged fields and the versions before Kafka 4.0's minimum. All of them are held
-against each other.
+(generated from Kafka's own schema files) is the oracle; a small encoder below covers what kio
+cannot write: unknown tagged fields and versions before Kafka 4.0's minimum. All are compared with
+each other.
 """
 
 import datetime
@@ -98,8 +98,8 @@ def test_unknown_tagged_fields_are_skipped(dump: Dump, api: int, version: int) -
 
 @pytest.mark.parametrize("version", range(12, 19))
 def test_a_tag_that_a_later_version_defines_is_unknown_before(dump: Dump, version: int) -> None:
-    """Fetch: the partition's tags 0 (v17+) and 1 (v18+), the request's tag 1 (v15+); before, their
-    numbers mean nothing and any bytes may follow.
+    """Fetch: the partition's tags 0 (v17+) and 1 (v18+), the request's tag 1 (v15+); in earlier
+    versions these numbers mean nothing and any bytes may follow.
     """
     partition = {
         "index": 1,
@@ -128,7 +128,7 @@ def test_a_tag_that_a_later_version_defines_is_unknown_before(dump: Dump, versio
     for tag, holder, since in ((0, 0, 17), (1, 0, 18), (1, 2, 15)):
         places = iter(range(9))  # the order of the tag sections: partition, topic, request
         body = encode_request(FETCH, version, values, lambda: [(tag, b"abc")] if next(places) == holder else [])  # noqa: B023 (called at once)
-        # three bytes are no uuid, no int64, no replica state
+        # three bytes are not a uuid, an int64 or a replica state
         expected = expected_tokens(FETCH, version, values) if version < since else None
         assert dump.request(FETCH, version, body) == expected, (tag, holder)
 
@@ -137,7 +137,7 @@ NEWEST = tuple({api: (api, version) for api, version in EVERY_VERSION}.values())
 
 
 @pytest.mark.parametrize(("api", "version"), quick(EVERY_VERSION, NEWEST.__contains__))
-def test_every_cut_is_refused_and_a_byte_more_is_ignored(dump: Dump, api: int, version: int) -> None:
+def test_every_truncation_is_refused_and_an_extra_byte_ignored(dump: Dump, api: int, version: int) -> None:
     @settings(TINY, max_examples=3)
     @given(REQUEST_VALUES[api])
     def check(values: dict) -> None:
@@ -151,8 +151,8 @@ def test_every_cut_is_refused_and_a_byte_more_is_ignored(dump: Dump, api: int, v
 
 @pytest.mark.parametrize("api", [PRODUCE, FETCH, LIST_OFFSETS])
 def test_damaged_requests_never_crash(dump: Dump, api: int) -> None:
-    """Whether they are refused is for the schema to say; that the process lives (under the
-    sanitizers) is what this asks.
+    """Whether they are refused depends on the schema; this checks that the process survives (under
+    the sanitizers).
     """
 
     @settings(TINY, max_examples=150)
@@ -386,7 +386,7 @@ KIO_RESPONSE = {PRODUCE: kio_produce_response, FETCH: kio_fetch_response, LIST_O
 
 
 @pytest.mark.parametrize(("api", "version"), quick(EVERY_VERSION, TURNS.__contains__))
-def test_responses_are_what_kio_writes(dump: Dump, api: int, version: int) -> None:
+def test_responses_equal_kios(dump: Dump, api: int, version: int) -> None:
     @TINY
     @given(RESPONSE_VALUES[api], i32)
     def check(values: dict, correlation: int) -> None:

@@ -1,5 +1,5 @@
-"""ShareFetch and ShareAcknowledge in C against mqd's Python codec, which other tests hold against
-kio: the same requests are understood, the same responses are written.
+"""ShareFetch and ShareAcknowledge in C compared with mqd's Python codec, which other tests compare
+with kio: the same requests are understood, the same responses are written.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_requests_are_understood(dump: Dump, api: int, version: int) -> None:
 
 
 @pytest.mark.parametrize(("api", "version"), VERSIONS)
-def test_every_cut_is_refused(dump: Dump, api: int, version: int) -> None:
+def test_every_truncation_is_refused(dump: Dump, api: int, version: int) -> None:
     @settings(TINY, max_examples=2)
     @given(requests(api, version))
     def check(message: Any) -> None:
@@ -150,7 +150,7 @@ def response_tokens(api: int, message: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("api", "version"), VERSIONS)
-def test_responses_are_what_python_writes(dump: Dump, api: int, version: int) -> None:
+def test_responses_equal_pythons(dump: Dump, api: int, version: int) -> None:
     @TINY
     @given(responses(api, version), i32)
     def check(message: Any, correlation: int) -> None:

@@ -1,5 +1,5 @@
-"""What a view's filter selects, by the rules of its page and nothing else, and random filters, records and
-batches for it. The filter is evaluated as parsed; native code evaluates it as compiled.
+"""The records selected by a view's filter, according to its page, and random filters, records and
+batches. This model evaluates the parsed filter; native code evaluates the compiled one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mqd.protocol.records import Record, encode_batch
 NAMES = ("tag", "region", "n", "odd name")
 TEXTS = ("", "a", "b", "ab", "eu-west", "eu", "it's", "5", "-7", "07", "12x", "\u00e9", "1" * 19)
 NUMBERS = (-7, 0, 5, 10**18 - 1)
-CODECS = ("none", "gzip", "lz4", "zstd")  # snappy's library is not on every host
+CODECS = ("none", "gzip", "lz4", "zstd")  # snappy's library is not installed everywhere
 _COMPARE = {
     "=": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
@@ -70,7 +70,9 @@ def random_headers(rng: Random) -> list[tuple[str, bytes | None]]:
 
 
 def random_batches(rng: Random, count: int) -> list[tuple[bytes, list[Record]]]:
-    """Batches with their records; the last offset may be beyond the last record, as in a compacted log."""
+    """Batches with their records; the last offset may be beyond the last record, as in a compacted
+    log.
+    """
     batches, offset = [], rng.randrange(100)
     for number in range(count):
         records, at = [], offset

@@ -1,4 +1,4 @@
-"""Requests as plain values, two encoders for them (one of ours, one by kio), and the native side."""
+"""Requests as plain values, two encoders for them (ours and kio's), and the native side."""
 
 import datetime
 import importlib
@@ -35,9 +35,7 @@ class Dump:
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def send_request(self, *words: object) -> tuple[bool, list[str]]:
-        """(accepted, tokens). An end of the process (a sanitizer's finding) is a failure of the
-        test.
-        """
+        """(accepted, tokens). If the process ends (a sanitizer's finding) the test fails."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
@@ -206,7 +204,7 @@ def expected_tokens(api: int, version: int, v: dict) -> list[str]:
 
 
 class Encoder:
-    """The schema written down a second time, with room for unknown tagged fields."""
+    """A second implementation of the schema, with support for unknown tagged fields."""
 
     def __init__(self, flexible: bool, unknown_tags: Callable[[], list[tuple[int, bytes]]] = list) -> None:
         self.flexible, self.unknown_tags, self.out = flexible, unknown_tags, bytearray()

@@ -1,4 +1,4 @@
-"""Titles of commits: `area: what changes`, at most 72 characters; why is in the body."""
+"""Titles of commits: `area: what changes`, at most 72 characters; the reason is in the body."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SINCE = "797f2db182a90cb439f56c403c6d9c060c19afea"  # older ones are as they are
+SINCE = "797f2db182a90cb439f56c403c6d9c060c19afea"  # older ones are not checked
 LENGTH_MAX = 72
 FORM = re.compile(r"[\w.,/() -]+: \S.*[^.]|Merge .+|Revert .+")
 
@@ -29,7 +29,7 @@ def titles() -> list[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_titles_say_where_and_what() -> None:
+def test_titles_have_area_and_change() -> None:
     assert [title for title in titles() if wrong(title)] == []
 
 

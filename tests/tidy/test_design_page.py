@@ -1,4 +1,4 @@
-"""docs/design/cluster.md: every rule that the code cites is there, and what it names exists."""
+"""docs/design/cluster.md: every rule that the code cites is there, and the files it names exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOMS = ("native/replica", "mqd/cluster")
 
 
 def cited() -> dict[str, str]:
-    """Each rule of replication that these rooms cite, and where. Other rooms number their own."""
+    """Each replication rule cited in these folders, and where. Other folders number their own."""
     found: dict[str, str] = {}
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*")):

@@ -1,6 +1,6 @@
-"""No module of mqd imports itself by way of others, also where an import is for annotations alone
-(TYPE_CHECKING): modules that know each other's types cannot be understood apart. Imports inside
-functions do not count.
+"""No module of mqd imports itself through others, even in imports for annotations (TYPE_CHECKING):
+modules that know each other's types cannot be understood separately. Imports inside functions do
+not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """Module -> what it imports, of these modules."""
+    """Module -> its imports among these modules."""
     found: dict[str, set[str]] = {}
     for module, source in sources.items():
         names: set[str] = set()
@@ -42,7 +42,7 @@ def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def circle(imports: Mapping[str, set[str]]) -> list[str]:
-    """One of them, or nothing."""
+    """One circle, or nothing."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -50,7 +50,7 @@ def circle(imports: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_module_imports_itself_through_others() -> None:
     sources = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
         for path in (ROOT / "mqd").rglob("*.py")

@@ -1,4 +1,4 @@
-"""Words and phrases that have been removed from the code and the pages stay out of them."""
+"""Words and phrases that were removed from code and pages must not return."""
 
 from __future__ import annotations
 

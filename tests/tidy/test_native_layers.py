@@ -1,5 +1,5 @@
-"""Includes of native/ go down only: a room knows the rooms below it and no other. What must call
-upward is given a function pointer.
+"""Includes of native/ only go down: a folder knows the folders below it and no other. Calls upward
+go through function pointers.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def climbs(room: str, text: str) -> list[str]:
     found = []
     for name in includes(text):
         to = name.split("/")[0]
-        if name == "native.h":  # what Python may call: plain declarations, below every room
+        if name == "native.h":  # plain declarations for Python, below every folder
             continue
         if to not in ROOMS or ROOMS.index(to) > ROOMS.index(room) or (room, to) in APART:
             found.append(name)
     return found
 
 
-def test_the_rooms_are_all_there_is() -> None:
+def test_all_folders_are_listed() -> None:
     folders = {path.name for path in NATIVE.iterdir() if path.is_dir() and path.name != "build"}
     assert folders - {"tests", "examples", "__pycache__"} == set(ROOMS)
     assert {path.name for path in NATIVE.glob("*.[ch]")} == {"native.h"}

@@ -1,4 +1,4 @@
-"""What the pages name exists: links, files, properties; and every room has its page."""
+"""Names on the pages exist: links, files, properties; and every folder has its page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=_name)
-def test_every_room_has_its_page(room: Path) -> None:
+def test_every_folder_has_its_page(room: Path) -> None:
     assert (room / "README.md").is_file()
 
 
@@ -51,7 +51,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert [name for name in named if name not in written_by_make and not (ROOT / name).exists()] == []
 
 
-def test_tests_that_promises_rest_on_exist() -> None:
+def test_tests_cited_for_promises_exist() -> None:
     """`FILE`: `TEST`, `TEST` on the page of promises; a test in C has no test_ before its name."""
     found = 0
     for file, names in re.findall(
@@ -88,7 +88,7 @@ COMMANDS = sorted(
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_of_the_pages_are_understood(line: str) -> None:
-    """As a reader would copy them: the command exists, with these options and so many arguments.
+    """As a reader would copy them: the command exists, with these options and this many arguments.
     Values are checked when it runs.
     """
     words = shlex.split(re.split(r" [<>|] ?", line)[0], comments=True)[1:]

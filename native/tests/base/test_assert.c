@@ -1,5 +1,4 @@
-/* A broken invariant ends the process and is named in its log; checks on request count
- * failures. */
+/* A broken invariant aborts the process, is named in its log, and is counted where requested. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -1,4 +1,6 @@
-"""`python -m tests.judge.rights`: asks Apache Kafka the whole table, and records what it shows."""
+"""`python -m tests.judge.rights`: runs the whole table against Apache Kafka, and records the
+results.
+"""
 
 from __future__ import annotations
 

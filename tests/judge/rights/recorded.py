@@ -1,5 +1,5 @@
-"""What Apache Kafka 4.2 showed: answers.json, written by `python -m tests.judge.rights`, verified by
-the slow tier.
+"""The recorded results of Apache Kafka 4.2: answers.json, written by `python -m
+tests.judge.rights`, verified by the slow tier.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Found = dict[str, dict[str, list[Any]]]
 
 
 def record(found: Found) -> None:
-    """Rows that show the same are together, so that the file can be read."""
+    """Rows with equal results are adjacent, to keep the file readable."""
     by_api: dict[str, list[str]] = {}
     for name, response in sorted(found.items()):
         by_api.setdefault(json.dumps(response), []).append(name)

@@ -1,5 +1,5 @@
-"""What a table of single requests cannot ask: rights that go while something is under way. Each story
-returns what the client was shown, step by step; it is the same of both brokers.
+"""Cases that a table of single requests cannot express: rights that are revoked during an
+operation. Each story returns the client's results, step by step; they are equal for both brokers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def session(admin: Ask, alice: Ask) -> Steps:
 
 def markers(admin: Ask, alice: Ask) -> Steps:
     """A transaction whose producer loses the right to write to the topic before it commits: the
-    coordinator writes the marker, in its own name.
+    coordinator writes the marker on its own behalf.
     """
     granting = Granting(admin)
     make_topic(admin, STORY)
@@ -126,14 +126,14 @@ def _end(admin: Ask) -> int:
 
 
 def _codes(response: Any) -> tuple[int, set[int]]:
-    """The error of the whole, and those of partitions that concern rights."""
+    """The top-level error, and those of partitions that concern rights."""
     return response.error_code, {
         part.error_code for one in response.responses for part in one.partitions
     } & AUTHORIZATION
 
 
 def share_session(admin: Ask, alice: Ask) -> Steps:
-    """A member of a share group that loses its rights after it has begun to fetch."""
+    """A member of a share group that loses its rights after its first fetch."""
     granting = Granting(admin)
     topic_id = make_topic(admin, STORY)
     member, epoch, steps = member_id(), 0, []
@@ -143,7 +143,7 @@ def share_session(admin: Ask, alice: Ask) -> Steps:
         names = " and ".join(right[1].name for right in rights)
         for api_key, request in ((78, share_fetch), (79, share_acknowledge)):
             if api_key == 79 and epoch == 1:
-                continue  # nothing has been granted less yet
+                continue  # no right has been revoked yet
             response: Any = alice(api_key, 1, request(topic_id, member, epoch))
             epoch += not response.error_code
             steps.append((f"{api_key} with {names}", _codes(response)))
@@ -151,7 +151,7 @@ def share_session(admin: Ask, alice: Ask) -> Steps:
 
 
 STORIES = (session, markers, share_session)
-# by Apache Kafka, which the slow tier asks again
+# recorded from Apache Kafka, verified by the slow tier
 TOLD: dict[str, Steps] = {
     "session": [
         ("opened", (0, True, [(0, False)])),

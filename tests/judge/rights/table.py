@@ -1,8 +1,8 @@
-"""The table of rights: every API with every missing right, as requests that a client may ask both
-brokers. What a client is shown of a response (`shown`) is compared, or recorded.
-
+"""The table of rights: every API with every missing right, as requests that a client may send to
+both brokers. The part of a response in `shown` is compared, or recorded.
 A row is a case (tests/unit/acceptor/rights_cases.py, and MORE) in a version with a scenario: which
-rules there are for the client. `run` asks one broker.
+A row is a case (tests/unit/acceptor/rights_cases.py, and MORE) in a version with a scenario: the
+client's rules. `run` sends it to one broker.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def all_offsets(version: int, _: bytes) -> Any:
 
 
 TOKEN_OWNER = "hidden-owner"
-HMACS: list[bytes] = []  # of the owner's token at the broker that is asked, by `prepare_token`
+HMACS: list[bytes] = []  # of the owner's token at the current broker, by `prepare_token`
 
 
 def renew(_version: int, _topic_id: bytes) -> Any:
@@ -132,7 +132,7 @@ def describe_tokens(_version: int, _topic_id: bytes) -> Any:
 
 
 DESCRIBE = Operation.DESCRIBE
-# whether the client sees the token by the first right is shown where the second is missing
+# whether the client sees the token with the first right is tested where the second is missing
 SEES_TOKENS: tuple[tuple[Right, ...], ...] = (
     ((Operation.DESCRIBE_TOKENS, ResourceType.USER, f"User:{TOKEN_OWNER}"), topic(DESCRIBE)),
     ((DESCRIBE, ResourceType.DELEGATION_TOKEN, "*"), topic(DESCRIBE)),
@@ -212,12 +212,12 @@ class Row(NamedTuple):
 
 
 def rows(versions: Callable[[int], tuple[int, int] | None]) -> Iterator[Row]:
-    """`versions(api key)`: (oldest, newest) that the broker knows; both are asked."""
+    """`versions(api key)`: (oldest, newest) of the broker; both are used."""
     for api_key in sorted(CASES.keys() | MORE.keys()):
         known, ours = versions(api_key), SUPPORTED[api_key]
         if known is None:
             continue
-        # Kafka advertises Produce from 0 on for librdkafka's sake, and speaks 3 and later.
+        # Kafka advertises Produce from 0 on for librdkafka's sake, and supports 3 and later.
         first, last = max(known[0], ours.min_version, 3 if api_key == 0 else 0), min(known[1], ours.max_version)
         for number, case in enumerate([*CASES.get(api_key, ()), *MORE.get(api_key, ())]):
             allowed = [one for one in range(first, last + 1) if case.versions is None or one in case.versions]
@@ -255,8 +255,8 @@ def _allowed(rights: Iterable[Right]) -> tuple[Rule, ...]:
 
 
 def shown(response: object | None, topic_id: bytes, is_allowed: bool) -> dict[str, list[Any]]:
-    """The error codes, the names and the ids of a response, by field. `is_allowed`: the client has all
-    rights, and only codes of authorization matter: what else is wrong is not this table's matter.
+    """The error codes, the names and the ids of a response, by field. `is_allowed`: the client has
+    all rights, and only authorization codes are relevant.
     """
     found: dict[str, set[Any]] = {}
     if response is None:
@@ -291,8 +291,8 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, Any]]:
 
 
 class Granting:
-    """Sets the client's rules through an administrator's connection, and waits until the authorizers
-    of this broker and of `others` have them.
+    """Sets the client's rules through an administrator's connection, and waits until the
+    authorizers of this broker and of `others` have them.
     """
 
     def __init__(self, admin: Ask, others: Sequence[Ask] = (), principal: str = f"User:{USER}") -> None:
@@ -329,8 +329,8 @@ class Granting:
 
 
 def prepare(admin: Ask) -> None:
-    """The topics, the coordinators, and what lists show: a record, a group with an offset, a
-    transaction.
+    """Creates the topics, the coordinators, and entries of lists: a record, a group with an offset,
+    a transaction.
     """
     for name in NAMES:
         make_topic(admin, name)
@@ -344,7 +344,7 @@ def prepare(admin: Ask) -> None:
 
 
 def prepare_token(owner: Ask) -> None:
-    """One that alice has no part in. `owner` is TOKEN_OWNER, who has proven itself by a password."""
+    """A token unrelated to alice. `owner` is TOKEN_OWNER, authenticated by a password."""
     made: Any = owner(38, 3, m.CreateDelegationTokenRequest(max_lifetime_ms=-1))
     assert made.error_code == 0, made
     HMACS[:] = [bytes(made.hmac)]
@@ -353,7 +353,7 @@ def prepare_token(owner: Ask) -> None:
 
 
 def make_topic(admin: Ask, name: str) -> bytes:
-    """Makes it unless it is there; its id."""
+    """Creates it unless it exists; returns its id."""
     ask = m.MetadataRequest(topics=[m.MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)
     while True:
         (found,) = admin(3, 12, ask).topics
@@ -372,8 +372,8 @@ def _until(ask: Callable[[], Any]) -> None:
 def run(
     admin: Ask, alice: Ask, wanted: Iterable[Row], before: Ask | None = None, others: Sequence[Ask] = ()
 ) -> dict[str, dict[str, list[Any]]]:
-    """What alice is shown, by row. `before`: another client, who asks the same for metadata first: a
-    broker keeps such responses. Rows with the same rules are asked together.
+    """Alice's results, by row. `before`: another client, which requests the same metadata first,
+    since a broker caches such responses. Rows with the same rules are run together.
     """
     granting, found = Granting(admin, others), {}
     topic_id = make_topic(admin, NAME)
@@ -398,7 +398,7 @@ def advertised(ask: Ask) -> Callable[[int], tuple[int, int] | None]:
 
 @contextlib.contextmanager
 def asking(connect: Callable[[], Any]) -> Iterator[Ask]:
-    """Over a connection that is made again when the broker has ended it."""
+    """Over a connection that is reopened when the broker has closed it."""
     open_: list[Any] = []
 
     def ask(api_key: int, version: int, request: Any) -> object | None:

@@ -1,8 +1,10 @@
-"""The table of rights, asked of a broker by every way in, beside what Apache Kafka showed.
+"""The table of rights on a broker through every transport, compared with Apache Kafka's recorded
+results.
 
-Quick: the newest version of each API over TCP, metadata asked by a super user first, whose response
-the worker keeps; and through shared memory by a client of another user. Slow: the oldest versions;
-hosts of a cluster that have to ask others on behalf of that client; and Apache Kafka itself, which must still show what is recorded.
+Quick: the newest version of each API over TCP, with metadata requested by a super user first, whose
+response the worker caches; and through shared memory by a client of another user. Slow: the oldest
+versions; hosts of a cluster that forward requests for that client; and Apache Kafka itself, which
+must still match the record.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ from tests.ports import free_port
 from tests.unit.acceptor.rights_cases import NAME, topic
 
 OPERATOR = "operator"
-# a share of the APIs: what a client may is decided in the same place, whichever way it came
+# a share of the APIs: rights are checked in one place for every transport
 THROUGH_MEMORY = {0, 1, 2, 3, 8, 9, 11, 15, 19, 20, 22, 24, 26, 28, 30, 32, 39, 40, 41, 60, 68, 75}
 
 
-# of these another host may be asked: envelopes to coordinators and leaders, relays of batches
+# requests that another host may handle: envelopes to coordinators and leaders, relays of batches
 ASKED_OF_OTHERS = {0, *RELAYED}
 REPLICATED = {
     "default.replication.factor": "1",
@@ -105,7 +107,7 @@ def local_socket(broker: Broker) -> Path:
 
 @pytest.fixture(scope="module")
 def directory() -> Iterator[Path]:
-    """Not in pytest's directory, which other users cannot pass."""
+    """Not in pytest's directory, which other users cannot traverse."""
     made = Path(tempfile.mkdtemp(prefix="mqd-rights-"))
     made.chmod(0o711)
     yield made
@@ -151,13 +153,13 @@ def is_newest(row: Row) -> bool:
 
 def test_tcp(broker: Users) -> None:
     with asking(broker.admin) as admin, asking(broker.operator) as operator:
-        # of an API that is new here, Apache Kafka's answers are to be recorded: python -m tests.judge.rights
+        # for a new API, record Apache Kafka's results: python -m tests.judge.rights
         assert not {row.name for row in rows(advertised(admin))} - recorded().keys()
         assert_as_recorded(admin, broker.alice, is_newest, before=operator)
 
 
 @pytest.mark.parametrize("story", stories.STORIES)
-def test_rights_that_go(broker: Users, story: Callable[[Ask, Ask], stories.Steps]) -> None:
+def test_revoked_rights(broker: Users, story: Callable[[Ask, Ask], stories.Steps]) -> None:
     with asking(broker.admin) as admin, asking(broker.alice) as alice:
         assert story(admin, alice) == stories.TOLD[story.__name__]
 
@@ -167,7 +169,7 @@ BETWEEN_HOSTS = sorted(KNOWN.keys() - SUPPORTED.keys())
 
 @pytest.mark.parametrize("api_key", BETWEEN_HOSTS)
 def test_apis_between_hosts_are_refused_to_every_client(broker: Users, api_key: int) -> None:
-    """By the end of the connection, as an API that the broker does not have; also to a super user."""
+    """By closing the connection, as for an unknown API; even for a super user."""
     request = message_class(api_key, "Request")()
     for connect in (broker.admin, broker.operator, broker.alice):
         with asking(connect) as ask:
@@ -181,7 +183,7 @@ def test_the_apis_between_hosts() -> None:
 
 
 def test_a_session_is_its_principals(broker: Users) -> None:
-    """Apache Kafka lets any client go on with it, by its own rights."""
+    """Apache Kafka lets any client continue it, with its own rights."""
     with asking(broker.admin) as admin, asking(broker.alice) as alice:
         make_topic(admin, stories.STORY)
         opened = admin(1, 11, stories.fetch(0, 0))
@@ -207,7 +209,7 @@ def test_shared_memory_of_another_user(broker: Users) -> None:
 
 
 def test_segments_of_another_user(broker: Users) -> None:
-    """The files themselves: what a client maps is not taken from it by a later response."""
+    """The files themselves: a mapped file is not revoked by a later response."""
     if reason := why_not():
         pytest.skip(reason)
     with asking(broker.admin) as admin, contextlib.closing(OtherUser(local_socket(broker))) as alice:
@@ -219,7 +221,7 @@ def test_segments_of_another_user(broker: Users) -> None:
 
 
 @pytest.mark.slow
-def test_hosts_that_ask_others(directory: Path) -> None:
+def test_hosts_that_forward_requests(directory: Path) -> None:
     """Whichever host alice is attached to: at least two of three are neither the coordinator of her
     group nor the leader of her partition.
     """
@@ -242,8 +244,8 @@ def test_hosts_that_ask_others(directory: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a thousand rows, most with rules of their own: 300 s do not suffice on a busy machine
-def test_apache_kafka_still_shows_what_is_recorded(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)  # a thousand rows, most with their own rules: 300 s do not suffice on a busy machine
+def test_apache_kafka_still_matches_the_record(tmp_path: Path) -> None:
     try:
         with (
             apache_kafka(tmp_path) as (admin_port, port),
