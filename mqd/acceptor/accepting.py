@@ -122,7 +122,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _GONE:
                     continue
-                self._rest(error)
+                self._pause_after_error(error)
                 return
             self._limits.accepted(listener_id, now_ns)
             address = packed_ip(peer[0])
@@ -156,7 +156,7 @@ class Acceptor:
         self._delayed.discard(connection)
         connection.close()
 
-    def _rest(self, error: OSError) -> None:
+    def _pause_after_error(self, error: OSError) -> None:
         """The connection is still there, so its event would fire again immediately."""
         way_out = "; raise the limit of open files (ulimit -n)" if error.errno in _OUT_OF_DESCRIPTORS else ""
         log.error(f"cannot accept connections for now{way_out}", reason=str(error))

@@ -43,7 +43,7 @@ class Rate:
     def charge(self, now_ns: int) -> None:
         self._arrival_ns = max(self._arrival_ns, now_ns) + self._cost_ns
 
-    def owes(self, now_ns: int) -> bool:
+    def is_in_debt(self, now_ns: int) -> bool:
         return self._arrival_ns > now_ns
 
 
@@ -133,7 +133,7 @@ class ConnectionLimits:
 
     def _make_room(self, now_ns: int) -> None:
         if len(self._addresses) >= ADDRESS_COUNT_MAX:
-            self._addresses = {address: rate for address, rate in self._addresses.items() if rate.owes(now_ns)}
+            self._addresses = {address: rate for address, rate in self._addresses.items() if rate.is_in_debt(now_ns)}
             if len(self._addresses) >= ADDRESS_COUNT_MAX:
                 self._addresses.clear()
 

@@ -242,7 +242,7 @@ class Coordinators:
     def on_metadata(self, message: object) -> None:
         """Call it after the metadata has been updated."""
         parts = message.parts if isinstance(message, messages.Several) else [message]
-        for (topic, partition), leader_epoch in self._broker.metadata.take_elsewhere().items():
+        for (topic, partition), leader_epoch in self._broker.metadata.take_led_elsewhere().items():
             if (coordinator := self.of_topic(topic)) is not None:
                 coordinator.led_elsewhere(partition, leader_epoch)
         for name, left in self._broker.metadata.take_gone().items():

@@ -512,7 +512,7 @@ class DeadLetters:
         while True:
             body = await self._respond(self._address, frame)
             if body is None:
-                raise Failed("no answer")
+                raise Failed("no response")
             response: Any = decode_response(body, api_key, version)[1]
             error = _error_of(response)
             if not error:

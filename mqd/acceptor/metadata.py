@@ -59,7 +59,7 @@ class Metadata:
         self.withheld: frozenset[str] = frozenset()
         self._node_id = -1  # this host
         # Partition of an internal topic -> the newest leader epoch in which another host leads it,
-        # or may have led it, since take_elsewhere().
+        # or may have led it, since take_led_elsewhere().
         self._elsewhere: dict[tuple[str, int], int] = {}
         self.election_count = 0  # leaders of partitions of the cluster, since this process started
         self.unclean_count = 0  # in all partitions of the cluster, since this process started
@@ -134,7 +134,7 @@ class Metadata:
         gone, self._gone = self._gone, {}
         return gone
 
-    def take_elsewhere(self) -> dict[tuple[str, int], int]:
+    def take_led_elsewhere(self) -> dict[tuple[str, int], int]:
         """Partitions of internal topics, by name and index, that another host leads or may have led
         since the last call, with its newest leader epoch. Includes a partition that this host leads
         again, even if both changes came in one message.
@@ -158,7 +158,7 @@ class Metadata:
                 self.unclean_count += 1
                 self._unclean.append((old.name, new))
 
-    def _note_elsewhere(self, topic: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
+    def _note_led_elsewhere(self, topic: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
         """`topic`: its previous state. An epoch that this process has not received may belong to
         any host.
         """
@@ -193,7 +193,7 @@ class Metadata:
         self._node_id = image.node_id
         for topic in image.topics:
             before = self.topics.get(topic.name, topic)
-            self._note_elsewhere(before, topic.partitions)
+            self._note_led_elsewhere(before, topic.partitions)
             if before.topic_id == topic.topic_id:
                 self._note_elections(before, topic.partitions)
         known = self.names if self.version >= 0 else {topic.topic_id: topic.name for topic in image.topics}
@@ -233,7 +233,7 @@ class Metadata:
         old = self.topics.get(topic.name)
         if old is not None:
             self._note_lost(old, topic)
-            self._note_elsewhere(old, topic.partitions)
+            self._note_led_elsewhere(old, topic.partitions)
             if old.topic_id == topic.topic_id and not topic.config.get(VIEW_OF):
                 self._note_elections(old, topic.partitions)
         if old is None or old.topic_id != topic.topic_id:
@@ -250,7 +250,7 @@ class Metadata:
         topic = self.by_id(message.topic_id)
         if topic is None:
             return
-        self._note_elsewhere(topic, message.partitions)
+        self._note_led_elsewhere(topic, message.partitions)
         self._note_elections(topic, message.partitions)
         partitions = list(topic.partitions)
         for partition in message.partitions:

@@ -11,7 +11,7 @@ run time.
 3. The level is one word that `follow` reads, in a broker the control segment's; it is read on every
    call (some hundred nanoseconds), so a change takes effect immediately without a message.
 
-Thread-safe, like the standard library's logging below it. Imports nothing of mqd.
+Thread-safe, like the standard library's logging below it. Imports no module of mqd.
 """
 
 import io

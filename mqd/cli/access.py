@@ -77,7 +77,7 @@ def set_password(settings: Settings, name: str, salted: Salted) -> None:
     _alter_users(settings, name, [message(upsertions=[one]) for one in upsertions])
 
 
-def must_know(settings: Settings, name: str) -> list[tuple[int, int]]:
+def require_user(settings: Settings, name: str) -> list[tuple[int, int]]:
     """The user's mechanisms. Raises CliError: there is no such user."""
     known = users(settings).get(name)
     if known is None:
@@ -88,7 +88,7 @@ def must_know(settings: Settings, name: str) -> list[tuple[int, int]]:
 def delete_user(settings: Settings, name: str) -> None:
     """Raises CliError."""
     message = AlterUserScramCredentialsRequest
-    known = must_know(settings, name)
+    known = require_user(settings, name)
     deletions = [message.ScramCredentialDeletion(name=name, mechanism=number) for number, _ in known]
     _alter_users(settings, name, [message(deletions=[one]) for one in deletions])
 

@@ -83,7 +83,7 @@ def require_broker(
     for address in _addresses(bootstrap):
         try:
             with socket.create_connection(address, timeout_s) as connection:
-                found = _stranger(connection, timeout_s) if plaintext else None
+                found = _foreign_response(connection, timeout_s) if plaintext else None
         except OSError as error:
             reason = error.strerror or str(error)
             continue
@@ -101,7 +101,7 @@ def require_broker(
     raise stranger or unreachable(bootstrap, reason, advertised_by)
 
 
-def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
+def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None:
     """How a peer that is not a Kafka broker answers an ApiVersions request, version 0; None: it is
     a Kafka broker. One time limit for all of it.
     """
@@ -128,7 +128,7 @@ def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
             return None
     if not output:
         return (
-            "it closed the connection without an answer (if it speaks TLS, give the client's settings with"
+            "it closed the connection without a response (if it speaks TLS, give the client's settings with"
             " --client-config FILE)"
         )
     if output.startswith(b"\x15\x03"):
@@ -231,7 +231,7 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
     if (cause := unresolved()) and (inner.code() in _UNREACHABLE or inner.code() == KafkaError._MSG_TIMED_OUT):
         return cause.message, cause.exit_code
     if inner.code() in _UNREACHABLE:
-        return f"no answer from the broker ({inner.str()}); is it running? mqd status shows it", EXIT_UNREACHABLE
+        return f"no response from the broker ({inner.str()}); is it running? mqd status shows it", EXIT_UNREACHABLE
     text = inner.str()
     text = re.sub(r"^(Unable to produce message: )?(Broker: |Local: )?", "", text)
     way_out = _WAY_OUT.get(inner.code())

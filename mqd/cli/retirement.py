@@ -147,7 +147,7 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
         with cluster.every_coordinator(GROUP):
             for group in groups.all_groups(cluster):
                 rows = [row for row in groups.progress(cluster, group) if (row.topic, row.partition) in retired]
-                left = sum(_left(cluster, row) for row in rows)
+                left = sum(_remaining(cluster, row) for row in rows)
                 if left:
                     found.behind.append(Behind(group.group, left, group.state not in groups.WITHOUT_MEMBERS))
     except CliError as error:
@@ -155,7 +155,7 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
     return found
 
 
-def _left(cluster: Cluster, row: groups.Progress) -> int:
+def _remaining(cluster: Cluster, row: groups.Progress) -> int:
     """Records that the group has not read. Offsets after the last record that an application gets
     do not count: transaction markers, and records of aborted transactions. A group cannot commit
     beyond these until a record follows, and none does while the partition is sealed.

@@ -65,7 +65,7 @@ class Reader:
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self._down_since is None:
             self._down_since = time.monotonic()
 
-    def _judge_silence(self, exit_at_end: bool) -> None:
+    def _check_connection(self, exit_at_end: bool) -> None:
         """A reader that waits for an end must learn that it will not come; one that waits for more
         is notified once.
         """
@@ -171,7 +171,7 @@ class Reader:
         while (left is None or left > 0) and (self._open or not (exit_at_end or self._until_ms is not None)):
             first = self.consumer.poll(_WAIT_S)
             if first is None:
-                self._judge_silence(exit_at_end or self._knows_ends)
+                self._check_connection(exit_at_end or self._knows_ends)
                 yield []
                 self._find_stops()
                 continue

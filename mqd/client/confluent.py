@@ -6,7 +6,7 @@ is confluent_kafka's object itself, so that classes compare equal whichever way 
 
 A few modules build on a client (_REBUILT: SerializingProducer derives from Producer). Their source
 is run a second time with its imports of confluent_kafka changed to mqd, which is what an
-application does. Nothing of confluent_kafka is imported before it is used.
+application does. No module of confluent_kafka is imported before it is used.
 """
 
 from __future__ import annotations

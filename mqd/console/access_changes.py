@@ -55,7 +55,7 @@ def set_password(settings: Settings, form: Form) -> Change:
 
 def delete_user(settings: Settings, form: Form) -> Change:
     name = needed(form, "name", "a user")
-    access.must_know(settings, name)
+    access.require_user(settings, name)
     return Change(
         f"Delete the user {name}?",
         command_of(settings, "user", "delete", name),

@@ -55,8 +55,8 @@ class Forming:
         return self.core.decided
 
     def on_ask(self, connection: Connection, ask: formation.FormationAsk) -> None:
-        for effect in self.core.handle(formation.Asked(connection, ask), clock.monotonic_ms()):
-            assert isinstance(effect, formation.RespondToAsk)
+        for effect in self.core.handle(formation.QueryReceived(connection, ask), clock.monotonic_ms()):
+            assert isinstance(effect, formation.RespondToQuery)
             self.respond(connection, effect.response)
 
     @staticmethod
@@ -67,7 +67,7 @@ class Forming:
     def _handle(self, event: formation.Event) -> None:
         for effect in self.core.handle(event, clock.monotonic_ms()):
             match effect:
-                case formation.AskSeed():
+                case formation.QuerySeed():
                     task = asyncio.get_running_loop().create_task(self._request(effect))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
@@ -81,7 +81,7 @@ class Forming:
                     )
         self._changed.set()
 
-    async def _request(self, effect: formation.AskSeed) -> None:
+    async def _request(self, effect: formation.QuerySeed) -> None:
         host, port = formation.split(effect.seed)
         try:
             connection = await self._peers.open(host, port, "controller")
@@ -103,4 +103,4 @@ class Forming:
         ):
             self._handle(formation.ResponseReceived(effect.seed, response))
         else:
-            self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, "sent no valid answer"))
+            self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, "sent no valid response"))

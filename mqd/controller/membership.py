@@ -193,7 +193,7 @@ class Membership:
         """The reason to ignore a host with this identity: its node id belongs to another active
         host. Messages to a node id go over one connection, so the active host would no longer
         receive its messages, and would lose its lease to the newcomer. While this host knows no
-        leader, or has applied nothing of the present leader's epoch, it cannot tell which of the
+        leader, or has applied no record of the present leader's epoch, it cannot tell which of the
         two hosts the cluster means (its metadata may be older than the replacement of one by the
         other), and accepts both. "" = accepted.
         """

@@ -53,7 +53,7 @@ log = logging.get("controller.peers")
 def reason_of(error: BaseException) -> str:
     """The plain reason, such as "Connection refused", without asyncio's wrapping."""
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "no response in time"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     if isinstance(error, asyncio.IncompleteReadError):

@@ -174,7 +174,7 @@ class Keeper(BrokerState):
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) and self._tools:
                 self._drop_tool(next(iter(self._tools)))
             elif will_recur(error):
-                self._rest(
+                self._pause_listener(
                     self.resources.keeper_socket, lambda: self._watch(self.resources.keeper_socket, self._on_connect)
                 )
             return
@@ -184,7 +184,7 @@ class Keeper(BrokerState):
         self._tools[connection] = None
         self._watch(connection, self._on_packet, connection, None)
 
-    def _rest(self, listener: socket.socket, again: Callable[[], None]) -> None:
+    def _pause_listener(self, listener: socket.socket, again: Callable[[], None]) -> None:
         self._forget(listener)
         self._after(REST_S, again)
 
@@ -240,7 +240,7 @@ class Keeper(BrokerState):
             return True
         except OSError as error:
             log.warning(
-                "an answer could not be sent",
+                "a response could not be sent",
                 pid=peer_pid(connection)[0],
                 response=type(message).__name__,
                 error=error.strerror,
@@ -494,7 +494,7 @@ class Keeper(BrokerState):
                 connection, _ = listener.accept()
             except OSError as error:
                 if will_recur(error):
-                    self._rest(listener, lambda: self._turn_away(self._turning_away, repeat=True))
+                    self._pause_listener(listener, lambda: self._turn_away(self._turning_away, repeat=True))
                 return
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

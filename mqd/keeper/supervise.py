@@ -51,7 +51,7 @@ _HURRY_COUNT = 4
 _roll_over = loggers.RotatingFileHandler.doRollover
 
 
-def _roll_over_or_go_on(handler: Any) -> None:
+def _roll_over_or_keep(handler: Any) -> None:
     try:
         _roll_over(handler)
     # no space for another file; or there was none earlier, and the stream is closed
@@ -65,7 +65,7 @@ def survive_full_disks() -> None:
     buffer, as far as that holds, and is written when there is space.
     """
     loggers.Handler.handleError = lambda handler: None
-    loggers.RotatingFileHandler.doRollover = _roll_over_or_go_on
+    loggers.RotatingFileHandler.doRollover = _roll_over_or_keep
 
 
 class ReadyBroker(msgspec.Struct):

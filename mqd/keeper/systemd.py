@@ -118,7 +118,7 @@ class Feeder:
         except BlockingIOError:
             return
         except (OSError, msgspec.DecodeError):
-            self._report("the keeper's answer is malformed")
+            self._report("the keeper's response is malformed")
         else:
             if response.silent:
                 self._report(f"does not answer: {', '.join(response.silent)}")

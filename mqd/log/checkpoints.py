@@ -112,11 +112,11 @@ class Found(msgspec.Struct):
     clean: bool = False  # the worker's own marker existed
     problems: list[str] = []  # files that could not be read; their missing entries cost a scan
 
-    def index(self, worker: int) -> "Trust":
-        return Trust(self, worker)
+    def index(self, worker: int) -> "TrustedPoints":
+        return TrustedPoints(self, worker)
 
 
-class Trust:
+class TrustedPoints:
     """Determines the trusted values of single partitions (C1, C2, C3)."""
 
     def __init__(self, found: Found, worker: int):

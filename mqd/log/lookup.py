@@ -222,11 +222,11 @@ class _Reader:
 
     def _position(self, offset: int) -> int:
         entries = indexes.read_offset_index(self._directory, self._base)
-        self._still_there()
+        self._require_same_log()
         found = int(entries["offset"].searchsorted(offset - self._base, side="right"))
         return int(entries["position"][found - 1]) if found else 0
 
-    def _still_there(self) -> None:
+    def _require_same_log(self) -> None:
         """Compaction replaces the log, then the index: an index of another log file does not apply
         to this one.
         """

@@ -69,10 +69,10 @@ def directories() -> list[Path]:
     if configured:
         return [Path(text) for text in configured.split(":") if text]
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    return [Path("/run/mqd"), Path(runtime) / "mqd", *([home / _IN_HOME] if (home := _home()) else [])]
+    return [Path("/run/mqd"), Path(runtime) / "mqd", *([home / _IN_HOME] if (home := _user_directory()) else [])]
 
 
-def _home() -> Path | None:
+def _user_directory() -> Path | None:
     """From the user database, so that broker and client agree whatever $HOME is."""
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)

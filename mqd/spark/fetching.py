@@ -118,10 +118,10 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
     if error:
         raise BrokerError(error, "fetch")
     if cursor.unsigned() != 2 or bytes(cursor.bytes(16)) != topic_id or cursor.unsigned() != 2:
-        raise ValueError("an answer about other partitions than the requested one")
+        raise ValueError("a response about other partitions than the requested one")
     index, error, high_watermark, last_stable_offset, log_start_offset = cursor.take(_PARTITION)
     if index != partition:
-        raise ValueError(f"an answer about partition {index} where {partition} was expected")
+        raise ValueError(f"a response about partition {index} where {partition} was expected")
     aborted = []
     for _ in range(max(0, cursor.unsigned() - 1)):
         aborted.append(cursor.take(_PAIR))
@@ -138,11 +138,11 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
     )
 
 
-class _Again(Exception):
+class _LookUpAgain(Exception):
     """Look up the leader again, then retry; the text is reported if that fails."""
 
 
-class _Missing(_Again):
+class _Missing(_LookUpAgain):
     """The requested partition or offset does not exist. F5: how long that is retried."""
 
 
@@ -193,7 +193,7 @@ class TcpViews:
                 if self._link is None:
                     self._connect()
                 yield from self._read()
-            except (_Again, OSError, BrokerError) as error:
+            except (_LookUpAgain, OSError, BrokerError) as error:
                 self.close()
                 if self.position > before:
                     pause, self._since = PAUSE_S, time.monotonic()
@@ -242,11 +242,11 @@ class TcpViews:
                 f"the topic or partition {was}: offsets {self.position} to {self._range.end} cannot be read",
             )
             self.position = self._range.end
-            raise _Again
+            raise _LookUpAgain
         self._missing_since = None
         leader = topic.leaders[self._range.partition] if not topic.error else -1
         if leader < 0:
-            raise _Again("the partition has no leader at present")
+            raise _LookUpAgain("the partition has no leader at present")
         node = self._replica if self._replica in metadata.brokers else leader
         self._link = self._cluster.new_link(node)
         self._version = self._link.pick(FETCH, VERSION_MAX)
@@ -285,7 +285,7 @@ class TcpViews:
             try:
                 response = parse_response(frame, sent, self._topic_id, self._range.partition)
             except ValueError as error:
-                raise _Again(
+                raise _LookUpAgain(
                     f"broker {self._link.host}:{self._link.port} does not respond like a Kafka broker: {error}"
                 ) from error
             self._judge(response)
@@ -311,17 +311,17 @@ class TcpViews:
             and response.preferred_replica != self._replica
         ):
             self._replica = response.preferred_replica
-            raise _Again
+            raise _LookUpAgain
         if not response.error:
             return
         self._replica = -1
         if response.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range()
-            raise _Again
+            raise _LookUpAgain
         error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
         # metadata show whether it is permanently deleted
         if response.error in NOT_THERE or is_retriable(response.error):
-            raise _Again(str(error))
+            raise _LookUpAgain(str(error))
         raise MqdReadError(str(error))
 
     def _out_of_range(self) -> None:

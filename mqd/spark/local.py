@@ -1,7 +1,7 @@
 """Reads a partition's records from mapped segments of this host's broker: no socket, and no copy
 before Arrow's.
 
-    views = open_views(options, cluster, one, lost, pool)     # NotHere has the reason to use TCP
+    views = open_views(options, cluster, one, lost, pool)     # NotLocal has the reason to use TCP
     # until the range's end, or until it cannot continue: then `position` < the range's end, and TCP
     # takes over
     for view in views.views(): ...
@@ -46,7 +46,7 @@ _numbers = itertools.count(1)
 _kept: dict[tuple[int, str, str], Client] = {}  # L1; by process, socket and server
 
 
-class NotHere(Exception):
+class NotLocal(Exception):
     """A partition cannot be read from this host's memory; the text is the reason."""
 
 
@@ -63,7 +63,7 @@ def _attach(path: str, server: str, client_id: str) -> Client:
                 server=server,
             )
         except NativeError as error:
-            raise NotHere(f"{path}: {error}") from error
+            raise NotLocal(f"{path}: {error}") from error
         _kept[os.getpid(), path, server] = found
     return found
 
@@ -84,19 +84,19 @@ def _find(options: SourceOptions, cluster: Cluster, one: Range) -> tuple[str, st
     if found.path is not None:
         return found.path, found.server
     if options.kafka.transport == "auto" and not _any_here():
-        raise NotHere(found.reason)
+        raise NotLocal(found.reason)
     try:
         metadata = cluster.metadata([one.topic])
     except OSError as error:
-        raise NotHere(str(error)) from error
+        raise NotLocal(str(error)) from error
     topic = metadata.topics.get(one.topic)
     address = metadata.brokers.get(topic.leaders.get(one.partition, -1)) if topic is not None else None
     if address is None:
-        raise NotHere("the partition's leader is not known")
+        raise NotLocal("the partition's leader is not known")
     host, port = address
     found = rendezvous.find(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     if found.path is None:
-        raise NotHere(found.reason)
+        raise NotLocal(found.reason)
     return found.path, found.server
 
 
@@ -108,13 +108,13 @@ def _any_here() -> bool:
 def open_views(
     options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
 ) -> LocalViews:
-    """Raises NotHere."""
+    """Raises NotLocal."""
     client = _attach(*_find(options, cluster, one), options.kafka.client_id)
     try:
         return LocalViews(client, int(options.kafka.read_committed), one, lost, pool)
     except NativeError as error:
         _forget(client)
-        raise NotHere(str(error)) from error
+        raise NotLocal(str(error)) from error
 
 
 class LocalViews:
@@ -235,6 +235,6 @@ def _request(client: Client, request: Any) -> Any:
             continue
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"no answer within {RESPONSE_TIMEOUT_S:g} s")
+            raise TimeoutError(f"no response within {RESPONSE_TIMEOUT_S:g} s")
         if client.wait(int(left * 1e6)):
             client.poll()

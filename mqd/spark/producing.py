@@ -125,7 +125,7 @@ def connections(options: SinkOptions) -> Connections:
     return found
 
 
-class _Flight:
+class _InFlight:
     """An unanswered request. `deadline`: monotonic clock."""
 
     __slots__ = ("batches", "deadline", "link", "node_id", "number", "version")
@@ -159,7 +159,7 @@ class Producer:
         self._next_sequence: dict[Key, int] = {}
         self._not_before: dict[Key, float] = {}
         self._problems: dict[Key, str] = {}
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, _InFlight] = {}
         self._queued_bytes = 0
         self.record_count = self.byte_count = 0
 
@@ -251,14 +251,14 @@ class Producer:
     def _turn(self) -> None:
         self._launch()
         if self._flights:
-            self._land(self._first_back())
+            self._complete(self._first_back())
         else:
             now = time.monotonic()
             wait = min((self._not_before.get(key, now) for key in self._queues), default=now) - now
             time.sleep(max(wait, 0.001))  # every partition waits for its next attempt
             self._look_again()
 
-    def _first_back(self) -> _Flight:
+    def _first_back(self) -> _InFlight:
         """A flight that is answered or has timed out (S6)."""
         flights = collections.deque(self._flights.values())
         while True:
@@ -319,7 +319,7 @@ class Producer:
                 time.monotonic() + settings.kafka.request_timeout_s,
                 min(batch.first_sent for batch in chosen) + settings.delivery_timeout_s,
             )
-            self._flights[node_id] = _Flight(node_id, link, version, number, chosen, deadline)
+            self._flights[node_id] = _InFlight(node_id, link, version, number, chosen, deadline)
         except OSError as error:
             self._lost(node_id, chosen, str(error))
 
@@ -331,7 +331,7 @@ class Producer:
             batch.stamp(*self._identity, sequence, self._transactional_id is not None)
             batch.first_sent = time.monotonic()
 
-    def _land(self, flight: _Flight) -> None:
+    def _complete(self, flight: _InFlight) -> None:
         try:
             if not _has_news(flight, 0):
                 host, port = flight.link.host, flight.link.port
@@ -341,7 +341,7 @@ class Producer:
             frame = flight.link.receive()
             number, response = decode_response(frame, PRODUCE, flight.version)
             if number != flight.number:
-                raise ConnectionError(f"an answer to request {number} where {flight.number} was expected")
+                raise ConnectionError(f"a response to request {number} where {flight.number} was expected")
         except (OSError, ProtocolError) as error:
             del self._flights[flight.node_id]
             self._lost(flight.node_id, flight.batches, str(error))
@@ -354,7 +354,7 @@ class Producer:
             code = result.error_code if result is not None else int(ErrorCode.UNKNOWN_SERVER_ERROR)
             moved |= code in _MOVED
             self._answered(
-                batch, code, result.error_message if result is not None else "it is missing in the broker's answer"
+                batch, code, result.error_message if result is not None else "it is missing in the broker's response"
             )
         if moved:
             self._look_again()
@@ -397,7 +397,7 @@ class Producer:
             del self._queues[key]
 
     def _halve(self, key: Key, batch: Batch) -> None:
-        """Nothing of it was written, so the halves reuse its sequences."""
+        """None of it was written, so the halves reuse its sequences."""
         queue = self._queues[key]
         queue.popleft()
         self._queued_bytes -= len(batch.data)
@@ -452,7 +452,7 @@ class Producer:
         self._requested_at = time.monotonic()
 
 
-def _has_news(flight: _Flight, seconds: float) -> bool:
+def _has_news(flight: _InFlight, seconds: float) -> bool:
     """Whether there is a response, or an end that receive() reports."""
     try:
         return flight.link.ready(seconds)

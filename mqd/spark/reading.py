@@ -157,7 +157,7 @@ def _local(
         return None
     try:
         return local.open_views(options, cluster, one, lost, pool)
-    except local.NotHere as reason:
+    except local.NotLocal as reason:
         if options.kafka.transport == "shm":
             raise MqdReadError(
                 f"{one.topic}-{one.partition}: transport is shm, but {reason}. transport=auto reads partitions of"

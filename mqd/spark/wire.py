@@ -225,7 +225,7 @@ class Cluster:
                     raise MqdMissingError(f"{what}: {error}") from error
                 if waited >= self.api_timeout_s:
                     raise MqdReadError(
-                        f"{what}: no answer within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}:"
+                        f"{what}: no response within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}:"
                         f" {error}. Check that the broker runs and that kafka.bootstrap.servers is right."
                         " kafka.default.api.timeout.ms sets how long to wait"
                     ) from error

@@ -160,7 +160,7 @@ class Compactor:
     async def _choose(self) -> _Candidate | None:
         best: _Candidate | None = None
         for opened in list(self._partitions.open.values()):
-            found = await self._look(opened) if self._may_look(opened) else None
+            found = await self._examine(opened) if self._may_examine(opened) else None
             if found is not None and (
                 best is None
                 or (found.plan.overdue, found.plan.dirty_ratio) > (best.plan.overdue, best.plan.dirty_ratio)
@@ -168,7 +168,7 @@ class Compactor:
                 best = found
         return best
 
-    def _may_look(self, opened: OpenPartition) -> bool:
+    def _may_examine(self, opened: OpenPartition) -> bool:
         key = opened.owned.key
         if not opened.compaction.compact or opened.closing or self._partitions.log_dirs[opened.owned.log_dir].failure:
             return False
@@ -177,7 +177,7 @@ class Compactor:
         known = self._uncleanable.get(key)
         return known is None or self._control.slot_view(opened.owned.slot).log_start_offset > known[0]
 
-    async def _look(self, opened: OpenPartition) -> _Candidate | None:
+    async def _examine(self, opened: OpenPartition) -> _Candidate | None:
         view = self._control.slot_view(opened.owned.slot)
         key, log_dir = opened.owned.key, self._partitions.log_dirs[opened.owned.log_dir]
         seen = (view.log_start_offset, view.log_end_segment, id(opened))

@@ -16,7 +16,7 @@ from pathlib import Path
 from mqd.base import logging
 from mqd.cluster.host.images import owner_of
 from mqd.log import checkpoints, directories
-from mqd.log.checkpoints import CheckpointWriter, Entry, Trust
+from mqd.log.checkpoints import CheckpointWriter, Entry, TrustedPoints
 from mqd.log.files import Files
 from mqd.log.segments import ScanMaxTimestamp, TimestampCache
 from mqd.log.space import SpaceGuard
@@ -46,7 +46,7 @@ class LogDirectory:
         self.doubtful = False
         self.guard = SpaceGuard(reserve_bytes)
         self.timestamps = TimestampCache(scan)
-        self.trust: Trust | None = None
+        self.trust: TrustedPoints | None = None
         # as recorded by an earlier run
         self.high_watermarks: dict[tuple[str, int, bytes], int] = {}
         self._worker = worker

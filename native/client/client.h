@@ -74,7 +74,7 @@ struct mqd_client_topic {
 int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t correlation_id, int64_t timeout_us,
                           struct mqd_client_topic *out);
 
-struct mqd_client_wish {
+struct mqd_client_position {
     uint8_t topic_id[16];
     int32_t partition_index;
     int32_t reserved;
@@ -83,9 +83,9 @@ struct mqd_client_wish {
 /* Requests a notification when any of the partitions has a record at its offset: a response then
  * arrives (or after wait_ms, or at once when a partition has an error, which its reader reports).
  * The response contains nothing else and need not be parsed; mqd_client_wait sleeps until it
- * arrives. Until then, answers to later requests on this attachment wait behind it, as on every
+ * arrives. Until then, responses to later requests on this attachment wait behind it, as on every
  * Kafka connection: a program that also produces should attach twice. */
-int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wishes, uint32_t count,
+int mqd_client_park(struct mqd_client *client, const struct mqd_client_position *positions, uint32_t count,
                     int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id);
 
 /* ---- the producer ---- */

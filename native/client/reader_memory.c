@@ -18,7 +18,7 @@ int64_t mqd_batches_extent(const uint8_t *bytes, uint64_t size_bytes, int64_t *n
     struct mqd_batch batch;
     while (size_bytes - at >= MQD_BATCH_HEADER_BYTES) {
         if (mqd_batch_decode(bytes + at, size_bytes - at, &batch) < 0)
-            return mqd_error_wrap("batch at byte %llu of the answer", (unsigned long long)at);
+            return mqd_error_wrap("batch at byte %llu of the response", (unsigned long long)at);
         if ((uint64_t)batch.size_bytes > size_bytes - at)
             break;
         at += (uint64_t)batch.size_bytes;

@@ -165,7 +165,7 @@ static int wait_for_response(int socket_fd, uint32_t number, struct mqd_local_se
         if (size == 0 || (size < 0 && (errno == ECONNRESET || errno == EPIPE)))
             return ended();
         if (size < 0 && errno != EAGAIN && errno != EINTR)
-            return mqd_error_system(errno, "reading the broker's answer about a segment");
+            return mqd_error_system(errno, "reading the broker's response about a segment");
         if (size == sizeof *response && response->kind == MQD_LOCAL_QUERY_SEGMENT && response->number == number)
             return 0;
         if (size > 0) { /* late, or of a kind that only a later broker sends */
@@ -180,7 +180,7 @@ static int wait_for_response(int socket_fd, uint32_t number, struct mqd_local_se
                                  "the broker's worker has not answered a query for a segment within %d s; see its log",
                                  RESPONSE_TIMEOUT_MS / 1000);
         if (poll(&wait, 1, (int)left_ms) < 0 && errno != EINTR)
-            return mqd_error_system(errno, "waiting for the broker's answer about a segment");
+            return mqd_error_system(errno, "waiting for the broker's response about a segment");
     }
 }
 

@@ -172,11 +172,11 @@ int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t 
 
 /* ---- Fetch ---- */
 
-static uint8_t *put_partition(uint8_t *at, const struct mqd_client_wish *wish)
+static uint8_t *put_partition(uint8_t *at, const struct mqd_client_position *one)
 {
-    at = mqd_put_be32(at, (uint32_t)wish->partition_index);
+    at = mqd_put_be32(at, (uint32_t)one->partition_index);
     at = mqd_put_be32(at, UINT32_MAX); /* any leader epoch */
-    at = mqd_put_be64(at, (uint64_t)wish->offset);
+    at = mqd_put_be64(at, (uint64_t)one->offset);
     at = mqd_put_be32(at, UINT32_MAX);
     at = mqd_put_be64(at, UINT64_MAX);
     at = mqd_put_be32(at, INT32_MAX);
@@ -184,22 +184,22 @@ static uint8_t *put_partition(uint8_t *at, const struct mqd_client_wish *wish)
     return at;
 }
 
-/* Adjacent wishes of the same topic are one topic of the request. */
-static uint32_t same_topic(const struct mqd_client_wish *wishes, uint32_t count)
+/* Adjacent partitions of the same topic are one topic of the request. */
+static uint32_t same_topic(const struct mqd_client_position *positions, uint32_t count)
 {
     uint32_t same = 1;
-    while (same < count && memcmp(wishes[same].topic_id, wishes[0].topic_id, sizeof wishes[0].topic_id) == 0)
+    while (same < count && memcmp(positions[same].topic_id, positions[0].topic_id, sizeof positions[0].topic_id) == 0)
         same++;
     return same;
 }
 
-int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wishes, uint32_t count,
+int mqd_client_park(struct mqd_client *client, const struct mqd_client_position *positions, uint32_t count,
                     int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id)
 {
     uint32_t topics = 0;
     if (count == 0 || count > 100000)
         return mqd_error_set(MQD_E_INVALID, "%u partitions to wait for; from 1 to 100000 are possible", count);
-    for (uint32_t i = 0; i < count; i += same_topic(wishes + i, count - i))
+    for (uint32_t i = 0; i < count; i += same_topic(positions + i, count - i))
         topics++;
     uint8_t *frame = malloc(HEAD_BYTES + 40 + (size_t)topics * 22 + (size_t)count * 33), *at = frame;
     if (!frame)
@@ -214,11 +214,11 @@ int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wis
     at = mqd_put_be32(at, UINT32_MAX);
     at = mqd_put_unsigned_varint(at, topics + 1);
     for (uint32_t i = 0; i < count;) {
-        uint32_t same = same_topic(wishes + i, count - i);
-        at = (uint8_t *)memcpy(at, wishes[i].topic_id, 16) + 16;
+        uint32_t same = same_topic(positions + i, count - i);
+        at = (uint8_t *)memcpy(at, positions[i].topic_id, 16) + 16;
         at = mqd_put_unsigned_varint(at, same + 1);
         for (uint32_t end = i + same; i < end; i++)
-            at = put_partition(at, &wishes[i]);
+            at = put_partition(at, &positions[i]);
         *at++ = 0;
     }
     *at++ = 1; /* nothing forgotten */

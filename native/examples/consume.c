@@ -76,16 +76,16 @@ static void view_close(struct mqd_record_view *view)
 static void park(struct mqd_client *client, const struct mqd_client_topic *topic, struct mqd_segment_reader **readers,
                  uint32_t correlation_id)
 {
-    struct mqd_client_wish *wishes = calloc((size_t)topic->partition_count, sizeof *wishes);
+    struct mqd_client_position *positions = calloc((size_t)topic->partition_count, sizeof *positions);
     const uint8_t *bytes;
     for (int32_t i = 0; i < topic->partition_count; i++) {
-        memcpy(wishes[i].topic_id, topic->topic_id, sizeof wishes[i].topic_id);
-        wishes[i].partition_index = i;
-        wishes[i].offset = mqd_segment_reader_position(readers[i]);
+        memcpy(positions[i].topic_id, topic->topic_id, sizeof positions[i].topic_id);
+        positions[i].partition_index = i;
+        positions[i].offset = mqd_segment_reader_position(readers[i]);
     }
-    if (mqd_client_park(client, wishes, (uint32_t)topic->partition_count, 0, 60000, correlation_id) < 0)
+    if (mqd_client_park(client, positions, (uint32_t)topic->partition_count, 0, 60000, correlation_id) < 0)
         fail("waiting");
-    free(wishes);
+    free(positions);
     while (!mqd_client_response(client, &bytes))
         if (mqd_client_wait(client, -1) < 0 || mqd_client_poll(client) < 0)
             fail("waiting");

@@ -99,7 +99,7 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
     if (!request->blocks || request->api_key != SASL_AUTHENTICATE)
         return "the acceptor returned a principal for a request that does not authenticate";
     if (reply->size_bytes < sizeof granted)
-        return "the acceptor's answer ends before its principal";
+        return "the acceptor's response ends before its principal";
     memcpy(&granted, reply->bytes, sizeof granted);
     principal = reply->bytes + sizeof granted;
     uint32_t block_bytes = (uint32_t)sizeof granted + granted.size_bytes;

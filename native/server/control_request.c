@@ -359,7 +359,7 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
     if (!request)
         return;
     if (!good && request->connection) {
-        mqd_connection_fail(r, request->connection, "the acceptor's answer could not be copied");
+        mqd_connection_fail(r, request->connection, "the acceptor's response could not be copied");
         if (!request_of(r, descriptor->token))
             /* a parked request was freed with its connection; any other one is kept, because it was
              * sent */
@@ -541,7 +541,7 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
     if (!found || !(request = mqd_request_new(r, c, header, MQD_REQUEST_READY)))
         return false;
     if (!mqd_request_reply(r, request, found->bytes, found->size_bytes)) {
-        mqd_connection_fail(r, c, "no memory for another answer (queued.max.request.bytes)");
+        mqd_connection_fail(r, c, "no memory for another response (queued.max.request.bytes)");
         return true;
     }
     uint32_t id = (uint32_t)header->correlation_id;

@@ -147,7 +147,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_check_decided(r, append);
 }
 
-/* A sender that died while its bytes were being written may have overwritten them. Nothing of this
+/* A sender that died while its bytes were being written may have overwritten them. No part of this
  * write is published yet, so the process aborts and its successor truncates the log at the
  * published end. */
 static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)

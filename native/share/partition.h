@@ -13,7 +13,7 @@
  *       definite.
  *   P2  (S6) a response follows the success of a WRITE that was taken after its change, or there was
  *       nothing to write. Responses to changes made while a WRITE is in flight wait for the next.
- *   P3  after a definite refusal nothing of the state is used; all waiters get the error.
+ *   P3  after a definite refusal the state is not used any more; all waiters get the error.
  * Bounds: RUNS_A_WRITE runs a WRITE, what does not fit is in the next; the owner bounds the
  * waiters. Concurrency: one thread.
  */

@@ -164,7 +164,7 @@ def test_a_damaged_batch_ends_a_stream(spark: Any, broker: Broker, tmp_path: Pat
 @pytest.mark.slow
 def test_unreachable_brokers_are_reported_for_each_topic(spark: Any, broker: Broker, tmp_path: Path) -> None:
     reported = Stream(spark, tmp_path, {**UNREACHABLE, "subscribe": "letters"}).failure()
-    assert "topics letters: no answer within 0.5 s from 127.0.0.1:1" in reported
+    assert "topics letters: no response within 0.5 s from 127.0.0.1:1" in reported
     topic = new_topic(broker)
     for delivery in ("exactly-once", "at-least-once"):
         writer = (

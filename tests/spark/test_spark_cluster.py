@@ -83,5 +83,5 @@ def test_permanently_lost_brokers_are_named(spark: Any, cluster: Cluster) -> Non
     for broker in cluster:
         broker.kill_all()
     frame = spark.read.format("mqd").options(**options(cluster, topic, kafka__default__api__timeout__ms=1000)).load()
-    with pytest.raises(Exception, match=f"topics {topic}: no answer within 1 s from {cluster.bootstrap}"):
+    with pytest.raises(Exception, match=f"topics {topic}: no response within 1 s from {cluster.bootstrap}"):
         frame.collect()

@@ -140,7 +140,7 @@ def test_invalid_options(spark: Any, broker: Broker) -> None:
     _fails(spark, "UNKNOWN_TOPIC_OR_PARTITION", **options(broker, "nowhere", kafka__default__api__timeout__ms=500))
     _fails(
         spark,
-        "no answer within 0.5 s",
+        "no response within 0.5 s",
         **{"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "x", "kafka.default.api.timeout.ms": "500"},
     )
     with pytest.raises(Exception, match="no column 'colour'"):

@@ -142,7 +142,7 @@ class InterbrokerServer:
             except OSError as error:
                 log.warning("a connection of another host cannot be accepted for now", reason=str(error))
                 self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(PAUSE_S, self._again)
+                self._loop.call_later(PAUSE_S, self._resume_accepting)
                 return
             if self._shaking >= HANDSHAKES_MAX:
                 connection.close()
@@ -152,12 +152,12 @@ class InterbrokerServer:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _again(self) -> None:
+    def _resume_accepting(self) -> None:
         if self._loop is not None:
             self._loop.add_reader(self._listener.fileno(), self._on_readable)
 
     async def _take(self, connection: socket.socket, address: tuple) -> None:
-        shaking = True
+        in_handshake = True
         side = self._credentials.responder(self._decide)
         try:
             set_options(connection)
@@ -180,7 +180,7 @@ class InterbrokerServer:
             await channel.begin()
             self._turned_away.let_in(hello.identity.node_id)
             self._shaking -= 1
-            shaking = False
+            in_handshake = False
             await self._respond_all(channel, hello.identity.node_id)
         except HandshakeFailed as error:
             if self._turned_away.is_news(side.proven, str(error)):
@@ -195,7 +195,7 @@ class InterbrokerServer:
                 "a connection of another host ended", address=address[0], reason=str(error) or type(error).__name__
             )
         finally:
-            self._shaking -= shaking
+            self._shaking -= in_handshake
             connection.close()  # a worker has its own copy
 
     def _decide(self, hello: Hello) -> Identity | Refusal:

@@ -92,11 +92,11 @@ _HELP = {
     "PRODUCERS": "Idempotent producers known",
 }
 _TIMES = {
-    "PRODUCE": "From a Produce request's arrival to its answer",
-    "FETCH": "From a Fetch request's arrival to its answer, waiting for records included",
+    "PRODUCE": "From a Produce request's arrival to its response",
+    "FETCH": "From a Fetch request's arrival to its response, waiting for records included",
     "LOOP": "One turn of the worker's loop: how long everything else on this worker waits",
     "SYNC": "One flush to disk",
-    "CONTROL": "From the arrival of a request for the acceptor to its answer",
+    "CONTROL": "From the arrival of a request for the acceptor to its response",
 }
 # of the turns in which it occurred; measured with worker.loop.causes
 _LOOP_CAUSES = {

@@ -23,7 +23,7 @@ from mqd.cli.common import CliError
 from mqd.cli.group_listing import commits, listed_names
 from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, base_config, explain_kafka, metadata
 from mqd.cli.redrive import plan
-from mqd.cli.redrive.plan import Earlier, Filter, New, Origin, Stored
+from mqd.cli.redrive.plan import EarlierRedrive, Filter, New, Origin, Stored
 
 BATCH = 500  # records of a transaction
 ATTEMPTS = 3  # of a transaction that has to be aborted, other than for a record that is refused
@@ -85,7 +85,7 @@ class Redrive:
         self._consumer = _consumer(bootstrap, self.group, "read_committed")
         self._sources = SourceReader(bootstrap, self.group)
         self._writer = None if is_dry_run else Writer(bootstrap, topic, self._consumer)
-        self._earlier: list[Earlier] = []
+        self._earlier: list[EarlierRedrive] = []
         self._positions: dict[int, int] = {}  # after the letters that are done with, if not committed
         self._ends: dict[int, int] = {}  # of partitions that are not read to their end
         self._counts: Counter[tuple[str, str, str]] = Counter()  # as Outcome.moved, if not committed
@@ -129,7 +129,7 @@ class Redrive:
             if chosen == self.chosen:
                 own = positions
             else:
-                self._earlier.append(Earlier(chosen, positions))
+                self._earlier.append(EarlierRedrive(chosen, positions))
         starts = []
         for index in partitions:
             first, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, index), REQUEST_TIMEOUT_S)

@@ -82,7 +82,7 @@ class Filter(NamedTuple):
         )
 
 
-class Earlier(NamedTuple):
+class EarlierRedrive(NamedTuple):
     """Another redrive of the topic: letters below its positions (by partition) are done."""
 
     filter: Filter
@@ -120,7 +120,7 @@ def origin_of(letter: Stored) -> Origin | None:
     return Origin(topic, partition, offset, group, message) if topic and partition >= 0 and offset >= 0 else None
 
 
-def is_moved(letter: Stored, origin: Origin, earlier: Iterable[Earlier]) -> bool:
+def is_moved(letter: Stored, origin: Origin, earlier: Iterable[EarlierRedrive]) -> bool:
     """Whether another redrive is done with it."""
     return any(
         letter.offset < one.positions.get(letter.partition, 0) and one.filter.selects(letter, origin) for one in earlier

@@ -141,7 +141,7 @@ def _live(sampler: Sampler, bootstrap: str, every_s: float) -> None:
                 shown = live_view.view(before, sample) if before is not None else None
                 before = sample
             except CliError as error:
-                before, trouble = None, f"no answer: {error.format_message()}"
+                before, trouble = None, f"no response: {error.format_message()}"
             size = os.get_terminal_size()
             heading = _heading(bootstrap, trouble or f"every {every_s:g} s; q quits")
             if shown is not None:

@@ -164,7 +164,7 @@ class ClassicCore:
                     self.under_way = None
                     if self.state in (State.LEADING, State.SYNCING):
                         self._rejoin()
-                    self._later(now_ms)
+                    self._retry_later(now_ms)
             case Done():
                 self._on_done(now_ms)
             case Subscribe():
@@ -276,7 +276,7 @@ class ClassicCore:
 
     # -- responses ---------------------------------------------------------------------------------
 
-    def _later(self, now_ms: int) -> None:
+    def _retry_later(self, now_ms: int) -> None:
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
         self._must_join = self._must_join or self.state is State.JOINING
@@ -308,7 +308,7 @@ class ClassicCore:
         if code in _AWAY:
             if self.state is State.SYNCING:
                 self._rejoin()
-            self._later(now_ms)
+            self._retry_later(now_ms)
         elif code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id, self._must_join, self._due_ms = message.member_id, True, now_ms
         elif code == ErrorCode.REBALANCE_IN_PROGRESS:

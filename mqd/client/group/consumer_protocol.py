@@ -267,9 +267,9 @@ class GroupCore:
     def _on_response_missing(self, number: int, now_ms: int) -> None:
         if number == self.under_way:
             self.under_way = None
-            self._later(now_ms)
+            self._retry_later(now_ms)
 
-    def _later(self, now_ms: int) -> None:
+    def _retry_later(self, now_ms: int) -> None:
         """Everything is sent again: it is unknown what the coordinator has received."""
         self._report_all = True
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
@@ -283,7 +283,7 @@ class GroupCore:
         self.under_way = None
         if self.state is State.LEAVING:
             if message.error_code in _LATER:
-                self._later(now_ms)
+                self._retry_later(now_ms)
                 return
             self._left(now_ms, actions)
         elif self.state in (State.JOINING, State.MEMBER):
@@ -316,11 +316,11 @@ class GroupCore:
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
         if code in _LATER:
-            self._later(now_ms)
+            self._retry_later(now_ms)
         elif code in _FENCED:
             self._lose(now_ms)
         elif code == ErrorCode.UNRELEASED_INSTANCE_ID and self._may_be_released(now_ms):
-            self._later(now_ms)
+            self._retry_later(now_ms)
         elif code == ErrorCode.INVALID_REGULAR_EXPRESSION:
             actions.append(Problem(code, text or error_message(code)))
             self._sent = self.subscription  # not again until another one is subscribed to

@@ -65,15 +65,15 @@ class Rebalancer:
             case Left():
                 self._has_left = True
             case Assign(partitions):
-                self._carry(lambda: self._assign(partitions))
+                self._run(lambda: self._assign(partitions))
             case Revoke(partitions) if not self._consumer._runner.core.has_lost:
-                self._carry(lambda: self._revoke(partitions, self._on_revoke))
+                self._run(lambda: self._revoke(partitions, self._on_revoke))
             case Revoke(partitions) | Lost(partitions):
                 self.is_lost = True
-                self._carry(lambda: self._revoke(partitions, self._on_lost or self._on_revoke))
+                self._run(lambda: self._revoke(partitions, self._on_lost or self._on_revoke))
         return None
 
-    def _carry(self, work: Callable[[], None]) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
         finally:

@@ -117,9 +117,9 @@ class Membership:
 
     def on_no_response(self, now_ms: int) -> None:
         self.is_under_way = False
-        self._later(now_ms)
+        self._retry_later(now_ms)
 
-    def _later(self, now_ms: int) -> None:
+    def _retry_later(self, now_ms: int) -> None:
         """The coordinator may not have received it: everything is sent again."""
         self._sent = None
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
@@ -130,7 +130,7 @@ class Membership:
         code = response.error_code
         if epoch_sent == LEAVE_EPOCH:
             if code in _LATER and self.state in (State.LEAVING, State.STALE):
-                self._later(now_ms)
+                self._retry_later(now_ms)
             elif self.state in (State.LEAVING, State.STALE):
                 self._has_left, self._due_ms = True, None
                 self.state = State.IDLE if self.state is State.LEAVING else State.STALE
@@ -152,14 +152,14 @@ class Membership:
 
     def _on_error(self, code: int, text: str | None, now_ms: int) -> Problem | None:
         if code in _LATER:
-            self._later(now_ms)
+            self._retry_later(now_ms)
             return None
         if code in _FENCED:
             self._join(now_ms)
             return None
         problem = f"{error_name(code)}: {text or error_message(code)}"
         if code in _REPORTED:
-            self._later(now_ms)
+            self._retry_later(now_ms)
             self._due_ms = now_ms + self._interval_ms
             return Problem(code, problem)
         self.state, self.assigned, self._due_ms = State.FATAL, frozenset(), None

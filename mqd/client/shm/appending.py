@@ -14,7 +14,7 @@ from mqd.client.messages import KafkaError, local_error
 from mqd.client.shm.compressing import Compressor
 from mqd.client.shm.delivering import Part
 from mqd.client.shm.delivery_outcomes import Fates
-from mqd.client.shm.staging import Chunk, Refused, Stage, Taken, native_columns
+from mqd.client.shm.staging import Chunk, Refused, Stage, TakenCount, native_columns
 from mqd.client.shm.transactional import Transactions
 from mqd.native import E_INVALID, NativeError
 from mqd.native.client import Producer as NativeProducer
@@ -36,7 +36,7 @@ class Appender:
         self._producer = producer
         self._batch_of = np.empty(PART_MAX, np.uint64)
 
-    def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: Taken, first_index: int = 0) -> None:
+    def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int = 0) -> None:
         """Passes records to the C core, counted in `taken`; fewer when it is full. `rows`: see Delivery,
         their indices begin at first_index. Raises Refused if the C core will never accept the first
         record.

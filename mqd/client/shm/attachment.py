@@ -319,7 +319,9 @@ class Attachment:
                 # a bug: otherwise no thread would drive, and all would wait
                 except Exception as error:
                     _log.exception("%s: the client has failed", self.client_id)
-                    self._end_for_good(local_error(KafkaError._FATAL, f"a fault in the client: {error!r}", fatal=True))
+                    self._end_permanently(
+                        local_error(KafkaError._FATAL, f"a fault in the client: {error!r}", fatal=True)
+                    )
                     return
                 self.changed.notify_all()
 
@@ -520,12 +522,12 @@ class Attachment:
         self._reattach_at = time.monotonic() + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
         if error.fatal():
-            self._end_for_good(error)
+            self._end_permanently(error)
             return
         self._notify_lost(error)
         self.changed.notify_all()
 
-    def _end_for_good(self, error: KafkaError) -> None:
+    def _end_permanently(self, error: KafkaError) -> None:
         if self.fatal is not None:
             return  # later errors follow from the first
         self.fatal = error

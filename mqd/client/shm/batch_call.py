@@ -8,7 +8,7 @@ from mqd.client.messages import KafkaError, KafkaException, local_error
 from mqd.client.shm.appending import PART_MAX
 from mqd.client.shm.delivering import CallReport
 from mqd.client.shm.producer_driver import ProducerDriver
-from mqd.client.shm.staging import Chunk, Refused, Stage, Taken
+from mqd.client.shm.staging import Chunk, Refused, Stage, TakenCount
 
 
 class BatchCall:
@@ -32,7 +32,7 @@ class BatchCall:
         one by one before it are sent first.
         """
         producer, stage = self._producer, self._stage
-        if self.finished or not self._may_go():
+        if self.finished or not self._may_continue():
             return self.finished
         producer.hand_over(stage)
         while (
@@ -46,7 +46,7 @@ class BatchCall:
             if end <= self.taken:
                 producer.close_open_batches()  # a caller waits for the room of lingering batches
                 break
-            taken = Taken()
+            taken = TakenCount()
             try:
                 producer.appender.append(stage, self._records.part(self.taken, end), self._report, taken, self.taken)
             except Refused as refused:
@@ -61,7 +61,7 @@ class BatchCall:
         producer.send_due()
         return self.finished
 
-    def _may_go(self) -> bool:
+    def _may_continue(self) -> bool:
         producer, stage = self._producer, self._stage
         try:
             producer.require_usable()

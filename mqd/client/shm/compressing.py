@@ -25,7 +25,7 @@ from mqd.client.columns import Column
 from mqd.client.messages import KafkaError, local_error
 from mqd.client.partitioner import NAMES
 from mqd.client.shm.delivering import Delivery
-from mqd.client.shm.staging import Chunk, Refused, Taken
+from mqd.client.shm.staging import Chunk, Refused, TakenCount
 from mqd.native.client import Columns, partition_for, records_encode
 from mqd.protocol.compression import codec_number, compress
 
@@ -76,7 +76,7 @@ class Compressor:
         self._sticky: dict[int, int] = {}
         self.records = 0
 
-    def append(self, stage: Any, chunk: Chunk, rows: Any, taken: Taken, first_index: int) -> None:
+    def append(self, stage: Any, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int) -> None:
         """Adds all records of the chunk up to the first of a missing partition; none when closed
         batches wait for room or for a broker: a batch that stays open for minutes would end with
         its first record's time. Raises Refused when the first record is of such a partition.

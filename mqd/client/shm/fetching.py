@@ -201,7 +201,7 @@ class Fetcher:
             else:
                 part.reader.seek(offset)
         except OSError as problem:
-            self._again(part, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
+            self._retry_later(part, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
             return
         part.phase, part.is_unknown = Phase.ACTIVE, False
 
@@ -254,7 +254,7 @@ class Fetcher:
         for part, serial in requested:
             if part.serial == serial and part.phase is Phase.REQUESTING:
                 if error is not None:
-                    self._again(part, error)
+                    self._retry_later(part, error)
                 else:
                     handler(part, response)
         self.advance()
@@ -281,7 +281,7 @@ class Fetcher:
         if code in offsets.COORDINATOR_AWAY:
             self._coordinator.look_up()
         if code:
-            self._again(
+            self._retry_later(
                 part,
                 broker_error(code, "committed offset"),
                 quietly=code in offsets.COORDINATOR_AWAY or code == ErrorCode.UNSTABLE_OFFSET_COMMIT,
@@ -322,13 +322,13 @@ class Fetcher:
         if code:
             if code in UNKNOWN:  # as in _on_error: the metadata says whether it is gone
                 self._control.metadata.refresh([part.topic])
-            self._again(
+            self._retry_later(
                 part, broker_error(code, "list offsets"), quietly=code in UNKNOWN or code in _LATER, soon=code in _LATER
             )
         else:
             self._activate(part, max(offset, 0))
 
-    def _again(self, part: Part, error: KafkaError, quietly: bool = True, soon: bool = False) -> None:
+    def _retry_later(self, part: Part, error: KafkaError, quietly: bool = True, soon: bool = False) -> None:
         part.phase, self._starting = Phase.FAILED, True
         pause_s = self._config["fetch.error.backoff.ms"] / 1000
         part.retry_at = time.monotonic() + (min(pause_s, LATER_AGAIN_S) if soon else pause_s)
@@ -336,7 +336,7 @@ class Fetcher:
             self._report(part, error)
 
     def _fail(self, part: Part, error: KafkaError) -> None:
-        self._again(part, error, quietly=False)
+        self._retry_later(part, error, quietly=False)
 
     def _report(self, part: Part, error: KafkaError) -> None:
         if part.reported_error != error.code():
@@ -393,7 +393,7 @@ class Fetcher:
                     KafkaError._BAD_MSG, f"{part.topic} [{part.index}] at offset {part.fetched}: {problem.text}"
                 ),
             )
-            self._again(part, local_error(KafkaError._BAD_MSG))
+            self._retry_later(part, local_error(KafkaError._BAD_MSG))
             part.start = part.fetched
         else:
             self._on_error(part, problem.code)
@@ -418,7 +418,7 @@ class Fetcher:
         part.start = part.fetched
         # A worker that has just started does not know its partitions yet: the metadata decide
         # whether a topic was deleted (_find_topic), as in librdkafka.
-        self._again(part, error, quietly=code in UNKNOWN or code in _LATER, soon=code in _LATER)
+        self._retry_later(part, error, quietly=code in UNKNOWN or code in _LATER, soon=code in _LATER)
 
     def _request_topic(self, part: Part) -> None:
         """Out of range for a reader by name: the topic may have been recreated (F6)."""
@@ -430,7 +430,7 @@ class Fetcher:
             with self._control.lock:
                 self._control.metadata.learn(response)
         except KafkaException as problem:
-            self._again(part, problem.args[0])
+            self._retry_later(part, problem.args[0])
             return
         info = self._control.metadata.topics.get(part.topic)
         if info is not None and not info.error and info.topic_id == part.topic_id:
@@ -472,11 +472,11 @@ class Fetcher:
                 data.last_stable_offset,
             )
             if data.last_stable_offset <= part.fetched:  # files are being compacted, or it fell
-                self._again(part, local_error(KafkaError._STATE), soon=True)
+                self._retry_later(part, local_error(KafkaError._STATE), soon=True)
                 return
             part.phase = Phase.ACTIVE
             return
-        self._again(part, broker_error(response.error_code or int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
+        self._retry_later(part, broker_error(response.error_code or int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
 
     def _move(self) -> None:
         """The data attachment was replaced: the readers move to the new one."""

@@ -21,7 +21,7 @@ from mqd.client.shm.delivery_outcomes import Fates
 from mqd.client.shm.identity import Identity
 from mqd.client.shm.opening import opener
 from mqd.client.shm.producer_statistics import Statistics
-from mqd.client.shm.staging import STAGE_MAX, Entry, Refused, Stage, Taken, chunk_of
+from mqd.client.shm.staging import STAGE_MAX, Entry, Refused, Stage, TakenCount, chunk_of
 from mqd.client.shm.transactional import Transactions
 from mqd.native import NativeError
 from mqd.native.client import INT64_MAX, Client, ProducerOptions
@@ -118,7 +118,7 @@ class ProducerDriver:
         """Passes on as much of a stage as possible. Lock held."""
         while stage.entries and self.held is None and stage.number >= 0 and self.transactions.may_write(stage):
             count = min(len(stage.entries), STAGE_MAX)
-            chunk, taken = chunk_of(stage, count), Taken()
+            chunk, taken = chunk_of(stage, count), TakenCount()
             try:
                 self.appender.append(stage, chunk, chunk.rows, taken)
             except Refused as refused:

@@ -57,7 +57,7 @@ class Refused(Exception):
         self.error = error
 
 
-class Taken:
+class TakenCount:
     """The number of records of an append() call that are in the C core or the compressor. Owned by
     the caller, which reads it also when append() raises.
     """

@@ -229,7 +229,7 @@ class Transactions:
         deadline, this = _deadline(timeout), object()
         with self._producer.attachment.lock:
             self._require(State.OPEN, State.UNDECIDED)
-        left = self._producer.flush(_left(deadline))
+        left = self._producer.flush(_remaining_s(deadline))
         try:
             with self._producer.attachment.lock:
                 self._require(State.OPEN, State.UNDECIDED)
@@ -332,7 +332,7 @@ class Transactions:
         producer = self._producer
         return producer.attachment.wait_for(
             lambda: not producer.attachment.attached or self._set_native(self._producer_id, self._producer_epoch),
-            _left(deadline),
+            _remaining_s(deadline),
         )
 
     # -- requests ----------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ class Transactions:
         while True:
             self._require_alive()
             self._producer.require_usable()
-            left = _left(deadline)
+            left = _remaining_s(deadline)
             version = (
                 attachment.api.pick_transactional(api_key, self._version_2)
                 if at_most is None
@@ -533,7 +533,7 @@ def _deadline(timeout: float) -> float:
     return _NEVER if timeout is None or timeout < 0 else time.monotonic() + timeout
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     """Seconds, -1 = no limit."""
     return -1 if deadline == _NEVER else max(deadline - time.monotonic(), 0)
 

@@ -18,7 +18,7 @@ Invariants (check())
         the removal or has died
     H3  a worker whose predecessor died receives nothing until each partition that the predecessor
         led has a new leader epoch (or is deleted). Followed partitions continue in the same epoch:
-        the predecessor had reported nothing of its log that was not written
+        the predecessor had reported only records that it had written
     H4  the applied version never falls, and rises only to a version that every live worker has
         applied
     H5  the owner of a partition is a function of topic id, index and worker count alone

@@ -103,7 +103,7 @@ class Unreachable(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Asked(msgspec.Struct, frozen=True):
+class QueryReceived(msgspec.Struct, frozen=True):
     """Another host's query. Also sent while this host has a cluster (the shell then answers with
     response_of_member()).
     """
@@ -116,17 +116,17 @@ class Tick(msgspec.Struct, frozen=True):
     pass
 
 
-Event = Start | ResponseReceived | Unreachable | Asked | Tick
+Event = Start | ResponseReceived | Unreachable | QueryReceived | Tick
 
 # -- effects ---------------------------------------------------------------------------------------
 
 
-class AskSeed(msgspec.Struct, frozen=True):
+class QuerySeed(msgspec.Struct, frozen=True):
     seed: str  # "host:port"
     ask: FormationAsk
 
 
-class RespondToAsk(msgspec.Struct, frozen=True):
+class RespondToQuery(msgspec.Struct, frozen=True):
     client: object
     response: FormationResponse
 
@@ -158,7 +158,7 @@ class Wait(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-Effect = AskSeed | RespondToAsk | Found | Join | Wait
+Effect = QuerySeed | RespondToQuery | Found | Join | Wait
 
 
 def normalise(seed: str) -> str:
@@ -213,8 +213,8 @@ class FormationCore:
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         match event:
-            case Asked():
-                return [RespondToAsk(event.client, self._response(event.ask))]
+            case QueryReceived():
+                return [RespondToQuery(event.client, self._response(event.ask))]
             case ResponseReceived():
                 return self._on_response(event, now_ms)
             case Unreachable():
@@ -283,7 +283,7 @@ class FormationCore:
             if not state.ask_id and now_ms >= state.next_ms:
                 self._ask_count += 1
                 state.ask_id, state.asked_ms = self._ask_count, now_ms
-                effects.append(AskSeed(seed, FormationAsk(self._ask_count)))
+                effects.append(QuerySeed(seed, FormationAsk(self._ask_count)))
         reasons, advice = self._reasons(), self._advice(now_ms)
         if reasons != self._logged or advice:
             self._logged = reasons

@@ -62,7 +62,7 @@ def life_of(incarnation: int) -> int:
 
 class Refused(ValueError):
     """A datagram or state that is not acceptable here; the text is the reason, for a counter or a
-    debug line. Nothing of it may be used.
+    debug line. No part of it may be used.
     """
 
 

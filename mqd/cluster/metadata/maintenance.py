@@ -217,7 +217,8 @@ class Maintenance:
             return []
         view = self.view(state)
         return grouped(
-            election_rules.found_again(view) or election_rules.chosen_uncleanly(view, self._options.unclean_elections)
+            election_rules.restored_leaders(view)
+            or election_rules.chosen_uncleanly(view, self._options.unclean_elections)
         )
 
     def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
@@ -252,7 +253,7 @@ class Maintenance:
             if partition.replacing >= 0
         } - leaving
         view = self.view(state)
-        return grouped(change for node in sorted(nodes) for change in reassign_rules.taken_back(view, node))
+        return grouped(change for node in sorted(nodes) for change in reassign_rules.cancelled_replacements(view, node))
 
     def _grow(self, state: MetadataState, now_ms: int) -> list[Record]:
         if (

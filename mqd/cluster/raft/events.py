@@ -116,7 +116,7 @@ class DiskDone(msgspec.Struct, frozen=True):
 
 
 class DiskRefused(msgspec.Struct, frozen=True):
-    """Nothing of `sequence` or later was written (no space left)."""
+    """The writes from `sequence` on were not carried out (no space left)."""
 
     sequence: int
     reason: str

@@ -42,7 +42,7 @@ class Following:
     def __init__(self, core: QuorumTransitions, leader: int, now_ns: int) -> None:
         self.core = core
         self.leader = leader
-        self._heard_ns = now_ns
+        self._contact_ns = now_ns
         self._jitter_ns = core.some_backoff()
         self.sequence: int | None = None  # of the request in flight
         self._fetched_ns = now_ns
@@ -59,7 +59,7 @@ class Following:
 
     @property
     def _patience_ns(self) -> int:
-        return max(self._heard_ns + self.core.settings.promise_ns + self._jitter_ns, self._patient_until_ns)
+        return max(self._contact_ns + self.core.settings.promise_ns + self._jitter_ns, self._patient_until_ns)
 
     def be_patient(self, until_ns: int) -> None:
         self._patient_until_ns = until_ns
@@ -71,7 +71,7 @@ class Following:
     def on_tick(self, now_ns: int) -> None:
         if now_ns >= self._patience_ns:
             if not self.is_flushed:
-                self._heard_ns = now_ns  # starts the timeout without a promise
+                self._contact_ns = now_ns  # starts the timeout without a promise
             else:
                 self.core.doubt_leader()
                 self.core.campaign(now_ns)
@@ -83,7 +83,7 @@ class Following:
     def on_disk(self, now_ns: int, installed: bool) -> None:
         if installed:
             self._download = None
-        self._heard_ns = max(self._heard_ns, now_ns - self.core.settings.promise_ns // 2)
+        self._contact_ns = max(self._contact_ns, now_ns - self.core.settings.promise_ns // 2)
         self.maybe_fetch(now_ns)
 
     def on_disk_refused(self, now_ns: int) -> None:
@@ -121,7 +121,7 @@ class Following:
 
     # -- answers -----------------------------------------------------------------------------------
 
-    def _heard(self, sender: ReplicaKey, sent_ns: int, now_ns: int) -> None:
+    def _on_leader_contact(self, sender: ReplicaKey, sent_ns: int, now_ns: int) -> None:
         """A response to a request: from now on this replica votes for no other one during P. The
         leader may rely on it once the stamp comes back.
         """
@@ -130,12 +130,12 @@ class Following:
         # a successor of this process must know that it may have given a promise
         if core.vote.followed != sender:
             core.persist_vote(VoteState(core.epoch, core.vote.voted_for, sender))
-        self._heard_ns, self._stamp_ns, self.sequence = now_ns, sent_ns, None
+        self._contact_ns, self._stamp_ns, self.sequence = now_ns, sent_ns, None
 
     def on_fetch_response(self, response: FetchResponse, now_ns: int) -> None:
         if response.sequence != self.sequence or self._download is not None:
             return
-        self._heard(response.sender, response.sent_ns, now_ns)
+        self._on_leader_contact(response.sender, response.sent_ns, now_ns)
         if response.snapshot is not None:
             self._begin_download(response.snapshot, response.snapshot_bytes, now_ns)
         elif response.diverging is not None:
@@ -145,7 +145,7 @@ class Following:
         self.maybe_fetch(now_ns)
 
     def _part(self, epoch: int, end_offset: int, now_ns: int) -> None:
-        """The leader's log has nothing of our last epoch beyond that offset (KIP-595): the logs
+        """The leader's log has no records of our last epoch beyond that offset (KIP-595): the logs
         agree below the lesser of both ends of `epoch`.
         """
         core = self.core
@@ -201,7 +201,7 @@ class Following:
         download = self._download
         if download is None or chunk.sequence != self.sequence:
             return
-        self._heard(chunk.sender, chunk.sent_ns, now_ns)
+        self._on_leader_contact(chunk.sender, chunk.sent_ns, now_ns)
         sound = (
             chunk.position == download.position
             and chunk.crc == zlib.crc32(chunk.data)

@@ -80,7 +80,7 @@ class Leadership:
         oldest = next(iter(self._parked.values()), None)
         return min(
             oldest[1] + settings.fetch_wait_ns if oldest is not None else NO_DEADLINE,
-            self._majority_heard_ns(NO_DEADLINE - settings.check_quorum_ns) + settings.check_quorum_ns,
+            self._majority_contact_ns(NO_DEADLINE - settings.check_quorum_ns) + settings.check_quorum_ns,
             self._retry_after_ns,
             self._transfer[1] if self._transfer is not None else NO_DEADLINE,
             self.changes.deadline_ns,
@@ -95,12 +95,12 @@ class Leadership:
             else self._stalled_since_ns + self.core.settings.check_quorum_ns
         )
 
-    def _majority_heard_ns(self, now_ns: int) -> int:
+    def _majority_contact_ns(self, now_ns: int) -> int:
         """The latest time since which a majority has been silent; this replica counts as heard."""
-        heard = {voter.key: max(self.began_ns, self._heard_ns(voter.key)) for voter in self.core.voters}
+        heard = {voter.key: max(self.began_ns, self._contact_ns(voter.key)) for voter in self.core.voters}
         return majority_value(self.core.voters, {**heard, self.core.key: now_ns}, self.began_ns)
 
-    def _heard_ns(self, key: ReplicaKey) -> int:
+    def _contact_ns(self, key: ReplicaKey) -> int:
         replica = self.replicas.get(key)
         return replica.heard_ns if replica is not None else -1
 
@@ -131,12 +131,12 @@ class Leadership:
         self._maybe_transfer(now_ns)
 
     def misses_quorum(self, now_ns: int) -> bool:
-        return now_ns >= self._majority_heard_ns(now_ns) + self.core.settings.check_quorum_ns
+        return now_ns >= self._majority_contact_ns(now_ns) + self.core.settings.check_quorum_ns
 
     def _announce(self, now_ns: int) -> None:
         """To voters that have not fetched in this epoch and may not know of it."""
         silent = [
-            voter.key for voter in self.core.voters if voter.key != self.core.key and self._heard_ns(voter.key) < 0
+            voter.key for voter in self.core.voters if voter.key != self.core.key and self._contact_ns(voter.key) < 0
         ]
         for key in silent:
             self.core.send(key.node_id, BeginEpoch(self.core.generation, self.epoch, self.core.key))

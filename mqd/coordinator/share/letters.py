@@ -133,7 +133,7 @@ class Letters:
         self.pending: dict[int, int] = {}  # offset -> deliveries, of what is Archiving
         self.since: dict[int, int] = {}  # offset -> when it was first seen, in ms
         self.batch: tuple[Letter, ...] = ()
-        self.told: set[int] = set()  # the owner is to archive them
+        self.to_archive: set[int] = set()  # the owner is to archive them
         self._token = 0
         self._backoff_ms = BACKOFF_MS
         self._due_ms: int | None = None
@@ -155,11 +155,11 @@ class Letters:
             return []
         if isinstance(event, Observed):
             if self.state_epoch not in (-1, event.state_epoch):  # AlterShareGroupOffsets
-                self.told.clear()
+                self.to_archive.clear()
                 self.state_epoch, self._due_ms = -1, None
                 return [self._step(FENCING)]
             self._observe(event.start_offset, event.runs, now_ms)
-            if self.phase == ARCHIVING and not self.told:
+            if self.phase == ARCHIVING and not self.to_archive:
                 self.phase, self._due_ms = IDLE, None
             return self._next()
         if isinstance(event, Woken):
@@ -183,13 +183,13 @@ class Letters:
                     del self.since[offset]
         for offset in [offset for offset in self.pending if offset < start_offset]:
             del self.pending[offset], self.since[offset]
-        self.told &= self.pending.keys()
+        self.to_archive &= self.pending.keys()
 
     def _on_woken(self, now_ms: int) -> list[Action]:
         if self._due_ms is None or now_ms < self._due_ms:
             return []
         self._due_ms = None
-        self.told.clear()
+        self.to_archive.clear()
         return [self._step(FENCING)]
 
     def _on_done(self, event: Outcome, now_ms: int) -> list[Action]:
@@ -206,21 +206,21 @@ class Letters:
         if self.phase == READING:
             self._is_proven = True
             self.phase = IDLE
-            self.told = self._named(event.note)
-            return self._tell(now_ms) if self.told else self._next()
+            self.to_archive = self._named(event.note)
+            return self._archive(now_ms) if self.to_archive else self._next()
         if self.phase == WRITING and event.unwanted:
-            self.told = {letter.offset for letter in self.batch} & self.pending.keys()
+            self.to_archive = {letter.offset for letter in self.batch} & self.pending.keys()
             self.phase = IDLE
-            return self._tell(now_ms) if self.told else self._next()
+            return self._archive(now_ms) if self.to_archive else self._next()
         if self.phase == WRITING:
             return [self._step(NOTING, note=self._note())]
         if self.phase == NOTING:
             return [self._step(COMMITTING)]
         self._backoff_ms = BACKOFF_MS
         self.letter_count += len(self.batch)
-        self.told = {letter.offset for letter in self.batch} & self.pending.keys()  # L4
+        self.to_archive = {letter.offset for letter in self.batch} & self.pending.keys()  # L4
         self.phase = IDLE
-        return self._tell(now_ms) if self.told else self._next()
+        return self._archive(now_ms) if self.to_archive else self._next()
 
     def _failed(self, now_ms: int) -> list[Action]:
         self._is_proven = False
@@ -243,10 +243,10 @@ class Letters:
         self._token += 1
         return Step(self._token, kind, letters, note)
 
-    def _tell(self, now_ms: int) -> list[Action]:
+    def _archive(self, now_ms: int) -> list[Action]:
         self.phase = ARCHIVING
         self._due_ms = now_ms + REPEAT_MS
-        ranges = tuple(ranges_of(sorted(self.told)))
+        ranges = tuple(ranges_of(sorted(self.to_archive)))
         return [Archive(self.state_epoch, self.leader_epoch, ranges), Wake(self._due_ms)]
 
     def _chosen(self) -> tuple[Letter, ...]:
@@ -269,8 +269,8 @@ class Letters:
         return {offset for offset in self.pending if any(first <= offset <= last for first, last in ranges)}
 
     def check(self) -> None:
-        assert self.told <= self.pending.keys(), "L4"
-        assert not self.told or self.phase in (ARCHIVING, STOPPED), "L2"
+        assert self.to_archive <= self.pending.keys(), "L4"
+        assert not self.to_archive or self.phase in (ARCHIVING, STOPPED), "L2"
         assert self.phase != IDLE or not self.pending or self._due_ms is not None, "nothing is done"
 
 

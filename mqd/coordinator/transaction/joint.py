@@ -19,8 +19,8 @@ write like transactional producers of this transactional id (KIP-890: the first 
 adds it). The end names the winners. They get commit markers, all other children get abort markers.
 Every marker's epoch is one above the child's, which fences late writes of the child. The producer
 ids continue with that epoch in the next transaction. The decision and the number of the batch are
-one record: a repeated batch is recognized by its number, whichever run sends it, and nothing of it
-is written twice.
+one record: a repeated batch is recognized by its number, whichever run sends it, and none of it is
+written twice.
 
 Invariants (check() asserts those of one state; tests/sim/coordinator/test_joint_sim.py those across
 transitions)

@@ -167,7 +167,7 @@ class Markers:
             )
         except Exception as failure:
             self._failed(job, partition, failure)
-            self._again(job, partition, failure)
+            self._retry(job, partition, failure)
             return
         future.add_done_callback(lambda done: self._on_written(job, partition, done))
 
@@ -177,7 +177,7 @@ class Markers:
             return
         failure = done.exception()
         if failure is not None and not self._is_settled(job, partition, failure):
-            self._again(job, partition, failure)
+            self._retry(job, partition, failure)
             return
         job.left_count -= 1
         if not job.left_count:
@@ -226,7 +226,7 @@ class Markers:
             reason=repr(failure),
         )
 
-    def _again(self, job: _Job, partition: Partition, failure: BaseException) -> None:
+    def _retry(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         job.tries += 1
         if self._is_gone(job):
             return

@@ -275,12 +275,12 @@ def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Reco
         return
     _allow_files(len(tasks))
     rows_max = max(ROWS_MAX // len(tasks), 64)
-    to_come, rest = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_Rest]()
+    to_come, rest = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_OpenFile]()
     while to_come or rest:
         while to_come and (not rest or to_come[0].spans[0][1] <= min(one.last for one in rest)):
             rest += [
                 one
-                for one in [_Rest(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES, go_on=True))]
+                for one in [_OpenFile(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES, go_on=True))]
                 if one.batch is not None
             ]
         if not rest:
@@ -310,7 +310,7 @@ def _allow_files(count: int) -> None:
         )
 
 
-class _Rest:
+class _OpenFile:
     """The rest of one file."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:

@@ -28,7 +28,7 @@
 bool mqd_check_by_acceptor;
 
 /* The result of checking a batch. */
-struct looked_at {
+struct checked {
     int32_t count; /* as mqd_records_unkeyed */
     int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
     int32_t error; /* enum mqd_codec_error, or 0 */
@@ -40,7 +40,7 @@ struct mqd_check_job {
     int32_t record_count;
     const uint8_t *records;
     uint32_t size_bytes;
-    struct looked_at found;
+    struct checked found;
 };
 
 /* ---- refusals ---- */
@@ -92,7 +92,7 @@ static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, i
     mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
 
-static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct looked_at *found)
+static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct checked *found)
 {
     if (found->error == MQD_CODEC_NO_MEMORY) {
         append->message = "no memory to check the batch's records; the client may retry";
@@ -110,7 +110,7 @@ static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, con
 }
 
 /* True: the append may continue. Otherwise it is refused. */
-static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed, const struct looked_at *found)
+static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed, const struct checked *found)
 {
     int32_t count = found->count;
     if (!found->error && (count == 0 || (count > 0 && !keyed)))
@@ -130,7 +130,7 @@ static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed,
 /* ---- checking ---- */
 
 static void look(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint32_t size_max, int32_t record_count,
-                 struct looked_at *found)
+                 struct checked *found)
 {
     int64_t records_bytes = size_bytes;
     found->error = 0;
@@ -236,7 +236,7 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
     int32_t size_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
     bool scheduled = validation == MQD_VALIDATION_SCHEDULES;
     uint16_t kind = scheduled ? MQD_CHECK_SCHEDULES : keyed ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE;
-    struct looked_at found;
+    struct checked found;
     if (compression && codec == compression - 1)
         compression = 0; /* as in Kafka: stored as it was sent, whatever the level */
     if (compression && size_bytes_max > 0 && batch->size_bytes > size_bytes_max)

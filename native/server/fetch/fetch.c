@@ -424,12 +424,12 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
             collect_one(r, request, set->entries[i], &budget, &first);
         return;
     }
-    struct mqd_node looked_at;
-    mqd_list_init(&looked_at);
-    mqd_list_move_all(&looked_at, &set->ready);
+    struct mqd_node examined;
+    mqd_list_init(&examined);
+    mqd_list_move_all(&examined, &set->ready);
     struct mqd_node *node;
     /* each moves to the end of the list: the next fetch begins with those that got nothing */
-    while ((node = mqd_list_pop(&looked_at))) {
+    while ((node = mqd_list_pop(&examined))) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         mqd_list_append(&set->ready, &entry->ready);
         collect_one(r, request, entry, &budget, &first);
@@ -439,7 +439,7 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_node served;
     mqd_list_init(&served);
     mqd_list_move_all(&served, &set->ready);
-    mqd_list_move_all(&set->ready, &looked_at);
+    mqd_list_move_all(&set->ready, &examined);
     mqd_list_move_all(&set->ready, &served);
     if (set->included_count > 1)
         qsort(set->included, set->included_count, sizeof *set->included, by_topic);

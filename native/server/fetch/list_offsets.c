@@ -154,7 +154,7 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
     uint32_t length = out->size_bytes - 4;
     if (out->failed || !mqd_request_reply(r, request, out->bytes + 4, length)) {
         out->failed = false;
-        mqd_connection_fail(r, request->connection, "no memory for another answer (queued.max.request.bytes)");
+        mqd_connection_fail(r, request->connection, "no memory for another response (queued.max.request.bytes)");
         return;
     }
     mqd_look_up_free(request);

@@ -71,7 +71,7 @@ void mqd_fetcher_truncated(struct mqd_reactor *r, struct mqd_owned *owned, bool 
 /* ---- server/replication/follow_cut.c ---- */
 
 /* The log must be truncated to `offset`; or, with batch_offset >= 0, restarted there
- * (mqd_partition_restart_at). Nothing of it is staged. */
+ * (mqd_partition_restart_at). None of its batches is staged. */
 void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
 /* Truncates such a partition as soon as no other work on it is in flight. */
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned);

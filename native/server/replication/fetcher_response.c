@@ -99,7 +99,7 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
  * while the records it brought are staged. */
 static struct mqd_followed *requested_partition(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
-    struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->response.partition.key);
+    struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->parser.partition.key);
     if (!followed || followed->fetcher != fetcher || !followed->in_session || followed->owned->truncating ||
         followed->owned->closing)
         return NULL;
@@ -142,7 +142,7 @@ static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const 
 
 static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    const struct mqd_parsed_partition *partition = &fetcher->response.partition;
+    const struct mqd_parsed_partition *partition = &fetcher->parser.partition;
     struct mqd_followed *followed =
         partition->error == 0 && partition->records_bytes ? requested_partition(r, fetcher) : NULL;
     fetcher->filling = NULL;
@@ -201,7 +201,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
             refuse(r, fetcher, error, &follow);
     }
     /* skipped; or the beginning of a batch at the end of the records */
-    return fetcher->filling && size_bytes < fetcher->response.records_left ? taken : size_bytes;
+    return fetcher->filling && size_bytes < fetcher->parser.records_left ? taken : size_bytes;
 }
 
 void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error)
@@ -225,12 +225,12 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
 
 static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    const struct mqd_parsed_partition *partition = &fetcher->response.partition;
+    const struct mqd_parsed_partition *partition = &fetcher->parser.partition;
     struct mqd_followed *followed = fetcher->filling;
     fetcher->filling = NULL;
     if (partition->records_bytes && partition->error == 0) {
         if (partition->diverging_epoch >= 0) {
-            mqd_fetcher_end(r, fetcher, EPROTO, "an answer has records of a log that it calls diverging");
+            mqd_fetcher_end(r, fetcher, EPROTO, "a response has records of a log that it calls diverging");
             return false;
         }
         if (followed)
@@ -246,34 +246,34 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 
 static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    const struct mqd_response_parser *response = &fetcher->response;
-    if ((uint32_t)response->correlation_id != fetcher->correlation_id - (uint32_t)(fetcher->outstanding - 1)) {
-        mqd_fetcher_end(r, fetcher, EPROTO, "an answer to another request");
+    const struct mqd_response_parser *parser = &fetcher->parser;
+    if ((uint32_t)parser->correlation_id != fetcher->correlation_id - (uint32_t)(fetcher->outstanding - 1)) {
+        mqd_fetcher_end(r, fetcher, EPROTO, "a response to another request");
         return false;
     }
     if (fetcher->urging) { /* the urging request was empty */
-        bool nothing = response->error == 0 && response->topics_left == 0;
+        bool nothing = parser->error == 0 && parser->topics_left == 0;
         if (!nothing)
-            mqd_fetcher_end(r, fetcher, EPROTO, "an answer with partitions, or an error, to a request for nothing");
+            mqd_fetcher_end(r, fetcher, EPROTO, "a response with partitions, or an error, to a request for nothing");
         return nothing;
     }
-    if (response->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND ||
-        response->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH ||
-        response->error == MQD_KAFKA_FETCH_SESSION_TOPIC_ID_ERROR) {
+    if (parser->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND ||
+        parser->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH ||
+        parser->error == MQD_KAFKA_FETCH_SESSION_TOPIC_ID_ERROR) {
         fetcher->full = 1;
         fetcher->not_before_ms = r->now_ms + (fetcher->session_epoch == 0 ? fetcher->options.backoff_ms : 0);
         fetcher->session_id = 0;
         return true;
     }
-    if (response->error) {
+    if (parser->error) {
         char text[80];
-        snprintf(text, sizeof text, "the leader refuses the fetch with error %d", response->error);
+        snprintf(text, sizeof text, "the leader refuses the fetch with error %d", parser->error);
         mqd_fetcher_end(r, fetcher, EPROTO, text);
         return false;
     }
-    fetcher->session_id = response->session_id;
+    fetcher->session_id = parser->session_id;
     fetcher->session_epoch = fetcher->session_epoch == INT32_MAX ? 1 : fetcher->session_epoch + 1;
-    if (response->session_id == 0)
+    if (parser->session_id == 0)
         fetcher->full = 1; /* its session cache has no room: every request is a full one */
     return true;
 }
@@ -291,15 +291,15 @@ static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     if (!fetcher->outstanding || size_bytes < FRAME_BYTES_MIN || size_bytes > fetcher->options.response_bytes_limit) {
         char text[120];
         snprintf(text, sizeof text,
-                 fetcher->outstanding ? "an answer of %u bytes; at most %u are taken"
-                                      : "an answer of %u bytes (at most %u) that was not requested",
+                 fetcher->outstanding ? "a response of %u bytes; at most %u are taken"
+                                      : "a response of %u bytes (at most %u) that was not requested",
                  size_bytes, fetcher->options.response_bytes_limit);
         mqd_fetcher_end(r, fetcher, EPROTO, text);
         return false;
     }
     fetcher->in_begin += 4;
     fetcher->in_frame = 1;
-    mqd_response_parser_begin(&fetcher->response, size_bytes);
+    mqd_response_parser_begin(&fetcher->parser, size_bytes);
     if (fetcher->options.lane == MQD_LANE_THROTTLED && r->fetchers->rate > 0)
         r->fetchers->allowance_bytes -= size_bytes;
     return true;
@@ -317,7 +317,7 @@ bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
             continue;
         }
         enum mqd_parsed_step step =
-            mqd_response_parser_next(&fetcher->response, fetcher->in + fetcher->in_begin, there, &taken);
+            mqd_response_parser_next(&fetcher->parser, fetcher->in + fetcher->in_begin, there, &taken);
         fetcher->in_begin += taken;
         there -= taken;
         switch (step) {
@@ -331,10 +331,10 @@ bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
             on_partition(r, fetcher);
             break;
         case MQD_PARSED_RECORDS:
-            there = there < fetcher->response.records_left ? there : fetcher->response.records_left;
+            there = there < fetcher->parser.records_left ? there : fetcher->parser.records_left;
             taken = on_records(r, fetcher, fetcher->in + fetcher->in_begin, there);
             fetcher->in_begin += taken;
-            mqd_response_parser_records_taken(&fetcher->response, taken);
+            mqd_response_parser_records_taken(&fetcher->parser, taken);
             if (taken < there)
                 return true; /* waits for the rest of a batch */
             break;

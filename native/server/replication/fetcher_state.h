@@ -58,7 +58,7 @@ struct mqd_fetcher {
      * written */
     uint8_t *in;
     uint32_t in_begin, in_end, in_capacity;
-    struct mqd_response_parser response;
+    struct mqd_response_parser parser;
     struct mqd_followed *filling; /* the partition whose records are arriving; NULL: they are skipped */
     int64_t deadline_ms;          /* of the response */
     int64_t not_before_ms;        /* of the next request */

@@ -94,49 +94,48 @@ void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_req
 
 enum { PHASE_HEAD, PHASE_TOPIC, PHASE_PARTITION, PHASE_RECORDS, PHASE_PARTITION_END, PHASE_TAIL, PHASE_OVER };
 
-void mqd_response_parser_begin(struct mqd_response_parser *response, uint32_t frame_bytes)
+void mqd_response_parser_begin(struct mqd_response_parser *parser, uint32_t frame_bytes)
 {
-    *response = (struct mqd_response_parser){.phase = PHASE_HEAD, .frame_left = frame_bytes};
+    *parser = (struct mqd_response_parser){.phase = PHASE_HEAD, .frame_left = frame_bytes};
 }
 
 /* Reads the number of elements that follow; each takes at least element_bytes_min of the rest of
  * the frame. */
-static int take_many(struct mqd_cursor_bytes *cursor, const struct mqd_response_parser *response, const char *field,
+static int take_many(struct mqd_cursor_bytes *cursor, const struct mqd_response_parser *parser, const char *field,
                      uint32_t element_bytes_min, uint32_t *out)
 {
     uint32_t raw;
     if (mqd_take_varint(cursor, field, &raw))
         return -1;
-    uint32_t left = response->frame_left - (uint32_t)(cursor->at - cursor->begin);
+    uint32_t left = parser->frame_left - (uint32_t)(cursor->at - cursor->begin);
     if (raw == 0 || (raw - 1) > left / element_bytes_min)
-        return mqd_wire_wrong(cursor, field, "a count that the rest of the answer cannot hold:", (int64_t)raw - 1);
+        return mqd_wire_wrong(cursor, field, "a count that the rest of the response cannot hold:", (int64_t)raw - 1);
     *out = raw - 1;
     return 0;
 }
 
-static int take_head(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
+static int take_head(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
-    if (mqd_take_i32(cursor, "correlation id", &response->correlation_id) || mqd_skip_tags(cursor, true) ||
-        mqd_take_i32(cursor, "throttle_time_ms", &response->throttle_ms) ||
-        mqd_take_i16(cursor, "error_code", &response->error) ||
-        mqd_take_i32(cursor, "session_id", &response->session_id))
+    if (mqd_take_i32(cursor, "correlation id", &parser->correlation_id) || mqd_skip_tags(cursor, true) ||
+        mqd_take_i32(cursor, "throttle_time_ms", &parser->throttle_ms) ||
+        mqd_take_i16(cursor, "error_code", &parser->error) || mqd_take_i32(cursor, "session_id", &parser->session_id))
         return -1;
-    return take_many(cursor, response, "responses", TOPIC_BYTES_MIN, &response->topics_left);
+    return take_many(cursor, parser, "responses", TOPIC_BYTES_MIN, &parser->topics_left);
 }
 
-static int take_topic(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
+static int take_topic(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
     if (mqd_cursor_left(cursor) < 16)
         return mqd_wire_short(cursor, "topic id", 16);
-    memcpy(response->partition.key.topic_id, cursor->at, 16);
+    memcpy(parser->partition.key.topic_id, cursor->at, 16);
     cursor->at += 16;
-    if (take_many(cursor, response, "partitions", PARTITION_BYTES_MIN, &response->partitions_left))
+    if (take_many(cursor, parser, "partitions", PARTITION_BYTES_MIN, &parser->partitions_left))
         return -1;
-    return response->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0;
+    return parser->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0;
 }
 
 /* A replica does not need aborted transactions; a few are skipped. */
-static int skip_aborted(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
+static int skip_aborted(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
     uint32_t raw;
     int64_t unused;
@@ -151,31 +150,31 @@ static int skip_aborted(struct mqd_response_parser *response, struct mqd_cursor_
     return 0;
 }
 
-static int take_partition(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
+static int take_partition(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
-    struct mqd_parsed_partition *partition = &response->partition;
+    struct mqd_parsed_partition *partition = &parser->partition;
     int32_t preferred_replica;
     uint32_t raw;
     if (mqd_take_i32(cursor, "partition_index", &partition->key.index) ||
         mqd_take_i16(cursor, "error_code", &partition->error) ||
         mqd_take_i64(cursor, "high_watermark", &partition->high_watermark) ||
         mqd_take_i64(cursor, "last_stable_offset", &partition->last_stable_offset) ||
-        mqd_take_i64(cursor, "log_start_offset", &partition->log_start_offset) || skip_aborted(response, cursor) ||
+        mqd_take_i64(cursor, "log_start_offset", &partition->log_start_offset) || skip_aborted(parser, cursor) ||
         mqd_take_i32(cursor, "preferred_read_replica", &preferred_replica) || mqd_take_varint(cursor, "records", &raw))
         return -1;
-    uint32_t bytes = raw ? raw - 1 : 0, left = response->frame_left - (uint32_t)(cursor->at - cursor->begin);
+    uint32_t bytes = raw ? raw - 1 : 0, left = parser->frame_left - (uint32_t)(cursor->at - cursor->begin);
     if (bytes > left)
-        return mqd_wire_wrong(cursor, "records", "longer than the rest of the answer:", bytes);
-    partition->records_bytes = response->records_left = bytes;
+        return mqd_wire_wrong(cursor, "records", "longer than the rest of the response:", bytes);
+    partition->records_bytes = parser->records_left = bytes;
     partition->diverging_epoch = partition->leader_id = partition->leader_epoch = -1;
     partition->diverging_end = -1;
-    response->partitions_left--;
+    parser->partitions_left--;
     return 0;
 }
 
-static int take_partition_end(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
+static int take_partition_end(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
-    struct mqd_parsed_partition *partition = &response->partition;
+    struct mqd_parsed_partition *partition = &parser->partition;
     struct mqd_cursor_bytes value;
     uint32_t tag_count, tag;
     if (mqd_take_varint(cursor, "tagged fields", &tag_count))
@@ -192,10 +191,10 @@ static int take_partition_end(struct mqd_response_parser *response, struct mqd_c
                          mqd_skip_tags(&value, true) || mqd_tag_finished(&value, "current_leader")))
             return -1;
     }
-    return response->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0; /* the topic's */
+    return parser->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0; /* the topic's */
 }
 
-static int take_tail(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
+static int take_tail(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
     uint32_t tag_count, tag;
     struct mqd_cursor_bytes value;
@@ -204,93 +203,93 @@ static int take_tail(struct mqd_response_parser *response, struct mqd_cursor_byt
     for (uint32_t i = 0; i < tag_count; i++)
         if (mqd_take_tag(cursor, &tag, &value))
             return -1;
-    return (uint32_t)(cursor->at - cursor->begin) == response->frame_left
+    return (uint32_t)(cursor->at - cursor->begin) == parser->frame_left
                ? 0
-               : mqd_wire_wrong(cursor, "Fetch", "an answer with bytes after its end:", 0);
+               : mqd_wire_wrong(cursor, "Fetch", "a response with bytes after its end:", 0);
 }
 
-static uint8_t after_topic(const struct mqd_response_parser *response)
+static uint8_t after_topic(const struct mqd_response_parser *parser)
 {
-    return response->partitions_left ? PHASE_PARTITION : response->topics_left ? PHASE_TOPIC : PHASE_TAIL;
+    return parser->partitions_left ? PHASE_PARTITION : parser->topics_left ? PHASE_TOPIC : PHASE_TAIL;
 }
 
 /* One step other than records. 0, or -1 when it is incomplete or invalid; then `answer` changed
  * only in fields that the repeated step sets again. */
-static int take_step(struct mqd_response_parser *response, struct mqd_cursor_bytes *cursor)
+static int take_step(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
-    struct mqd_response_parser before = *response;
+    struct mqd_response_parser before = *parser;
     int result;
-    switch (response->phase) {
+    switch (parser->phase) {
     case PHASE_HEAD:
-        result = take_head(response, cursor);
+        result = take_head(parser, cursor);
         break;
     case PHASE_TOPIC:
-        result = take_topic(response, cursor);
+        result = take_topic(parser, cursor);
         break;
     case PHASE_PARTITION:
-        result = take_partition(response, cursor);
+        result = take_partition(parser, cursor);
         break;
     case PHASE_PARTITION_END:
-        result = take_partition_end(response, cursor);
+        result = take_partition_end(parser, cursor);
         break;
     default:
-        result = take_tail(response, cursor);
+        result = take_tail(parser, cursor);
     }
     if (result)
-        *response = before;
+        *parser = before;
     return result;
 }
 
-static enum mqd_parsed_step on_step(struct mqd_response_parser *response)
+static enum mqd_parsed_step on_step(struct mqd_response_parser *parser)
 {
-    switch (response->phase) {
+    switch (parser->phase) {
     case PHASE_HEAD:
-        response->phase = response->topics_left ? PHASE_TOPIC : PHASE_TAIL;
+        parser->phase = parser->topics_left ? PHASE_TOPIC : PHASE_TAIL;
         return MQD_PARSED_HEAD;
     case PHASE_TOPIC:
-        response->topics_left--;
-        response->phase = after_topic(response);
+        parser->topics_left--;
+        parser->phase = after_topic(parser);
         return MQD_PARSED_MORE; /* not reported: the caller continues with the next step */
     case PHASE_PARTITION:
-        response->phase = response->records_left ? PHASE_RECORDS : PHASE_PARTITION_END;
+        parser->phase = parser->records_left ? PHASE_RECORDS : PHASE_PARTITION_END;
         return MQD_PARSED_PARTITION;
     case PHASE_PARTITION_END:
-        response->phase = after_topic(response);
+        parser->phase = after_topic(parser);
         return MQD_PARSED_PARTITION_END;
     default:
-        response->phase = PHASE_OVER;
+        parser->phase = PHASE_OVER;
         return MQD_PARSED_END;
     }
 }
 
-enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *response, const uint8_t *bytes,
+enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *parser, const uint8_t *bytes,
                                               uint32_t size_bytes, uint32_t *taken)
 {
     *taken = 0;
     for (;;) {
-        uint32_t there = size_bytes - *taken < response->frame_left ? size_bytes - *taken : response->frame_left;
-        if (response->phase == PHASE_RECORDS)
+        uint32_t there = size_bytes - *taken < parser->frame_left ? size_bytes - *taken : parser->frame_left;
+        if (parser->phase == PHASE_RECORDS)
             return there ? MQD_PARSED_RECORDS : MQD_PARSED_MORE;
-        if (response->phase == PHASE_OVER)
+        if (parser->phase == PHASE_OVER)
             return MQD_PARSED_END;
-        bool complete = there == response->frame_left || there >= MQD_PARSED_STEP_BYTES_MAX;
+        bool complete = there == parser->frame_left || there >= MQD_PARSED_STEP_BYTES_MAX;
         struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes + *taken, there);
-        if (take_step(response, &cursor))
+        if (take_step(parser, &cursor))
             return complete ? MQD_PARSED_WRONG : MQD_PARSED_MORE;
         uint32_t used = (uint32_t)(cursor.at - cursor.begin);
-        bool topic = response->phase == PHASE_TOPIC;
-        response->frame_left -= used;
+        bool topic = parser->phase == PHASE_TOPIC;
+        parser->frame_left -= used;
         *taken += used;
-        enum mqd_parsed_step step = on_step(response);
+        enum mqd_parsed_step step = on_step(parser);
         if (!topic)
             return step;
     }
 }
 
-void mqd_response_parser_records_taken(struct mqd_response_parser *response, uint32_t count)
+void mqd_response_parser_records_taken(struct mqd_response_parser *parser, uint32_t count)
 {
-    response->records_left -= count;
-    response->frame_left -= count;
-    if (response->records_left == 0)
-        response->phase = PHASE_PARTITION_END;
+    parser->records_left -= count;
+    parser->frame_left -= count;
+    if (parser->records_left == 0)
+        parser->phase = PHASE_PARTITION_END;
 }

@@ -1,4 +1,4 @@
-/* Fetch v17 from the follower's end: requests as bytes, answers as a stream. Pure: no I/O, no state
+/* Fetch v17 from the follower's end: requests as bytes, responses as a stream. Pure: no I/O, no state
  * except the parser's; for mqd_fetcher*.c, tests and the fuzzer.
  *
  *   request   header v2: 1, 17, correlation id, null client id, no tags | wait_ms_max | bytes_min |
@@ -6,7 +6,7 @@
  *             partitions[ index | current_leader_epoch | fetch_offset | last_fetched_epoch |
  *             log_start_offset | bytes_max ] ] | forgotten[ topic_id | partitions[] ] | rack_id
  *             "" | tags: 1 replica_state { replica_id, replica_epoch }
- *   answer    as wire/fetch.c writes it
+ *   response  as wire/fetch.c writes it
  *
  * The response is parsed while it arrives: records are returned as far as they have been received,
  * so that they are checked and written while they are in the cache, and no buffer has to hold a
@@ -77,12 +77,12 @@ struct mqd_response_parser {
     struct mqd_parsed_partition partition;
 };
 /* from the length word, which does not count itself */
-void mqd_response_parser_begin(struct mqd_response_parser *response, uint32_t frame_bytes);
+void mqd_response_parser_begin(struct mqd_response_parser *parser, uint32_t frame_bytes);
 /* Parses the next step at `bytes` and consumes *taken of them. RECORDS: the caller processes
- * min(available, answer->records_left) bytes after *taken and reports by mqd_response_parser_records_taken
- * how many it consumed; until records_left is 0 the next step is RECORDS again. */
-enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *response, const uint8_t *bytes,
+ * min(available, parser->records_left) bytes after *taken and reports by
+ * mqd_response_parser_records_taken how many it consumed; until records_left is 0 the next step is RECORDS again. */
+enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *parser, const uint8_t *bytes,
                                               uint32_t size_bytes, uint32_t *taken);
-void mqd_response_parser_records_taken(struct mqd_response_parser *response, uint32_t count);
+void mqd_response_parser_records_taken(struct mqd_response_parser *parser, uint32_t count);
 
 #endif

@@ -11,7 +11,7 @@
  *   T2  a lent session is not touched: its connection is not read (`blocked`) and has nothing to
  *       send, for a session is lent only when all its output has been sent.
  *       When the connection closes meanwhile, the session is freed when it comes back.
- *   T3  nothing of a frame is read before the handshake has ended and the principal is known.
+ *   T3  no byte of a frame is read before the handshake has ended and the principal is known.
  *   T4  plain text is sealed only when everything sealed before it has been sent; what the socket
  *       did not take (`sealed_bytes`) counts as the connection's output and in heap_bytes.
  * Bounds: 10 s for the handshake (checked once a second), max.connections, see

@@ -203,7 +203,7 @@ TEST(parking_requests_positions_only)
     struct fake fake;
     struct mqd_client_options options = {
         .client_id = "park", .data_bytes = 64 << 10, .reply_bytes = 4096, .submission_count = 16, .timeout_ms = 5000};
-    struct mqd_client_wish wishes[5];
+    struct mqd_client_position positions[5];
     struct mqd_fetch_request request;
     struct mqd_fetch_topic topic;
     struct mqd_fetch_partition partition;
@@ -211,13 +211,13 @@ TEST(parking_requests_positions_only)
     fake_open(&fake, "park");
     struct mqd_client *client = fake_attach(&fake, &options);
     for (int i = 0; i < 5; i++) {
-        memset(&wishes[i], 0, sizeof wishes[i]);
-        wishes[i].topic_id[0] = i < 3 ? 1 : 2;
-        wishes[i].partition_index = i;
-        wishes[i].offset = 100 + i;
+        memset(&positions[i], 0, sizeof positions[i]);
+        positions[i].topic_id[0] = i < 3 ? 1 : 2;
+        positions[i].partition_index = i;
+        positions[i].offset = 100 + i;
     }
-    CHECK(mqd_client_park(client, wishes, 0, 0, 1000, 5) < 0);
-    CHECK_EQUAL(mqd_client_park(client, wishes, 5, 1, 1000, 5), 0);
+    CHECK(mqd_client_park(client, positions, 0, 0, 1000, 5) < 0);
+    CHECK_EQUAL(mqd_client_park(client, positions, 5, 1, 1000, 5), 0);
     CHECK(fake_next(&fake));
     CHECK_EQUAL(fake.request.api_key, 1);
     CHECK_EQUAL(fake.request.correlation_id, 5);

@@ -41,8 +41,8 @@ class NoPreVote(QuorumCore):
 
 
 class Deaf(Leadership):
-    def _majority_heard_ns(self, now_ns: int) -> int:
-        return max(super()._majority_heard_ns(now_ns), min(now_ns, 10**17))
+    def _majority_contact_ns(self, now_ns: int) -> int:
+        return max(super()._majority_contact_ns(now_ns), min(now_ns, 10**17))
 
 
 class NoCheckQuorum(QuorumCore):

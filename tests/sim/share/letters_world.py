@@ -99,10 +99,10 @@ class BelievesAnyEpoch(Letters):
 class TwoAtATime(Letters):
     """The next transaction begins before the records of the previous one are archived."""
 
-    def _tell(self, now_ms):
-        actions = super()._tell(now_ms)
-        done = {offset: self.pending.pop(offset) for offset in self.told}
-        self.told, self.phase, self._due_ms = set(), IDLE, None
+    def _archive(self, now_ms):
+        actions = super()._archive(now_ms)
+        done = {offset: self.pending.pop(offset) for offset in self.to_archive}
+        self.to_archive, self.phase, self._due_ms = set(), IDLE, None
         self.done = done
         return [action for action in actions if not isinstance(action, Wake)] + self._next()
 
@@ -124,8 +124,8 @@ class GivesUp(Letters):
         if self.failures < 2 or self.phase != WRITING:
             return super()._failed(now_ms)
         self.phase = IDLE
-        self.told = {letter.offset for letter in self.batch} & self.pending.keys()
-        return self._tell(now_ms) if self.told else []
+        self.to_archive = {letter.offset for letter in self.batch} & self.pending.keys()
+        return self._archive(now_ms) if self.to_archive else []
 
 
 PLANTED: dict[str, type[Letters]] = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as some
 
 from mqd.cli.redrive import plan
-from mqd.cli.redrive.plan import Earlier, Filter, New, Origin, Stored
+from mqd.cli.redrive.plan import EarlierRedrive, Filter, New, Origin, Stored
 from mqd.coordinator.share.letter_records import Copied, Source, letter_records
 from mqd.coordinator.share.letters import Letter
 from tests.tiers import examples
@@ -126,8 +126,8 @@ def test_letters_moved_by_another_redrive_are_not_moved_again() -> None:
         (Filter(), {0: 100}, False),
         (Filter(group="others"), {1: 8}, False),
     ):
-        other = Earlier(Filter(topic="other"), {1: 100})
-        assert plan.is_moved(letter, ORIGIN, [other, Earlier(chosen, positions)]) is is_moved
+        other = EarlierRedrive(Filter(topic="other"), {1: 100})
+        assert plan.is_moved(letter, ORIGIN, [other, EarlierRedrive(chosen, positions)]) is is_moved
 
 
 TEXT = some.text(min_size=0, max_size=8)

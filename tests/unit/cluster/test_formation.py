@@ -8,12 +8,12 @@ import pytest
 
 from mqd.cluster.membership import formation
 from mqd.cluster.membership.formation import (
-    Asked,
-    AskSeed,
     FormationCore,
     Found,
     Join,
     Member,
+    QueryReceived,
+    QuerySeed,
     ResponseReceived,
     Start,
     Tick,
@@ -51,7 +51,7 @@ class World:
     def carry(self, host: Host, effects) -> None:
         for effect in effects:
             match effect:
-                case AskSeed():
+                case QuerySeed():
                     self.flights.append(("ask", host, effect.seed, effect.ask))
                 case Found() | Join():
                     host.decision = effect
@@ -66,7 +66,7 @@ class World:
             if there is None:
                 self.carry(host, host.core.handle(Unreachable(seed, what.ask_id, "connection refused"), self.now_ms))
             else:
-                (effect,) = there.core.handle(Asked(None, what), self.now_ms)
+                (effect,) = there.core.handle(QueryReceived(None, what), self.now_ms)
                 self.flights.append(("answer", host, seed, effect.response))
         elif self.hosts.get(host.seed) is host:
             self.carry(host, host.core.handle(ResponseReceived(seed, what), self.now_ms))
@@ -201,7 +201,7 @@ def test_order_and_spelling_of_seeds_do_not_matter():
 def test_a_response_to_an_older_request_is_not_counted():
     """A seed that was wiped since: its earlier response must not found a cluster."""
     core = FormationCore(Member(1, "d1", "a", 1), ["a:1", "b:1"])
-    asks = {effect.seed: effect.ask for effect in core.handle(Start(), 0) if isinstance(effect, AskSeed)}
+    asks = {effect.seed: effect.ask for effect in core.handle(Start(), 0) if isinstance(effect, QuerySeed)}
     assert set(asks) == {"a:1", "b:1"}
     old = formation.FormationResponse(asks["b:1"].ask_id, Member(2, "old", "b", 1), "", 0, core.seeds, "", ())
     core.handle(Unreachable("b:1", asks["b:1"].ask_id, "connection reset"), 10)

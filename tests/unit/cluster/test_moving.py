@@ -13,7 +13,7 @@ from mqd.cluster.metadata.rules import elections as election_rules
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.metadata.rules import topics as metadata_rules
-from mqd.cluster.metadata.rules.partitions import there_before
+from mqd.cluster.metadata.rules.partitions import replicas_before
 from mqd.cluster.metadata.rules.placement import Directories
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
@@ -181,7 +181,7 @@ def test_an_abandoned_but_needed_target_does_not_stay_a_replica() -> None:
 
 def test_an_abandoned_target_is_removed_when_the_move_is_cancelled() -> None:
     state, first = sent_astray()
-    for entry, change in reassign_rules.taken_back(View(state), 1):
+    for entry, change in reassign_rules.cancelled_replacements(View(state), 1):
         do(state, [PartitionsChanged(entry.topic_id, (change,))])
     partition = state.topics["t"].partitions[0]
     assert (
@@ -218,9 +218,9 @@ def test_an_abandoned_target_is_removed_when_an_older_controller_completes_the_m
     )
     assert ended.astray_replicas == ()
     back = says((*stay, first), adding_replicas=(first,))
-    assert there_before(back) == stay
+    assert replicas_before(back) == stay
     back = says((*stay, first), adding_replicas=())
-    assert there_before(back) == (*stay, first), "it is a replica like any other"
+    assert replicas_before(back) == (*stay, first), "it is a replica like any other"
 
 
 def of_another_goal() -> MetadataState:

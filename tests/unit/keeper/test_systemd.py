@@ -103,7 +103,7 @@ def test_a_dead_keeper_or_invalid_responses_do_not_feed_the_watchdog(world: Worl
     world.keeper.close()
     world.now_s += PROBE_S
     world.feeder.tick()
-    assert world.told() == ["STATUS=the keeper's answer is malformed", "STATUS=the keeper is unreachable"]
+    assert world.told() == ["STATUS=the keeper's response is malformed", "STATUS=the keeper is unreachable"]
     assert not world.dispatchers
 
 

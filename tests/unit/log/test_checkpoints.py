@@ -58,7 +58,7 @@ def test_kafkas_version_is_read() -> None:
 
 def life(
     directory: Path, worker: int, worker_count: int, points: list[Entry], starts: list[Entry], clean: bool = False
-) -> checkpoints.Trust:
+) -> checkpoints.TrustedPoints:
     """One start (and, if clean, shutdown) of a worker; returns the checkpoints that it trusted at
     its start.
     """

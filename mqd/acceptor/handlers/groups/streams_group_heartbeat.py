@@ -44,7 +44,7 @@ async def handle(
                 if status.status_code == MISSING_INTERNAL_TOPICS:
                     status.status_detail += f"; {failures}"
             return outcome.response
-        return await _again(context, header, request, outcome.response)
+        return await _heartbeat_again(context, header, request, outcome.response)
     except CoordinatorError as error:
         return _failed(error.error_code)
 
@@ -80,7 +80,7 @@ async def _heartbeat(
     return found
 
 
-async def _again(
+async def _heartbeat_again(
     context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest, first: StreamsGroupHeartbeatResponse
 ) -> StreamsGroupHeartbeatResponse:
     """The topics are there: the member need not wait for its next heartbeat to learn it."""

@@ -236,7 +236,7 @@ def failed(
 ) -> list[Record]:
     """The broker is alive but cannot serve these partitions. Another replica that may lead takes
     over. Where none can, the broker stays in sync, because its copy is the only one; but it no
-    longer leads, so that the partition visibly has no leader (elections.found_again restores it
+    longer leads, so that the partition visibly has no leader (elections.restored_leaders restores it
     when it can serve again).
     """
     view = View(state, unable=unable)

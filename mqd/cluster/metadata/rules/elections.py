@@ -75,7 +75,7 @@ def needs(view: View, kind: int, topic: TopicState, partition: PartitionState) -
     )
 
 
-def found_again(view: View) -> list[tuple[TopicState, PartitionChange]]:
+def restored_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
     """Leaders for partitions that had none, because no replica with all records could serve them
     until now. Skips thousands of partitions on lost hosts quickly, because it runs every second.
     """
@@ -103,7 +103,7 @@ def chosen_uncleanly(view: View, of_file: bool) -> list[tuple[TopicState, Partit
     """Leaders for partitions without a live replica that has all records, where
     unclean.leader.election.enable allows it. The records that such a leader lacks are lost,
     including acknowledged ones. Partitions with another possible leader are not handled here
-    (found_again runs first).
+    (restored_leaders runs first).
     """
     found = []
     for topic in view.state.topics.values():

@@ -94,7 +94,7 @@ def without(nodes: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:
     return tuple(node for node in nodes if node not in gone)
 
 
-def there_before(partition: PartitionState) -> tuple[int, ...]:
+def replicas_before(partition: PartitionState) -> tuple[int, ...]:
     """Its replicas when the current reassignment began, whatever targets that has had since: a
     cancel restores these.
     """

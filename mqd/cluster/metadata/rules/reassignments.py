@@ -20,7 +20,7 @@ from mqd.cluster.metadata.rules.partitions import (
     Target,
     default_replication_factor,
     effective_min_in_sync,
-    there_before,
+    replicas_before,
     without,
 )
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose_one
@@ -48,7 +48,7 @@ def check_target(view: View, partition: PartitionState, replicas: Sequence[int],
         reason = "The manual partition assignment includes a broker more than once."
     else:
         unknown = [node for node in replicas if node not in view.state.brokers]
-        base = there_before(partition)
+        base = replicas_before(partition)
         if unknown:
             reason = f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered."
         elif not allow_factor_change and len(replicas) != len(base):
@@ -86,7 +86,7 @@ def reassign(
         unwanted = [node for node in unwanted if node not in partition.in_sync_replicas]
         in_sync = without(partition.in_sync_replicas, unwanted)
     current = without(partition.replicas, unwanted)
-    base = there_before(partition)
+    base = replicas_before(partition)
     target = Target(partition)
     leaving = without(current, replicas)
     target.replicas = replicas + leaving
@@ -137,7 +137,7 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
             ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
             f"No partition reassignment of {topic.name}-{partition.index} is under way.",
         )
-    base, astray = there_before(partition), partition.astray_replicas
+    base, astray = replicas_before(partition), partition.astray_replicas
     in_sync = without(partition.in_sync_replicas, partition.adding_replicas)
     lost = len(in_sync) < len(partition.in_sync_replicas)
     if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.configured_min(topic), len(base))):
@@ -201,7 +201,7 @@ def _leaves(
     # a retired partition follows the partition that takes its records
     if partition.leader < 0 or partition.redirect >= 0:
         return None
-    base = there_before(partition)
+    base = replicas_before(partition)
     if in_progress(partition):
         astray = not leaving.isdisjoint(partition.adding_replicas)
         if (astray or failed) and partition.replacing in base:
@@ -259,7 +259,7 @@ def replacements(
     return found
 
 
-def taken_back(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
+def cancelled_replacements(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
     """The host is back (or is no longer drained): its replicas stay where they are, unless their
     successors are already in sync and needed.
     """

@@ -41,7 +41,7 @@ from mqd.cluster.metadata.rules.partitions import (
     configured_min_in_sync,
     default_replication_factor,
     effective_min_in_sync,
-    there_before,
+    replicas_before,
 )
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose, limits
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, collision_key
@@ -380,7 +380,7 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
         )
         raise Refusal(ErrorCode.LEADER_NOT_AVAILABLE, text)
     added = change.partition_count - current
-    factor = len(there_before(topic.partitions[0]))
+    factor = len(replicas_before(topic.partitions[0]))
     if change.assignments is None:
         assignments = _spread(state, added, factor, place, internal=False)
     else:

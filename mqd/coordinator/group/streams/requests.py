@@ -128,17 +128,17 @@ def described(old: Description | None, event: StreamsHeartbeat) -> Description:
     """The member's description of itself; absent fields keep their value. Raises Refused."""
     message = event.message
 
-    def told(value: Any, known: Any) -> Any:
+    def or_known(value: Any, known: Any) -> Any:
         return value if value is not None else known
 
     endpoint = message.user_endpoint
-    process_id = told(message.process_id, old.process_id if old else "")
+    process_id = or_known(message.process_id, old.process_id if old else "")
     if old is not None and process_id != old.process_id and message.member_epoch:
         raise Refused(ErrorCode.INVALID_REQUEST, "ProcessId can only be changed by joining again.")
     tags = message.client_tags
     timeout_ms = message.rebalance_timeout_ms
     return Description(
-        told(message.rack_id, old.rack_id if old else None),
+        or_known(message.rack_id, old.rack_id if old else None),
         event.client_id,
         event.client_host,
         timeout_ms if timeout_ms != -1 else old.rebalance_timeout_ms if old else -1,
