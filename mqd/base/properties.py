@@ -34,9 +34,8 @@ listeners.insecure.allow: bool = false
 security.inter.broker.protocol: enum(PLAINTEXT) ignored = PLAINTEXT
     Accepted. Hosts authenticate each other by cluster.key.file, and encrypt by cluster.tls.
     refused SSL: hosts authenticate by cluster.key.file; cluster.tls=required encrypts their traffic
-    refused SASL_PLAINTEXT: hosts authenticate by cluster.key.file; cluster.tls=required encrypts
-    their traffic refused SASL_SSL: hosts authenticate by cluster.key.file; cluster.tls=required
-    encrypts their traffic
+    refused SASL_PLAINTEXT: hosts authenticate by cluster.key.file; cluster.tls=required encrypts their traffic
+    refused SASL_SSL: hosts authenticate by cluster.key.file; cluster.tls=required encrypts their traffic
 config.providers: list =
     Names of the providers of values that are kept elsewhere, each with config.providers.NAME.class
     (Kafka's FileConfigProvider, EnvVarConfigProvider, DirectoryConfigProvider) and its

@@ -1,7 +1,10 @@
 """The notation of the configuration properties: the meaning of a line, and invalid lines."""
 
+import re
+
 import pytest
 
+from mqd.base.properties import BROKER, GROUP, TOPIC
 from mqd.base.property_notation import INT_MAX, table
 
 
@@ -37,3 +40,10 @@ def test_a_topics_property_inherits_omitted_parts_from_the_brokers():
 def test_an_invalid_line_stops_the_import(line):
     with pytest.raises(ValueError):
         table(line)
+
+
+def test_no_refused_value_is_lost_in_a_text() -> None:
+    """A wrapped "refused VALUE" line would become part of the text before it, and stop refusing."""
+    tables = (*BROKER.values(), *TOPIC.values(), *GROUP.values())
+    texts = [text for one in tables for text in (one.doc, *one.refused.values())]
+    assert [text for text in texts if re.search(r"\brefused \S+: ", text)] == []
