@@ -16,7 +16,7 @@ from mqd.native.tls import TlsIdentity
 from mqd.security import host_identity, tls_files
 from mqd.security.python_tls import file_state, of_pkcs12
 
-LOOK_S = 60.0
+POLL_S = 60.0
 WARN_DAYS = (30, 14, 7, 1)
 _DAY = datetime.timedelta(days=1)
 _WAY_OUT = "replace it (mqd cert renew); the new one is loaded without a restart"
@@ -65,7 +65,7 @@ class Certificates:
         """Until cancelled."""
         while self._sources:
             await asyncio.to_thread(self.look, datetime.datetime.now(datetime.UTC))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def look(self, now: datetime.datetime) -> None:
         seen = [file_state(path) for path in self._files]

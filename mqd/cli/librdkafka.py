@@ -79,7 +79,7 @@ def require_broker(
     librdkafka alone would report an unreachable broker only after its time limit. Raises CliError.
     """
     reason = ""
-    stranger: CliError | None = None
+    refusal: CliError | None = None
     for address in _addresses(bootstrap):
         try:
             with socket.create_connection(address, timeout_s) as connection:
@@ -93,12 +93,12 @@ def require_broker(
             reason = found
             continue
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        stranger = CliError(
+        refusal = CliError(
             f"{host}:{address[1]} is no Kafka broker: {found}; give the broker's port for clients with -b HOST:PORT"
             " (mqd status shows it)",
             EXIT_UNREACHABLE,
         )
-    raise stranger or unreachable(bootstrap, reason, advertised_by)
+    raise refusal or unreachable(bootstrap, reason, advertised_by)
 
 
 def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None:

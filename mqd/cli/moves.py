@@ -25,7 +25,7 @@ from mqd.protocol.messages import (
 )
 
 METADATA, ALTER, LIST, DESCRIBE_CLUSTER, UNREGISTER = 3, 45, 46, 60, 64
-LOOK_S = 0.25
+POLL_S = 0.25
 STALLED_S = 60.0
 
 Partition = tuple[str, int]
@@ -344,7 +344,7 @@ def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown:
         while remaining:
             patiently(partial(stall.look, remaining))
             show(max(total - len(remaining), 0))
-            time.sleep(LOOK_S)  # depends on other hosts
+            time.sleep(POLL_S)  # depends on other hosts
             remaining = patiently(left)
         show(total)
 

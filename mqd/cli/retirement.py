@@ -38,7 +38,7 @@ NAMES = (
     "their records go to other partitions",
     "empty, and not shown to clients any more",
 )
-LOOK_S = 0.25
+POLL_S = 0.25
 TIMEOUT_MS = 30_000
 FETCH_VERSION_MAX = 12  # the newest that names topics by name
 FETCH_BYTES = 1 << 20
@@ -120,7 +120,7 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
         patiently(partial(show, state, readers))
         if state.step == NONE or state.step >= until:
             return state, readers
-        time.sleep(LOOK_S)  # other hosts' doing
+        time.sleep(POLL_S)  # other hosts' doing
 
 
 def is_sealed(cluster: Cluster, state: State) -> bool:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 AHEAD_MAX = 4  # steps that wait for the reader
 AT_ONCE_MAX = 12
 OF_A_USER_MAX = 6
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 class Places:
@@ -50,7 +50,7 @@ async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[
         waiting = asyncio.run_coroutine_threadsafe(queue.put(item), loop)
         while True:
             try:
-                waiting.result(LOOK_S)
+                waiting.result(POLL_S)
                 return
             except concurrent.futures.TimeoutError:
                 if stop.is_set():

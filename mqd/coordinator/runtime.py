@@ -51,7 +51,7 @@ from mqd.protocol.errors import ErrorCode
 REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
 # interval between checks of the partitions: while some are not active (first, later); when all are
-LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0
+POLL_S, POLL_SLOW_S, POLL_IDLE_S = 0.02, 0.25, 1.0
 FIRST_LOOKS, FIRST_LOOK_S = 1000, 0.005
 LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
 RETRY_S = 0.2  # delay before retrying a shard that could not be written or loaded
@@ -96,7 +96,7 @@ class Coordinator:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = 0
         self._look: asyncio.TimerHandle | None = None
-        self._look_s = LOOK_S
+        self._poll_s = POLL_S
         self._tasks: set[asyncio.Task[object]] = set()
         self._creating: asyncio.Task[bool] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -462,7 +462,7 @@ class Coordinator:
         """Call when partitions may have changed. Loads those that are served but not loaded, and
         drops those that another process or another epoch serves.
         """
-        self._look_s = LOOK_S
+        self._poll_s = POLL_S
         self._look_again()
 
     def _look_again(self) -> None:
@@ -483,9 +483,9 @@ class Coordinator:
         for partition, place in enumerate(self.places):
             self._look_at(partition, place)
             waiting = waiting or (place.shard is None and not self._partitions.is_elsewhere(partition))
-        self._look = self._loop.call_later(self._look_s if waiting else LOOK_IDLE_S, self._look_again)
+        self._look = self._loop.call_later(self._poll_s if waiting else POLL_IDLE_S, self._look_again)
         # a directory that has failed stays failed
-        self._look_s = min(1.1 * self._look_s, LOOK_SLOW_S) if waiting else LOOK_S
+        self._poll_s = min(1.1 * self._poll_s, POLL_SLOW_S) if waiting else POLL_S
 
     def _look_at(self, partition: int, place: Place) -> None:
         assert self._loop is not None
@@ -524,7 +524,7 @@ class Coordinator:
                     return  # another append happened or the owner changed: try again
                 if now.high_watermark >= source.end_offset:
                     break
-                await asyncio.sleep(LOOK_S)  # R4
+                await asyncio.sleep(POLL_S)  # R4
             shard = Shard(
                 self._cores,
                 loaded,

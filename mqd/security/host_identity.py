@@ -34,7 +34,7 @@ NAMES = (CERTIFICATE, KEY, CA)
 FILE_BYTES_MAX = 1 << 20
 
 
-class NotThatHost(ConnectionError):
+class WrongHost(ConnectionError):
     """The peer's certificate does not belong to the node that it claims to be."""
 
 
@@ -184,12 +184,12 @@ def _no_password() -> str:
 
 
 def check_peer(certificate: Mapping[str, Any] | None, node_id: int) -> None:
-    """`certificate`: what ssl's getpeercert() returned. Raises NotThatHost."""
+    """`certificate`: what ssl's getpeercert() returned. Raises WrongHost."""
     from mqd.security.pki import node_uri
 
     names = uris(certificate)
     if node_uri(node_id) not in names:
-        raise NotThatHost(
+        raise WrongHost(
             f"node {node_id} has a certificate of {' and '.join(names) or 'no host'}; install on each host the one"
             " that was created for its node id"
         )

@@ -1,7 +1,7 @@
 """TLS of a listener for Python's own connections, from the same `ssl.*` settings as the workers'
 (tls_files.py): for the metrics page.
 
-Concurrency: one thread. Changed files are noticed within LOOK_S; if they are unusable, the previous
+Concurrency: one thread. Changed files are noticed within POLL_S; if they are unusable, the previous
 certificate stays in use and the error is logged once.
 """
 
@@ -16,7 +16,7 @@ from mqd.base.property_values import ConfigError
 from mqd.native.tls import ClientAuth, TlsFile, TlsIdentity
 from mqd.security import tls_files
 
-LOOK_S = 2.0
+POLL_S = 2.0
 _VERIFY = {
     ClientAuth.NONE: ssl.CERT_NONE,
     ClientAuth.REQUESTED: ssl.CERT_OPTIONAL,
@@ -99,13 +99,13 @@ class ServerTls:
 
     def __init__(self, config: Mapping[str, str], listener: Listener) -> None:
         self._config, self._listener = config, listener
-        self._seen, self._looked_s = self._look(), time.monotonic()
+        self._seen, self._checked_s = self._look(), time.monotonic()
         self._context = context(config, listener)
 
     def current(self) -> ssl.SSLContext:
         now = time.monotonic()
-        if now >= self._looked_s + LOOK_S:
-            self._looked_s = now
+        if now >= self._checked_s + POLL_S:
+            self._checked_s = now
             seen = self._look()
             if seen != self._seen:
                 self._seen = seen

@@ -142,7 +142,7 @@ class Driver:
         return metadata
 
     def use_another_broker(self) -> None:
-        """From now on, requests that any broker can answer, such as Metadata, go to another
+        """From now on, requests that any broker can handle, such as Metadata, go to another
         broker."""
         self.cluster.turn_away()
 

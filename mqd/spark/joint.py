@@ -21,7 +21,7 @@ from mqd.spark.wire import BrokerError, Cluster, Link, check
 
 FIND_VERSION = 6
 TRANSACTION = 1
-_AGAIN = frozenset(
+_RETRIABLE = frozenset(
     (
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -105,7 +105,7 @@ class Joint:
                 response = self._coordinator().request(request)
                 if not response.error_code:
                     return response
-                if response.error_code not in _AGAIN:
+                if response.error_code not in _RETRIABLE:
                     raise MqdWriteError(f"{doing}: {self._explained(response.error_code)}")
                 problem = str(BrokerError(response.error_code))
                 if response.error_code != ErrorCode.CONCURRENT_TRANSACTIONS:

@@ -38,7 +38,7 @@ from mqd.spark.wire import Cluster, MqdReadError
 log = logging.getLogger("mqd.spark")
 
 RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # of one view: its columns stay in the cache
-WAIT_S, LOOK_S = 0.5, 0.002
+WAIT_S, POLL_S = 0.5, 0.002
 ATTACH_TIMEOUT_MS = 3000
 RESPONSE_TIMEOUT_S = 10.0
 FETCH, VERSION = 1, 13
@@ -167,7 +167,7 @@ class LocalViews:
                     return
                 # the range ends below the log's end, so the leader is changing, or this turn found
                 # nothing
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             elif problem.kind == "aborted":
                 if not self._request_aborted():
                     return

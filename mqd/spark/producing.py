@@ -41,8 +41,8 @@ _HEAD_BYTES_MAX = 1 << 18  # of a request, beside its batches
 _LARGE_BYTES = 1 << 20
 BROKER_TIMEOUT_MS = 30_000
 METADATA_AGE_S = 300.0
-AGAIN_S = 0.05
-LOOK_S = 0.002
+RETRY_S = 0.05
+POLL_S = 0.002
 _ABSENT_S = 5.0  # how long a topic may take to appear after its creation was requested
 _WRITTEN = frozenset((0, int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)))
 _FENCED = frozenset(
@@ -220,7 +220,7 @@ class Producer:
                     f"topic {name} cannot be written: {known.message if known else topic.error}"
                     f" ({known.name if known else 'unknown error'}); {way_out}"
                 )
-            time.sleep(AGAIN_S)  # there is no notification when a topic is created
+            time.sleep(RETRY_S)  # there is no notification when a topic is created
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Producer:
                 if _has_news(flight, 0) or time.monotonic() >= flight.deadline:
                     return flight
             left = min(flight.deadline for flight in flights) - time.monotonic()
-            _has_news(flights[0], max(0, left if len(flights) == 1 else min(left, LOOK_S)))
+            _has_news(flights[0], max(0, left if len(flights) == 1 else min(left, POLL_S)))
             flights.rotate()
 
     def _launch(self) -> None:
@@ -275,7 +275,7 @@ class Producer:
         by_node: dict[int, list[Batch]] = {}
         busy = {(batch.topic, batch.partition) for flight in self._flights.values() for batch in flight.batches}
         due = [key for key in self._queues if key not in busy and self._not_before.get(key, 0.0) <= now]
-        if now - self._requested_at >= AGAIN_S and any(self._leader(key) < 0 for key in due):
+        if now - self._requested_at >= RETRY_S and any(self._leader(key) < 0 for key in due):
             self._look_again()  # checked here because others may be in flight indefinitely
         for key in due:
             batch, leader = self._queues[key][0], self._leader(key)
@@ -422,7 +422,7 @@ class Producer:
                 f"topic {key[0]}, partition {key[1]}: {batch.count} rows were not acknowledged within"
                 f" {self._options.delivery_timeout_s:g} s (kafka.delivery.timeout.ms): {problem}"
             )
-        self._not_before[key] = now + AGAIN_S
+        self._not_before[key] = now + RETRY_S
 
     def _lost(self, node_id: int, batches: list[Batch], problem: str) -> None:
         self._connections.drop(node_id)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mqd.spark.sink_options import SinkOptions
 
-SIGNS_OF_LIFE = 4  # within transaction.timeout.ms
+HEARTBEATS_PER_TIMEOUT = 4  # within transaction.timeout.ms
 
 Place = tuple[str, int, str]  # transactional id, batch, run
 
@@ -72,7 +72,7 @@ def _write_all(
     others: Iterator[pyarrow.RecordBatch],
 ) -> None:
     encoder = Encoder(options, producer.partition_count)
-    every_s = options.transaction_timeout_ms / 1000 / SIGNS_OF_LIFE
+    every_s = options.transaction_timeout_ms / 1000 / HEARTBEATS_PER_TIMEOUT
     reported_at = time.monotonic()
     batch: Any = first
     while batch is not None:

@@ -55,7 +55,7 @@ class PartitionReporter:
         self._grace_s = grace_s  # partition.retire.grace.ms
         self._quiet = quiet or Quiet()
         self._monotonic = monotonic
-        self._looked_s = monotonic()
+        self._checked_s = monotonic()
         # Hidden partitions led here: leader epoch, seconds without a batch for them.
         self._unused: dict[Key, tuple[int, float]] = {}
         self._proposed: dict[Key, int] = {}  # leader epoch of the reactor's last proposal
@@ -130,7 +130,7 @@ class PartitionReporter:
                     assignment.broker_epoch,
                 )
         now_s = self._monotonic()
-        passed_s, self._looked_s = min(now_s - self._looked_s, LOOK_S_MAX), now_s
+        passed_s, self._checked_s = min(now_s - self._checked_s, LOOK_S_MAX), now_s
         unused, self._unused = self._unused, {}
         for topic_id in self._catalog.retiring:
             led = [

@@ -25,7 +25,7 @@ from mqd.security.host_identity import CERTIFICATE, HostIdentity
 from mqd.security.principal import mapped, user
 from mqd.worker.commands import ReactorCommands
 
-LOOK_S = 2.0
+POLL_S = 2.0
 
 log = logging.get("worker.tls")
 
@@ -92,7 +92,7 @@ class TlsListeners:
 
     async def _watch_listeners(self) -> None:
         while self._listeners:
-            await asyncio.sleep(clock.seconds_to_tick(LOOK_S))
+            await asyncio.sleep(clock.seconds_to_tick(POLL_S))
             for index, listener in self._listeners:
                 await self._maybe_reload(index, listener)
         await asyncio.Event().wait()  # nothing to do; the task must not end

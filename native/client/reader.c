@@ -228,7 +228,7 @@ static uint32_t readable_bytes(const struct mqd_segment_reader *reader, const st
 
 static int refuse_response(const char *what)
 {
-    return mqd_error_set(MQD_E_CORRUPT, "the broker's response about a segment makes no sense: %s", what);
+    return mqd_error_set(MQD_E_CORRUPT, "the broker's response about a segment is invalid: %s", what);
 }
 
 /* The base offset may be above the position: the records in between were compacted away. */

@@ -41,7 +41,7 @@ struct mqd_share_group_settings {
     uint8_t fifo_header_bytes; /* with state.fifo: the header whose value is a record's key; 0: its key is */
     uint8_t fifo_header[MQD_SHARE_FIFO_HEADER_BYTES_MAX];
 };
-/* How many bytes they are, or -1: they make no sense. */
+/* How many bytes they are, or -1: they are invalid. */
 int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct mqd_share_group_settings *out);
 
 /* A response that waits for persistence. */

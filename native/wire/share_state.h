@@ -38,7 +38,7 @@ struct mqd_share_epoch {
 #define MQD_SHARE_EPOCH_LOG_END INT32_MAX
 #define MQD_SHARE_EPOCHS_TAG 9100
 
-/* Without epochs nothing of the state is compared with the log. */
+/* Without epochs no part of the state is compared with the log. */
 void mqd_share_read_put(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
                         const struct mqd_share_epoch *epochs, uint32_t epoch_count);
 

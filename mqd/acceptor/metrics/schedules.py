@@ -22,7 +22,9 @@ def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
         labels=_LABELS,
     )
     gone = CounterMetricFamily(
-        "mqd_schedule_gone", "Records that were deleted before they were due, as an administrator asked", labels=_LABELS
+        "mqd_schedule_gone",
+        "Records that were deleted before they were due, at the request of an administrator",
+        labels=_LABELS,
     )
     unreadable = CounterMetricFamily(
         "mqd_schedule_unreadable",

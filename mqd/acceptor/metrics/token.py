@@ -10,7 +10,7 @@ from mqd.base.property_values import ConfigError
 from mqd.security.python_tls import file_state
 
 NAME = "metrics.token.file"
-LOOK_S = 2.0
+POLL_S = 2.0
 BYTES_MIN, BYTES_MAX = 16, 4096
 log = logging.get("acceptor.metrics")
 
@@ -37,7 +37,7 @@ class Token:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen, self._looked_s = file_state(path), time.monotonic()
+        self._seen, self._checked_s = file_state(path), time.monotonic()
         self._token = read(path)
 
     def permits(self, request: bytes) -> bool:
@@ -52,8 +52,8 @@ class Token:
 
     def _current(self) -> bytes:
         now = time.monotonic()
-        if now >= self._looked_s + LOOK_S:
-            self._looked_s = now
+        if now >= self._checked_s + POLL_S:
+            self._checked_s = now
             seen = file_state(self._path)
             if seen != self._seen:
                 self._seen = seen

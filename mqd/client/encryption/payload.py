@@ -33,7 +33,7 @@ from mqd.client.encryption.settings import Encryption
 
 DATA_KEY_RECORDS = 1 << 24
 DATA_KEY_S = 3600.0
-AGAIN_S = 60.0  # after a failure, until the provider is called again for the next data key
+RETRY_S = 60.0  # after a failure, until the provider is called again for the next data key
 DATA_KEYS_MAX, FAILED_S = 1024, 5.0
 log = logging.getLogger("mqd.client")
 
@@ -117,7 +117,7 @@ class Sealer:
                 if self._left < 0 or self._current is None:
                     raise PayloadError(f"no key to seal values with: {error}") from error
                 log.warning("a data key is used beyond its time, because the next one cannot be obtained: %s", error)
-                self._until = now + AGAIN_S
+                self._until = now + RETRY_S
                 return
             self._current = AESGCM(data_key), plain, compressed
             self._left, self._until = DATA_KEY_RECORDS - 1, now + DATA_KEY_S

@@ -61,7 +61,7 @@ from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroup
 JOIN, HEARTBEAT, LEAVE, SYNC = 11, 12, 13, 14
 JOIN_VERSION_MAX = 9
 PROTOCOL_TYPE = "consumer"
-_AWAY = frozenset(
+_COORDINATOR_MOVED = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -74,14 +74,14 @@ _AWAY = frozenset(
 
 class State(enum.Enum):
     IDLE = "no member, wants nothing"
-    JOINING = "to join, or asked to"
+    JOINING = "joins, or is about to"
     LEADING = "leads this generation; partition counts are on their way"
     SYNCING = "waits for its assignment"
     STABLE = "in the group"
-    LOST = "not in the group any more; the application lets go of everything, then joins again"
+    LOST = "not in the group any more; the application releases everything, then the member joins again"
     STALE = "left, because the application does not poll; joins when it does"
-    LEAVING = "gives everything back"
-    FATAL = "has given up"
+    LEAVING = "releases everything, then leaves"
+    FATAL = "ended by a fatal error"
 
 
 class ClassicSettings(msgspec.Struct, frozen=True):
@@ -305,7 +305,7 @@ class ClassicCore:
             self._failures, self._due_ms = 0, now_ms + self.settings.heartbeat_interval_ms
 
     def _on_error(self, code: int, message: Any, now_ms: int, actions: list[Action]) -> None:
-        if code in _AWAY:
+        if code in _COORDINATOR_MOVED:
             if self.state is State.SYNCING:
                 self._rejoin()
             self._retry_later(now_ms)

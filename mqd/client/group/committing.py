@@ -39,9 +39,9 @@ from mqd.client.shm.inbox import Inbox
 from mqd.protocol.errors import ErrorCode
 
 QUEUE_MAX = 10_000
-AGAIN_S = 0.1
+RETRY_S = 0.1
 _GONE = int(ErrorCode.ILLEGAL_GENERATION)
-_AGAIN = COORDINATOR_AWAY | STALE | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
+_RETRIABLE = COORDINATOR_AWAY | STALE | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
 _UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 _AGAIN_LOCAL = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT})
 
@@ -85,7 +85,7 @@ class Commits:
         )
         self._waiting: deque[Commit] = deque()
         self._under_way: Commit | None = None
-        self._again_at = 0.0
+        self._retry_at = 0.0
         self.finished: deque[Commit] = deque()  # whose callbacks are to be called
 
     @property
@@ -100,7 +100,7 @@ class Commits:
     @property
     def due(self) -> float:
         """When advance() has something to do; infinity: not before a response."""
-        return self._again_at if self._waiting and self._under_way is None else float("inf")
+        return self._retry_at if self._waiting and self._under_way is None else float("inf")
 
     def add(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, timeout_s: float) -> Commit:
         """Raises KafkaException (_QUEUE_FULL)."""
@@ -112,7 +112,7 @@ class Commits:
         return commit
 
     def advance(self) -> None:
-        if self._under_way is not None or not self._waiting or time.monotonic() < self._again_at:
+        if self._under_way is not None or not self._waiting or time.monotonic() < self._retry_at:
             return
         while self._waiting and not self._waiting[0].left():
             commit = self._waiting.popleft()
@@ -154,7 +154,7 @@ class Commits:
             return
         codes = read_commit(response, commit.offsets)
         # also where another partition's topic is refused permanently
-        again = next((code for code in codes.values() if code in _AGAIN), 0)
+        again = next((code for code in codes.values() if code in _RETRIABLE), 0)
         if again in COORDINATOR_AWAY:
             self._coordinator.look_up()
         if again:
@@ -186,7 +186,7 @@ class Commits:
             return
         self._under_way = None
         self._waiting.appendleft(commit)
-        self._again_at = time.monotonic() + AGAIN_S
+        self._retry_at = time.monotonic() + RETRY_S
 
     def _end(self, commit: Commit, error: KafkaError | None) -> None:
         self._under_way = None

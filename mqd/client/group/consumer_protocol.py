@@ -54,13 +54,13 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHe
 API_KEY = 68
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
 RESOLVE_AGAIN_MS = 500
-INTERVAL_FIRST_MS = 5_000  # until the coordinator has said its own
+INTERVAL_FIRST_MS = 5_000  # until the coordinator has sent its own
 RELEASE_WAIT_MS = 60_000
 LEAVE_EPOCH, LEAVE_STATIC_EPOCH = -1, -2
 MAX_POLL_EXCEEDED = -147  # librdkafka's code
 
 _TopicPartitions = ConsumerGroupHeartbeatRequest.TopicPartitions
-_LATER = frozenset(
+_RETRIED = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -76,12 +76,12 @@ Owned = set[tuple[bytes, int]]
 
 class State(enum.Enum):
     IDLE = "no member, wants nothing"
-    JOINING = "asks to be let in"
+    JOINING = "requests to join"
     MEMBER = "in the group"
-    LOST = "not in the group any more, or about to be; the application lets go of everything, then joins again"
+    LOST = "not in the group any more, or about to be; the application releases everything, then the member joins again"
     STALE = "left, because the application does not poll; joins when it does"
-    LEAVING = "gives everything back"
-    FATAL = "has given up"
+    LEAVING = "releases everything, then leaves"
+    FATAL = "ended by a fatal error"
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -188,7 +188,7 @@ class GroupCore:
             self._polled_ms = now_ms
             self._begin(now_ms)
         elif self.state is State.LEAVING and self.callback is None:
-            # the request to leave, if it is under way, is dealt with before the one to join: one
+            # a request to leave that is under way is handled before the one to join: both use one
             # connection
             self._left(now_ms, actions)
 
@@ -282,7 +282,7 @@ class GroupCore:
             return
         self.under_way = None
         if self.state is State.LEAVING:
-            if message.error_code in _LATER:
+            if message.error_code in _RETRIED:
                 self._retry_later(now_ms)
                 return
             self._left(now_ms, actions)
@@ -315,7 +315,7 @@ class GroupCore:
                 self._report_owned = True
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
-        if code in _LATER:
+        if code in _RETRIED:
             self._retry_later(now_ms)
         elif code in _FENCED:
             self._lose(now_ms)

@@ -16,7 +16,7 @@ from mqd.client import requests
 from mqd.client.messages import KafkaError, KafkaException
 from mqd.protocol.messages import FindCoordinatorRequest
 
-AGAIN_S = 0.1
+RETRY_S = 0.1
 WAIT_MAX_S = 5.0  # then it is tried without
 _VERSION_MAX = 6
 
@@ -26,7 +26,7 @@ class Coordinator:
         self._attachment, self._group_id = attachment, group_id
         self._is_known = self._is_under_way = False
         self._waiting: list[Callable[[], None]] = []
-        self._again_at: float | None = None
+        self._retry_at: float | None = None
         self._give_up_at = time.monotonic() + WAIT_MAX_S
         attachment.subscribe(self)
         self.look_up()
@@ -34,8 +34,8 @@ class Coordinator:
     def look_up(self) -> None:
         """Soon, without waiting."""
         with self._attachment.lock:
-            if not self._is_under_way and self._again_at is None:
-                self._again_at = time.monotonic()
+            if not self._is_under_way and self._retry_at is None:
+                self._retry_at = time.monotonic()
                 self._send()
 
     def when_known(self, then: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class Coordinator:
             if version >= 4
             else FindCoordinatorRequest(key=self._group_id)
         )
-        self._is_under_way, self._again_at = True, None
+        self._is_under_way, self._retry_at = True, None
         try:
             attachment.send(requests.FIND_COORDINATOR, version, message, self._on_response)
         except KafkaException:
@@ -72,7 +72,7 @@ class Coordinator:
         if error is None and not code:
             self._known()
         else:
-            self._again_at = time.monotonic() + AGAIN_S
+            self._retry_at = time.monotonic() + RETRY_S
 
     def _known(self) -> None:
         self._is_known = True
@@ -83,14 +83,14 @@ class Coordinator:
     def on_turn(self, now: float) -> float | None:
         if self._waiting and now >= self._give_up_at:
             self._known()
-        if self._again_at is not None and now >= self._again_at and not self._is_under_way:
+        if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
         # without a broker it would be due at once, again and again; the turn that has one sends it
-        return self._again_at if self._attachment.attached else None
+        return self._retry_at if self._attachment.attached else None
 
     def on_lost(self, _error: KafkaError) -> None:
         pass
 
     def on_reattached(self, _old: Any, _new: Any) -> None:
         if not self._is_known:
-            self._again_at = time.monotonic()
+            self._retry_at = time.monotonic()

@@ -24,7 +24,7 @@ INTERVAL_FIRST_MS = 5_000  # until the coordinator has sent its own
 JOIN_EPOCH, LEAVE_EPOCH = 0, -1
 MAX_POLL_EXCEEDED = -147  # librdkafka's code
 COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
-_LATER = COORDINATOR_MOVED | {
+_RETRIED = COORDINATOR_MOVED | {
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.NETWORK_EXCEPTION,
     ErrorCode.REQUEST_TIMED_OUT,
@@ -129,7 +129,7 @@ class Membership:
         self.is_under_way = False
         code = response.error_code
         if epoch_sent == LEAVE_EPOCH:
-            if code in _LATER and self.state in (State.LEAVING, State.STALE):
+            if code in _RETRIED and self.state in (State.LEAVING, State.STALE):
                 self._retry_later(now_ms)
             elif self.state in (State.LEAVING, State.STALE):
                 self._has_left, self._due_ms = True, None
@@ -151,7 +151,7 @@ class Membership:
         return None
 
     def _on_error(self, code: int, text: str | None, now_ms: int) -> Problem | None:
-        if code in _LATER:
+        if code in _RETRIED:
             self._retry_later(now_ms)
             return None
         if code in _FENCED:

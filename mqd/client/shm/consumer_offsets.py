@@ -31,9 +31,9 @@ from mqd.client.shm.partitions import Part
 from mqd.protocol.errors import ErrorCode
 
 CLOSE_S = 10.0
-AGAIN_S = 0.1
+RETRY_S = 0.1
 INFINITY = float("inf")
-_AGAIN = offsets.COORDINATOR_AWAY | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
+_RETRIABLE = offsets.COORDINATOR_AWAY | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
 
 
 def deadline_of(timeout: float | None) -> float:
@@ -259,9 +259,9 @@ class ConsumerOffsets:
             codes = {code for code, _ in found.values()}
             if codes & offsets.COORDINATOR_AWAY:
                 self._consumer.coordinator.look_up()
-            if not codes & _AGAIN or time.monotonic() + AGAIN_S >= deadline:
+            if not codes & _RETRIABLE or time.monotonic() + RETRY_S >= deadline:
                 break
-            self._consumer.until(lambda: False, time.monotonic() + AGAIN_S)
+            self._consumer.until(lambda: False, time.monotonic() + RETRY_S)
         missing = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), Committed(-1)
         results: list[TopicPartition] = []
         for topic, index in keys:

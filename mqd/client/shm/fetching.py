@@ -58,12 +58,12 @@ PARTITIONS_PER_REQUEST_MAX = 5_000  # partitions of one request
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
 UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application got the error
-LATER_AGAIN_S = 0.05  # a leader is being elected, or a replica here is a moment behind its leader
+SOON_S = 0.05  # a leader is being elected, or a replica here is a moment behind its leader
 UNKNOWN_REPORT_S = 5.0  # a busy broker may be so far behind with a topic that was just made or has grown
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
 NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # on this host, or none with the required records; another host leads
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
-_LATER = frozenset(
+_RETRIED = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.LEADER_NOT_AVAILABLE,
@@ -323,7 +323,10 @@ class Fetcher:
             if code in UNKNOWN:  # as in _on_error: the metadata says whether it is gone
                 self._control.metadata.refresh([part.topic])
             self._retry_later(
-                part, broker_error(code, "list offsets"), quietly=code in UNKNOWN or code in _LATER, soon=code in _LATER
+                part,
+                broker_error(code, "list offsets"),
+                quietly=code in UNKNOWN or code in _RETRIED,
+                soon=code in _RETRIED,
             )
         else:
             self._activate(part, max(offset, 0))
@@ -331,7 +334,7 @@ class Fetcher:
     def _retry_later(self, part: Part, error: KafkaError, quietly: bool = True, soon: bool = False) -> None:
         part.phase, self._starting = Phase.FAILED, True
         pause_s = self._config["fetch.error.backoff.ms"] / 1000
-        part.retry_at = time.monotonic() + (min(pause_s, LATER_AGAIN_S) if soon else pause_s)
+        part.retry_at = time.monotonic() + (min(pause_s, SOON_S) if soon else pause_s)
         if not quietly:
             self._report(part, error)
 
@@ -418,7 +421,7 @@ class Fetcher:
         part.start = part.fetched
         # A worker that has just started does not know its partitions yet: the metadata decide
         # whether a topic was deleted (_find_topic), as in librdkafka.
-        self._retry_later(part, error, quietly=code in UNKNOWN or code in _LATER, soon=code in _LATER)
+        self._retry_later(part, error, quietly=code in UNKNOWN or code in _RETRIED, soon=code in _RETRIED)
 
     def _request_topic(self, part: Part) -> None:
         """Out of range for a reader by name: the topic may have been recreated (F6)."""

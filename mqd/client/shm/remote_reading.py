@@ -39,7 +39,7 @@ from mqd.protocol.errors import ErrorCode
 
 AHEAD_RECORDS = 20_000
 CONSUMED_TOGETHER = 1000
-LOOK_S = 0.05  # requests of readers are carried out within this time
+POLL_S = 0.05  # requests of readers are carried out within this time
 # Of the application's configuration: what is about its group, its callbacks, or is decided here.
 _NOT_TAKEN = frozenset(
     {
@@ -207,7 +207,7 @@ class RemoteRecords:
         try:
             consumer = self._make()
             while self._carry_out(consumer):
-                messages = consumer.consume(CONSUMED_TOGETHER, LOOK_S)
+                messages = consumer.consume(CONSUMED_TOGETHER, POLL_S)
                 if messages:
                     self._hand_over(messages)
                     self._pause(consumer)

@@ -1,5 +1,5 @@
 """Reports that a host repeats to the active controller until the metadata shows them: leaderships
-that died with a worker, replicas that failed, moved or were emptied, its proof of death.
+that ended with a worker, replicas that failed, moved or were emptied, its proof of death.
 """
 
 from collections.abc import Collection, Hashable
@@ -74,7 +74,8 @@ class Reports:
         self._proposing = False  # a message is in flight
         self._changes: dict[int, Change] = {}
         self._change_number = 0
-        self._lost: dict[tuple[bytes, int], int] = {}  # partition -> leader epoch that died with a worker
+        # partition -> leader epoch that ended with a worker
+        self._lost: dict[tuple[bytes, int], int] = {}
         self._silent: dict[tuple[bytes, int], int] = {}  # partition that it followed -> partition epoch
         self._moved: dict[tuple[bytes, int], str] = {}
         self._emptied: dict[tuple[bytes, int], int] = {}

@@ -50,7 +50,8 @@ class TopicImages(HostCommands):
         self._choosing: dict[Partition, str] = {}  # log directories chosen but not recorded yet
         self._alive: set[int] = set()
         self._generations: dict[int, int] = {}
-        self._fenced: dict[int, dict[Partition, int]] = {}  # worker -> partition -> the leader epoch that died with it
+        # worker -> partition -> the leader epoch that ended with it
+        self._fenced: dict[int, dict[Partition, int]] = {}
         self._subscribers: dict[Hashable, Subscriber] = {}
         self._commands: dict[int, Command] = {}
         self._command_id = 0

@@ -21,7 +21,7 @@ from mqd.cluster.membership.host_tls import HostTls
 from mqd.security import host_identity
 from mqd.security.host_identity import HostIdentity
 
-LOOK_S = 2.0
+POLL_S = 2.0
 TURNED_AWAY_MAX = 64
 
 log = logging.get("host.credentials")
@@ -119,7 +119,7 @@ class Credentials:
     async def watch(self, on_change: Callable[[], object] = lambda: None) -> None:
         """`on_change()` is called in the loop's thread, after each change. Runs until cancelled."""
         while self.host is not None or self._config.get("cluster.key.file"):
-            await asyncio.sleep(clock.seconds_to_tick(LOOK_S))
+            await asyncio.sleep(clock.seconds_to_tick(POLL_S))
             if await asyncio.to_thread(self.reload):
                 on_change()
         await asyncio.Event().wait()  # no file can change; the task must not end

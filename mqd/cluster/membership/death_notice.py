@@ -19,7 +19,8 @@ Invariants
         statement that an epoch is over stays true, however late or often it arrives
     N2  the proof of a broker's death holds for one broker epoch, and only while no lease can have
         been granted on a heartbeat sent after it. It is accepted by the controller of the epoch
-        that it names or, if that controller died with the broker, by the next one that became
+        that it names or, if that controller ended together with the broker, by the next one that
+        became
         active (A4 in active_controller.py); and by neither after a later heartbeat
 A repeated, late or lost notice is therefore harmless. The seal proves that the sender has the
 cluster's key, as for every message between hosts. That the sender is that host's keeper is only its

@@ -123,7 +123,7 @@ class GossipCore:
         self._reconnecting: tuple[int, bytes] | None = None
         self._measured: events.LoadMeasured | None = None
         self._responses = Bucket(settings.response_rate_per_s, settings.response_burst, 0)
-        self._strangers = Bucket(settings.stranger_rate_per_s, settings.stranger_rate_per_s, 0)
+        self._unknown_limit = Bucket(settings.unknown_rate_per_s, settings.unknown_rate_per_s, 0)
         self.prober = Prober(self)
         self.membership = Membership(self, profile, life)
 
@@ -258,8 +258,8 @@ class GossipCore:
         self.counts["responses_left_out"] += 1
         return False
 
-    def may_respond_to_stranger(self) -> bool:
-        if self._strangers.take(self.at):
+    def may_respond_to_unknown(self) -> bool:
+        if self._unknown_limit.take(self.at):
             return True
         self.counts["strangers_left_out"] += 1
         return False
@@ -368,7 +368,7 @@ class GossipCore:
         if sender not in membership.members or packet.to_life != membership.life or not self._joined:
             self.counts["strangers"] += 1
             if isinstance(packet.body, Ping):
-                self.prober.on_ping(packet, packet.body, stranger=True)
+                self.prober.on_ping(packet, packet.body, is_unknown=True)
             return
         self.counts["received"] += 1
         self._learn_controller(packet.controller_epoch, packet.controller_id)
@@ -376,7 +376,7 @@ class GossipCore:
             membership.apply(update)
         match packet.body:
             case Ping():
-                self.prober.on_ping(packet, packet.body, stranger=False)
+                self.prober.on_ping(packet, packet.body, is_unknown=False)
             case Ack():
                 self.prober.on_ack(packet, packet.body)
             case PingRequest():
@@ -442,7 +442,7 @@ class GossipCore:
             self._seed_is[address] = sender
         if sender == membership.identity:
             return  # this host itself, by one of its names
-        # A host that is joining knows nothing that the others do not.
+        # A host that is joining has no information that the others lack.
         membership.merge(state, spread=self._joined or event.exchange_id is None)
         self._learn_controller(state.controller_epoch, state.controller_id)
         if event.exchange_id is not None and not self._joined:
@@ -479,7 +479,8 @@ class GossipCore:
                 self._exchange(self.rng.choice(missing))
 
     def _on_back(self, address: Address) -> None:
-        """A host believed dead has answered this one. It may have lost its state, and would be
+        """A host that was considered dead has responded to this one. It may have lost its state,
+        and would be
         updated only by the next regular exchange. So the host that reached it sends it the state
         now.
         """

@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True):
     member_count_max: int = 4_096  # alive, suspected, dead and left together
     response_rate_per_s: int = 200  # answers that other hosts cause, all together
     response_burst: int = 200
-    stranger_rate_per_s: int = 50  # answers to pings of unknown hosts
+    unknown_rate_per_s: int = 50  # responses to pings of unknown hosts
     late_ms: int = 100  # a tick this late means that the process was stopped
 
 

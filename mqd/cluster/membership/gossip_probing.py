@@ -72,7 +72,7 @@ class Core(Protocol):
 
     def may_respond(self) -> bool: ...
 
-    def may_respond_to_stranger(self) -> bool: ...
+    def may_respond_to_unknown(self) -> bool: ...
 
     def send_to(self, member: Member, body: Body | None, first: Sequence[bytes] = ()) -> None: ...
 
@@ -238,16 +238,16 @@ class Prober:
 
     # -- messages from peers ----------------------------------------------------------------------
 
-    def on_ping(self, packet: Packet, ping: Ping, stranger: bool) -> None:
+    def on_ping(self, packet: Packet, ping: Ping, is_unknown: bool) -> None:
         core = self._core
-        if not (core.may_respond_to_stranger() if stranger else core.may_respond()):
+        if not (core.may_respond_to_unknown() if is_unknown else core.may_respond()):
             return
         member = core.membership.members.get((packet.node_id, packet.directory_id))
         first = [refutable] if member is not None and (refutable := member.refutable_state()) else []
         if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
             # perhaps refuted long ago, but the refutation did not arrive there
             first.append(core.membership.encoded)
-        if stranger:
+        if is_unknown:
             # but nothing from the queue: replayed old pings could drain it
             first = [core.membership.encoded]
         core.send(
@@ -256,7 +256,7 @@ class Prober:
             ping.port,
             Ack(ping.probe_id),
             first,
-            alone=stranger,
+            alone=is_unknown,
         )
 
     def on_ack(self, packet: Packet, ack: Ack) -> None:

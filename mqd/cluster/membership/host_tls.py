@@ -60,10 +60,10 @@ class HostTls:
         return self._out.read()
 
     def _send_verdict(self) -> None:
-        """Raises NotThatHost."""
+        """Raises WrongHost."""
         try:
             host_identity.check_peer(self._ssl.getpeercert(), self._node_id)
-        except host_identity.NotThatHost as error:
+        except host_identity.WrongHost as error:
             reason = str(error).encode()[:REASON_BYTES_MAX]
             self._ssl.write(len(reason).to_bytes(2, "big") + reason)
             raise

@@ -19,12 +19,12 @@ ADDS_SINCE_PRODUCE = 12
 ABORTABLE_SINCE_PRODUCE = 11
 REQUEST_TIMEOUT_S = 10.0
 
-_AGAIN = int(ErrorCode.NOT_ENOUGH_REPLICAS)
+_RETRIABLE = int(ErrorCode.NOT_ENOUGH_REPLICAS)
 _TRANSLATED = {
     int(ErrorCode.PRODUCER_FENCED): int(ErrorCode.INVALID_PRODUCER_EPOCH),
-    int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS): _AGAIN,
-    int(ErrorCode.COORDINATOR_NOT_AVAILABLE): _AGAIN,
-    int(ErrorCode.NOT_COORDINATOR): _AGAIN,
+    int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS): _RETRIABLE,
+    int(ErrorCode.COORDINATOR_NOT_AVAILABLE): _RETRIABLE,
+    int(ErrorCode.NOT_COORDINATOR): _RETRIABLE,
 }
 
 
@@ -99,7 +99,7 @@ async def check_produce(
 def translate(error: int, version: int) -> int:
     """Translates a coordinator's error code for a Produce of that version."""
     if error == ErrorCode.CONCURRENT_TRANSACTIONS:
-        return error if version >= ADDS_SINCE_PRODUCE else _AGAIN
+        return error if version >= ADDS_SINCE_PRODUCE else _RETRIABLE
     if error == ErrorCode.INVALID_TXN_STATE and version >= ABORTABLE_SINCE_PRODUCE:
         return int(ErrorCode.TRANSACTION_ABORTABLE)
     return _TRANSLATED.get(error, error)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.spark")
 
 FORMAT = "mqd"
-LOOK_S = 0.5
+POLL_S = 0.5
 LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
 """Spark's message when one of its Python processes takes longer than ten seconds to start, which no
 setting changes."""
@@ -344,7 +344,7 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
     seen = -1
     try:
         while True:
-            ended = query.awaitTermination(LOOK_S)
+            ended = query.awaitTermination(POLL_S)
             for progress in query.recentProgress:
                 if progress["batchId"] > seen and progress["numInputRows"] > 0:
                     seen = progress["batchId"]
@@ -362,7 +362,7 @@ def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) 
     group, ended = f"{pipeline.name}-{uuid.uuid4().hex}", threading.Event()
 
     def watch() -> None:
-        while not ended.wait(LOOK_S):
+        while not ended.wait(POLL_S):
             if stop.is_set():
                 spark.sparkContext.cancelJobGroup(group)  # repeatedly: its job may not have begun
 

@@ -282,10 +282,10 @@ static int settle_aborted(struct replay *replay, int64_t base_offset, uint32_t *
 {
     char path[PATH_MAX];
     struct stat status;
-    uint32_t believed = 0;
-    while (believed < replay->known.count && replay->known.entries[believed].last_offset < replay->aborted_from)
-        believed++;
-    uint32_t count = believed + replay->made.count;
+    uint32_t trusted = 0;
+    while (trusted < replay->known.count && replay->known.entries[trusted].last_offset < replay->aborted_from)
+        trusted++;
+    uint32_t count = trusted + replay->made.count;
     *file_bytes = count * MQD_TXN_INDEX_ENTRY_BYTES;
     if (mqd_segment_path(path, sizeof path, replay->partition->path, base_offset, MQD_FILE_TXN_INDEX) < 0)
         return -1;
@@ -294,9 +294,9 @@ static int settle_aborted(struct replay *replay, int64_t base_offset, uint32_t *
         return -1;
     int64_t sum_bytes = stat(path, &status) == 0 ? status.st_size : 0;
     if (sum_bytes == (int64_t)count * MQD_TXN_SUM_BYTES && count == replay->known.count && size_bytes == *file_bytes &&
-        same_entries(replay->known.entries + believed, replay->made.entries, replay->made.count))
+        same_entries(replay->known.entries + trusted, replay->made.entries, replay->made.count))
         return 0;
-    replay->known.count = believed;
+    replay->known.count = trusted;
     for (uint32_t i = 0; i < replay->made.count; i++)
         if (mqd_aborted_add(&replay->known, &replay->made.entries[i]) < 0)
             return -1;

@@ -129,7 +129,7 @@ static int listing_of(const struct mqd_partition *partition, struct mqd_listing 
 }
 
 /* Flushes files that wait for a flush (epochs and aborted transactions too, which recovery does not
- * check when nothing of them changes) and closes the descriptors. */
+ * check when they do not change) and closes the descriptors. */
 static int close_files(struct mqd_partition *partition)
 {
     int error = 0;

@@ -181,7 +181,8 @@ static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetch
     return followed;
 }
 
-/* Requests the change soon, without waiting until the leader has news of other partitions. */
+/* Requests the change soon, without waiting until the leader has something to send for other
+ * partitions. */
 static void request_urgently(struct mqd_followed *followed)
 {
     mqd_followed_changed(followed);

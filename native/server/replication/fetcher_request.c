@@ -146,7 +146,8 @@ static struct mqd_fetch_request_head request_head(struct mqd_reactor *r, struct 
                                            .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
 }
 
-/* The leader holds back its response until it has news. A second request, empty and without a
+/* The leader holds back its response until it has something to send. A second request, empty and
+ * without a
  * session, makes it answer the first one now. */
 static void request_response_now(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {

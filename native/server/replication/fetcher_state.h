@@ -43,7 +43,7 @@ struct mqd_fetcher {
     uint32_t index, generation;
     uint8_t outstanding; /* answers that are due: none, one, or two after urging the leader */
     uint8_t urging;      /* the next response is for the request that urged */
-    uint8_t urgent;      /* a request is due before the leader has news of its own */
+    uint8_t urgent;      /* a request is due before the leader responds by itself */
     uint8_t full;        /* the next request makes a new session */
     uint8_t in_frame;
     struct mqd_node members, changes, put_off; /* put_off is ordered by time */

@@ -46,8 +46,8 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, int]]]:
-    monkeypatch.setattr(tokens, "LOOK_S", 0.0)
-    monkeypatch.setattr(python_tls, "LOOK_S", 0.0)
+    monkeypatch.setattr(tokens, "POLL_S", 0.0)
+    monkeypatch.setattr(python_tls, "POLL_S", 0.0)
     servers = []
 
     def start(**config: str) -> tuple[str, int]:

@@ -287,7 +287,7 @@ def test_an_unknown_sender_gets_a_bounded_rate_of_responses_and_changes_nothing(
     for _ in range(500):
         effects = bench.give(stranger.says(Dead(3, directory(3), REFUTATIONS, 77), body=Ping(5, "host-77", 9094)))
         responses += len(effects)
-    assert responses == bench.core.settings.stranger_rate_per_s and bench.state(3) == ALIVE
+    assert responses == bench.core.settings.unknown_rate_per_s and bench.state(3) == ALIVE
 
 
 def test_responses_to_any_host_are_bounded() -> None:

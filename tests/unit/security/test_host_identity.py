@@ -11,7 +11,7 @@ import pytest
 
 from mqd.base.property_values import ConfigError
 from mqd.security import host_identity, pki
-from mqd.security.host_identity import NotThatHost
+from mqd.security.host_identity import WrongHost
 from tests.unit.security.host_files import LONG_AGO, NOW, authority, config_of, host, write
 
 
@@ -37,9 +37,9 @@ def test_two_hosts_authenticate_their_node_ids(tmp_path):
     assert initiator.version() == responder.version() == "TLSv1.3"
     host_identity.check_peer(initiator.getpeercert(), 2)
     host_identity.check_peer(responder.getpeercert(), 1)
-    with pytest.raises(NotThatHost, match="node 3 has a certificate of mqd://node/2; install"):
+    with pytest.raises(WrongHost, match="node 3 has a certificate of mqd://node/2; install"):
         host_identity.check_peer(initiator.getpeercert(), 3)
-    with pytest.raises(NotThatHost, match="of no host"):
+    with pytest.raises(WrongHost, match="of no host"):
         host_identity.check_peer(None, 3)
 
 

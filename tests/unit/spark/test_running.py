@@ -244,7 +244,7 @@ class Job:
             setLocalProperty=lambda *_: None,
         )
         monkeypatch.setattr(running, "_replay", self.replay)
-        monkeypatch.setattr(running, "LOOK_S", 0.01)
+        monkeypatch.setattr(running, "POLL_S", 0.01)
 
     def cancel(self, group: str) -> None:
         assert self.groups == [group]

@@ -34,7 +34,7 @@ def test_a_worker_without_tls_between_hosts_gives_the_reactor_nothing() -> None:
 
 
 def test_a_changed_host_certificate_reaches_the_reactor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "LOOK_S", 0.01)
+    monkeypatch.setattr(credentials, "POLL_S", 0.01)
     subject, reactor = made(Credentials([SECRET], host(tmp_path, 2)))
 
     async def scenario() -> None:

@@ -1,5 +1,5 @@
-"""Views (view.of): topics without partitions of their own. They are shown with those of their base topic, which
-exists as long as they do.
+"""Views (view.of): topics without partitions of their own. Metadata shows them with those of their
+base topic, which cannot be deleted before them.
 """
 
 from collections.abc import Callable, Mapping

@@ -170,7 +170,7 @@ def test_a_provider_that_fails_when_sealing(caplog: pytest.LogCaptureFixture) ->
     assert {_data_key(sealer.seal("t", None, b"v")) for _ in range(9)} == {first}  # time is over, the count is not
     assert provider.wrapped == requested + 1 and "beyond its time" in caplog.text
     provider.problem = None
-    clock.now += payload.AGAIN_S
+    clock.now += payload.RETRY_S
     assert _data_key(sealer.seal("t", None, b"v")) != first
 
 
