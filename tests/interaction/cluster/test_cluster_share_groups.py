@@ -174,6 +174,11 @@ def test_the_order_of_keys_while_hosts_are_killed(tmp_path: Path) -> None:
         def all_in_service() -> bool:
             return all(all_in_sync(cluster, name) for name in (TOPIC, "__consumer_offsets", "__share_group_state"))
 
+        def all_take_part() -> bool:
+            send(60)
+            return all(fifo_members.accepted([output]) for output in outputs)
+
+        wait_until(all_take_part, SECONDS, state)  # a member that is still attaching when its host is killed ends
         kills_ns: list[int] = []
         for node in sorted(cluster.brokers):
             send(1200)
