@@ -128,7 +128,7 @@ def _core(state: MetadataState, node: int) -> MetadataCore:
 
 
 def catch_up(partitions: int, hosts: int) -> dict:
-    """A broker that knows nothing gets the whole metadata. Seconds of CPU for each step."""
+    """A new broker gets the whole metadata. Seconds of CPU for each step."""
     state = cluster(partitions, hosts)
     data = encode_state(state)
     node = 1

@@ -279,7 +279,7 @@ def control_page(result: dict) -> str:
                 f" {control_scale.REPETITIONS}."
             ),
             (
-                "**A broker that knows nothing** gets the whole metadata, hosts = partitions ÷ 1,000 (at least 10)."
+                "**A new broker** gets the whole metadata, hosts = partitions ÷ 1,000 (at least 10)."
                 f" The snapshot has {catch_up[-1]['snapshot_bytes'] / catch_up[-1]['partitions']:.0f} bytes a"
                 " partition, so 200,000 partitions are"
                 f" {next(one for one in catch_up if one['partitions'] == 200_000)['snapshot_bytes'] / 1e6:.0f} MB."

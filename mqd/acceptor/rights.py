@@ -1,7 +1,8 @@
 """The rights that each request needs: one table, checked before the handler runs. The rights are
 those of Kafka's KafkaApis and ControllerApis.
 
-A rule is about a request as a Whole, or about Each of its elements. The elements that are denied are
+A rule applies to a request as a whole (WholeRule) or to each of its elements (ElementRule). The
+elements that are denied are
 answered here with Kafka's error code, and the handler gets the request without them. Rights that
 the table cannot express are checked by the handlers (Context.authorize). An API that is not in the
 table is denied to all: BY_HANDLER and OPEN are entries too.
@@ -34,11 +35,11 @@ DENIED: dict[int, int] = {
 Check = Callable[[Context, RequestHeader, Any, Any], int]
 
 
-class Whole(NamedTuple):
+class WholeRule(NamedTuple):
     check: Check
 
 
-class Each(NamedTuple):
+class ElementRule(NamedTuple):
     field: str  # of the request
     response_field: str  # of the response
     check: Check
@@ -72,7 +73,7 @@ def judge(context: Context, header: RequestHeader, request: object) -> Judged:
     if context.broker.authorizer is None or context.address.is_trusted:
         return Judged(request)
     for rule in RIGHTS.get(header.api_key, (NOT_LISTED,)):
-        if isinstance(rule, Whole):
+        if isinstance(rule, WholeRule):
             error = rule.check(context, header, request, request)
             if error:
                 return Judged(None, _failed(header, None if _is_refused_alone(header) else request, error))
@@ -81,7 +82,7 @@ def judge(context: Context, header: RequestHeader, request: object) -> Judged:
     return Judged(request)
 
 
-def _judge_each(context: Context, header: RequestHeader, request: Any, rule: Each) -> Judged:
+def _judge_each(context: Context, header: RequestHeader, request: Any, rule: ElementRule) -> Judged:
     allowed: list[Any] = []
     denied: dict[int, list[Any]] = {}
     for element in getattr(request, rule.field):
@@ -130,25 +131,25 @@ def on(resource_type: ResourceType, operation: Operation, attribute: str = "name
     return check
 
 
-def cluster(operation: Operation) -> Whole:
+def cluster(operation: Operation) -> WholeRule:
     def check(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
         return 0 if context.authorize(operation, ResourceType.CLUSTER, CLUSTER_NAME) else DENIED[ResourceType.CLUSTER]
 
-    return Whole(check)
+    return WholeRule(check)
 
 
-def group(operation: Operation) -> Whole:
-    return Whole(on(ResourceType.GROUP, operation, "group_id"))
+def group(operation: Operation) -> WholeRule:
+    return WholeRule(on(ResourceType.GROUP, operation, "group_id"))
 
 
-def transaction(operation: Operation) -> Whole:
-    return Whole(on(ResourceType.TRANSACTIONAL_ID, operation, "transactional_id"))
+def transaction(operation: Operation) -> WholeRule:
+    return WholeRule(on(ResourceType.TRANSACTIONAL_ID, operation, "transactional_id"))
 
 
 def topics(
     operation: Operation, field: str = "topics", response_field: str = "topics", attribute: str = "name"
-) -> Each:
-    return Each(field, response_field, on(ResourceType.TOPIC, operation, attribute))
+) -> ElementRule:
+    return ElementRule(field, response_field, on(ResourceType.TOPIC, operation, attribute))
 
 
 def _committed_topic(context: Context, header: RequestHeader, request: Any, topic: Any) -> int:
@@ -176,7 +177,8 @@ def _coordinator(context: Context, header: RequestHeader, request: Any, key: Any
 
 
 def _one_coordinator(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
-    """Those of share-partitions are for hosts alone, from version 6 on; its handler refuses others."""
+    """Coordinators of share-partitions: only for hosts, from version 6 on; the handler refuses
+    others."""
     if request.key_type == SHARE_COORDINATOR and header.api_version >= 6:
         return cluster(Operation.CLUSTER_ACTION).check(context, header, request, request)
     return _coordinator(context, header, request, request.key) if header.api_version < 4 else 0
@@ -204,7 +206,8 @@ def may_schedule(context: Context, configs: Iterable[Any]) -> bool:
 
 
 def may_view(context: Context, configs: Iterable[Any]) -> bool:
-    """Who may read a view reads what it shows of its base topic, so creating one takes the right to read that."""
+    """A view shows records of its base topic to its own readers, so creating one takes READ on the
+    base."""
     bases = [config.value for config in configs if config.name == VIEW_OF and config.value]
     return all(context.authorize(Operation.READ, ResourceType.TOPIC, base) for base in bases)
 
@@ -241,8 +244,8 @@ def _writes_markers(context: Context, header: RequestHeader, request: Any, _: An
     return 0 if allowed else DENIED[ResourceType.CLUSTER]
 
 
-NOT_LISTED = Whole(lambda context, header, request, _: DENIED[ResourceType.CLUSTER])
-OPEN: tuple[Whole | Each, ...] = ()
+NOT_LISTED = WholeRule(lambda context, header, request, _: DENIED[ResourceType.CLUSTER])
+OPEN: tuple[WholeRule | ElementRule, ...] = ()
 BY_HANDLER = OPEN
 
 READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = (
@@ -256,37 +259,37 @@ READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = (
 
 SHARE_TOPICS = topics(READ, response_field="responses", attribute="topic_name")._replace(is_group_first=True)
 
-RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
+RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     0: (topics(WRITE, "topic_data", "responses"),),
     1: OPEN,  # only refused here
     2: (topics(DESCRIBE),),
     3: BY_HANDLER,
-    8: (group(READ), Each("topics", "topics", _committed_topic)),
+    8: (group(READ), ElementRule("topics", "topics", _committed_topic)),
     9: BY_HANDLER,
-    10: (Whole(_one_coordinator), Each("coordinator_keys", "coordinators", _coordinator)),
+    10: (WholeRule(_one_coordinator), ElementRule("coordinator_keys", "coordinators", _coordinator)),
     11: (group(READ),),
     12: (group(READ),),
     13: (group(READ),),
-    14: (Whole(_syncs),),
-    15: (Each("groups", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    14: (WholeRule(_syncs),),
+    15: (ElementRule("groups", "groups", on(ResourceType.GROUP, DESCRIBE)),),
     16: BY_HANDLER,
     17: OPEN,
     18: OPEN,
     19: BY_HANDLER,
     20: BY_HANDLER,
     21: (topics(DELETE),),
-    22: (Whole(_initialises),),
+    22: (WholeRule(_initialises),),
     23: (topics(DESCRIBE, attribute="topic"),),
-    24: (Whole(_adds_partitions),),
+    24: (WholeRule(_adds_partitions),),
     25: (transaction(WRITE), group(READ)),
     26: (transaction(WRITE),),
-    27: (Whole(_writes_markers),),
+    27: (WholeRule(_writes_markers),),
     28: (transaction(WRITE), group(READ), topics(READ)),
     29: (cluster(DESCRIBE),),
     30: (cluster(ALTER),),
     31: (cluster(ALTER),),
-    32: (Each("resources", "results", _configured(Operation.DESCRIBE_CONFIGS)),),
-    33: (Each("resources", "responses", _alters),),
+    32: (ElementRule("resources", "results", _configured(Operation.DESCRIBE_CONFIGS)),),
+    33: (ElementRule("resources", "responses", _alters),),
     34: BY_HANDLER,
     35: (cluster(DESCRIBE),),
     36: OPEN,
@@ -295,9 +298,9 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     39: BY_HANDLER,
     40: BY_HANDLER,
     41: BY_HANDLER,
-    42: (Each("groups_names", "results", on(ResourceType.GROUP, DELETE)),),
+    42: (ElementRule("groups_names", "results", on(ResourceType.GROUP, DELETE)),),
     43: (cluster(ALTER),),
-    44: (Each("resources", "responses", _alters),),
+    44: (ElementRule("resources", "responses", _alters),),
     45: (cluster(ALTER),),
     46: (cluster(DESCRIBE),),
     47: (group(DELETE), topics(READ)),
@@ -310,21 +313,21 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     60: OPEN,
     61: (topics(READ),),
     64: (cluster(ALTER),),
-    65: (Each("transactional_ids", "transaction_states", on(ResourceType.TRANSACTIONAL_ID, DESCRIBE)),),
+    65: (ElementRule("transactional_ids", "transaction_states", on(ResourceType.TRANSACTIONAL_ID, DESCRIBE)),),
     66: BY_HANDLER,
     68: (group(READ),),
-    69: (Each("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    69: (ElementRule("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
     74: (cluster(Operation.DESCRIBE_CONFIGS),),
     75: BY_HANDLER,
     76: (group(READ),),
-    77: (Each("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    77: (ElementRule("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
     78: OPEN,  # only refused here
     79: OPEN,
     80: (cluster(ALTER),),
     81: (cluster(ALTER),),
     88: (group(READ),),
-    89: (Each("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
-    90: (Each("groups", "groups", on(ResourceType.GROUP, DESCRIBE, "group_id"), parts="topics"),),
+    89: (ElementRule("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    90: (ElementRule("groups", "groups", on(ResourceType.GROUP, DESCRIBE, "group_id"), parts="topics"),),
     91: (group(READ), SHARE_TOPICS),
     92: (group(DELETE), SHARE_TOPICS),
 }

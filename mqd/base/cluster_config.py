@@ -24,7 +24,7 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
-class Place(NamedTuple):
+class HostListener(NamedTuple):
     """A listener for other hosts. `host`, `port`: bound address (port 0: a free one). `advertised_host`,
     `advertised_port`: announced to other hosts (0: as bound).
     """
@@ -36,8 +36,8 @@ class Place(NamedTuple):
 
 
 class ClusterListeners(NamedTuple):
-    controller: Place
-    inter_broker: Place
+    controller: HostListener
+    inter_broker: HostListener
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -75,7 +75,7 @@ def listens(config: Mapping[str, str]) -> bool:
 
 def _place(
     config: Mapping[str, str], name: str, advertised_name: str, clients: Listener, fallback_host: str, step: int
-) -> Place:
+) -> HostListener:
     text = config.get(name)
     host, port = clients.host, clients.port + step if clients.port else 0
     if text:
@@ -93,7 +93,7 @@ def _place(
             advertised_host, advertised_port = parse_address(advertised)
             if advertised_host in _WILDCARDS or not advertised_port:
                 raise ValueError(f"another host cannot connect to {advertised!r}")
-            return Place(host, port, advertised_host, advertised_port)
+            return HostListener(host, port, advertised_host, advertised_port)
         except ValueError as error:
             raise ConfigError(f"{advertised_name}: {error}", advertised_name, advertised) from error
     advertised_host = fallback_host if host in _WILDCARDS else host
@@ -104,7 +104,7 @@ def _place(
             name,
             text,
         )
-    return Place(host, port, advertised_host, 0)
+    return HostListener(host, port, advertised_host, 0)
 
 
 def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:

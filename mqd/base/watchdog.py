@@ -23,7 +23,7 @@ from mqd.base.restarts import HUNG_STATUS
 TICK_S = 10.0
 # unanswered ticks that mean a hang. A loop that is merely busy is seconds late at most
 TICK_COUNT = 6
-LAST_WORDS_S = 5.0  # the reader of the log may hang, too
+LOG_TIMEOUT_S = 5.0  # the reader of the log may hang, too
 
 
 def start(loop: asyncio.AbstractEventLoop, role: str, tick_s: float = TICK_S, tick_count: int = TICK_COUNT) -> None:
@@ -61,11 +61,11 @@ def _is_logging(thread: int) -> bool:
 
 
 def _end(role: str, silent_s: float) -> None:
-    last = threading.Timer(LAST_WORDS_S, os._exit, [HUNG_STATUS])
+    last = threading.Timer(LOG_TIMEOUT_S, os._exit, [HUNG_STATUS])
     last.daemon = True
     last.start()
     logging.get(role).error(
-        "the event loop hangs; the process ends and is restarted. The stacks of its threads follows", seconds=silent_s
+        "the event loop hangs; the process ends and is restarted. The stacks of its threads follow", seconds=silent_s
     )
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
     os._exit(HUNG_STATUS)

@@ -13,7 +13,7 @@ from mqd.console.cache import Cache
 from mqd.console.metrics import Sampler
 from mqd.console.options import Options
 from mqd.console.sessions import Session, Sessions
-from mqd.console.streaming import Places
+from mqd.console.streaming import StreamLimit
 
 LOGINS_AT_ONCE = 4
 
@@ -25,7 +25,7 @@ class Console:
         self.sessions = Sessions()
         self.cache = Cache()
         self.templates = rendering.environment()
-        self.places = Places()
+        self.places = StreamLimit()
         self.audit = Audit(options.audit)
         self.metrics = Sampler(options)
         self.cookie_name = "__Host-mqd-console" if options.has_tls else "mqd-console"

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 AHEAD_MAX = 4  # steps that wait for the reader
-AT_ONCE_MAX = 12
-OF_A_USER_MAX = 6
+STREAMS_MAX = 12
+STREAMS_PER_USER_MAX = 6
 POLL_S = 0.5
 
 
-class Places:
+class StreamLimit:
     """Limits the number of running streams. Thread-safe."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Places:
 
     def take(self, user: str) -> bool:
         with self._lock:
-            if sum(self._running.values()) >= AT_ONCE_MAX or self._running.get(user, 0) >= OF_A_USER_MAX:
+            if sum(self._running.values()) >= STREAMS_MAX or self._running.get(user, 0) >= STREAMS_PER_USER_MAX:
                 return False
             self._running[user] = self._running.get(user, 0) + 1
             return True

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from mqd.base.cluster_config import Place
+    from mqd.base.cluster_config import HostListener
 
 BACKLOG = 4096  # the kernel lowers it to net.core.somaxconn
 # the connection is gone
@@ -164,7 +164,7 @@ class ClusterSockets(NamedTuple):
             one.close()
 
 
-def _advertised(place: Place, listener: socket.socket) -> tuple[str, int]:
+def _advertised(place: HostListener, listener: socket.socket) -> tuple[str, int]:
     return place.advertised_host, place.advertised_port or listener.getsockname()[1]
 
 

@@ -260,7 +260,7 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         write_failed(r, owned, mqd_error_code());
         return;
     }
-    if (r->log_dirs[owned->log_dir].failed) { /* only duplicates were staged; no flush will ever answer them */
+    if (r->log_dirs[owned->log_dir].failed) { /* only duplicates were staged; no flush will ever complete them */
         write_failed(r, owned, EIO);
         return;
     }

@@ -1,10 +1,10 @@
 /* Reads the records of one stored batch one by one, and reassembles the batch without some of them.
  *
  * The bytes came from a producer and a disk: each length is checked against the remaining bytes
- * before use. Headers are parsed only where one is asked for; they are copied with their record. When records are
- * removed, a batch keeps its base offset, last offset delta, producer, sequence, leader epoch, and the bytes of each
- * remaining record. So the offset of a record is always base offset + its delta. What changes: batch length, record
- * count, largest timestamp, CRC.
+ * before use. Headers are parsed only when one is requested; they are copied with their record.
+ * When records are removed, a batch keeps its base offset, last offset delta, producer, sequence,
+ * leader epoch, and the bytes of each remaining record. So the offset of a record is always base
+ * offset + its delta. What changes: batch length, record count, largest timestamp, CRC.
  *
  * Delete horizon (KIP-534): attribute bit 6 means that the base timestamp is the time from which
  * tombstones of this batch may be dropped. Records keep their times, so their timestamp deltas are

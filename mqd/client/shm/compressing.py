@@ -31,11 +31,11 @@ from mqd.protocol.compression import codec_number, compress
 
 _HEADER_BYTES = 61
 _RECORD_OVERHEAD_MAX = 36  # length, attributes, deltas, sizes, header count: varints at their longest, together
-# for which there is room in the shared memory, also if compression saves nothing; a part of that is
-# for requests
+# the shared memory has room for at least this many, even if compression saves nothing; requests
+# take a part of it
 _BATCHES_MIN = 4
 _NEVER = float("inf")
-# those that send a record without key (or, CRC-32's, with an empty one) anywhere
+# partitioners that send a record without a key (or, CRC-32's, with an empty one) to any partition
 _ANYWHERE = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
 
 
@@ -82,7 +82,7 @@ class Compressor:
         its first record's time. Raises Refused when the first record is of such a partition.
         """
         chunk = _up_to_unknown(chunk, stage.partition_count)
-        self._give()
+        self._pass_on()
         if self._ready or not self._producer.attachment.attached:
             return
         count = chunk.values.count
@@ -99,7 +99,7 @@ class Compressor:
         for partition, piece, indices in pieces:
             self._add(stage, partition, piece, rows, indices)
         taken.count = count
-        self._give()  # Ctrl-C may come while a batch is compressed: all its records are still here
+        self._pass_on()  # Ctrl-C may come while a batch is compressed: all its records are still here
 
     def _partitions(self, stage: Any, chunk: Chunk) -> np.ndarray:
         count, partition_count = chunk.values.count, stage.partition_count
@@ -193,7 +193,7 @@ class Compressor:
         struct.pack_into(">h", header, 21, self._codec)
         return bytes(header) + packed
 
-    def _give(self) -> None:
+    def _pass_on(self) -> None:
         """Passes closed batches to the C core while it has room, up to one that it refuses. A
         caller that is handing records over relies on its stage, which _give_up() may empty.
         """
@@ -233,11 +233,11 @@ class Compressor:
                 self._close(batch)
             else:
                 due = min(due, batch.opened + self._linger_s)
-        self._give()
+        self._pass_on()
         while self._ready and (error := self._ready[0].refused) is not None:
             self._producer.fates.records_failed += self._give_up([self._ready.popleft()], error)
             self._producer.attachment.changed.notify_all()
-            self._give()
+            self._pass_on()
         return due
 
     def drop_all(self, error: KafkaError) -> None:

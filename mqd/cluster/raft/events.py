@@ -9,7 +9,8 @@ Duties of the shell
                 numbers and are carried out one after another, in that order. DiskDone(n) means that
                 everything up to and including n is durable (fdatasync; for a vote: write a
                 temporary file, fsync, rename, fsync of the directory). One flush may cover many
-                appends. A write that certainly left nothing behind is DiskRefused(n): the shell
+                appends. A write of which certainly no part is on the disk is DiskRefused(n): the
+                shell
                 also drops everything queued behind n, as if it had never been requested. A failed
                 flush ends the process.
     messages    Send is best effort. Pass on only messages from authenticated connections.
@@ -35,7 +36,7 @@ class QuorumSettings(msgspec.Struct, frozen=True):
     """Times in nanoseconds; all are derived from the promise P (docs/design/cluster.md, 3.3)."""
 
     # P: for this long after a response of the leader, a replica votes for no other one. Also the
-    # time after which it misses its leader.
+    # time after which it considers its leader lost.
     promise_ns: int = 2 * SECOND_NS
     fetch_bytes_max: int = 1 << 20
     uncommitted_bytes_max: int = 32 << 20  # proposals beyond it are refused
@@ -49,7 +50,7 @@ class QuorumSettings(msgspec.Struct, frozen=True):
 
     @property
     def fetch_wait_ns(self) -> int:
-        return self.promise_ns // 4  # how long a response without news is delayed to wait for news
+        return self.promise_ns // 4  # how long a response without records waits for some
 
     @property
     def fetch_retry_ns(self) -> int:

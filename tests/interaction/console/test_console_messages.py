@@ -180,7 +180,7 @@ def test_a_search_whose_reader_has_gone_ends() -> None:
 
 
 def test_concurrent_searches_are_bounded() -> None:
-    places = streaming.Places()
+    places = streaming.StreamLimit()
     assert [places.take("ada") for _ in range(7)] == [True] * 6 + [False]
     assert [places.take("bob") for _ in range(6)] == [True] * 6 and not places.take("eve")
     places.free("ada")

@@ -77,7 +77,8 @@ def _replica(one: messages.QuorumReplica) -> DescribeQuorumResponse.ReplicaState
 
 
 def _unknown(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
-    """Anything but the one partition that has a quorum, alone: no partition is answered, as in Kafka."""
+    """A request for anything else than the one partition that has a quorum: refused as a whole, as
+    in Kafka."""
     return DescribeQuorumResponse(
         topics=[
             DescribeQuorumResponse.TopicData(

@@ -358,12 +358,12 @@ class ConsumerGroup(ModernGroup):
                 )
             member = self.members[owner]
         if message.member_epoch == LEFT_STATIC_EPOCH and message.instance_id is not None:
-            self._leave_for_a_while(member)
+            self._leave_temporarily(member)
         else:
             self.fence([member])
         return ConsumerGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch)
 
-    def _leave_for_a_while(self, member: Member) -> None:
+    def _leave_temporarily(self, member: Member) -> None:
         """Its session continues; the partitions that it had to release are free."""
         self.hold(member, Current(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING))
         self.clear_step(member)
