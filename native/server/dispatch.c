@@ -40,11 +40,11 @@ static bool is_client_name(struct mqd_text name)
     return true;
 }
 
-/* Clients whose position moves behind a batch without records, which compaction leaves too: Kafka's, and those on
- * librdkafka. */
+/* Clients whose position moves behind a batch without records, which compaction leaves too: Kafka's, those on
+ * librdkafka, and mqd's reader for Spark. */
 static bool passes_empty(struct mqd_text name)
 {
-    static const char *const beginnings[] = {"apache-kafka-java", "librdkafka", "confluent-kafka"};
+    static const char *const beginnings[] = {"apache-kafka-java", "librdkafka", "confluent-kafka", "mqd-spark"};
     for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++) {
         size_t size_bytes = strlen(beginnings[i]);
         if (name.size_bytes >= (int32_t)size_bytes && memcmp(name.bytes, beginnings[i], size_bytes) == 0)

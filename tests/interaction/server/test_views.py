@@ -116,6 +116,10 @@ def test_readers_wait_for_records_that_are_selected(broker: Broker, admin: Admin
     consumer.commit(asynchronous=False)
     (committed,) = consumer.committed([TopicPartition(view, 0)])
     assert committed.offset == 63
+    produce(broker, base, ["c"] * 20)
+    assert consumer.poll(0.7) is None
+    (position,) = consumer.position([TopicPartition(view, 0)])
+    assert position.offset == 63 and consumer.get_watermark_offsets(TopicPartition(view, 0))[1] == 83, "a lag of 20"
     consumer.close()
 
 
