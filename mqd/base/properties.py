@@ -714,6 +714,12 @@ dedup.header: string dynamic = dedup-id
 dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
     (mqd) With dedup.window.ms: how many ids a partition knows, in about 20 bytes each. While there are so many in the
     window, further records are refused with a retriable error.
+acks.replicas: int >=0 <=16 dynamic = 0
+    (mqd) acks=all waits for so many replicas, the leader among them, and not for the others: the in-sync set is kept
+    at so many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
+    a spare that has it. At least 2, at most the number of replicas; with fewer in sync acks=all is refused, so
+    min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md). 0: all replicas
+    that are in sync.
 view.of: string dynamic =
     (mqd) The topic is a view: it has no log, but the records of this topic that view.filter selects, at the same
     partitions and offsets. Set when it is created, with view.filter and nothing else; it never changes. Needs

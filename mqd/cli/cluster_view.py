@@ -81,16 +81,18 @@ def ago(timestamp_ms: int, now_ms: int) -> str:
 
 class Partitions:
     """Partitions with missing leaders or replicas, over all topics; names like flights-0. Raises
-    CliError. `answer`: the brokers' response about all topics, if already received.
+    CliError. `answer`: the brokers' response about all topics, if already received; spares count as in sync (mqd/cli/inspection/spares.py).
     """
 
     def __init__(self, settings: Settings, response: Any = None) -> None:
+        from mqd.cli.inspection import spares
         from mqd.cli.kafka_request import Broker
         from mqd.protocol.messages import MetadataRequest
 
         if response is None:
             with Broker(settings.bootstrap) as broker:
                 response = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+                spares.count_as_in_sync(broker, response.topics)
         found = [(topic.name, one) for topic in response.topics for one in topic.partitions]
         self.count = len(found)
         self.leaderless = [(name, one.partition_index, one.replica_nodes) for name, one in found if one.leader_id < 0]

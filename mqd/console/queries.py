@@ -28,7 +28,7 @@ from mqd.cli.group_listing import (
     positions,
     progress,
 )
-from mqd.cli.inspection import diagnosis
+from mqd.cli.inspection import diagnosis, spares
 from mqd.cli.inspection.diagnosis import Finding
 from mqd.cli.kafka_request import Broker, check, error_text
 from mqd.cli.librdkafka import base_config
@@ -113,7 +113,9 @@ def topics_of(response: Any) -> tuple[Topic, ...]:
 
 
 def _all_topics(broker: Broker) -> Any:
-    return broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    response = broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    spares.count_as_in_sync(broker, response.topics)
+    return response
 
 
 def topics(settings: Settings) -> tuple[Topic, ...]:

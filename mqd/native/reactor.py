@@ -361,6 +361,7 @@ class Reactor:
             "lag_ms_max",
             "lag_records_max",
             "flush_on_ack",
+            "acks_replicas",
             "throttled",
         ):
             setattr(native, name, getattr(assignment, name))
@@ -370,11 +371,12 @@ class Reactor:
                 E_INVALID, f"a partition has at most {len(native.members)} replicas, not {len(assignment.members)}"
             )
         for target, member in zip(native.members, assignment.members, strict=False):
-            target.node_id, target.in_sync, target.eligible, target.broker_epoch = (
+            target.node_id, target.in_sync, target.eligible, target.broker_epoch, target.moving = (
                 member.node_id,
                 member.in_sync,
                 member.eligible,
                 member.broker_epoch,
+                member.moving,
             )
         check(lib.mqd_reactor_replica_set(self._reactor, token, slot, native, leader_worker))
 

@@ -12,7 +12,7 @@ import msgspec
 from mqd.base.config import broker_number, topic_effective, topic_list, topic_value
 from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
-from mqd.cluster.metadata.rules.partitions import configured_min_in_sync, effective_min_in_sync
+from mqd.cluster.metadata.rules.partitions import acks_replicas, configured_min_in_sync, effective_min_in_sync
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -20,6 +20,7 @@ class Member(msgspec.Struct, frozen=True):
     in_sync: bool
     eligible: bool  # may be in sync: unfenced, not shutting down
     broker_epoch: int  # -1 = not registered
+    moving: bool = False  # a reassignment adds or removes it
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -37,6 +38,7 @@ class Assignment(msgspec.Struct, frozen=True):
     members: tuple[Member, ...]
     leader_worker: int  # 0 if there is no leader
     recovering: bool = False
+    acks_replicas: int = 0
     throttled: bool = False  # fetched at follower.replication.throttled.rate while it is not in sync
 
 
@@ -47,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True):
     lag_ms_max: int
     lag_records_max: int
     flush_on_ack: bool
+    acks_replicas: int = 0
     throttled_replicas: frozenset[str] = frozenset()  # PARTITION:BROKER, or *
 
 
@@ -69,7 +72,9 @@ def is_replicated(partition: PartitionImage, node_id: int) -> bool:
 def _member(node: int, partition: PartitionImage, brokers: Mapping[int, BrokerImage]) -> Member:
     broker = brokers.get(node)
     eligible = broker is not None and not broker.fenced and not broker.in_controlled_shutdown
-    return Member(node, node in partition.in_sync_replicas, eligible, broker.epoch if broker is not None else -1)
+    moving = node in partition.adding or node in partition.removing
+    epoch = broker.epoch if broker is not None else -1
+    return Member(node, node in partition.in_sync_replicas, eligible, epoch, moving)
 
 
 def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str, str]) -> Settings:
@@ -80,6 +85,7 @@ def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str,
         lag_ms_max=broker_number(broker_config, "replica.lag.time.max.ms"),
         lag_records_max=int(effective["replica.lag.max.messages"]),
         flush_on_ack=topic.internal or bool(topic_value(effective, "flush.on.ack")),
+        acks_replicas=acks_replicas(topic.config),
         throttled_replicas=frozenset(topic_list(effective, "follower.replication.throttled.replicas")),
     )
 
@@ -113,5 +119,6 @@ def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster
         members=tuple(_member(node, partition, cluster.brokers) for node in partition.replicas),
         leader_worker=leader_worker(topic, partition, cluster),
         recovering=partition.recovering,
+        acks_replicas=settings.acks_replicas,
         throttled=not settings.throttled_replicas.isdisjoint(("*", f"{partition.index}:{cluster.node_id}")),
     )

@@ -20,7 +20,12 @@ enum mqd_replica_planted {
     /* R12: the latest offset is returned before the high watermark has reached the epoch's start */
     MQD_PLANTED_LATEST_EARLY = 512,
     MQD_PLANTED_COUNT_UNFLUSHED = 1024, /* flush_on_ack: positions count before they are durable */
-    MQD_PLANTED_LEASE = 2048            /* section 5: the lease is ignored */
+    MQD_PLANTED_LEASE = 2048,           /* section 5: the lease is ignored */
+    /* R7b, with acks_replicas: */
+    MQD_PLANTED_SWAP_UNCHECKED = 4096, /* any live replica is taken for a slow member */
+    MQD_PLANTED_SWAP_IN_TWO = 8192,    /* the slow member leaves before the spare joins */
+    MQD_PLANTED_SWAP_OFTEN = 16384,    /* at any time, and any member that a record waits for */
+    MQD_PLANTED_COUNT_SPARES = 32768   /* the high watermark counts a spare instead of a member behind it */
 };
 /* A bit of enum mqd_replica_change, used only by TRUNCATE_TO_HW: truncate the log at the high
  * watermark. */

@@ -32,7 +32,7 @@ void mqd_replica_init(struct mqd_replica *replica)
     memset(replica, 0, sizeof *replica);
     replica->node_id = replica->leader = replica->leader_epoch = replica->partition_epoch = -1;
     replica->broker_epoch = -1;
-    replica->proposal_ms = NEVER;
+    replica->proposal_ms = replica->swapped_ms = NEVER;
 }
 
 void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark)
@@ -70,6 +70,19 @@ static bool in_maximal_set(const struct mqd_replica *replica, const struct mqd_r
     return follower->member.in_sync || (replica->proposing && follower->proposed && !PLANTED(replica, COMMITTED_ONLY));
 }
 
+#ifdef MQD_PLANTED
+static bool counts_spare_for(const struct mqd_replica *replica, const struct mqd_replica_follower *member)
+{
+    for (uint32_t i = 0; i < replica->follower_count && PLANTED(replica, COUNT_SPARES) && replica->set_max; i++)
+        if (!in_maximal_set(replica, &replica->followers[i]) && replica->followers[i].position > member->position)
+            return true;
+    return false;
+}
+#define COUNTS_SPARE_FOR(replica, member) counts_spare_for(replica, member)
+#else
+#define COUNTS_SPARE_FOR(replica, member) false
+#endif
+
 /* */
 static int raise_high_watermark(struct mqd_replica *replica)
 {
@@ -80,7 +93,7 @@ static int raise_high_watermark(struct mqd_replica *replica)
     for (uint32_t i = 0; i < replica->follower_count; i++) {
         const struct mqd_replica_follower *follower = &replica->followers[i];
         if (follower->member.node_id != replica->node_id && in_maximal_set(replica, follower) &&
-            follower->position < least)
+            !COUNTS_SPARE_FOR(replica, follower) && follower->position < least)
             least = follower->position; /* -1: it has not fetched in this epoch */
     }
     if (least <= replica->high_watermark)
@@ -195,6 +208,14 @@ static void take_members(struct mqd_replica *replica, const struct mqd_replica_a
     replica->follower_count = assignment->member_count;
 }
 
+static int32_t able_count(const struct mqd_replica *replica)
+{
+    int32_t count = 0;
+    for (uint32_t i = 0; i < replica->follower_count; i++)
+        count += replica->followers[i].member.eligible || replica->followers[i].member.in_sync;
+    return count;
+}
+
 int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, int64_t now_ms)
 {
     if (!valid(assignment))
@@ -211,6 +232,8 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
         replica->proposing = 0;
         replica->proposal_ms = NEVER;
     }
+    if (fresh)
+        replica->swapped_ms = NEVER;
     replica->node_id = assignment->node_id;
     replica->broker_epoch = assignment->broker_epoch;
     replica->leader = assignment->leader;
@@ -222,6 +245,9 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     replica->min_insync = assignment->min_insync < (int32_t)assignment->member_count
                               ? assignment->min_insync
                               : (int32_t)assignment->member_count;
+    replica->set_max = assignment->acks_replicas <= 0                    ? 0
+                       : assignment->acks_replicas > replica->min_insync ? assignment->acks_replicas
+                                                                         : replica->min_insync;
     replica->role = role;
     take_members(replica, assignment, !fresh || PLANTED(replica, KEEP_STATE), now_ms);
     for (uint32_t i = 0; i < replica->follower_count && role == MQD_REPLICA_LEADER; i++)
@@ -232,8 +258,13 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
         replica->epoch_start = replica->log_end;
     if (new_epoch && role == MQD_REPLICA_FOLLOWER && PLANTED(replica, TRUNCATE_TO_HW))
         changed |= PLANTED_CUT;
-    if (role == MQD_REPLICA_LEADER && replica->in_sync_count < replica->min_insync && !was_below)
-        changed |= MQD_REPLICA_CHANGED_BELOW_MIN;
+    if (fresh || replica->in_sync_count >= replica->min_insync)
+        replica->holding = 0;
+    if (role == MQD_REPLICA_LEADER && replica->in_sync_count < replica->min_insync && !was_below) {
+        replica->holding = replica->set_max && able_count(replica) >= replica->min_insync;
+        replica->hold_until_ms = now_ms + MQD_REPLICA_HOLD_MS;
+        changed |= replica->holding ? 0 : MQD_REPLICA_CHANGED_BELOW_MIN;
+    }
     check(replica);
     return changed | raise_high_watermark(replica);
 }
@@ -244,9 +275,18 @@ int mqd_replica_may_append(const struct mqd_replica *replica, int acks_all, int6
 {
     if (replica->role != MQD_REPLICA_LEADER || (now_ns >= lease_deadline_ns && !PLANTED(replica, LEASE)))
         return NOT_LEADER_OR_FOLLOWER;
-    if (acks_all && replica->in_sync_count < replica->min_insync && !PLANTED(replica, ACK_BELOW_MIN))
+    if (acks_all && replica->in_sync_count < replica->min_insync && !replica->holding &&
+        !PLANTED(replica, ACK_BELOW_MIN))
         return NOT_ENOUGH_REPLICAS;
     return 0;
+}
+
+int mqd_replica_tick(struct mqd_replica *replica, int64_t now_ms)
+{
+    if (!replica->holding || now_ms < replica->hold_until_ms)
+        return 0;
+    replica->holding = 0;
+    return MQD_REPLICA_CHANGED_BELOW_MIN;
 }
 
 int mqd_replica_latest(const struct mqd_replica *replica)
@@ -372,11 +412,124 @@ static bool may_join(const struct mqd_replica *replica, const struct mqd_replica
            PLANTED(replica, EXPAND_EARLY);
 }
 
+/* ---- spares: R-6 ---- */
+
+/* Against set_max. A member that is shutting down leaves when a spare has joined, as one that is
+ * being removed. */
+static bool counts(const struct mqd_replica_follower *follower)
+{
+    return !follower->member.moving && follower->member.eligible;
+}
+
+static bool slow(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
+{
+    return !caught_up_within(replica, follower, now_ms, MQD_REPLICA_SLOW_MS) || PLANTED(replica, SWAP_OFTEN);
+}
+
+/* Which of two replicas should rather be in the set: one that is not slow, then the preferred one,
+ * then the longer log, then the earlier in the list. */
+static bool better(const struct mqd_replica *replica, const struct mqd_replica_follower *one,
+                   const struct mqd_replica_follower *other, int64_t now_ms)
+{
+    bool one_slow = slow(replica, one, now_ms), other_slow = slow(replica, other, now_ms);
+    if (one_slow != other_slow)
+        return other_slow;
+    if (one == replica->followers || other == replica->followers)
+        return one == replica->followers;
+    return one->position != other->position ? one->position > other->position : one < other;
+}
+
+/* `within_ms`: it had everything so long ago at most. */
+static bool is_spare(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms,
+                     int64_t within_ms)
+{
+    if (follower->member.node_id == replica->node_id || !counts(follower) || follower->member.in_sync ||
+        follower->proposed)
+        return false;
+    return (may_join(replica, follower, now_ms) && caught_up_within(replica, follower, now_ms, within_ms)) ||
+           (PLANTED(replica, SWAP_UNCHECKED) && follower->member.eligible && follower->position >= 0);
+}
+
+static struct mqd_replica_follower *best_spare(struct mqd_replica *replica, int64_t now_ms, int64_t within_ms)
+{
+    struct mqd_replica_follower *best = NULL;
+    for (uint32_t i = 0; i < replica->follower_count; i++)
+        if (is_spare(replica, &replica->followers[i], now_ms, within_ms) &&
+            (!best || better(replica, &replica->followers[i], best, now_ms)))
+            best = &replica->followers[i];
+    return best;
+}
+
+/* Among those that are to be in the set; never this node. */
+static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, int64_t now_ms)
+{
+    struct mqd_replica_follower *worst = NULL;
+    for (uint32_t i = 0; i < replica->follower_count; i++) {
+        struct mqd_replica_follower *follower = &replica->followers[i];
+        if (follower->proposed && counts(follower) && follower->member.node_id != replica->node_id &&
+            (!worst || better(replica, worst, follower, now_ms)))
+            worst = follower;
+    }
+    return worst;
+}
+
+/* Slow members for which a record waits, each for a spare that is ahead of it; or another member
+ * for the preferred replica, which can lead only from within the set. */
+static bool exchange(struct mqd_replica *replica, int64_t now_ms)
+{
+    bool waits = replica->high_watermark < replica->log_end, exchanged = false;
+    int64_t rested_ms = replica->swapped_ms == NEVER ? INT64_MAX : now_ms - replica->swapped_ms;
+    if (rested_ms < MQD_REPLICA_SWAP_MS && !PLANTED(replica, SWAP_OFTEN))
+        return false;
+    struct mqd_replica_follower *member, *spare;
+    while (waits && (member = worst_member(replica, now_ms)) != NULL && slow(replica, member, now_ms) &&
+           (spare = best_spare(replica, now_ms, MQD_REPLICA_SLOW_MS / 2)) != NULL &&
+           (spare->position > member->position || PLANTED(replica, SWAP_UNCHECKED))) {
+        member->proposed = 0;
+        spare->proposed = !PLANTED(replica, SWAP_IN_TWO);
+        exchanged = true;
+        if (PLANTED(replica, SWAP_UNCHECKED))
+            break;
+    }
+    spare = replica->followers;
+    if (!exchanged && rested_ms >= MQD_REPLICA_PREFER_MS && is_spare(replica, spare, now_ms, MQD_REPLICA_SLOW_MS / 2) &&
+        (member = worst_member(replica, now_ms)) != NULL) {
+        member->proposed = 0;
+        spare->proposed = 1;
+        exchanged = true;
+    }
+    return exchanged;
+}
+
+/* Reduces the replicas that may be in the set to set_max. True: one was exchanged for another. */
+static bool limit(struct mqd_replica *replica, int64_t now_ms)
+{
+    struct mqd_replica_follower *follower;
+    int32_t count = 0;
+    bool differs = false;
+    for (uint32_t i = 0; i < replica->follower_count; i++) {
+        follower = &replica->followers[i];
+        if (!counts(follower))
+            continue;
+        follower->proposed =
+            follower->proposed && (follower->member.in_sync || follower->member.node_id == replica->node_id);
+        count += follower->proposed;
+        differs |= follower->proposed != follower->member.in_sync;
+    }
+    for (; count < replica->set_max && (follower = best_spare(replica, now_ms, INT64_MAX)) != NULL; count++)
+        follower->proposed = differs = true;
+    for (; count > replica->set_max && (follower = worst_member(replica, now_ms)) != NULL; count--) {
+        follower->proposed = false;
+        differs = true;
+    }
+    return !differs && exchange(replica, now_ms);
+}
+
 /* Marks the replicas that should be in sync. False: the result is the committed set, or a set that
  * would be refused. */
 static bool choose(struct mqd_replica *replica, int64_t now_ms)
 {
-    bool differs = false, refused = false;
+    bool differs = false, refused = false, exchanged;
     for (uint32_t i = 0; i < replica->follower_count; i++) {
         struct mqd_replica_follower *follower = &replica->followers[i];
         bool self = follower->member.node_id == replica->node_id, in_sync = follower->member.in_sync;
@@ -384,9 +537,15 @@ static bool choose(struct mqd_replica *replica, int64_t now_ms)
         follower->proposed_broker_epoch = self                                  ? replica->broker_epoch
                                           : follower->fetched_broker_epoch >= 0 ? follower->fetched_broker_epoch
                                                                                 : follower->member.broker_epoch;
-        differs |= follower->proposed != in_sync;
-        refused |= follower->proposed && !follower->member.eligible;
     }
+    exchanged = replica->set_max && limit(replica, now_ms);
+    for (uint32_t i = 0; i < replica->follower_count; i++) {
+        const struct mqd_replica_follower *follower = &replica->followers[i];
+        differs |= follower->proposed != follower->member.in_sync;
+        refused |= follower->proposed && !follower->member.eligible && !(replica->set_max && follower->member.in_sync);
+    }
+    if (exchanged && !refused)
+        replica->swapped_ms = now_ms;
     return differs && !refused;
 }
 

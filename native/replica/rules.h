@@ -27,9 +27,10 @@
  *   R-4  a follower that joins has reached the high watermark and the epoch's start, has caught up
  *        within half of lag_ms_max, has fetched in this epoch, and is eligible under the broker
  *        epoch it fetched with (R7).
- *   R-5  a node whose metadata do not yet include its own registration leads nothing and answers
- *        nothing (R10).
- * Concurrency: one thread at a time; the partition's owner.
+ *   R-6  with acks_replicas, a leader proposes no more members than that (besides those that a
+ *        reassignment moves, or that are shutting down), exchanges a slow member for a spare in one proposal, and does
+ * so at most once in MQD_REPLICA_SWAP_MS. R-5  a node whose metadata do not yet include its own registration leads
+ * nothing and answers nothing (R10). Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_REPLICA_H
 #define MQD_REPLICA_H
@@ -42,6 +43,12 @@
 /* per partition, including during a reassignment: current and target replicas together */
 #define MQD_REPLICA_COUNT_MAX 16
 #define MQD_REPLICA_NO_RECORD_BOUND -1
+/* acks_replicas: a member is slow when a record has waited for it for so long. It is exchanged for a
+ * spare that has had everything within half of that. */
+#define MQD_REPLICA_SLOW_MS 100
+#define MQD_REPLICA_HOLD_MS 2000     /* records wait so long for a spare when too few replicas are in sync */
+#define MQD_REPLICA_SWAP_MS 1000     /* between two exchanges */
+#define MQD_REPLICA_PREFER_MS 300000 /* without an exchange, before the preferred replica is taken for another */
 
 /* a leader epoch that has records in the log; in lists both fields increase strictly */
 struct mqd_epoch {
@@ -56,6 +63,7 @@ struct mqd_replica_member {
     uint8_t in_sync;      /* of the committed in-sync set */
     uint8_t eligible;     /* may be in the set: unfenced, not shutting down, not an observer */
     int64_t broker_epoch; /* of the node's registration in the metadata; -1 = none */
+    uint8_t moving;       /* a reassignment adds or removes it: acks_replicas does not count it */
 };
 
 struct mqd_replica_assignment {
@@ -69,11 +77,13 @@ struct mqd_replica_assignment {
      * set */
     int64_t lag_ms_max;
     int64_t lag_records_max; /* replica.lag.max.messages, or MQD_REPLICA_NO_RECORD_BOUND */
+    /* acks.replicas: the in-sync set is kept at so many members, or at min_insync if that is more; 0 = no limit */
+    int32_t acks_replicas;
     uint8_t flush_on_ack;
     /* not used by the core: while not in sync, this node's replica is fetched at the rate of the
      * throttled lane */
     uint8_t throttled;
-    uint32_t member_count; /* all replicas including this node, at most MQD_REPLICA_COUNT_MAX */
+    uint32_t member_count; /* all replicas including this node, at most MQD_REPLICA_COUNT_MAX; the preferred first */
     struct mqd_replica_member members[16];
 };
 
@@ -102,17 +112,21 @@ struct mqd_replica {
     /* MQD_CDEF_ON */
     uint8_t role;
     uint8_t flush_on_ack;
+    uint8_t holding;   /* too few are in sync and spares may join: records are taken and wait */
     uint8_t proposing; /* the outstanding proposal has no final response yet */
     int32_t node_id, leader;
     int64_t broker_epoch;
     int32_t leader_epoch, partition_epoch;
     int32_t min_insync;    /* effective: at most the number of replicas */
+    int32_t set_max;       /* effective acks_replicas; 0 = no limit */
     int32_t in_sync_count; /* of the committed set */
     int64_t lag_ms_max, lag_records_max;
     int64_t log_start, log_end, durable;
     int64_t high_watermark;
     int64_t epoch_start;        /* log end when this leader epoch began: leader_epoch_start_offset */
     int64_t proposal_ms;        /* no proposal before this time */
+    int64_t hold_until_ms;      /* while holding */
+    int64_t swapped_ms;         /* when a member was last exchanged for a spare in this leader epoch */
     uint64_t proposal_sequence; /* of the outstanding or last proposal */
     uint32_t follower_count;    /* replicas, this node included */
     struct mqd_replica_follower followers[16];
@@ -130,7 +144,7 @@ enum mqd_replica_change {
     MQD_REPLICA_CHANGED_ROLE = 2,
     MQD_REPLICA_CHANGED_HIGH_WATERMARK = 4,
     MQD_REPLICA_CHANGED_STALE = 8, /* older than the current assignment: ignored */
-    /* the committed set now has fewer than min_insync members: appends that wait for
+    /* the committed set now has fewer than min_insync members, and no spares that may join: appends that wait for
      * acknowledgement get NOT_ENOUGH_REPLICAS_AFTER_APPEND */
     MQD_REPLICA_CHANGED_BELOW_MIN = 16
 };
@@ -197,6 +211,9 @@ struct mqd_replica_proposal {
     int32_t node_id[16];
     int64_t member_broker_epoch[16]; /* that each member fetched with; the leader's own */
 };
+/* With acks_replicas: whether records have waited for a spare for too long. Returns bits of enum
+ * mqd_replica_change. Call it every lag_ms_max / 2, and at least every MQD_REPLICA_HOLD_MS. */
+int mqd_replica_tick(struct mqd_replica *replica, int64_t now_ms);
 /* Whether there is a set to propose now, or a proposal to repeat. If so it takes effect (R5), *out
  * is filled in, and 1 is returned. It is returned again if there was no response within repeat_ms.
  * Call it after every fetch that was answered with MQD_REPLICA_CHANGED_* or came from a replica

@@ -21,6 +21,7 @@ struct mqd_owned {
     struct mqd_node write_node;                 /* in reactor->to_write */
     struct mqd_node publish_node;               /* in reactor->to_wake */
     struct mqd_node sync_node;                  /* in log_dir->to_sync */
+    struct mqd_node spares_node;                /* in reactor->with_spares */
     int64_t high_watermark, last_stable_offset; /* last published */
     int64_t dirty_since_ms;
     int64_t sync_started_ns;
@@ -68,5 +69,7 @@ struct mqd_reactor;
 /* server/owner.c */
 int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned); /* 0 or errno */
 void mqd_owner_on_roll(struct mqd_reactor *r, uint32_t slot);       /* MQD_LINK_ROLL */
+/* server/replication/leading.c: when its tick is next due for a slow member; -1 = not */
+int64_t mqd_leading_next_ms(const struct mqd_reactor *r);
 
 #endif

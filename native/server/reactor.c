@@ -361,6 +361,9 @@ static int64_t sleep_ns(struct mqd_reactor *r)
     int64_t share_ms = r->shares ? mqd_shares_next_ms(r) : MQD_SHARE_NEVER;
     if (share_ms < until_ns / 1000000)
         until_ns = share_ms * 1000000;
+    int64_t leading_ms = mqd_leading_next_ms(r);
+    if (leading_ms >= 0 && leading_ms * 1000000 < until_ns)
+        until_ns = leading_ms * 1000000;
     int64_t relay_ms = r->relays ? mqd_relays_next_ms(r) : -1;
     if (relay_ms >= 0 && relay_ms * 1000000 < until_ns)
         until_ns = relay_ms * 1000000;

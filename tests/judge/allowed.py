@@ -28,6 +28,7 @@ OWN_PROPERTIES = {
     "queue.delete.on.ack": OWN_PROPERTY,
     "queue.memory.bytes": OWN_PROPERTY,
     "share.priority": OWN_PROPERTY,
+    "acks.replicas": OWN_PROPERTY,
     "view.of": OWN_PROPERTY,
     "view.filter": OWN_PROPERTY,
     "dedup.window.ms": OWN_PROPERTY,

@@ -150,7 +150,7 @@ class History:
     def accepted(self, worker: Any, place: Any, all_acks: bool) -> None:
         """R11 before the append, and the lease."""
         core = place.core
-        if all_acks and core.in_sync_count < core.min_in_sync:
+        if all_acks and core.in_sync_count < core.min_in_sync and not core.holding:
             raise Violation(
                 "R11", f"{place.partition}: acks=all taken with {core.in_sync_count} in sync, {core.min_in_sync} needed"
             )

@@ -60,6 +60,11 @@ def rights(seed: int) -> Plan:
     return msgspec.structs.replace(drawn, rights=True, groups=0, producers=1, partitions=1, workers=2)
 
 
+def spares(seed: int) -> Plan:
+    """In-sync sets of two, the other replicas spares."""
+    return msgspec.structs.replace(draw_plan(Random(f"spares plan {seed}")), acks_replicas=2, groups=0)
+
+
 def unclean(seed: int) -> Plan:
     """Leaders out of the in-sync set where no replica in sync is alive; hosts die often."""
     drawn = draw_plan(Random(f"unclean plan {seed}"))
@@ -79,6 +84,7 @@ KINDS = {
     "members": Kind(members, 6_000),
     "retire": Kind(retire, 6_000),
     "rights": Kind(rights, 12_000),
+    "spares": Kind(spares, 6_000),
     "unclean": Kind(unclean, 6_000),
     "transactions": Kind(transactions, 6_000, TransactionCluster),
 }

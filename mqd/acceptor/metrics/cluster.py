@@ -8,12 +8,14 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mqd.acceptor.metadata import Metadata
-from mqd.cluster.metadata.rules.partitions import configured_min_in_sync, effective_min_in_sync
+from mqd.cluster.host.messages import PartitionImage, TopicImage
+from mqd.cluster.metadata.rules.partitions import acks_replicas, configured_min_in_sync, effective_min_in_sync
 
 
 def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     """(partitions without a leader in the whole cluster; partitions led here with a replica out of
-    sync; partitions led here with fewer than min.insync.replicas in sync).
+    sync; partitions led here with fewer than min.insync.replicas in sync). Spares of acks.replicas
+    are out of sync when their hosts are not in service.
     """
     without_leader = under_replicated = under_min = 0
     if metadata.is_alone:
@@ -24,11 +26,19 @@ def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
             if one.leader < 0:
                 without_leader += 1
             elif one.leader == node_id and len(one.in_sync_replicas) < len(one.replicas):
-                under_replicated += len(one.in_sync_replicas) < len(one.replicas) - len(one.adding)
+                under_replicated += not _has_spares(metadata, topic, one) and len(one.in_sync_replicas) < len(
+                    one.replicas
+                ) - len(one.adding)
                 under_min += len(one.in_sync_replicas) < effective_min_in_sync(
                     configured, len(one.replicas), len(one.adding)
                 )
     return without_leader, under_replicated, under_min
+
+
+def _has_spares(metadata: Metadata, topic: TopicImage, one: PartitionImage) -> bool:
+    """Whether the replicas out of sync are spares on hosts in service, and enough others in sync."""
+    count = acks_replicas(topic.config)
+    return 0 < count <= len(one.in_sync_replicas) and all(map(metadata.is_alive, one.replicas))
 
 
 def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
@@ -65,7 +75,7 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     )
     yield GaugeMetricFamily(
         "mqd_partitions_under_replicated",
-        "Partitions led here with a replica that is not in sync",
+        "Partitions led here with a replica that is not in sync, other than a spare on a host in service (acks.replicas)",
         value=under_replicated,
     )
     yield GaugeMetricFamily(

@@ -19,7 +19,7 @@ from mqd.base.paths import default_data_dir, layout
 from mqd.cli.broker_lookup import LATEST, Cluster, Partition
 from mqd.cli.cluster_view import address
 from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, is_here, options
-from mqd.cli.inspection import live_view, metrics_page
+from mqd.cli.inspection import live_view, metrics_page, spares
 from mqd.cli.inspection.live_view import Committed, Replicas, Sample
 
 EVERY_S = 2.0
@@ -64,11 +64,13 @@ class Sampler:
         if self._cluster is None:
             self._cluster = Cluster(self._bootstrap).__enter__()
         cluster = self._cluster
+        described = cluster.described_topics()
+        spares.count_as_in_sync(cluster.first, described)
         partitions = {
             (topic.name, one.partition_index): Replicas(
                 one.leader_id, tuple(sorted(set(one.replica_nodes) - set(one.isr_nodes)))
             )
-            for topic in cluster.described_topics()
+            for topic in described
             for one in topic.partitions
         }
         cpu_s, behind_s = self._local()

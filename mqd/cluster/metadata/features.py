@@ -48,6 +48,7 @@ DEDUPLICATION_LEVEL = 6  # and read the ids of topics with dedup.window.ms, as l
 FIFO_LEVEL = 7  # and keep the order of share.fifo
 STREAMS_GROUPS_LEVEL = 8  # and have streams groups
 VIEWS_LEVEL = 9  # and serve topics without partitions of their own
+ACKS_REPLICAS_LEVEL = 10  # and keep in-sync sets at acks.replicas, as leaders
 # "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
 CAP_VARIABLE = "MQD_TEST_FEATURES"
 # supported levels by feature, both inclusive; a missing feature means 0 to 0
@@ -103,12 +104,12 @@ FEATURES: dict[str, Feature] = {
         Feature(
             MQD_VERSION,
             0,
-            9,
+            10,
             0,
             "The messages between hosts of mqd and their stored records. 1: only hosts that take part in this"
             " negotiation belong to the cluster. 2: access control lists and users' credentials. 3: delegation"
             " tokens. 4: share groups. 5: dead letters. 6: deduplication. 7: share.fifo. 8: streams groups."
-            " 9: views.",
+            " 9: views. 10: acks.replicas.",
         ),
     )
 }

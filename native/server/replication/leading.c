@@ -20,11 +20,13 @@
 #include "server/redirect.h"
 
 #define TICK_MS 250
+#define SPARES_TICK_MS 25 /* a member is slow after MQD_REPLICA_SLOW_MS */
 
 void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     mqd_list_init(&owned->followers_waiting);
+    mqd_list_init(&owned->spares_node);
     owned->replicated = mqd_partition_replicated(owned->partition);
     mqd_store_release(&slot->role, (uint8_t)(owned->replicated ? MQD_ROLE_NONE : MQD_ROLE_LEADS));
     mqd_store_release(&slot->latest_pending, (uint8_t)0);
@@ -95,10 +97,22 @@ static void publish_role(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_list_append(&r->to_wake, &owned->publish_node);
 }
 
+static bool waits_for_member(const struct mqd_owned *owned)
+{
+    const struct mqd_replica *replica = owned->replica;
+    return replica && replica->set_max && replica->role == MQD_REPLICA_LEADER &&
+           replica->high_watermark < replica->log_end;
+}
+
 /* Called after its positions were published in the slot. */
 void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions)
 {
     publish_role(r, owned);
+    if (waits_for_member(owned) && !mqd_list_linked(&owned->spares_node)) {
+        if (mqd_list_empty(&r->with_spares))
+            r->spares_tick_ms = r->now_ms;
+        mqd_list_append(&r->with_spares, &owned->spares_node);
+    }
     if (positions->log_end_offset == owned->woken_log_end && positions->log_start_offset == owned->woken_log_start &&
         positions->high_watermark == owned->high_watermark)
         return;
@@ -208,13 +222,35 @@ void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_reactor_emit(r, &event);
 }
 
+int64_t mqd_leading_next_ms(const struct mqd_reactor *r)
+{
+    return mqd_list_empty(&r->with_spares) ? -1 : r->spares_tick_ms + SPARES_TICK_MS;
+}
+
+/* Looks for slow members only where a record waits: other partitions cost nothing. */
+static void spares_tick(struct mqd_reactor *r)
+{
+    r->spares_tick_ms = r->now_ms;
+    MQD_LIST_EACH(node, spare, &r->with_spares) {
+        struct mqd_owned *owned = MQD_CONTAINER(node, struct mqd_owned, spares_node);
+        if (waits_for_member(owned))
+            mqd_leading_propose(r, owned);
+        else
+            mqd_list_remove(node);
+    }
+}
+
 /* Removes lagging followers from the in-sync set; repeats unanswered proposals. */
 void mqd_leading_tick(struct mqd_reactor *r)
 {
+    if (!mqd_list_empty(&r->with_spares) && r->now_ms - r->spares_tick_ms >= SPARES_TICK_MS)
+        spares_tick(r);
     if (!r->replicated_count || r->now_ms - r->leading_tick_ms < TICK_MS)
         return;
     r->leading_tick_ms = r->now_ms;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
-        if (r->owned[slot] && r->owned[slot]->replica)
+        if (r->owned[slot] && r->owned[slot]->replica) {
+            mqd_replication_changed(r, r->owned[slot], mqd_replica_tick(r->owned[slot]->replica, r->now_ms));
             mqd_leading_propose(r, r->owned[slot]);
+        }
 }

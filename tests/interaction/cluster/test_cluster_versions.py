@@ -48,11 +48,11 @@ def test_a_rolling_upgrade_under_load(tmp_path: Path) -> None:
             for node_id in (1, 2):
                 roll(cluster, node_id, {})
                 code, output = upgrade(cluster)
-                assert code == 1 and "node 3 does not support mqd.version 9 (it supports 0 to 0)" in output, output
+                assert code == 1 and "node 3 does not support mqd.version 10 (it supports 0 to 0)" in output, output
                 assert ("node 2 does not" in output) == (node_id == 1)
             roll(cluster, 3, {})
             code, output = upgrade(cluster)
-            assert code == 0 and "are in force now: mqd.version 9" in output, output
+            assert code == 0 and "are in force now: mqd.version 10" in output, output
             assert "nothing to raise" in upgrade(cluster)[1]
             refused_at_the_start(cluster, 3)
             refused_as_a_newcomer(cluster, 4)
@@ -68,7 +68,7 @@ def refused_at_the_start(cluster: Cluster, node_id: int) -> None:
     with pytest.raises(BrokerFailed) as failed:
         member.start()
     assert (
-        "the cluster no longer supports this version of mqd: mqd.version 9 is the level, it supports 0 to 0."
+        "the cluster no longer supports this version of mqd: mqd.version 10 is the level, it supports 0 to 0."
         " Install the version that the other hosts run" in str(failed.value)
     )
     member.environment = {}
@@ -81,6 +81,6 @@ def refused_as_a_newcomer(cluster: Cluster, node_id: int) -> None:
     with pytest.raises(BrokerFailed) as failed:
         member.start()
     assert (
-        "it runs a version of mqd that this cluster no longer supports: mqd.version 9 is the level, it supports 0 to 0"
+        "it runs a version of mqd that this cluster no longer supports: mqd.version 10 is the level, it supports 0 to 0"
         in str(failed.value)
     ), failed.value

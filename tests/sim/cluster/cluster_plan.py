@@ -78,6 +78,7 @@ class Plan(msgspec.Struct, frozen=True):
     unclean: bool = False  # unclean.leader.election.enable of the topics
     retire: int = 0  # partitions to remove from a topic: retirement.py
     rights: bool = False  # rules and passwords are created and deleted: rights.py
+    acks_replicas: int = 0  # of the topics: spares
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
     # share of requests with markers after which their acceptor dies; they arrive seconds later
     last_markers: float = 0.0

@@ -22,11 +22,17 @@ import msgspec
 from mqd.cluster.host import messages
 from mqd.cluster.host.images import owner_of
 from mqd.cluster.membership import peer_messages
+from mqd.cluster.metadata.features import ACKS_REPLICAS_LEVEL, MQD_VERSION
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import BrokerChanged, BrokerRegistered, PartitionState, decode_record
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
-from mqd.cluster.metadata.rules.partitions import configured_min_in_sync, effective_min_in_sync
+from mqd.cluster.metadata.rules.partitions import (
+    ACKS_REPLICAS,
+    acks_replicas,
+    configured_min_in_sync,
+    effective_min_in_sync,
+)
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import QuorumSettings
@@ -139,6 +145,12 @@ class ClusterWorld:
 
     def _create_topics(self, plan: Plan) -> None:
         replicas = min(3, plan.hosts)
+        spares = {}
+        if plan.acks_replicas:
+            self.admin.requested.append(
+                messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, ACKS_REPLICAS_LEVEL, 1)])
+            )
+            spares = {ACKS_REPLICAS: str(plan.acks_replicas)}
         for name, flush in (("flushed", "true"), ("cached", "false")):
             self.admin.requested.append(
                 messages.CreateTopic(
@@ -149,6 +161,7 @@ class ClusterWorld:
                     {
                         "flush.on.ack": flush,
                         "min.insync.replicas": "2",
+                        **spares,
                         **({UNCLEAN_ENABLE: "true"} if plan.unclean else {}),
                     },
                 )
@@ -488,7 +501,9 @@ class ClusterWorld:
         view = self.view(partition)
         if self.stuck(partition):
             return True
-        return view.leader >= 0 and set(view.in_sync) == set(view.replicas) and not self.moving(partition)
+        topic = self.state.topics[self.state.topics_by_id[partition[0]]]
+        count = min(acks_replicas(topic.config) or len(view.replicas), len(view.replicas))
+        return view.leader >= 0 and len(view.in_sync) == count and not self.moving(partition)
 
     def moving(self, partition: Partition) -> bool:
         topic = self.state.topics[self.state.topics_by_id[partition[0]]]

@@ -189,7 +189,7 @@ class ClusterWorker(BatchWorker, Subscriber):
             assignment = self._while_shortened(log, owned.key, assignment)
         members = tuple(
             [
-                Member(member.node_id, member.in_sync, member.eligible, member.broker_epoch)
+                Member(member.node_id, member.in_sync, member.eligible, member.broker_epoch, member.moving)
                 for member in assignment.members
             ]
         )
@@ -205,11 +205,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         place = self.places.get(owned.key)
         core = place.core if place is not None else None
         if core is not None:
-            core.flush_on_ack, core.lag_ms_max, core.lag_records_max = (
-                assignment.flush_on_ack,
-                assignment.lag_ms_max,
-                assignment.lag_records_max,
-            )
+            _set(core, assignment)
         if (
             given.leader == host.node
             and given.leader_epoch <= host.controls.setdefault(owned.key, Control()).led
@@ -223,11 +219,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         self.assign(owned.key, given)
         place = self.places[owned.key]
         if core is None:
-            place.core.flush_on_ack, place.core.lag_ms_max, place.core.lag_records_max = (
-                assignment.flush_on_ack,
-                assignment.lag_ms_max,
-                assignment.lag_records_max,
-            )
+            _set(place.core, assignment)
             self.assign(owned.key, given)
 
     def on_broker_changed(self) -> None:
@@ -235,6 +227,11 @@ class ClusterWorker(BatchWorker, Subscriber):
         for owned in list(self.catalog.owned.values()):
             assignment = self.catalog.assigned.get(owned.key) or self._alone(owned)
             self._give(owned, assignment)
+
+
+def _set(core: Any, assignment: WorkerAssignment) -> None:
+    core.flush_on_ack, core.acks_replicas = assignment.flush_on_ack, assignment.acks_replicas
+    core.lag_ms_max, core.lag_records_max = assignment.lag_ms_max, assignment.lag_records_max
 
 
 class Acceptor(Subscriber):

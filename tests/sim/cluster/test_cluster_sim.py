@@ -49,6 +49,15 @@ def test_acknowledged_records_are_lost_where_unclean_elections_are_enabled(count
     assert sum(result.acked for result in without) > 20 * count and not any(result.lost for result in without)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_schedules_with_spares_hold_the_invariants(part: int) -> None:
+    """Topics with acks.replicas; replicas move, hosts are drained and lose disks."""
+    found = outcomes(range(part * 20, (part + 1) * 20), kind="spares")
+    assert not report(found), "\n" + report(found)
+    assert sum(result.acked for result in found) > 20 * len(found)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_goes_wrong_without_faults(seed: int) -> None:
     world = ClusterWorld(seed, quiet=True)

@@ -547,6 +547,8 @@ class ModelWorker:
     def _look(self) -> None:
         """Periodically: which followers lag, which requests had no response."""
         for place in self.places.values():
+            if place.core.tick(self._now_ms()) & BELOW_MIN:
+                self._refuse(place, NOT_ENOUGH_AFTER)
             self._propose(place)
         if self.kernel.random.random() < 0.1:
             self.flush_in_background()

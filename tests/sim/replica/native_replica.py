@@ -23,6 +23,10 @@ PLANTED = {  # disabled rule -> the switch in the core
     "R12": lib.MQD_PLANTED_LATEST_EARLY,
     "flush": lib.MQD_PLANTED_COUNT_UNFLUSHED,
     "lease": lib.MQD_PLANTED_LEASE,
+    "swap unchecked": lib.MQD_PLANTED_SWAP_UNCHECKED,
+    "swap in two": lib.MQD_PLANTED_SWAP_IN_TWO,
+    "swap often": lib.MQD_PLANTED_SWAP_OFTEN,
+    "count spares": lib.MQD_PLANTED_COUNT_SPARES,
 }
 LEADER, FOLLOWER = lib.MQD_REPLICA_LEADER, lib.MQD_REPLICA_FOLLOWER
 CUT = lib.MQD_PLANTED_CHANGED_CUT
@@ -50,11 +54,13 @@ class NativeReplica:
         off: frozenset[str] = frozenset(),
         lag_ms_max: int = 10_000,
         lag_records_max: int = -1,
+        acks_replicas: int = 0,
     ) -> None:
         self.entries = log
         self.flush_on_ack = flush_on_ack
         self.lag_ms_max = lag_ms_max
         self.lag_records_max = lag_records_max
+        self.acks_replicas = acks_replicas
         self.native = ffi.new("struct mqd_replica *")
         lib.mqd_replica_init(self.native)
         self.native.planted = sum([bit for rule, bit in PLANTED.items() if rule in off])
@@ -76,10 +82,11 @@ class NativeReplica:
         out = _assignment
         out.node_id, out.broker_epoch, out.leader, out.leader_epoch, out.partition_epoch, out.min_insync = given[:6]
         out.lag_ms_max, out.lag_records_max, out.flush_on_ack = self.lag_ms_max, self.lag_records_max, self.flush_on_ack
+        out.acks_replicas = self.acks_replicas
         out.member_count = len(given.members)
         for place, member in enumerate(given.members):
             target = out.members[place]
-            target.node_id, target.in_sync, target.eligible, target.broker_epoch = member
+            target.node_id, target.in_sync, target.eligible, target.broker_epoch, target.moving = member
         changed = lib.mqd_replica_assign(self.native, out, now_ms)
         assert changed >= 0, given
         if changed & CUT:
@@ -97,6 +104,9 @@ class NativeReplica:
 
     def may_append(self, all_acks: bool, lease_deadline_ns: int, now_ns: int) -> int:
         return lib.mqd_replica_may_append(self.native, all_acks, lease_deadline_ns, now_ns)
+
+    def tick(self, now_ms: int) -> int:
+        return lib.mqd_replica_tick(self.native, now_ms)
 
     def latest(self) -> int:
         return lib.mqd_replica_latest(self.native)
@@ -179,6 +189,10 @@ class NativeReplica:
     @property
     def epoch_start(self) -> int:
         return self.native.epoch_start
+
+    @property
+    def holding(self) -> bool:
+        return bool(self.native.holding)
 
     @property
     def in_sync_count(self) -> int:

@@ -41,6 +41,7 @@ class Member(NamedTuple):
     in_sync: bool
     eligible: bool  # unfenced, not shutting down
     broker_epoch: int
+    moving: bool = False  # a reassignment adds or removes it
 
 
 class Assignment(NamedTuple):
@@ -100,7 +101,7 @@ class ModelReplica:
         self.high_watermark = 0
         self.assignment: Assignment | None = None
         self.leader = self.leader_epoch = self.partition_epoch = -1
-        self.leading = self.following = False
+        self.leading = self.following = self.holding = False
         self.epoch_start = 0
         self.epoch_began_ms = 0
         self.committed: frozenset[int] = frozenset()
@@ -224,6 +225,9 @@ class ModelReplica:
         if all_acks and len(self.committed) < self.assignment.min_in_sync and "R11" not in self.off:
             return NOT_ENOUGH
         return NONE
+
+    def tick(self, now_ms: int) -> int:
+        return 0
 
     def latest(self) -> int:
         """R12."""

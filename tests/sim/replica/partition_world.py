@@ -17,6 +17,7 @@ from tests.sim.kernel import MILLISECOND, SECOND, Clock, Kernel, Network, Violat
 from tests.sim.replica.model_controller import Metadata, ModelBroker, ModelController
 from tests.sim.replica.model_worker import Control, ModelWorker, Place
 from tests.sim.replica.partition_replica import ModelReplica, Proposal
+from tests.sim.replica.spare_rules import SpareRules
 
 HOSTS = 4
 LAG_MS = 1_500
@@ -58,6 +59,8 @@ class Host:
         return self.world.worker_of(node, partition)
 
     def propose(self, worker: ModelWorker, partition: Any, proposal: Proposal) -> None:
+        if self.world.spares is not None:
+            self.world.spares.on_proposed(self.clock_ns() // 1_000_000, worker.places[partition], proposal)
         if self.broker is not None:
             self.broker.propose(worker, partition, proposal)
 
@@ -142,11 +145,13 @@ class PartitionWorld:
         flush_on_ack: bool | None = None,
         partitions: int = 1,
         make_core: Callable[[PartitionLog], Any] | None = None,
+        spares: SpareRules | None = None,
     ) -> None:
         self.seed = seed
         kernel = self.kernel = Kernel(seed)
         random = kernel.random
         self.off = off
+        self.spares = spares
         self.flush_on_ack = random.random() < 0.5 if flush_on_ack is None else flush_on_ack
         self.network = Network(kernel, HOSTS + 2)
         self.client_node, controller_node = HOSTS, HOSTS + 1
@@ -155,7 +160,10 @@ class PartitionWorld:
         self.make_core = make_core if make_core is not None else self._model_core
         self.producer_ids = self.values = 0
         nodes = list(range(HOSTS))
-        parts = {f"t-{index}": tuple(random.sample(nodes, 3)) for index in range(partitions)}
+        min_in_sync, replicas = 2, 3
+        if spares is not None:  # acks.replicas is the minimum too
+            min_in_sync, replicas = spares.acks_replicas, max(3, spares.acks_replicas + 1)
+        parts = {f"t-{index}": tuple(random.sample(nodes, replicas)) for index in range(partitions)}
         self.history = History(
             lambda partition: self.controller.view(partition),
             self.running,
@@ -163,7 +171,7 @@ class PartitionWorld:
             lambda partition: self.flush_on_ack,
         )
         self.controller = ModelController(
-            kernel, controller_node, parts, 2, off, self.flush_on_ack, self.session, self.history.chosen
+            kernel, controller_node, parts, min_in_sync, off, self.flush_on_ack, self.session, self.history.chosen
         )
         self.hosts: list[Host] = []
         for node in nodes:
@@ -323,7 +331,8 @@ class PartitionWorld:
 
     def _whole(self, partition: Any) -> bool:
         part = self.controller.metadata.parts[partition]
-        return self.stuck(partition) or (part.leader >= 0 and set(part.in_sync) == set(part.replicas))
+        count = len(part.replicas) if self.spares is None else self.spares.acks_replicas
+        return self.stuck(partition) or (part.leader >= 0 and len(part.in_sync) == count)
 
     def stuck(self, partition: Any) -> bool:
         """No replica may lead: an operator must choose."""

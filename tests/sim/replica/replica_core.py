@@ -35,6 +35,7 @@ class Member(NamedTuple):
     in_sync: bool
     eligible: bool
     broker_epoch: int
+    moving: bool = False
 
 
 class Assignment(NamedTuple):
@@ -50,6 +51,7 @@ class Assignment(NamedTuple):
     lag_records_max: int
     flush_on_ack: bool
     members: tuple[Member, ...]
+    acks_replicas: int = 0
 
     def native(self) -> Any:
         if len(self.members) > REPLICA_COUNT_MAX:
@@ -57,11 +59,12 @@ class Assignment(NamedTuple):
                 E_INVALID, f"a partition has at most {REPLICA_COUNT_MAX} replicas, not {len(self.members)}"
             )
         out = ffi.new("struct mqd_replica_assignment *")
-        for name in self._fields[:-1]:
-            setattr(out, name, getattr(self, name))
+        for name in self._fields:
+            if name != "members":
+                setattr(out, name, getattr(self, name))
         out.member_count = len(self.members)
         for target, member in zip(out.members, self.members, strict=False):
-            target.node_id, target.in_sync, target.eligible, target.broker_epoch = member
+            target.node_id, target.in_sync, target.eligible, target.broker_epoch, target.moving = member
         return out
 
 
@@ -153,6 +156,9 @@ class Replica:
 
     def may_append(self, acks_all: bool, lease_deadline_ns: int = (1 << 63) - 1, now_ns: int = 0) -> int:
         return lib.mqd_replica_may_append(self.native, acks_all, lease_deadline_ns, now_ns)
+
+    def tick(self, now_ms: int) -> int:
+        return lib.mqd_replica_tick(self.native, now_ms)
 
     def latest(self) -> int:
         return lib.mqd_replica_latest(self.native)

@@ -7,6 +7,7 @@ loops, whole histories where it keeps the last entry. Same names for the same th
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from tests.sim.replica.replica_core import Action, Answer, Assignment, Change, F
 OUT_OF_RANGE, NOT_LEADER, NO_REPLICA, NOT_ENOUGH = 1, 6, 9, 19
 NOT_ATTEMPTED, FENCED, UNKNOWN, STALE_BROKER, NOT_AVAILABLE, INELIGIBLE = 55, 74, 75, 77, 78, 107
 BEHIND_MS = 500
+SLOW_MS, HOLD_MS, SWAP_MS, PREFER_MS = 100, 2000, 1000, 300_000
 
 EpochList = list[tuple[int, int]]
 
@@ -61,6 +63,7 @@ class ReplicaModel:
         self.received: dict[int, FollowerView] = {}
         self.proposal: Proposal | None = None
         self.proposal_ms = -math.inf
+        self.swapped_ms = self.held_until_ms = -math.inf
         self.sequence = 0
 
     # -- sets --------------------------------------------------------------------------------------
@@ -111,6 +114,8 @@ class ReplicaModel:
         below_before = old is not None and not fresh and len(self.committed) < self.min_insync
         if fresh or given.partition_epoch > old.partition_epoch:
             self.proposal, self.proposal_ms = None, -math.inf
+        if fresh:
+            self.swapped_ms = -math.inf
         known = {} if fresh else self.received
         self.assignment, self.role = given, role
         self.received = {member.node_id: known.get(member.node_id, FollowerView()) for member in given.members}
@@ -124,8 +129,14 @@ class ReplicaModel:
         if fresh and role == Role.LEADER:
             self.epoch_start = self.log_end
         changed = (Change.EPOCH if new_epoch else 0) | (Change.ROLE if role != old_role else 0)
-        if role == Role.LEADER and len(self.committed) < self.min_insync and not below_before:
-            changed |= Change.BELOW_MIN
+        below = role == Role.LEADER and len(self.committed) < self.min_insync
+        if below and not below_before:
+            able = [member for member in given.members if member.eligible or member.in_sync]
+            waits = given.acks_replicas > 0 and len(able) >= self.min_insync
+            self.held_until_ms = now_ms + HOLD_MS if waits else -math.inf
+            changed |= 0 if waits else Change.BELOW_MIN
+        elif not below or fresh:
+            self.held_until_ms = -math.inf
         return changed | self._raise()
 
     def log(self, log_start: int, log_end: int, durable: int, now_ms: int) -> int:
@@ -150,7 +161,14 @@ class ReplicaModel:
     def may_append(self, acks_all: bool, lease_deadline_ns: int, now_ns: int) -> int:
         if self.role != Role.LEADER or now_ns >= lease_deadline_ns:
             return NOT_LEADER
-        return NOT_ENOUGH if acks_all and len(self.committed) < self.min_insync else 0
+        below = len(self.committed) < self.min_insync and self.held_until_ms == -math.inf
+        return NOT_ENOUGH if acks_all and below else 0
+
+    def tick(self, now_ms: int) -> int:
+        if self.held_until_ms == -math.inf or now_ms < self.held_until_ms:
+            return 0
+        self.held_until_ms = -math.inf
+        return Change.BELOW_MIN
 
     def latest(self) -> int:
         return (
@@ -233,11 +251,18 @@ class ReplicaModel:
             nodes = [member.node_id for member in given.members]
             expected = {given.node_id}
             expected |= {node for node in self.committed - expected if not self._lags(self.received[node], now_ms)}
-            expected |= {node for node in set(nodes) - self.committed - {given.node_id} if self._may_join(node, now_ms)}
-            if expected == self.committed or not all(
-                member.eligible for member in given.members if member.node_id in expected
-            ):
+            joining = {node for node in set(nodes) - self.committed - {given.node_id} if self._may_join(node, now_ms)}
+            swapped_ms = self.swapped_ms
+            if given.acks_replicas > 0:
+                expected, swapped_ms = self._limited(expected, joining, now_ms)
+            else:
+                expected |= joining
+            unable = {member.node_id for member in given.members if not member.eligible}
+            if given.acks_replicas > 0:
+                unable -= self.committed
+            if expected == self.committed or expected & unable:
                 return None
+            self.swapped_ms = swapped_ms
             epochs = {member.node_id: member.broker_epoch for member in given.members} | {
                 node: received.broker_epoch for node, received in self.received.items() if received.fetches
             }
@@ -249,6 +274,52 @@ class ReplicaModel:
             )
         self.proposal_ms = now_ms + repeat_ms
         return self.proposal
+
+    def _limited(self, members: set[int], joining: set[int], now_ms: int) -> tuple[set[int], float]:
+        """R7b: (the set, when a member was last exchanged). Replicas that are being moved or shut down stay in
+        the set, or join it, as without a limit.
+        """
+        given = self.assignment
+        nodes = [member.node_id for member in given.members]
+        moving = {member.node_id for member in given.members if member.moving or not member.eligible}
+        limit = max(given.acks_replicas, self.min_insync)
+        slow = {node for node in nodes if not self._caught_up_within(self.received[node], now_ms, SLOW_MS)}
+
+        def ranked(replicas: set[int]) -> list[int]:
+            return sorted(
+                replicas,
+                key=lambda node: (node in slow, node != nodes[0], -self.received[node].position, nodes.index(node)),
+            )
+
+        moved = (members | joining) & moving
+        staying = members - moving
+        spares = ranked(joining - moving)
+        others = ranked(staying - {given.node_id})
+        if staying != self.committed - moving or len(staying) != limit:
+            count = limit - len(staying & {given.node_id})
+            if len(staying) <= limit:
+                chosen = [*others, *spares][: max(count, len(others))]
+            else:
+                chosen = others[: max(count, 0)]
+            if set(chosen) | (staying & {given.node_id}) != self.committed - moving:
+                return {given.node_id, *chosen} | moved, self.swapped_ms
+        if now_ms - self.swapped_ms < SWAP_MS:
+            return staying | moved, self.swapped_ms
+        fast = [node for node in spares if self._caught_up_within(self.received[node], now_ms, SLOW_MS // 2)]
+        pairs = (
+            [(out, into) for out, into in zip([node for node in reversed(others) if node in slow], fast, strict=False)]
+            if self.high_watermark < self.log_end
+            else []
+        )
+        ahead = itertools.takewhile(
+            lambda pair: self.received[pair[1]].position > self.received[pair[0]].position, pairs
+        )
+        swaps = list(ahead)
+        if not swaps and nodes[0] in fast and others and now_ms - self.swapped_ms >= PREFER_MS:
+            swaps = [(others[-1], nodes[0])]
+        if not swaps:
+            return staying | moved, self.swapped_ms
+        return (staying | moved) - {out for out, _ in swaps} | {into for _, into in swaps}, now_ms
 
     def answered(self, sequence: int, leader_epoch: int, error: int, again_ms: int) -> int:
         if self.proposal is None or (sequence, leader_epoch) != (self.proposal.sequence, self.proposal.leader_epoch):

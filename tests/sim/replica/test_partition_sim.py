@@ -13,6 +13,7 @@ import pytest
 from tests.sim.disks import PartitionLog
 from tests.sim.replica.native_replica import NativeReplica
 from tests.sim.replica.partition_world import LAG_MS, PartitionWorld
+from tests.sim.replica.spare_rules import SpareRules
 from tests.tiers import quick
 
 CHUNK = 25
@@ -25,10 +26,15 @@ def run(
     flush_on_ack: bool | None = None,
     partitions: int = 1,
 ) -> PartitionWorld:
-    def native(log: PartitionLog) -> NativeReplica:
-        return NativeReplica(log, world.flush_on_ack, off, LAG_MS)
+    """`core`: model, native, or spares: native, of a topic with acks.replicas."""
+    spares = SpareRules(2 + seed % 2, LAG_MS) if core == "spares" else None
 
-    world = PartitionWorld(seed, off, flush_on_ack, partitions, native if core == "native" else None)
+    def native(log: PartitionLog) -> NativeReplica:
+        return NativeReplica(
+            log, world.flush_on_ack, off, LAG_MS, acks_replicas=spares.acks_replicas if spares is not None else 0
+        )
+
+    world = PartitionWorld(seed, off, flush_on_ack, partitions, None if core == "model" else native, spares)
     world.run()
     return world
 
@@ -59,7 +65,11 @@ def findings(
 
 
 BLOCK = 25  # seeds
-BLOCKS = [*((block, "native") for block in range(12)), *((block, "model") for block in range(6))]
+BLOCKS = [
+    *((block, "native") for block in range(12)),
+    *((block, "model") for block in range(6)),
+    *((block, "spares") for block in range(12)),
+]
 
 
 @pytest.mark.parametrize(("block", "core"), quick(BLOCKS, lambda one: one == (0, "native")))
@@ -105,6 +115,10 @@ MUTANTS = {
     "flush": ("native", True, 30),
     "lease": ("native", None, 100),
     "ack": ("model", None, 30),
+    "swap unchecked": ("spares", None, 100),
+    "swap in two": ("spares", None, 100),
+    "swap often": ("spares", None, 100),
+    "count spares": ("spares", None, 100),
 }
 RARE = {
     "R1": ("native", None, 6_000),
@@ -114,7 +128,7 @@ RARE = {
 }
 
 
-@pytest.mark.parametrize("rule", quick(MUTANTS, ["flush", "ack"]))
+@pytest.mark.parametrize("rule", quick(MUTANTS, ["flush", "ack", "count spares"]))
 def test_a_disabled_rule_is_detected(rule: str) -> None:
     core, flush_on_ack, count = MUTANTS[rule]
     results = findings(range(count), core, frozenset([rule]), flush_on_ack, enough=1)

@@ -53,7 +53,7 @@ def world() -> World:
 
 
 def test_a_rolling_upgrade_changes_no_level_until_an_operator_raises_it(world: World) -> None:
-    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 9)
+    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 10)
     for node in (1, 2):
         upgrade(world, node)
         assert [level(world, host) for host in world.hosts] == [0, 0, 0]
@@ -205,7 +205,7 @@ def test_unsupported_feature_levels_are_named() -> None:
         == "mqd.version 1 is the level, it supports 0 to 0"
         and features.supported_levels(OLD) == OLD
     )
-    assert features.unsupported({MQD_VERSION: 10}, NEW) == "mqd.version 10 is the level, it supports 0 to 9"
+    assert features.unsupported({MQD_VERSION: 11}, NEW) == "mqd.version 11 is the level, it supports 0 to 10"
     assert (
         features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is the level, it supports 0 to 0"
     )
@@ -219,6 +219,16 @@ def test_the_cap_for_tests() -> None:
         and capped["metadata.version"].last == 25
         and capped["group.version"] == FEATURES["group.version"]
     )
+
+
+def test_spares_are_refused_until_all_hosts_know_them(world: World) -> None:
+    change = messages.CreateTopic("orders", 1, 3, {}, {"acks.replicas": "2"})
+    refused = world.send_request(change)
+    assert refused.error == E.INVALID_CONFIG and "it needs level 10 of mqd.version" in refused.message
+    for node in (1, 2, 3):
+        upgrade(world, node)
+    assert raise_level(world, 10).error == 0
+    assert world.send_request(change).error == 0
 
 
 def test_views_are_refused_until_all_hosts_know_them(world: World) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from mqd.cluster.metadata.records import PartitionChange, PartitionState
 
 MIN_IN_SYNC = "min.insync.replicas"
+ACKS_REPLICAS = "acks.replicas"
 # of min.insync.replicas and default.replication.factor: depends on the number of replicas or hosts
 DEFAULT = -1
 REPLICAS_DEFAULT = 3
@@ -33,9 +34,15 @@ def default_replication_factor(host_count: int) -> int:
 
 def configured_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapping[str, str]) -> int:
     """The setting of the topic, else that for all brokers in the metadata log; DEFAULT if neither
-    is set.
+    is set. With acks.replicas at least that many.
     """
-    return int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or DEFAULT)
+    configured = int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or DEFAULT)
+    return max(configured, acks_replicas(topic_config) or DEFAULT)
+
+
+def acks_replicas(topic_config: Mapping[str, str]) -> int:
+    """At how many members the in-sync set is kept (R7b); 0: all replicas."""
+    return int(topic_config.get(ACKS_REPLICAS) or 0)
 
 
 def effective_min_in_sync(configured: int, replica_count: int, adding_count: int = 0) -> int:

@@ -16,6 +16,7 @@ from functools import partial
 from mqd.cluster.metadata.limits import check_image, check_replicas
 from mqd.cluster.metadata.records import PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules import spares
 from mqd.cluster.metadata.rules.partitions import (
     Target,
     default_replication_factor,
@@ -74,6 +75,7 @@ def reassign(
     has no directory for it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX on the way
     (INVALID_REPLICA_ASSIGNMENT).
     """
+    spares.check_reassigned(f"{topic.name}-{partition.index}", topic.config, len(replicas))
     # Replicas that the earlier reassignment was adding and this one does not want are dropped
     # immediately, except those on which the in-sync set depends and those that hold records of
     # which too few replicas are in sync. These leave when the reassignment ends.

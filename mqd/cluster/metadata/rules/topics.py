@@ -26,7 +26,7 @@ from mqd.cluster.metadata.records import (
     TopicState,
 )
 from mqd.cluster.metadata.refusal import Refusal
-from mqd.cluster.metadata.rules import client_metrics, deduplication, fifo, schedules, views
+from mqd.cluster.metadata.rules import client_metrics, deduplication, fifo, schedules, spares, views
 from mqd.cluster.metadata.rules.configs import (
     RESOURCE_BROKER,
     RESOURCE_CLIENT_METRICS,
@@ -134,9 +134,8 @@ def create_topic(
     else:
         assignments = _automatic_assignments(state, change, place, rules)
     _keep_min_in_sync(state, change.name, config, len(assignments[0]), rules)
-    topic_id = new_id()
-    partitions = _place(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS)
-    return [TopicCreated(TopicState(name=change.name, topic_id=topic_id, partitions=partitions, config=config))]
+    partitions = spares.begun(state, config, _place(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS))
+    return [TopicCreated(TopicState(name=change.name, topic_id=new_id(), partitions=partitions, config=config))]
 
 
 def _new_topic_config(config: Mapping[str, str | None], rules: ConfigRules) -> dict[str, str]:
@@ -464,6 +463,7 @@ def alter_config(
         views.check_altered(config, topic.config)
         _check_min_in_sync(topic, config, state.broker_configs.get("", {}))
         deduplication.check(state, config)
+        spares.check(state, config, (len(one.replicas) - len(one.removing_replicas) for one in topic.partitions))
         schedules.check(state, topic.name, config, topic.config, rules, broker_config)
         return [] if config == topic.config else [TopicConfigured(topic.topic_id, config)]
     if change.resource_type == RESOURCE_BROKER:

@@ -1,0 +1,51 @@
+"""Spares of topics with acks.replicas, as the tools count them: a replica that is not in sync because
+enough others are lacks nothing, while its host is in service.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mqd.cli.kafka_request import Broker
+
+_DESCRIBE_CONFIGS = 32
+
+
+def count_as_in_sync(broker: Broker, topics: Any) -> None:
+    """`topics`: of a Metadata response. Adds spares to the in-sync replicas of its partitions. Those
+    of a topic whose configuration this user may not describe are not known, and not added.
+    """
+    found = [topic for topic in topics if any(map(_smaller, topic.partitions))]
+    limits = _acks_replicas(broker, [topic.name for topic in found]) if found else {}
+    for topic in found:
+        limit = limits.get(topic.name, 0)
+        for one in topic.partitions:
+            if _smaller(one) and limit and len(one.isr_nodes) >= limit and not one.offline_replicas:
+                one.isr_nodes = list(one.replica_nodes)
+
+
+def _smaller(partition: Any) -> bool:
+    return partition.leader_id >= 0 and len(partition.isr_nodes) < len(partition.replica_nodes)
+
+
+def _acks_replicas(broker: Broker, names: list[str]) -> dict[str, int]:
+    """Of those that have it; a Kafka broker knows no such setting."""
+    from mqd.cluster.metadata.rules.configs import RESOURCE_TOPIC
+    from mqd.cluster.metadata.rules.partitions import ACKS_REPLICAS
+    from mqd.protocol.messages import DescribeConfigsRequest
+
+    resources = [
+        DescribeConfigsRequest.Resource(
+            resource_type=RESOURCE_TOPIC, resource_name=name, configuration_keys=[ACKS_REPLICAS]
+        )
+        for name in names
+    ]
+    results = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=resources)).results
+    return {
+        one.resource_name: int(config.value or 0)
+        for one in results
+        if not one.error_code
+        for config in one.configs
+        if config.name == ACKS_REPLICAS
+    }
