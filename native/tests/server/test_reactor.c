@@ -169,7 +169,7 @@ BOTH(an_owner_dies_with_a_batch)
 
 /* ---- connections ---- */
 
-/* The acceptor of worker 0; where two questions wait, it answers the second first. */
+/* The acceptor of worker 0; of two pending requests, it responds to the second first. */
 static void answer_until_readable(struct bench *b, struct client *client)
 {
     struct mqd_descriptor request, held = {0};
@@ -244,8 +244,8 @@ BOTH(replies_keep_their_order)
     bench_stop(b);
 }
 
-/* A JoinGroup whose client leaves while it waits takes no place from the others, and the acceptor
- * hears that no request waits. */
+/* A JoinGroup whose client disconnects while it waits frees its entry, and the acceptor is told
+ * that the request was cancelled. */
 BOTH(a_client_that_leaves_cancels_its_waiting_request)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -326,8 +326,8 @@ BOTH(large_frames_in_pieces)
     bench_stop(b);
 }
 
-/* Lent windows drive the current one to the middle of the arena, where it stays when they come
- * back: no longer run fits on either side of it. */
+/* Lent windows move the current one to the middle of the arena, where it stays when they are
+ * returned: no longer run fits on either side of it. */
 BOTH(the_window_yields_to_the_largest_frame)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -356,8 +356,8 @@ BOTH(the_window_yields_to_the_largest_frame)
     bench_stop(b);
 }
 
-/* Clients that never end their large frames, but send a byte now and then, against one that sends a
- * maximal frame and one with small ones. */
+/* Clients that never finish their large frames, but send a byte now and then, against one that
+ * sends a frame of maximum size and one with small ones. */
 BOTH(dripping_clients_delay_no_other)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -395,7 +395,7 @@ BOTH(dripping_clients_delay_no_other)
     bench_stop(b);
 }
 
-/* ---- what the acceptor answers ---- */
+/* ---- the acceptor's responses ---- */
 
 BOTH(control_requests)
 {
@@ -422,8 +422,8 @@ BOTH(control_requests)
     CHECK_EQUAL(client_receive(&other), 0);
     client_close(&other);
     other = client_open(b, 0);
-    /* the acceptor dies: a read is sent again, a change ends its connection, a client that
-     * left leaves nothing */
+    /* the acceptor dies: a read is resent, a change closes its connection, a disconnected client
+     * leaves nothing */
     CHECK(client_send(&client, &frame));
     request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
     frame_end(&creation, frame_begin(&creation, 19, 1, 8));
@@ -440,8 +440,8 @@ BOTH(control_requests)
     CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, ACCEPTOR), 0);
     bench_done(b, 0, b->token);
     CHECK_EQUAL(client_receive(&change), 0);
-    /* those of the dead one are distinguished by their generation; the client that left may be
-     * asked for once more */
+    /* those of the dead one are distinguished by their generation; a disconnected client's may
+     * be resent once */
     do
         CHECK(bench_take(b, ACCEPTOR, &request, &from, LIMIT_MS));
     while (request.kind != MQD_LINK_REQUEST || request.b != connection ||

@@ -1,5 +1,5 @@
 /* tsan: long */
-/* Listeners with SASL: what passes before a principal is proven, and what goes with it afterwards
+/* Listeners with SASL: requests allowed before authentication, and the principal of later ones
  * (server/authentication.h). The test is the acceptor. */
 #include "base/big_endian.h"
 #include "mqd_reactor_test.h"
@@ -130,7 +130,8 @@ static bool refused(struct client *client)
     return client_receive(client) == 0;
 }
 
-/* The acceptor sees one more request, which is of `client` and carries `principal`; NULL = none. */
+/* The acceptor gets one more request, which is from `client` and carries `principal`; NULL =
+ * none. */
 static bool carries(struct bench *b, struct client *client, int32_t number, const char *principal)
 {
     CHECK_OR(post(client, FIND_COORDINATOR, 1, number, "frame"), return false);
@@ -150,7 +151,7 @@ static bool carries(struct bench *b, struct client *client, int32_t number, cons
     return is_answered(client, number, 0) && same;
 }
 
-/* The same for a client that has proven nothing, behind requests of clients that have gone. */
+/* The same for an unauthenticated client, behind requests of disconnected clients. */
 static bool carries_soon(struct bench *b, struct client *client, int32_t number)
 {
     CHECK_OR(post(client, FIND_COORDINATOR, 1, number, "frame"), return false);
@@ -243,7 +244,8 @@ BOTH(a_proven_principal_goes_with_every_request)
     bench_stop(b);
 }
 
-/* A client that does not wait for responses: each frame is judged by what the one before proved. */
+/* A client that does not wait for responses: each frame is checked with the result of the
+ * previous one. */
 BOTH(requests_pipelined_behind_an_exchange_wait)
 {
     struct bench *b = bench_start(backend, sasl);
@@ -455,7 +457,8 @@ BOTH(the_acceptor_dies_and_its_successor_learns_the_principals)
     bench_stop(b);
 }
 
-/* Refused tokens are answered late: their bytes are not kept meanwhile, so nothing is sent again. */
+/* Refused tokens get delayed responses: their bytes are not kept meanwhile, so nothing is
+ * resent. */
 BOTH(a_token_that_waits_for_its_answer_is_not_kept)
 {
     struct bench *b = bench_start(backend, sasl);
@@ -477,7 +480,7 @@ BOTH(a_token_that_waits_for_its_answer_is_not_kept)
     bench_stop(b);
 }
 
-/* The acceptor is ours, but what it says is checked: a principal that is none opens nothing. */
+/* The acceptor is trusted, but its messages are checked: an invalid principal opens nothing. */
 BOTH(an_answer_with_an_impossible_principal_ends_the_connection)
 {
     struct bench *b = bench_start(backend, sasl);
@@ -527,7 +530,7 @@ BOTH(a_listener_that_the_worker_does_not_know_is_refused)
 
 /* ---- random ---- */
 
-/* A frame that begins like one of the exchange, or like any; or bytes that are none. */
+/* A frame that starts like one of the exchange, or like any other; or random bytes. */
 static void put_random(struct frame *frame, uint64_t *seed)
 {
     static const int16_t keys[] = {SASL_HANDSHAKE, SASL_AUTHENTICATE, API_VERSIONS, 0, 1, FIND_COORDINATOR, -1};
@@ -542,8 +545,8 @@ static void put_random(struct frame *frame, uint64_t *seed)
         put(frame, 1, test_random(seed));
 }
 
-/* What the acceptor may say, and what it never says: a principal for the wrong request, blocks that
- * are cut off, success and the end at once. */
+/* Responses of the acceptor, including impossible ones: a principal for the wrong request,
+ * truncated blocks, success and the end at once. */
 static void answer_at_random(struct bench *b, const struct mqd_descriptor *one, uint64_t *seed)
 {
     uint8_t bytes[128];
@@ -559,8 +562,8 @@ static void answer_at_random(struct bench *b, const struct mqd_descriptor *one, 
     answer(b, one, flags, bytes + from, flags & MQD_RESPONSE_NONE ? 0 : size_bytes - from);
 }
 
-/* Whatever comes in whatever pieces: the others are served, and before a principal is proven the
- * acceptor sees nothing but the exchange. */
+/* Any bytes in any pieces: the others are served, and before authentication the acceptor gets
+ * only the exchange. */
 BOTH(random_bytes_open_nothing)
 {
     struct bench *b = bench_start(backend, sasl);

@@ -1,7 +1,7 @@
 /* tsan: long */
-/* What is asked before a batch may be written (server/check/check.c): transactions that must be verified,
- * compressed batches for compacted topics. The test is the acceptor, and the owner of partition 4.
- * test_reactor_check_mix.c does it by chance. */
+/* Checks before a batch may be written (server/check/check.c): transactions that must be
+ * verified, compressed batches for compacted topics. The test is the acceptor, and the owner of
+ * partition 4. test_reactor_check_mix.c is the random version. */
 #include "mqd_check_test.h"
 
 /* ---- transactions ---- */

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* Compressed batches that the worker looks into itself (server/check/check_records.c): small ones on
- * the reactor, others on a thread of its pool. The codec is zstd, in frames that are written here. */
+/* Compressed batches that the worker checks itself (server/check/check_records.c): small ones on
+ * the reactor, others on a thread of its pool. The codec is zstd, in frames written here. */
 #include "mqd_check_test.h"
 
 static void all(struct bench *b)
@@ -119,7 +119,7 @@ BOTH(bombs)
     bench_stop(b);
 }
 
-/* Nothing of a check by the worker's own thread depends on the acceptor, or on the client. */
+/* A check by the worker's own thread does not depend on the acceptor, or on the client. */
 BOTH(acceptor_and_client_go_away)
 {
     if (!has_zstd())

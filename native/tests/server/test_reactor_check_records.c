@@ -1,7 +1,7 @@
 /* tsan: long */
-/* Checks of records before a batch may be written (server/check/check_records.c): keys for compacted
- * topics, and record.validation; by the acceptor, as where a codec's library is missing. The test is
- * the acceptor, and the owner of partition 4. */
+/* Checks of records before a batch may be written (server/check/check_records.c): keys for
+ * compacted topics, and record.validation; by the acceptor, as where a codec's library is missing.
+ * The test is the acceptor, and the owner of partition 4. */
 #include "mqd_check_test.h"
 
 static void refuse_records(struct bench *b, const struct mqd_descriptor *check, const int32_t *indexes, uint16_t count,
@@ -71,7 +71,7 @@ static void all(struct bench *b)
     b->log_options.validation = MQD_VALIDATION_ALL;
 }
 
-/* The records of raw_records(3, 0, 5), which are of one length each, with other bytes in the
+/* The records of raw_records(3, 0, 5), which all have one length, with other bytes in the
  * second. */
 struct malformed {
     uint32_t at;

@@ -1,5 +1,5 @@
 /* A fetch whose records may not be in memory is read ahead by the pool or the ring; the reactor
- * never sends what might make it wait for a disk. */
+ * never sends data for which it might wait for a disk. */
 #include "mqd_counter_test.h"
 #include "mqd_seccomp_test.h"
 
@@ -52,7 +52,7 @@ static void none_is_read_ahead(int backend)
     fetch_all(backend, one_batch_segments, 0);
 }
 
-/* A broker that begins on a log which lies there, as after a reboot: what is near its end may be as
+/* A broker that starts with an existing log, as after a reboot: its newest records may be as
  * cold as the rest. */
 static void what_lay_there_is_read_ahead(int backend)
 {
@@ -72,8 +72,8 @@ BOTH(cached_pages_are_sent_at_once)
     where_refused(ENOSYS, 0, none_is_read_ahead, backend);
 }
 
-/* The second of two fetches that come together would remove the partition whose records the first one
- * still has read ahead: a session has one request at a time. */
+/* The second of two concurrent fetches would remove the partition whose records the first one is
+ * still reading ahead: a session has one request at a time. */
 static void the_second_is_refused(int backend)
 {
     struct bench *b = bench_start(backend, one_batch_segments);

@@ -1,5 +1,5 @@
-/* compression.type: a batch in another codec goes to the acceptor, and what the acceptor returns, in
- * pieces, is written in its place. */
+/* compression.type: a batch in another codec goes to the acceptor, and the acceptor's result, in
+ * pieces, is written instead. */
 #include "mqd_check_test.h"
 
 #define ZSTD 4
@@ -12,7 +12,8 @@ static void to_zstd(struct bench *b)
     b->log_options.max_message_bytes = 300000;
 }
 
-/* The acceptor returns `batch` in pieces of `piece_bytes`; `said_bytes` is the size it names. */
+/* The acceptor returns `batch` in pieces of `piece_bytes`; `said_bytes` is the size it
+ * announces. */
 static void return_batch(struct bench *b, const struct mqd_descriptor *check, const struct raw *batch,
                          uint32_t piece_bytes, int64_t reported_bytes, bool last)
 {

@@ -1,12 +1,12 @@
 /* tsan: long */
-/* Clients that are gone: their connections end, whatever they wait for. The test is the acceptor,
- * and does not answer. */
+/* Disconnected clients: their connections are freed, whatever they wait for. The test is the
+ * acceptor, and does not respond. */
 #include "mqd_counter_test.h"
 
 enum { INFLIGHT_COUNT_MAX = 16, FIND_COORDINATOR = 10 };
 
-/* As many requests as a connection may have under way, and one that stays in its socket; the
- * acceptor has those that are its own. */
+/* As many requests as a connection may have in flight, and one that stays in its socket; the
+ * acceptor has its own ones. */
 static void fill(struct bench *b, struct client *client, bool fetch_first)
 {
     struct frame frame = {0};
@@ -49,8 +49,8 @@ BOTH(a_closed_client_is_freed_though_the_acceptor_is_silent)
     bench_stop(b);
 }
 
-/* Seen to have been looked at: one that left later, and waits for the acceptor, is gone. What came
- * without acks is written, though its worker stood still. */
+/* Checks that a client that disconnected later, and waits for the acceptor, is freed. Batches
+ * that arrived with acks=0 are written, although its worker was paused. */
 BOTH(received_batches_are_written_after_a_disconnect_behind_a_stalled_worker)
 {
     enum { LATER = 50 };
@@ -82,8 +82,8 @@ BOTH(received_batches_are_written_after_a_disconnect_behind_a_stalled_worker)
     bench_stop(b);
 }
 
-/* It left nothing unread, so nothing tells at once that it takes no responses. Its kernel remembers
- * it for a second here, else for a minute. */
+/* It left nothing unread, so the kernel does not report at once that it reads no responses. Its
+ * kernel keeps the connection for a second here, otherwise for a minute. */
 BOTH(a_full_close_is_not_kept_like_a_half_close)
 {
     struct bench *b = bench_start(backend, NULL);

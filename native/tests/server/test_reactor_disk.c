@@ -1,5 +1,5 @@
 /* tsan */
-/* The reactor over a disk that is slow, fails or is full, by the faults of the file layer; with
+/* The reactor with a disk that is slow, fails or is full, by the faults of the file layer; with
  * both I/O backends. */
 #include "mqd_counter_test.h"
 #include "mqd_faults_test.h"
@@ -69,8 +69,8 @@ BOTH(a_flush_under_way_is_shown_until_it_ends)
     bench_stop(b);
 }
 
-/* The partition is taken back while producers, here and elsewhere, wait for its flush and a reader
- * for its records; some of them leave. */
+/* The partition is closed while producers, here and elsewhere, wait for its flush and a reader
+ * for its records; some of them disconnect. */
 BOTH(a_partition_closes_while_requests_wait)
 {
     struct bench *b = bench_start(backend, watch);
@@ -172,7 +172,7 @@ BOTH(a_full_disk_refuses_until_there_is_room)
     bench_stop(b);
 }
 
-/* The event of this command, and how often there was one of `kind` before it. */
+/* The event of this command, and how often one of `kind` came before it. */
 static struct mqd_event done_counting(struct bench *b, uint64_t token, enum mqd_event_kind kind, uint32_t *kind_count)
 {
     struct mqd_event event;
@@ -195,7 +195,7 @@ static void close_fenced(struct bench *b, uint32_t slot)
     b->partitions[slot] = NULL;
 }
 
-/* What was written in part could not be cut off either: more space makes nothing of that good. */
+/* A partial write could not be truncated either: more space does not repair it. */
 BOTH(a_full_disk_is_reported_once_until_there_is_room)
 {
     struct bench *b = bench_start(backend, watch);
@@ -249,7 +249,7 @@ static void never_flushed(struct bench *b)
     b->options[0].group_commit_us = 3600000000u;
 }
 
-/* More sealed segments than wait for a flush: the one more is flushed by the roll itself. */
+/* More sealed segments than wait for a flush: one more is flushed by the roll itself. */
 BOTH(a_roll_that_fails_to_flush_fences)
 {
     struct bench *b = bench_start(backend, never_flushed);
@@ -348,7 +348,7 @@ static void in_memory_at_first(struct bench *b)
     b->log_options.flush_interval_ms = 3600000;
 }
 
-/* What was acknowledged before the setting changed is counted on as flushed from then on (R9): it
+/* Records acknowledged before the setting changed count as flushed from then on (R9): the flush
  * does not wait for the next record. */
 BOTH(dirty_data_is_flushed_when_flush_on_ack_is_enabled)
 {
@@ -407,8 +407,8 @@ BOTH(without_waiters_a_flush_starts_at_8_MiB)
     bench_stop(b);
 }
 
-/* Where many partitions are written to their small flushes would come together: they are large
- * then, as the clock and 64 MiB have it. */
+/* Where many partitions are written, their small flushes would coincide: they are large then, by
+ * the timer and the 64 MiB limit. */
 BOTH(of_many_partitions_none_is_flushed_for_8_MiB)
 {
     enum { MANY = SLOTS_MAX }; /* 14 of this worker */
@@ -468,8 +468,8 @@ static void one_batch_segments(struct bench *b)
     b->log_options.segment_bytes = 200;
 }
 
-/* The write that seals the file whose flush is under way finds the disk full. A number below that
- * file's is free, and the next one opened takes it. */
+/* The write that seals the file whose flush is in progress finds the disk full. A lower
+ * descriptor number is free, and the next file opened reuses it. */
 BOTH(a_roll_that_is_undone_leaves_the_flush_under_way_its_file)
 {
     int low = dup(0);

@@ -1,5 +1,5 @@
 /* tsan */
-/* What the reactor tells the main thread, which takes nothing for long. */
+/* The reactor's events to the main thread, which may read nothing for long. */
 #include "mqd_counter_test.h"
 
 #include "base/file_watch.h"
@@ -46,7 +46,7 @@ BOTH(command_answers_always_have_room)
     bench_stop(b);
 }
 
-/* Until their responses are taken: else these would be more than there is room for. */
+/* Until their results are read: otherwise there would be more than fit. */
 BOTH(no_more_commands_are_taken_than_answers_have_room)
 {
     enum { COUNT_MAX = 4096, TRIES_AFTER = 50 };
@@ -90,7 +90,7 @@ BOTH(the_end_of_the_quiet_is_reported)
     bench_stop(b);
 }
 
-/* It is reported once; and nothing is written there until it has been answered. */
+/* It is reported once; and nothing is written there until it has been acknowledged. */
 BOTH(a_full_disk_is_reported_behind_thousands_of_events)
 {
     struct bench *b = bench_start(backend, NULL);

@@ -86,8 +86,8 @@ BOTH(sessions)
     bench_stop(b);
 }
 
-/* The topic goes while fetches wait on it, and comes again under its name with another id and other
- * slots. */
+/* The topic is deleted while fetches wait on it, and recreated with its name, another id and
+ * other slots. */
 BOTH(a_topic_goes_and_comes_while_fetches_wait)
 {
     struct bench *b = bench_start(backend, NULL);

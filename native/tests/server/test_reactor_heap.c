@@ -1,6 +1,6 @@
 /* tsan: long */
-/* queued.max.request.bytes is shared by all clients of a worker: who sends halves of requests takes
- * no more of it than his share. */
+/* queued.max.request.bytes is shared by all clients of a worker: a client that sends halves of
+ * requests gets no more than its share. */
 #include "mqd_counter_test.h"
 
 /* halves of 32764 bytes each: more than there is */
@@ -46,7 +46,7 @@ static void send_half(struct bench *b, struct client *client, const void *bytes,
         usleep(100);
 }
 
-/* Of the last `crumb_count` only half a length word comes: what little is left is taken by these. */
+/* The last `crumb_count` send only half a length word: they take the rest. */
 static void send_halves(struct bench *b, struct client *halves, int count, int crumb_count, uint32_t size_bytes)
 {
     static const uint8_t bytes[HALF_BYTES_MAX] = {0, 0, 0x7f, 0xf8};
@@ -94,8 +94,8 @@ BOTH(partial_frames_are_evicted_for_complete_ones)
     bench_stop(b);
 }
 
-/* It left while the heap was nearly spent, and waits for a response of the acceptor: when there is
- * room again, it is seen. */
+/* It disconnected while the heap was nearly used up, and waits for a response of the acceptor:
+ * this is detected when there is space again. */
 BOTH(a_disconnect_without_room_is_noticed_later)
 {
     struct bench *b = bench_start(backend, small_heap);
@@ -123,7 +123,8 @@ BOTH(a_disconnect_without_room_is_noticed_later)
     bench_stop(b);
 }
 
-/* As most requests that come from afar: the rest follows when the first piece has been read. */
+/* Like most requests from remote clients: the rest follows when the first piece has been
+ * read. */
 static void produce_in_two_pieces(struct bench *b)
 {
     struct client client = client_open(b, 0);
@@ -140,7 +141,7 @@ static void produce_in_two_pieces(struct bench *b)
     client_close(&client);
 }
 
-/* Those whose rest does not come make room for it. */
+/* Those whose rest does not arrive are evicted. */
 BOTH(a_request_in_two_pieces_has_room_though_halves_have_taken_their_share)
 {
     struct bench *b = bench_start(backend, small_heap);
@@ -153,7 +154,7 @@ BOTH(a_request_in_two_pieces_has_room_though_halves_have_taken_their_share)
     bench_stop(b);
 }
 
-/* A long poll and a half behind it. False: not read, since there is no room for it. */
+/* A long poll and half a request behind it. False: not read, since there is no space for it. */
 static bool send_poll_and_half(struct bench *b, struct client *client, uint32_t half_bytes)
 {
     static const uint8_t rest[HALF_BYTES_MAX];
@@ -175,8 +176,8 @@ static bool send_poll_and_half(struct bench *b, struct client *client, uint32_t 
     return counted(b, MQD_COUNT_BYTES_IN) >= bytes_in;
 }
 
-/* No connection is read that has a request under way while the heap is nearly spent, but nothing
- * more has come of these either. */
+/* No connection with a pending request is read while the heap is nearly used up, but no more
+ * data of these has arrived either. */
 BOTH(halves_behind_a_long_poll_make_room_too)
 {
     struct bench *b = bench_start(backend, small_heap);
@@ -208,8 +209,8 @@ static void heap_of_2_mb(struct bench *b)
     set_heap(b, 2 << 20);
 }
 
-/* A half-received large request leaves the arena for others and is more than halves may hold: it
- * goes alone. */
+/* A half-received large request is moved out of the arena and exceeds what halves may use: it is
+ * evicted alone. */
 BOTH(a_large_half_that_has_no_room_takes_no_other_with_it)
 {
     enum { SLOW_COUNT = 20, LARGE_BYTES = 2 << 20, SENT_BYTES = LARGE_BYTES - 100000 };

@@ -1,5 +1,5 @@
-/* Requests of more than half of the receive arena: they have memory of their own under one bound,
- * wait for it in their order, and hold it no longer than others can wait (server/large.c). */
+/* Requests of more than half of the receive arena: they have separate memory with one bound,
+ * wait for it in order, and keep it no longer than others can wait (server/large.c). */
 #include "mqd_counter_test.h"
 
 #include "mqd_tls_test.h"
@@ -41,7 +41,7 @@ static void large_memory_of_small_batches(struct bench *b)
     b->log_options.max_message_bytes = 1 << 20;
 }
 
-/* As where /dev/shm is full: behind the file's end a page cannot be had. */
+/* As where /dev/shm is full: pages behind the file's end cannot be allocated. */
 static void no_memory(struct bench *b)
 {
     large_memory(b);
@@ -95,7 +95,7 @@ static void served(struct client *client, int32_t body_bytes)
     CHECK_EQUAL(out.error[0], 0);
 }
 
-/* The first `sent` bytes of a Produce of BODY_BYTES; `received` of them have been taken. */
+/* The first `sent` bytes of a Produce of BODY_BYTES; `received` of them have been read. */
 static struct client stalled(struct bench *b, uint32_t sent, uint32_t received)
 {
     struct client client = client_open(b, 0);
@@ -174,7 +174,7 @@ BOTH(a_frame_of_more_than_the_most_is_not_received)
     large_stop(b);
 }
 
-/* Two hold the memory and send no more. A third waits, unread; what is smaller passes. */
+/* Two use the memory and send no more. A third waits, unread; smaller requests pass. */
 BOTH(a_stalled_client_is_closed_and_a_waiting_one_served)
 {
     struct bench *b = bench_start(backend, large_memory);
@@ -213,7 +213,7 @@ BOTH(a_stalled_client_is_closed_and_a_waiting_one_served)
     large_stop(b);
 }
 
-/* A byte now and then is no way to keep the memory from others. */
+/* Sending a byte now and then must not keep the memory from others. */
 BOTH(a_trickling_client_is_closed_when_others_wait)
 {
     struct bench *b = bench_start(backend, large_memory);
@@ -236,7 +236,7 @@ BOTH(a_trickling_client_is_closed_when_others_wait)
     large_stop(b);
 }
 
-/* A client that leaves while it waits, or holds memory, delays no other. */
+/* A client that disconnects while it waits, or holds memory, delays no other. */
 BOTH(a_closed_connection_holds_no_memory)
 {
     struct bench *b = bench_start(backend, large_memory);
@@ -306,8 +306,8 @@ BOTH(a_large_request_over_tls_is_written)
     large_stop(b);
 }
 
-/* What is decrypted is stored, not received by a system call: a page that cannot be had must not
- * raise SIGBUS. */
+/* Decrypted data is stored by the process, not by a system call: a page that cannot be allocated
+ * must not raise SIGBUS. */
 BOTH(without_shared_memory_a_connection_with_tls_ends_too)
 {
     if (!tls_works())

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* Where partitions are led: what a worker tells whom it cannot serve (KIP-951), and whom it wakes
- * when that changes. */
+/* Leaders of partitions: what a worker returns to clients it cannot serve (KIP-951), and whom it
+ * wakes when the leader changes. */
 #include "mqd_reactor_test.h"
 
 #include "server/topics.h"

@@ -20,7 +20,7 @@ static void send_look_up(struct client *client, uint64_t timestamp, const int32_
     frame_free(&frame);
 }
 
-/* The offset that was found for the last of the partitions; below 0: minus the error. */
+/* The offset found for the last of the partitions; negative: minus the error. */
 static int64_t found(struct client *client)
 {
     int64_t offset = -1000;
@@ -57,8 +57,8 @@ static int64_t elapsed_ms(int64_t began_ns)
     return (test_now_ns() - began_ns) / 1000000;
 }
 
-/* Partition 0 is worker 0's, partition 1 worker 1's: the look-up comes to the owner and to another
- * worker. */
+/* Partition 0 is worker 0's, partition 1 worker 1's: the lookup arrives at the owner and at
+ * another worker. */
 BOTH(acknowledged_offsets_are_found)
 {
     struct bench *b = bench_start(backend, watch);
@@ -77,7 +77,7 @@ BOTH(acknowledged_offsets_are_found)
     bench_stop(b);
 }
 
-/* Flushes of several partitions run side by side: the response takes as long as the slowest, not as
+/* Flushes of several partitions run in parallel: the response takes as long as the slowest, not
  * their sum. */
 BOTH(flushes_of_many_partitions_are_waited_for_together)
 {
@@ -101,7 +101,8 @@ BOTH(flushes_of_many_partitions_are_waited_for_together)
     bench_stop(b);
 }
 
-/* A disk that hangs: what is known, after two seconds. And clients that leave meanwhile. */
+/* A disk that hangs: the known offset, after two seconds. And clients that disconnect
+ * meanwhile. */
 BOTH(a_disk_that_hangs_is_not_waited_for_long)
 {
     struct bench *b = bench_start(backend, watch);

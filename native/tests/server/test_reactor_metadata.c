@@ -1,5 +1,5 @@
 /* tsan: long */
-/* Answers to Metadata that a worker knows from the acceptor, and gives again. */
+/* Metadata responses that a worker caches from the acceptor, and sends again. */
 #include "mqd_leading_test.h"
 
 #define PASSED_NS 1 /* CLOCK_BOOTTIME is beyond */
@@ -30,7 +30,7 @@ static int64_t later_ns(void)
     return (now.tv_sec + 3600) * INT64_C(1000000000);
 }
 
-/* What is sent after it is read in a later turn than its own question, and so with this deadline. */
+/* A request sent after it is read in a later turn, and so with this deadline. */
 static void set_lease(struct bench *b, struct client *client, int64_t deadline_ns)
 {
     int64_t offset;
@@ -38,8 +38,8 @@ static void set_lease(struct bench *b, struct client *client, int64_t deadline_n
     CHECK_EQUAL(list_offset(client, -2, &offset), 0);
 }
 
-/* The acceptor, which looks at the lease as well, marks no response with an error as one that may
- * be given again: "it leads" is, "it does not lead" is not. */
+/* The acceptor, which checks the lease too, marks no response with an error as cacheable: "it
+ * leads" is, "it does not lead" is not. */
 BOTH(metadata_that_are_known_without_the_lease)
 {
     struct bench *b = bench_start(backend, NULL);

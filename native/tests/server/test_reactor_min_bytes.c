@@ -1,5 +1,6 @@
 /* tsan: long */
-/* A fetch that waits for more than it has: what a record in one of its partitions costs. */
+/* A fetch that waits for more bytes than it has: the cost of a record in one of its
+ * partitions. */
 #include "mqd_counter_test.h"
 
 #define OTHERS 40 /* segments; more than a reader keeps open */
@@ -19,8 +20,8 @@ static void produce(struct bench *b, int32_t partition, uint64_t mark, int32_t b
     client_close(&client);
 }
 
-/* The other partition's file is closed and has gone where it is not found: a fetch that opened
- * it to count again would be answered now, with an error. */
+/* The other partition's file is closed and moved away: a fetch that opened it to count again
+ * would get a response now, with an error. */
 BOTH(only_partitions_that_grew_are_counted_again)
 {
     struct bench *b = bench_start(backend, few_open_files);

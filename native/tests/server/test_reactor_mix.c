@@ -1,7 +1,7 @@
 /* tsan: long */
-/* Everything at once, by chance: many clients that produce, fetch, ask, pipeline, stop half-way and
- * leave, while partitions close and open, logs roll, and the acceptor and a worker die. From a
- * seed, though threads make no two runs alike.
+/* Everything at once, at random: many clients that produce, fetch, query, pipeline, stop
+ * half-way and disconnect, while partitions close and open, logs roll, and the acceptor and a
+ * worker die. From a seed, though threads make no two runs alike.
  *
  * Checked: replies come in order and to the last byte; every batch that is read is one that was
  * sent, at the offset that was acknowledged, with a right CRC; everything acknowledged can be read

@@ -1,5 +1,5 @@
 /* tsan: long */
-/* Requests that the acceptor takes long over (MQD_LINK_PARKED) and whose clients may leave
+/* Requests that take the acceptor long (MQD_LINK_PARKED) and whose clients may disconnect
  * meanwhile (MQD_LINK_CANCEL): server/control_request.c. The test is the acceptor. */
 #include "base/big_endian.h"
 #include "mqd_reactor_test.h"

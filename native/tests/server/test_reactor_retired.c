@@ -1,6 +1,7 @@
 /* tsan: long */
-/* Partitions that are being retired: what their owner answers, refuses and gives to the one that
- * takes their records; producer ids, checksums, sequences and transactions there. */
+/* Partitions that are being retired: what their owner accepts, refuses and redirects to the
+ * partition that takes their records; producer ids, checksums, sequence numbers and transactions
+ * there. */
 #include "mqd_check_test.h"
 
 #include "server/redirect.h"
@@ -32,7 +33,7 @@ static void lead(struct bench *b, uint32_t slot, int32_t epoch)
     CHECK_EQUAL(bench_done(b, bench_owner(slot), b->token).error, 0);
 }
 
-/* Partitions from `first` on take the step, as metadata tell it: places first, then epochs. */
+/* Partitions from `first` on take the step, as in the metadata: places first, then epochs. */
 static void step(struct bench *b, uint32_t first, uint32_t to)
 {
     epoch_of_step++;
@@ -60,7 +61,7 @@ static struct outcome produce_one(struct client *client, int32_t partition, cons
     return out.count == 1 ? out.of[0] : none;
 }
 
-/* Asks for one batch and checks what comes. */
+/* Sends one batch and checks the response. */
 static void expect(struct client *client, int32_t partition, struct raw raw, int16_t error, int64_t base_offset)
 {
     struct outcome out = produce_one(client, partition, NULL, raw);
@@ -69,7 +70,7 @@ static void expect(struct client *client, int32_t partition, struct raw raw, int
         CHECK_EQUAL(out.base_offset, base_offset);
 }
 
-/* The batch at `index` of a partition's log; every checksum before it is looked at. */
+/* The batch at `index` of a partition's log; every checksum before it is verified. */
 static struct mqd_batch logged(uint32_t partition, int index)
 {
     char path[128];
@@ -178,8 +179,8 @@ BOTH(pipelined_batches_stay_in_order)
     bench_stop(b);
 }
 
-/* The retired partition does not know the producer: what is behind a batch that was refused does
- * not come first. */
+/* The retired partition does not know the producer: batches behind a refused one must not be
+ * written first. */
 BOTH(a_refused_batch_is_not_overtaken)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -245,7 +246,7 @@ BOTH(nothing_is_handed_on_before_its_epoch_nor_without_a_target)
     bench_stop(b);
 }
 
-/* Once it is hidden, somebody has to hear that producers still write to it. */
+/* Once it is hidden, the controller must be told that producers still write to it. */
 BOTH(use_of_a_hidden_partition_is_reported)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -269,7 +270,7 @@ BOTH(use_of_a_hidden_partition_is_reported)
 
 /* ---- transactions ---- */
 
-/* What a coordinator writes through the acceptor. */
+/* Writes of a coordinator through the acceptor. */
 static struct mqd_descriptor marker(struct bench *b, uint32_t slot, int64_t producer_id, bool commit)
 {
     uint32_t owner = bench_owner(slot), from;
@@ -360,7 +361,7 @@ BOTH(a_transaction_over_the_step_ends_in_both)
     bench_stop(b);
 }
 
-/* Verified for a transaction that has ended in the target since: it begins none there. */
+/* Verified for a transaction that has ended in the target since: it does not begin one there. */
 BOTH(a_late_batch_begins_no_transaction_in_the_target)
 {
     struct bench *b = bench_start(backend, verifying);

@@ -100,7 +100,7 @@ BOTH(each_operation_needs_its_own_right)
     bench_stop(b);
 }
 
-/* Names say nothing about whether a topic exists; ids do, as in Kafka. */
+/* Names do not reveal whether a topic exists; ids do, as in Kafka. */
 BOTH(missing_topics_are_denied_like_existing_ones)
 {
     static struct fetched fetched;
@@ -118,7 +118,7 @@ BOTH(missing_topics_are_denied_like_existing_ones)
     bench_stop(b);
 }
 
-/* No subject, no service; and one question for all connections of a principal. */
+/* Without a subject there is no service; one query for all connections of a principal. */
 BOTH(connections_wait_for_their_rights)
 {
     struct bench *b = bench_start(backend, rights);
@@ -174,8 +174,8 @@ BOTH(connections_that_leave_before_their_rights_arrive)
     bench_stop(b);
 }
 
-/* A fetch that waits for records is answered when its right is gone, and its session never serves
- * what came later. */
+/* A waiting fetch gets a response when its right is revoked, and its session never returns later
+ * records. */
 BOTH(a_revoked_right_ends_waiting_requests)
 {
     static struct fetched fetched;
@@ -271,8 +271,8 @@ BOTH(a_session_is_its_principals)
     bench_stop(b);
 }
 
-/* A topic that is deleted and another one that is created in its place: of no mask of the first
- * remains anything, whatever is the same. */
+/* A topic that is deleted and another one that is created in its place: no mask of the first
+ * remains, whatever they have in common. */
 BOTH(a_topic_that_replaces_another_has_its_own_rights)
 {
     struct bench *b = bench_start(backend, rights);
@@ -361,8 +361,8 @@ BOTH(a_cached_answer_is_reused_only_for_the_same_rights)
     bench_stop(b);
 }
 
-/* A transactional id that the principal may not use refuses the whole request, before the topic is
- * looked at. */
+/* A transactional id that the principal may not use refuses the whole request, before the topic
+ * is checked. */
 BOTH(a_transactional_id_needs_a_right)
 {
     struct bench *b = bench_start(backend, rights);
@@ -445,7 +445,7 @@ BOTH(denials_between_two_reports_are_counted)
     bench_stop(b);
 }
 
-/* A host without its lease may have missed that a right was taken away. */
+/* A host without its lease may have missed that a right was revoked. */
 BOTH(without_the_lease_nothing_is_read)
 {
     static struct fetched fetched;
@@ -464,7 +464,8 @@ BOTH(without_the_lease_nothing_is_read)
     bench_stop(b);
 }
 
-/* Hosts of the cluster have no principal here; what they carry was checked where it entered. */
+/* Hosts of the cluster have no principal here; their requests were checked where they
+ * entered. */
 BOTH(hosts_of_the_cluster_need_no_rights)
 {
     static struct fetched fetched;
@@ -476,7 +477,7 @@ BOTH(hosts_of_the_cluster_need_no_rights)
     bench_stop(b);
 }
 
-/* More principals than are kept come and go; those that are not kept are reported. */
+/* More principals than are cached connect and disconnect; evicted ones are reported. */
 BOTH(principals_come_and_go)
 {
     enum { PRINCIPALS = 300, KEPT = 256 };

@@ -1,5 +1,5 @@
-/* The slow-request log: what is reported of requests that a slow disk, another worker, the acceptor
- * or an earlier request delays. */
+/* The slow-request log: reports of requests that a slow disk, another worker, the acceptor or an
+ * earlier request delays. */
 #include "mqd_faults_test.h"
 
 #define SLOW_MS 100
@@ -38,7 +38,7 @@ static struct mqd_event report(struct bench *b, uint32_t worker)
     return (struct mqd_event){.kind = MQD_EVENT_NONE};
 }
 
-/* All but `part` took little; the parts add up. */
+/* All other parts are short; the parts add up. */
 static void check_report(const struct mqd_event *event, enum mqd_spent part, uint32_t slot)
 {
     uint64_t sum = 0;

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* Clients over TLS on both back ends: what they send and get, and that bad ones do not harm others.
- * Listener 0 is plain, listener 1 has TLS. */
+/* Clients over TLS with both backends: requests and responses, and that invalid clients do not
+ * harm others. Listener 0 is plain, listener 1 has TLS. */
 #include "mqd_counter_test.h"
 
 #include "mqd_tunnel_test.h"
@@ -346,7 +346,8 @@ BOTH(without_a_certificate_nothing_is_served_in_the_clear)
     bench_stop(b);
 }
 
-/* A listener that demands certificates, whose names the worker's main thread maps: here the test. */
+/* A listener that requires certificates, whose names the worker's main thread maps: here the
+ * test. */
 static struct tls_client named_client(struct bench *b, const struct tls_identity *ca, const struct tls_identity *alice)
 {
     struct mqd_tls_identity pair = {.chain = tls_file(broker.certificate_pem), .key = tls_file(broker.key_pem)};

@@ -1,5 +1,5 @@
 /* tsan: long */
-/* Transactions as readers see them: read_committed through any worker, its waking, aborted
+/* Transactions as readers see them: read_committed through any worker, waking, aborted
  * transactions across segments; and reports of producers to the acceptor. */
 #include <fcntl.h>
 
@@ -18,7 +18,7 @@ static void in_memory(struct bench *b)
     b->log_options.flush_on_ack = 0;
 }
 
-/* What a coordinator writes through the acceptor; all of it, then all answers. Returns the last
+/* Writes of a coordinator through the acceptor; all of them, then all results. Returns the last
  * base offset. */
 static int64_t coordinator_write(struct bench *b, const struct log_batch *batches, uint32_t count)
 {
@@ -70,8 +70,8 @@ static struct fetch committed(int32_t wait_ms)
         .wait_ms = wait_ms, .bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1, .committed = 1};
 }
 
-/* While a compaction puts new files in the place of old ones, data and aborted transactions could
- * be of different versions: readers of committed records get nothing until it is done. */
+/* While a compaction replaces files, data and aborted transactions could be of different
+ * versions: readers of committed records get nothing until it is done. */
 BOTH(read_committed_waits_for_a_swap_of_files)
 {
     struct bench *b = bench_start(backend, small_segments);
@@ -190,7 +190,7 @@ BOTH(a_session_hears_of_the_last_stable_offset)
     bench_stop(b);
 }
 
-/* More aborted transactions than one answer tells: the ranges get shorter, none is left out. */
+/* More aborted transactions than one response lists: the ranges get shorter, none is omitted. */
 BOTH(many_overlapping_transactions_make_short_ranges)
 {
     enum { COUNT = 4200 };

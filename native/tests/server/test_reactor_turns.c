@@ -1,4 +1,4 @@
-/* Large requests of some connections do not keep a worker from those of others. */
+/* Large requests of some connections do not delay those of others. */
 #include "mqd_counter_test.h"
 
 enum {
@@ -7,7 +7,7 @@ enum {
     QUIET_BYTES = 100 << 10  /* more than the receive window, so that it needs a second turn */
 };
 
-/* Until `serve`, the worker takes no connections: it then finds all of them in one turn. */
+/* Until `serve`, the worker accepts no connections: it then finds all of them in one turn. */
 static void not_serving(struct bench *b)
 {
     mqd_store_release(&mqd_control_worker(b->control, 0)->state, MQD_PROCESS_STARTING);

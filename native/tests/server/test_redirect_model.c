@@ -143,7 +143,7 @@ static void send_again_from(struct producer *producer, uint32_t number)
             producer->batch[i].fate = UNSENT;
 }
 
-/* Batches that were written under the previous epoch and not answered yet get no response. */
+/* Batches written under the previous epoch without a response yet get none. */
 static void new_epoch(struct model *m, int log, int leader)
 {
     for (int p = 0; p < PRODUCERS && log == RETIRED && leader != m->leader[log]; p++)
@@ -180,8 +180,8 @@ static int16_t stage(struct model *m, int log, struct mqd_batch batch, uint8_t *
     return error;
 }
 
-/* What mqd_redirect_take and mqd_owner_stage do, of a partition that is led here. Returns the
- * error; else where the batch lies: *log, *base_offset. */
+/* The steps of mqd_redirect_take and mqd_owner_stage, for a partition led here. Returns the
+ * error; else the batch's position: *log, *base_offset. */
 static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, int *log, int64_t *base_offset)
 {
     struct host *host = &m->host[m->leader[RETIRED]];
@@ -225,8 +225,8 @@ static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, 
 
 /* ---- producers ---- */
 
-/* Its sequences begin again (KIP-360, every transaction of KIP-890): when the outcome of all that it
- * ever sent is known. */
+/* Its sequence numbers restart (KIP-360, every transaction of KIP-890) when the outcomes of all
+ * its batches are known. */
 static void bump(struct model *m, struct producer *producer)
 {
     if (producer->tried > producer->first || producer->epoch_first == producer->first)
@@ -294,7 +294,7 @@ static void send(struct model *m, struct producer *producer)
     sent->leader_epoch = m->epoch[sent->log];
 }
 
-/* Answers that may go now; what was written under an epoch that is over is sent again. */
+/* Sends the responses that are due; batches of an old epoch are resent. */
 static void answer(struct model *m)
 {
     for (int p = 0; p < PRODUCERS; p++) {
@@ -398,7 +398,7 @@ static void run(uint64_t seed, struct model *m)
     new_epoch(m, RETIRED, 0);
     while (m->step < MQD_RETIRING_REDIRECTED)
         take_step(m);
-    for (int i = 0; i < 4000 && !m->failed; i++) { /* healed: everything goes through */
+    for (int i = 0; i < 4000 && !m->failed; i++) { /* healed: everything succeeds */
         for (int host = 0; host < HOSTS; host++)
             follow(m, host, TAKER), follow(m, host, RETIRED);
         answer(m);

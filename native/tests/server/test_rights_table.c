@@ -1,7 +1,7 @@
 /* Tables of rights: the look-up against a search through all entries, and invalid tables. */
 #include "mqd_rights_test.h"
 
-/* Literal name, else longest prefix, else the default. */
+/* Literal name, otherwise longest prefix, otherwise the default. */
 static uint16_t searched(const struct right *literals, uint32_t literal_count, const struct right *prefixes,
                          uint32_t prefix_count, uint16_t otherwise, const char *name)
 {

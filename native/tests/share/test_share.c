@@ -1,6 +1,7 @@
-/* The state of share-partitions by itself: single rules, and what chance does not find, under the
- * sanitizers. Random histories against a plain array: tests/unit/native/test_share_model.py.
- * Nothing here starts threads: a state belongs to one (share/state.h). */
+/* The state of share-partitions by itself: single rules, and cases that random histories rarely
+ * reach, under the sanitizers. Random histories against a plain array:
+ * tests/unit/native/test_share_model.py. Nothing here starts threads: a state belongs to one
+ * (share/state.h). */
 #include "mqd_test.h"
 #include "share/state.h"
 
@@ -84,7 +85,7 @@ TEST(a_lock_that_has_ended_is_lost_also_before_it_is_noticed)
     ended(&share);
 }
 
-/* A poisonous record that always expires: it is archived, its neighbours are not. */
+/* A poison record whose lock always expires: it is archived, its neighbours are not. */
 TEST(poison_goes_alone_the_last_time)
 {
     struct mqd_share share = made(64, 5, 2000, 0);
@@ -186,7 +187,7 @@ TEST(a_backoff_doubles_with_each_delivery)
     ended(&share);
 }
 
-/* Each release wants a row of its own: of another time, far from the others, of another count. */
+/* Each release needs a separate row: another time, far from the others, another count. */
 TEST(a_backoff_lasts_without_memory_for_it)
 {
     struct mqd_share share = made(16, 100, 100000, 0);
@@ -217,7 +218,7 @@ TEST(a_backoff_lasts_without_memory_for_it)
     ended(&share);
 }
 
-/* What is not in the log, and what may not be delivered, however much it is. */
+/* Records that are not in the log, and records that may not be delivered, any number of them. */
 TEST(holes_and_aborted_batches_are_archived)
 {
     struct mqd_share share = made(BLOCKS, 5, 2000, 0);

@@ -27,8 +27,8 @@ static void ended(struct mqd_share *share)
     free(memory);
 }
 
-/* Acquires what there is in the batch of RECORDS records from which to read; record n has key n modulo
- * key_count, from 1 on. Returns how many. */
+/* Acquires available records in the batch of RECORDS records from which to read; record n has
+ * key n modulo key_count, from 1 on. Returns how many. */
 static uint32_t acquire(struct mqd_share *share, uint64_t member, uint32_t most, uint32_t key_count)
 {
     static struct mqd_share_record records[RECORDS];
@@ -90,7 +90,7 @@ TEST(nothing_is_acquired_whose_key_is_not_known)
     ended(&share);
 }
 
-/* Buckets are split beyond one block, and what is finished returns its memory. */
+/* Buckets are split beyond one block, and finished records free their memory. */
 TEST(many_keys_are_open)
 {
     uint32_t keys = test_long() ? 1000000 : 20000, open = 0;

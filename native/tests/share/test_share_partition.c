@@ -1,5 +1,5 @@
-/* A share-partition at its owner (share/partition.h) against a share coordinator that fails as one
- * does: random histories with owners that die, and planted bugs that must be found. */
+/* A share-partition at its owner (share/partition.h) against a share coordinator with faults:
+ * random histories with owners that die, and planted bugs that must be found. */
 #define MQD_PLANTED_PARTITION
 #include "share/partition.c"
 
@@ -122,7 +122,7 @@ struct owner {
     int answers;
 };
 
-/* A waiter's token is the offset that was accepted, or OFFSETS. */
+/* A waiter's token is the accepted offset, or OFFSETS. */
 static void on_answer(void *context, struct mqd_share_waiter *waiter, int16_t error)
 {
     struct owner *o = context;
@@ -159,7 +159,7 @@ static void owner_end(struct owner *o)
     free(o);
 }
 
-/* Asks what is due, and takes the response at once. Returns what was asked. */
+/* Sends the request that is due, and processes the response at once. Returns the request. */
 static int ask(struct owner *o)
 {
     int api_key = mqd_share_partition_next_request(&o->partition, o->now_ms);
@@ -304,7 +304,7 @@ static void release_with_backoff(struct owner *o)
     CHECK_EQUAL(acknowledge(o, runs[0].first, MQD_SHARE_RELEASE), 0);
 }
 
-/* Its offsets may have been altered while no session named it. */
+/* Its offsets may have been altered while no session used it. */
 TEST(a_state_that_backoffs_kept_is_confirmed_before_it_is_used)
 {
     struct owner *o = owner_of(0, 0);
@@ -337,7 +337,8 @@ TEST(a_state_that_backoffs_kept_is_confirmed_before_it_is_used)
     owner_end(o);
 }
 
-/* It is kept, and a new acceptor learns of it from a READ, although a WRITE confirms the state too. */
+/* It is kept, and a new acceptor gets it from a READ, although a WRITE confirms the state
+ * too. */
 TEST(what_is_archiving_is_reported_by_a_read)
 {
     struct owner *o = owner_of(0, 0);
@@ -422,7 +423,7 @@ TEST(settings_that_make_no_sense_are_refused)
 
 /* ---- histories ---- */
 
-/* One random history. Returns 0, or the number of the promise that was broken: 2 is S2, 3 is S3. */
+/* One random history. Returns 0, or the number of the violated promise: 2 is S2, 3 is S3. */
 static int history(uint64_t seed, uint32_t planted)
 {
     struct owner *o = owner_of(0, planted);

@@ -1,6 +1,6 @@
 /* tsan */
-/* Quotas in shared memory: rules published and taken over, buckets charged by one and by many,
- * reused, left by the dead. Time is passed in. */
+/* Quotas in shared memory: rules published and read, buckets charged by one and by several
+ * workers, reused, left by dead ones. Time is passed in. */
 #include <pthread.h>
 
 #include "mqd_test.h"
@@ -98,7 +98,7 @@ TEST(rules_are_found_by_client_id_and_else_the_default_holds)
     free(control);
 }
 
-/* Of the rules of all eight levels the first one holds; without it the next, to the last. */
+/* Of the rules of all eight levels the first one applies; without it the next, to the last. */
 TEST(the_first_rule_in_kafkas_order_holds_for_each_kind_alone)
 {
     void *control = control_new();
@@ -172,7 +172,7 @@ TEST(the_rule_decides_which_clients_share_a_bucket)
     free(control);
 }
 
-/* A client cannot choose an id whose bucket is that of another: it does not know the hash. */
+/* A client cannot choose an id with the bucket of another: it does not know the hash. */
 TEST(keys_differ_from_host_to_host)
 {
     struct mqd_control_header here = {.boot_id = {1}}, there = {.boot_id = {2}};

@@ -179,7 +179,7 @@ static uint64_t wakeups(struct host *host, uint32_t endpoint)
     return read(host->eventfd[endpoint], &value, sizeof value) == sizeof value ? value : 0;
 }
 
-/* A process that opens wakes all others: that wake-up is consumed. */
+/* A process that opens the segment wakes all others: that wake-up is consumed. */
 static void three_open(struct host *host, struct mqd_endpoint **a, struct mqd_endpoint **b, struct mqd_endpoint **c)
 {
     host_make(host, 3);
@@ -398,8 +398,8 @@ TEST(a_successor_wakes_whose_flag_its_predecessor_took)
     three_close(&host, a, b, c);
 }
 
-/* Killed at the same step, but the sleeper had taken what was published before it slept: nothing in
- * the ring tells of it. */
+/* Killed at the same step, but the sleeper had read the published entry before it slept: nothing
+ * in the ring shows it. */
 TEST(a_successor_wakes_whose_flag_was_taken_beside_an_empty_ring)
 {
     struct host host;

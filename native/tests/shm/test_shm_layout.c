@@ -203,7 +203,7 @@ TEST(a_controller_that_dies_in_the_middle_stops_no_reader)
     free(control);
 }
 
-/* L2: killed anywhere in mqd_slot_publish, the old positions stay whole. */
+/* L2: killed anywhere in mqd_slot_publish, the old positions stay intact. */
 TEST(an_owner_that_dies_in_the_middle_leaves_the_old_positions)
 {
     void *control = control_make();

@@ -146,7 +146,7 @@ static bool all_received(const struct model *model, const struct state *state)
     return true;
 }
 
-/* Lets a thread do its next step; false when it cannot now. */
+/* Lets a thread do its next step; false when it cannot. */
 static bool advance(struct model *model, struct state *state, int thread)
 {
     const struct step *step = &model->program[thread][state->counter[thread]];
@@ -305,7 +305,7 @@ TEST(no_wakeup_is_lost)
             }
 }
 
-/* Fences matter under store buffering alone; the order of steps matters everywhere. */
+/* Fences only matter with store buffering; the order of steps matters everywhere. */
 #define PLANTED(name, mistake, in_order_too)                                                                           \
     TEST(name)                                                                                                         \
     {                                                                                                                  \

@@ -1,5 +1,5 @@
 /* tsan */
-/* Connections by address: counted by all workers, forgotten with them, reused. */
+/* Connections by address: counted by all workers, cleared with them, reused. */
 #include <pthread.h>
 
 #include "mqd_test.h"

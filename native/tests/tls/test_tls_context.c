@@ -1,4 +1,4 @@
-/* A listener's settings: what is accepted, what is refused and with which words. */
+/* A listener's settings: accepted ones, and refusals with their messages. */
 #include "mqd_test.h"
 
 #include "mqd_tls_test.h"

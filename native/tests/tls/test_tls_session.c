@@ -1,5 +1,5 @@
-/* One connection without a reactor: the broker's side is stepped here, the client's is OpenSSL in
- * the same thread. */
+/* One connection without a reactor: the broker's side is stepped here, the client's is OpenSSL
+ * in the same thread. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -388,7 +388,7 @@ struct hosts {
     uint8_t scratch[MQD_TLS_SCRATCH_BYTES];
 };
 
-/* Node 1 is the client, node 2 the server, unless `client` or `server` is of another. */
+/* Node 1 is the client, node 2 the server, unless `client` or `server` is another node's. */
 static struct hosts *hosts_open(const struct tls_identity *ca, const struct tls_identity *client,
                                 const struct tls_identity *server, const struct tls_identity *server_ca)
 {
@@ -498,7 +498,7 @@ TEST(hosts_that_cannot_prove_their_node_ids)
     tls_identity_free(&good[0]), tls_identity_free(&good[1]);
 }
 
-/* A context of a listener proves no node; one between hosts serves no client. */
+/* A listener's context authenticates no node; one between hosts serves no client. */
 TEST(contexts_are_not_mixed_up)
 {
     if (!tls_works())

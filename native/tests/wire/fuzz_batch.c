@@ -1,6 +1,6 @@
 /* fuzz: -max_len=512 */
-/* Any bytes into validate and decode. Most inputs get a right checksum, else none would come past
- * it. What is taken must keep the promises that the log relies on. */
+/* Any bytes into validate and decode. Most inputs get a valid checksum, otherwise none would
+ * pass it. Accepted batches must have the properties that the log relies on. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>

@@ -13,7 +13,7 @@ static void require(int condition)
         abort();
 }
 
-/* A copy of exactly these bytes, so that a read beyond them is found. */
+/* A copy of exactly these bytes, so that overruns are found. */
 static uint8_t *copy_of(const uint8_t *data, size_t size)
 {
     uint8_t *copy = malloc(size ? size : 1);

@@ -1,5 +1,5 @@
 /* fuzz: -max_len=700 */
-/* Everything that walks records or the state of producers, over any bytes: the walks agree with
+/* All code that walks records or the state of producers, over any bytes: the walks agree with
  * each other, markers and snapshots are read or refused. */
 #include <endian.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static void require(int condition)
         abort();
 }
 
-/* The admission of a batch to a compacted topic, the compaction, and the reading of a coordinator's
+/* The check of a batch for a compacted topic, the compaction, and the reading of a coordinator's
  * log. */
 static void walk_records(const uint8_t *data, size_t size)
 {
@@ -82,7 +82,7 @@ static void read_marker(const uint8_t *data, size_t size)
     free(bytes);
 }
 
-/* With a right checksum. What is read says the same when it is written and read again. */
+/* With a valid checksum. A decoded snapshot is equal when it is encoded and decoded again. */
 static void read_snapshot(const uint8_t *data, size_t size)
 {
     uint8_t *bytes = malloc(size + 16), *again;

@@ -31,7 +31,7 @@ static void make(void)
     seal(SIZE);
 }
 
-/* In memory of its own of exactly that size. */
+/* In a separate block of exactly that size. */
 static int16_t validate(uint64_t size, const char **reason)
 {
     struct mqd_batch out;

@@ -1,5 +1,5 @@
-/* Keys and values found in stored batches: in memory of exactly their size, so that the sanitizer
- * sees every byte read too many. */
+/* Keys and values found in stored batches: in memory of exactly their size, so that the
+ * sanitizer detects every overrun. */
 #include "base/error.h"
 #include "mqd_test.h"
 

@@ -1,6 +1,6 @@
 /* tsan */
-/* Clients through shared memory that behave: what TCP can do works, nothing is lost while either
- * side sleeps, limits are kept, all is returned. */
+/* Well-behaved clients through shared memory: everything that works over TCP works, nothing is
+ * lost while either side sleeps, limits are enforced, all memory is returned. */
 #include "mqd_local_test.h"
 
 #include <sys/wait.h>
@@ -31,8 +31,8 @@ BOTH(a_record_goes_in_and_comes_out)
     local_bench_stop(b);
 }
 
-/* Requests of every size in a small memory: windows, runs of extents, the data area's and both
- * rings' wrap-around. */
+/* Requests of every size in a small memory: windows, runs of extents, wrap-around of the data
+ * area and of both rings. */
 static void sizes(struct bench *b, uint64_t seed)
 {
     struct local local =
@@ -69,8 +69,8 @@ BOTH(every_size_through_small_rings)
     local_bench_stop(b);
 }
 
-/* Many at once, in order; more than the submission ring and the reply ring hold; then a client that
- * goes away with all of it unread. */
+/* Many at once, in order; more than the submission ring and the reply ring hold; then a client
+ * that disconnects without reading any of it. */
 BOTH(pipelined_in_order)
 {
     struct bench *b = local_bench(backend, NULL);
@@ -99,7 +99,7 @@ BOTH(pipelined_in_order)
     local_bench_stop(b);
 }
 
-/* acks=0 and gone: as after TCP's FIN, what was submitted is written. */
+/* acks=0 and a disconnect: as after TCP's FIN, submitted requests are written. */
 BOTH(requests_submitted_before_the_end_are_written)
 {
     struct bench *b = local_bench(backend, NULL);
@@ -189,8 +189,8 @@ BOTH(no_wake_up_is_lost_beside_a_spinning_worker)
 
 /* ---- positions ---- */
 
-/* A Fetch with max_bytes 0 parks, wakes, answers without records; by TCP the same is an ordinary
- * Fetch. */
+/* A Fetch with max_bytes 0 parks, wakes, and returns without records; over TCP the same is an
+ * ordinary Fetch. */
 BOTH(positions_only)
 {
     struct bench *b = local_bench(backend, NULL);
@@ -230,7 +230,7 @@ BOTH(positions_only)
     local_bench_stop(b);
 }
 
-/* In a session: parks while nothing is new, tells what is. */
+/* In a session: parks while there is nothing new, reports changes. */
 BOTH(positions_only_in_a_session)
 {
     struct bench *b = local_bench(backend, NULL);
@@ -268,7 +268,7 @@ BOTH(positions_only_in_a_session)
     local_bench_stop(b);
 }
 
-/* ---- where an offset lies ---- */
+/* ---- segment queries ---- */
 
 static void check_place(struct local *local, int32_t partition, int64_t offset, int64_t end_offset)
 {
@@ -393,7 +393,7 @@ BOTH(where_there_are_none)
     bench_stop(b);
 }
 
-/* A broker that stops answers, then ends every attachment. */
+/* A broker that stops sends its responses, then ends every attachment. */
 BOTH(the_end_of_a_worker)
 {
     struct bench *b = local_bench(backend, NULL);
@@ -412,8 +412,8 @@ BOTH(the_end_of_a_worker)
 
 /* ---- memory that outlives its attachment ---- */
 
-/* Keeps what it was given and drops only its socket. `keep`: 0 the mapping, 1 the descriptor, 2
- * both in a child of its own. Of a child it returns the end of a pipe whose closing ends it. */
+/* Keeps its resources and only closes its socket. `keep`: 0 the mapping, 1 the descriptor, 2
+ * both in a child process. For a child it returns the end of a pipe whose closing ends it. */
 static int leave_but_keep(struct local *local, int keep)
 {
     int ends[2] = {-1, -1};

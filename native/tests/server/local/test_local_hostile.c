@@ -20,7 +20,7 @@ struct hostile {
     uint32_t kept_count;
 };
 
-/* But for files of the log, which are kept open to be read. */
+/* Except log files, which are kept open for reading. */
 static uint32_t descriptors(void)
 {
     uint32_t count = 0;
@@ -43,7 +43,7 @@ static uint64_t some_number(uint64_t *seed)
     return random % 3 ? edges[random / 3 % (sizeof edges / sizeof *edges)] : random;
 }
 
-/* ---- what they do ---- */
+/* ---- hostile actions ---- */
 
 static void send_wrong_position(struct hostile *h, uint64_t *seed)
 {
@@ -55,8 +55,8 @@ static void send_wrong_position(struct hostile *h, uint64_t *seed)
     local_publish(local);
 }
 
-/* A frame that begins like one: known keys and versions, then anything; sometimes sound and cut
- * off. */
+/* A frame that starts like a real one: known keys and versions, then random bytes; sometimes
+ * valid and truncated. */
 static void send_rubbish(struct hostile *h, uint64_t *seed)
 {
     struct local *local = &h->local;
@@ -209,7 +209,7 @@ static void act(struct bench *b, struct hostile *h, uint64_t *seed)
         leave(h, seed);
 }
 
-/* ---- and meanwhile ---- */
+/* ---- well-behaved clients meanwhile ---- */
 
 struct scene {
     struct bench *b;
@@ -242,7 +242,7 @@ static void *change_bytes(void *argument)
     return NULL;
 }
 
-/* Rubbish may be a sound question to the acceptor: it ends the connection. */
+/* Random bytes may be a valid request to the acceptor: it closes the connection. */
 static void serve_acceptor(struct bench *b)
 {
     struct mqd_descriptor descriptor;
@@ -333,8 +333,8 @@ BOTH(hostile_clients)
     local_bench_stop(b);
 }
 
-/* The client is gone, its socket with it, but its last request waits for a response that does not
- * come: the memory does not wait. */
+/* The client is gone, its socket with it, but its last request waits for a response that does
+ * not arrive: the memory is freed nevertheless. */
 BOTH(a_closed_client_is_freed_despite_its_requests)
 {
     struct bench *b = local_bench(backend, NULL);
@@ -353,8 +353,8 @@ BOTH(a_closed_client_is_freed_despite_its_requests)
     local_bench_stop(b);
 }
 
-/* Responses that no client takes: others are not affected, and when they are taken at last they are in
- * order. */
+/* Responses that a client does not read: others are not affected, and when they are read at last
+ * they are in order. */
 BOTH(a_client_that_never_reads)
 {
     struct bench *b = local_bench(backend, NULL);

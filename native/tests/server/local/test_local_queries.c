@@ -1,14 +1,14 @@
 /* tsan: long */
-/* Answers to questions of local clients: those that the kernel does not take at once, those of a
- * host without its lease. */
+/* Responses to queries of local clients: those that the kernel does not accept at once, and
+ * those of a host without its lease. */
 #include "mqd_local_test.h"
 
 #include <sys/syscall.h>
 
 static int refusals; /* by __atomic */
 
-/* As where the user has too many descriptors on their way to others: room for another one makes no
- * edge of this socket. */
+/* As when the user has too many descriptors in flight: space for another one causes no edge on
+ * this socket. */
 ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
     if (message->msg_iov->iov_len == sizeof(struct mqd_local_segment) && message->msg_controllen &&
@@ -51,7 +51,7 @@ BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
 
 BOTH(queries_beyond_the_end_without_the_lease)
 {
-    /* CLOCK_BOOTTIME has passed the first: another host may lead by now, and have more */
+    /* CLOCK_BOOTTIME has passed the first: another host may lead by now, with more records */
     static const struct {
         int64_t deadline_ns;
         int32_t error;
@@ -73,7 +73,7 @@ BOTH(queries_beyond_the_end_without_the_lease)
         CHECK_EQUAL(answer.error, sent[i].error);
         CHECK(local_query(&local, 0, 0, 1));
         CHECK(local_answer(&local, &answer, &fd));
-        CHECK_EQUAL(answer.error, 0); /* what is committed may be read */
+        CHECK_EQUAL(answer.error, 0); /* committed records may be read */
         close(fd);
     }
     free(fetched);

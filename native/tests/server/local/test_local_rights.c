@@ -1,5 +1,5 @@
 /* tsan: long */
-/* Rights of local clients: the acceptor says which principal they are, and descriptors need READ. */
+/* Rights of local clients: the acceptor names their principal, and descriptors need READ. */
 #include "mqd_local_test.h"
 #include "mqd_reactor_rights_test.h"
 
@@ -43,7 +43,7 @@ BOTH(a_descriptor_needs_the_right_to_read)
     local_bench_stop(b);
 }
 
-/* An acceptor that names no principal: the client is one that has proven nothing. */
+/* An acceptor that names no principal: the client is anonymous. */
 BOTH(a_local_client_without_a_principal_is_anonymous)
 {
     struct bench *b = local_bench(backend, rights);
@@ -71,8 +71,9 @@ static bool has_active(struct local *local, int32_t partition, uint32_t number)
     return answer.next_base_offset == INT64_MAX;
 }
 
-/* What is appended to a partition after its segments were taken back is in another file, whichever
- * worker owns it; an empty file rolls with its first batch. Segments that no client has stay. */
+/* Records appended to a partition after its segments were revoked are in another file, whichever
+ * worker owns it; an empty file rolls with its first batch. Segments that no client has are
+ * kept. */
 BOTH(a_handed_out_segment_is_rolled)
 {
     struct bench *b = local_bench(backend, NULL);

@@ -88,7 +88,7 @@ static struct {
     uint64_t room, sent;
 } wire;
 
-/* The model. Requests below `oldest` are out of the relay; stream bytes below `at` are whole
+/* The model. Requests below `oldest` have left the relay; stream bytes below `at` are complete
  * responses. */
 static struct {
     int16_t version;
@@ -258,7 +258,7 @@ static void answer_all(void)
     }
 }
 
-/* After every step: nothing is late, nothing is lost, what is held is what is under way. */
+/* After every step: nothing is late, nothing is lost, and only pending requests hold memory. */
 static void look(void)
 {
     const struct mqd_relay *relay = r->relays->relay[0];
@@ -542,7 +542,7 @@ static void write_stream(const uint8_t *bytes, uint32_t size_bytes, bool frames,
     model.size_bytes = (uint32_t)(to - stream);
 }
 
-/* Everything that was lent for the requests has come back. */
+/* All memory lent for the requests has been returned. */
 static void finish(void)
 {
     struct mqd_event event;

@@ -7,8 +7,8 @@
 #include "mqd_tls_test.h"
 #include "server/tls/secure.h"
 
-/* Through the leader's own worker: offsets, contents, order with own partitions, acks, several
- * partitions in a request. */
+/* Through the leader's own worker: offsets, contents, order relative to own partitions, acks,
+ * several partitions in a request. */
 BOTH(written_at_the_leader)
 {
     struct bench *b = relay_bench(backend);
@@ -49,7 +49,7 @@ BOTH(written_at_the_leader)
     local_bench_stop(b);
 }
 
-/* Many under way: of each partition the outcomes in order, every batch once and in its place. */
+/* Many in flight: results in order for each partition, every batch once and at its offset. */
 BOTH(pipelined_in_order)
 {
     enum { COUNT = 1200, UNDER_WAY = 14 };
@@ -77,7 +77,7 @@ BOTH(pipelined_in_order)
     local_bench_stop(b);
 }
 
-/* An idempotent batch that is sent again after its response was lost is there once. */
+/* An idempotent batch that is resent after its response was lost is stored once. */
 BOTH(its_own_producer_id_and_sequence)
 {
     struct bench *b = relay_bench(backend);
@@ -130,7 +130,7 @@ static void small_heap(struct bench *b)
         b->options[worker].heap_bytes_max = 1 << 20;
 }
 
-/* Trying again would not help: no error that a client tries again for ever. */
+/* Retrying would not help: not an error that clients retry forever. */
 BOTH(a_batch_that_never_fits_is_too_large)
 {
     struct bench *b = relay_bench_of(backend, small_heap);
@@ -147,7 +147,7 @@ BOTH(a_batch_that_never_fits_is_too_large)
     local_bench_stop(b);
 }
 
-/* The connection ends: what had left may be written, what had not is not. */
+/* The connection ends: batches that were sent may have been written, others were not. */
 BOTH(unsent_and_unknown_differ_at_a_connections_end)
 {
     struct bench *b = relay_bench(backend);
@@ -190,7 +190,7 @@ BOTH(a_leader_that_does_not_answer)
     local_bench_stop(b);
 }
 
-/* L3: another host leads by now, or this one; the old one's response, if it comes, is ignored. */
+/* L3: another host leads by now, or this one; a response of the old one is ignored. */
 BOTH(another_leader)
 {
     struct bench *b = relay_bench(backend);
@@ -215,8 +215,8 @@ BOTH(another_leader)
     local_bench_stop(b);
 }
 
-/* L4: a leader that takes nothing holds the client up after a bounded number of bytes; when it
- * takes them, all of it continues, in order. */
+/* L4: a leader that reads nothing delays the client after a bounded number of bytes; when it
+ * reads again, everything continues, in order. */
 BOTH(held_back_while_the_leader_takes_nothing)
 {
     enum { BODY = 60000, COUNT = 120 };
@@ -280,8 +280,8 @@ BOTH(a_silent_leader_holds_up_nothing_else)
     local_bench_stop(b);
 }
 
-/* More leaders in a worker's life than it has places for: those without producers make
- * room. */
+/* More leaders in a worker's life than it has entries for: those without producers are
+ * evicted. */
 BOTH(entries_are_reused)
 {
     struct bench *b = relay_bench(backend);
@@ -306,8 +306,8 @@ BOTH(entries_are_reused)
     local_bench_stop(b);
 }
 
-/* A client that has gone: its batches are written, their responses are dropped. TCP clients are
- * sent to the leader, as ever. */
+/* A disconnected client: its batches are written, their responses are dropped. TCP clients are
+ * still redirected to the leader. */
 BOTH(closed_clients_and_others)
 {
     struct bench *b = relay_bench(backend);
@@ -335,8 +335,8 @@ static void rights(struct bench *b)
     b->options[0].rights = MQD_RIGHTS_ON;
 }
 
-/* The leader takes what a host sends without asking for rights, and this host may have missed that one
- * was taken away. */
+/* The leader accepts a host's requests without checking rights, and this host may have missed a
+ * revocation. */
 BOTH(nothing_is_sent_on_without_the_lease)
 {
     struct bench *b = relay_bench_of(backend, rights);
@@ -378,8 +378,8 @@ static void relay_put_secure(struct bench *b, int fd)
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
 }
 
-/* Batches wait for the handshake. From a leader that does not prove its node id they come back
- * unwritten, and no other connection is requested at once. */
+/* Batches wait for the handshake. From a leader that does not authenticate its node id they are
+ * returned unwritten, and no other connection is requested at once. */
 BOTH(written_over_tls)
 {
     enum { COUNT = 200, UNDER_WAY = 14 };

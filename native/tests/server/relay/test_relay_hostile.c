@@ -1,12 +1,13 @@
 /* tsan: long */
-/* What a leader may answer that is no response: the connection ends, no request waits for ever,
- * nothing is believed. */
+/* Invalid responses of a leader: the connection ends, no request waits forever, nothing is
+ * trusted. */
 #include "mqd_relay_test.h"
 
 #define UNDER_WAY 3
 
-/* `bytes` in place of the first response; their correlation id counts from the first request,
- * which is 1. The responses to the clients of the three batches; the relay has ended afterwards. */
+/* `bytes` instead of the first response; their correlation id counts from the first request,
+ * which is 1. Returns the responses to the clients of the three batches; the relay has ended
+ * afterwards. */
 static void answered_with(struct bench *b, struct local *local, const uint8_t *given, uint32_t size_bytes,
                           int16_t first_error)
 {
@@ -127,8 +128,8 @@ BOTH(answers_with_bytes_changed)
     local_bench_stop(b);
 }
 
-/* The parser alone, over every version: a good answer with record errors is read, any other never
- * beyond its end. */
+/* The parser alone, over every version: a valid response with record errors is read, any other
+ * never beyond its end. */
 static void put_versioned(struct frame *frame, int version, uint32_t errors)
 {
     bool flexible = version >= 9;

@@ -105,8 +105,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t frame_bytes = data[2] & 1 ? size_bytes : claimed % (4 * size_bytes + 1);
     uint32_t there = frame_bytes < size_bytes ? frame_bytes : size_bytes;
     struct steps whole = walk(data + 7, there, frame_bytes, 0), pieces = walk(data + 7, there, frame_bytes, seed);
-    /* A step that cannot be whole any more is called wrong as soon as it is seen; in pieces that
-     * may be later, never otherwise. */
+    /* A step that can no longer be complete is refused as soon as it is detected; with pieces
+     * that may be later, but never different. */
     NEED(whole.last == pieces.last);
     NEED(whole.hash == pieces.hash && whole.count == pieces.count);
     NEED(whole.records_bytes == pieces.records_bytes);

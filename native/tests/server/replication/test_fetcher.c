@@ -23,7 +23,7 @@ static void begin_following(struct two *two)
     }
 }
 
-/* Both logs of a partition, byte for byte; the leader's may have more. */
+/* Compares both logs of a partition, byte for byte; the leader's may have more. */
 static void check_same_files(struct two *two, int32_t partition)
 {
     char command[400], path[128];
@@ -78,7 +78,7 @@ static void not_flushed(struct bench *b)
     b->log_options.flush_on_ack = 0;
 }
 
-/* Much at once: batches larger than the receive buffer, many small ones, rolls, both with and
+/* Heavy load: batches larger than the receive buffer, many small ones, rolls, both with and
  * without flush.on.ack. */
 static void much(int backend, void (*change)(struct bench *b))
 {
@@ -118,7 +118,7 @@ BOTH(without_flushes)
     much(backend, not_flushed);
 }
 
-/* How often the follower's log was cut. */
+/* How often the follower's log was truncated. */
 static int64_t hold(struct two *two, int32_t how)
 {
     if (mqd_reactor_segments_hold(two->b->reactors[1], ++two->b->token, FOLLOWED(0), how) < 0)
@@ -126,7 +126,7 @@ static int64_t hold(struct two *two, int32_t how)
     return done(two, two->b->token).offset;
 }
 
-/* A record that only the old leader has goes when the new one's epoch is known. */
+/* A record that only the old leader has is removed when the new one's epoch is known. */
 BOTH(records_unknown_to_the_leader_are_cut_off)
 {
     struct two *two = two_start(backend, NULL);
@@ -182,7 +182,7 @@ BOTH(records_unknown_to_the_leader_are_cut_off)
     two_stop(two);
 }
 
-/* The leader's log begins later than the follower's ends. */
+/* The leader's log begins after the follower's end. */
 BOTH(a_follower_behind_the_log_start_restarts_its_log)
 {
     struct two *two = two_start(backend, small_segments);
@@ -211,8 +211,8 @@ BOTH(a_follower_behind_the_log_start_restarts_its_log)
     two_stop(two);
 }
 
-/* Everything else continues while one partition changes its leader, its epoch, or is closed; and
- * connections end and come back. */
+/* Other partitions continue while one changes its leader, its epoch, or is closed; and
+ * connections end and are reopened. */
 BOTH(connections_end_and_come_back)
 {
     struct two *two = two_start(backend, NULL);
@@ -264,7 +264,7 @@ static void slow_follower(struct bench *b)
     CHECK_EQUAL(mqd_file_watch(NULL, "sync:DELAY:follower-0:ms=150"), 0);
 }
 
-/* A follower stands still: the flush must be over before it says that it has the records. */
+/* A follower pauses: the flush must be complete before it reports that it has the records. */
 TEST(positions_are_reported_when_flushed)
 {
     struct two *two = two_start(MQD_BACKEND_EPOLL, slow_follower);
@@ -296,8 +296,8 @@ static void set_options(struct two *two, uint32_t worker, uint32_t slot)
     CHECK_EQUAL((worker ? done(two, two->b->token) : bench_done(two->b, 0, two->b->token)).error, 0);
 }
 
-/* What it has is being flushed when it learns that this counts from now on: until that is over it
- * does not say how far it is, then it does. */
+/* Its records are being flushed when flush.on.ack is switched on: until the flush completes it
+ * does not report its position, then it does. */
 BOTH(a_follower_whose_flush_is_under_way_when_flush_on_ack_is_switched_on_goes_on)
 {
     struct two *two = two_start(backend, slow_follower_in_memory);
@@ -326,7 +326,7 @@ BOTH(a_follower_whose_flush_is_under_way_when_flush_on_ack_is_switched_on_goes_o
     CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
 }
 
-/* What the leader has proposed since the last look: how many in sync; 0 = nothing. */
+/* The leader's proposals since the last poll: how many in sync; 0 = none. */
 static uint32_t proposed(struct two *two)
 {
     struct mqd_event event;
@@ -345,8 +345,8 @@ static void follower_full(struct two *two, int full)
     CHECK_EQUAL(done(two, two->b->token).error, 0);
 }
 
-/* Nothing is written to either partition: who fetches at their end keeps up, for all that the
- * leader sees. */
+/* Nothing is written to either partition: from the leader's view, a follower that fetches at the
+ * end keeps up. */
 BOTH(a_follower_on_a_full_disk_is_not_one_that_keeps_up)
 {
     struct two *two = two_start(backend, NULL);
@@ -374,7 +374,8 @@ BOTH(a_follower_on_a_full_disk_is_not_one_that_keeps_up)
     two_stop(two);
 }
 
-/* The throttled lane is bounded; those of replicas in sync, and of others that catch up, are not. */
+/* The throttled lane is bounded; those of in-sync replicas, and of others that catch up, are
+ * not. */
 BOTH(only_throttled_replicas_are_slow)
 {
     struct two *two = two_start(backend, NULL);
@@ -417,8 +418,8 @@ BOTH(only_throttled_replicas_are_slow)
     two_stop(two);
 }
 
-/* Two replicas catch up beside each other; the bound is for the one that is throttled, and for that
- * one until it is said that it is not. */
+/* Two replicas catch up in parallel; the bound is for the throttled one, until it is no longer
+ * throttled. */
 BOTH(an_unthrottled_catch_up_has_no_rate_limit)
 {
     struct two *two = two_start(backend, NULL);

@@ -1,5 +1,6 @@
 /* tsan: long */
-/* What a follower tells its main thread, which may take nothing for long. The test is the leader. */
+/* A follower's events to its main thread, which may read nothing for long. The test is the
+ * leader. */
 #include "mqd_fake_leader_test.h"
 
 struct mqd_reactor;
@@ -25,8 +26,8 @@ BOTH(a_log_start_is_reported_when_there_is_room_again)
     fake_stop(&fake);
 }
 
-/* It comes with records, and with the news that all is committed: as long as these are not written,
- * less is so here. */
+/* It arrives with records, and with a high watermark that covers them: as long as they are not
+ * written, the high watermark is lower here. */
 BOTH(a_log_start_is_reported_after_its_records_are_written)
 {
     struct fake fake = fake_start(backend);
@@ -46,8 +47,8 @@ BOTH(a_log_start_is_reported_after_its_records_are_written)
     fake_stop(&fake);
 }
 
-/* What was not told yet was the old leader's word. The new one, elected although it was behind, has
- * other records below that. */
+/* An unreported value is the old leader's. The new one, elected although it was behind, has
+ * other records below it. */
 BOTH(an_earlier_leaders_log_start_is_not_attributed_to_its_successors)
 {
     struct fake fake = fake_start(backend);

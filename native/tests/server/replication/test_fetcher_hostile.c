@@ -1,11 +1,11 @@
 /* tsan: long */
-/* The test is the leader: what it is asked, and what a follower does with responses that are wrong,
- * late, torn, doubled or lies. */
+/* The test is the leader: the requests it gets, and a follower's handling of responses that are
+ * wrong, late, torn or duplicated. */
 #include "mqd_fake_leader_test.h"
 
 /* ---- requests and sessions ---- */
 
-/* A leader that holds back its response is made to answer when something else is to be asked. */
+/* A leader that holds back its response is urged to send it when another request is pending. */
 BOTH(a_leader_is_urged)
 {
     struct fake fake = fake_start(backend);
@@ -121,7 +121,7 @@ BOTH(a_lost_session_is_started_again)
     fake_stop(&fake);
 }
 
-/* A partition that is refused leaves the session for a while; the other continues. */
+/* A refused partition leaves the session for a while; the other continues. */
 BOTH(a_refused_partition_is_put_off)
 {
     struct fake fake = fake_start(backend);
@@ -149,7 +149,8 @@ BOTH(a_refused_partition_is_put_off)
     fake_stop(&fake);
 }
 
-/* A leader that may not know yet that it leads: asked again at once, and less and less often. */
+/* A leader that may not know yet that it leads: retried at once, and then less and less
+ * often. */
 BOTH(a_leader_that_does_not_know_the_partition_yet_is_retried_soon)
 {
     struct fake fake = fake_start(backend);
@@ -182,8 +183,8 @@ BOTH(a_leader_that_does_not_know_the_partition_yet_is_retried_soon)
 
 /* ---- answers that are wrong ---- */
 
-/* Whatever is wrong with one partition's records, the other's are taken; it is asked for again
- * where it stands. */
+/* Whatever is wrong with one partition's records, the other's are accepted; it is requested
+ * again from its position. */
 BOTH(wrong_records_harm_no_other_partition)
 {
     struct fake fake = fake_start(backend);
@@ -235,7 +236,7 @@ BOTH(wrong_records_harm_no_other_partition)
     fake_stop(&fake);
 }
 
-/* Not asked for, of another epoch, twice, behind the follower: nothing is taken of it. */
+/* Unrequested, of another epoch, duplicate, below the follower's end: nothing is accepted. */
 BOTH(unrequested_partitions_are_refused)
 {
     struct fake fake = fake_start(backend);
@@ -270,7 +271,7 @@ BOTH(unrequested_partitions_are_refused)
     fake_stop(&fake);
 }
 
-/* A response in single bytes, with a batch that is cut off at its end. */
+/* A response byte by byte, with a batch that is truncated at its end. */
 BOTH(an_answer_may_come_in_any_pieces)
 {
     struct fake fake = fake_start(backend);
@@ -346,7 +347,7 @@ static void damage(struct frame *frame, int kind)
     }
 }
 
-/* The connection ends, Python learns of it, the logs are as they were, and the next connection
+/* The connection ends, Python is notified, the logs are unchanged, and the next connection
  * works. */
 BOTH(an_answer_that_is_none_ends_the_connection)
 {
@@ -383,8 +384,8 @@ static void slow_writes(struct bench *b)
     CHECK_EQUAL(mqd_file_watch(NULL, "write:DELAY:follower-0:ms=150"), 0);
 }
 
-/* Half a response and the end come while the follower writes: one event tells of both, and there is
- * no other. */
+/* Half a response and the end of the connection arrive while the follower writes: one event
+ * reports both, and there is no other. */
 BOTH(an_end_of_stream_behind_an_answer_is_seen)
 {
     struct fake fake = fake_start_with(backend, slow_writes);
@@ -409,7 +410,7 @@ BOTH(an_end_of_stream_behind_an_answer_is_seen)
     fake_stop(&fake);
 }
 
-/* A leader that says nothing more is given up. */
+/* A leader that sends nothing more times out. */
 TEST(a_silent_leader_times_out)
 {
     struct fake fake = {.two = two_start(MQD_BACKEND_AUTO, NULL)};

@@ -1,10 +1,9 @@
-/* When a reactor with fetchers has to be awake. */
+/* When a reactor with fetchers must be awake. */
 #include "mqd_test.h"
 
 #include "server/replication/fetcher_state.h"
 
-/* While the broker ends, what comes from leaders is not read any more: it is no reason not to
- * sleep. */
+/* During shutdown, responses of leaders are no longer read: they must not keep it awake. */
 TEST(a_fetcher_with_bytes_keeps_no_ending_reactor_awake)
 {
     struct mqd_reactor *r = calloc(1, sizeof *r);
@@ -44,7 +43,7 @@ static void throttled_free(struct mqd_reactor *r)
 
 static const int64_t rates[] = {1, 3, 100, 500, 900, 1500, 20000, 1000000};
 
-/* Less than a byte a millisecond, too. */
+/* Also less than a byte per millisecond. */
 TEST(the_catch_up_rate_holds_however_often_the_reactor_turns)
 {
     for (uint32_t i = 0; i < sizeof rates / sizeof *rates; i++) {

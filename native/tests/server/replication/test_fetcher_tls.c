@@ -1,6 +1,6 @@
 /* tsan: long */
 /* A host that follows another over TLS: both reactors are real, and a thread between them is the
- * network, which sees what passes. */
+ * network, which records the traffic. */
 #include "mqd_fetcher_test.h"
 
 #include "mqd_tls_test.h"
@@ -184,7 +184,7 @@ BOTH(records_are_replicated_and_none_in_clear)
     network_close(network);
 }
 
-/* A connection that is cut or damaged anywhere ends; the next one continues where it was. */
+/* A connection that is cut or damaged at any byte ends; the next one continues from there. */
 BOTH(cut_and_damaged)
 {
     if (!tls_works())
@@ -209,7 +209,7 @@ BOTH(cut_and_damaged)
     hosts_stop(two);
 }
 
-/* What a certificate does not prove ends the connection with the reason; a good one catches up. */
+/* An invalid certificate ends the connection with the reason; with a valid one it catches up. */
 static void refused(struct two *two, uint32_t worker, struct tls_identity bad, const char *here, const char *there)
 {
     struct client client = client_open(two->b, 0);
@@ -303,7 +303,7 @@ BOTH(without_a_certificate_nothing_goes_in_clear)
     hosts_stop(two);
 }
 
-/* A leader that says nothing, or plain text, in the handshake. */
+/* A leader that sends nothing, or plain text, in the handshake. */
 BOTH(a_leader_that_does_not_shake_hands)
 {
     if (!tls_works())
@@ -330,7 +330,7 @@ BOTH(a_leader_that_does_not_shake_hands)
 }
 
 /* Connections that are replaced and removed while their handshakes are computed, so that others
- * move to their places. */
+ * reuse their entries. */
 BOTH(replaced_during_handshakes)
 {
     if (!tls_works())

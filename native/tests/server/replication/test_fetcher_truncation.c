@@ -1,6 +1,6 @@
 /* tsan: long */
-/* A follower's partition at rest: its log is being cut, and what else is wanted of it waits. The
- * test is the leader. */
+/* A follower's partition at rest: its log is being truncated, and other commands for it wait.
+ * The test is the leader. */
 #include "mqd_fake_leader_test.h"
 #include "mqd_faults_test.h"
 
@@ -11,7 +11,8 @@ static void room_again(struct two *two)
     CHECK_EQUAL(done(two, two->b->token).error, 0);
 }
 
-/* Closing, truncating and commands at once: what waits for a partition at rest is done in order. */
+/* Closing, truncating and commands at once: commands that wait for a partition at rest run in
+ * order. */
 BOTH(commands_wait_for_a_partition_at_rest)
 {
     struct fake fake = fake_start(backend);
@@ -65,8 +66,8 @@ static void in_memory(struct bench *b)
     b->log_options.flush_interval_ms = 1000;
 }
 
-/* There was nothing to cut. What waited for its flush before is flushed all the same, without
- * another record. */
+/* There was nothing to truncate. A record that was waiting for its flush is still flushed,
+ * without another record. */
 BOTH(a_truncation_that_cuts_nothing_keeps_the_pending_flush)
 {
     struct fake fake = fake_start_with(backend, in_memory);
@@ -82,7 +83,8 @@ BOTH(a_truncation_that_cuts_nothing_keeps_the_pending_flush)
     fake_stop(&fake);
 }
 
-/* A leader that finds the logs parted where there is nothing to cut is not asked without a pause. */
+/* A leader that finds diverging logs where there is nothing to truncate is not queried without a
+ * pause. */
 BOTH(a_rest_that_cuts_nothing_pauses)
 {
     struct fake fake = fake_start(backend);
@@ -102,8 +104,8 @@ BOTH(a_rest_that_cuts_nothing_pauses)
     fake_stop(&fake);
 }
 
-/* The small mark before a cut meets a full disk, or no descriptor. Nothing has been touched: it is
- * cut when the leader says so again. */
+/* The small mark before a truncation meets a full disk, or no free descriptor. Nothing has been
+ * changed: the log is truncated when the leader repeats it. */
 static void cut_refused(int backend, const char *rules, bool full)
 {
     struct fake fake = fake_start_with(backend, watch);
@@ -145,8 +147,8 @@ BOTH(a_cut_waits_for_descriptors)
     cut_refused(backend, "open:EMFILE:truncating", false);
 }
 
-/* The first batch of epoch 5 meets a full disk. The leader after that one does not know the epoch:
- * it is not asked by it. */
+/* The first batch of epoch 5 meets a full disk. The next leader does not know that epoch: it is
+ * not used in fetches. */
 BOTH(an_epoch_without_records_is_not_used_in_a_fetch)
 {
     struct fake fake = fake_start_with(backend, watch);

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* A partition of several replicas on its leader, single things. test_reactor_leading_mix.c does
- * them all at once. */
+/* A replicated partition on its leader, one property each. test_reactor_leading_mix.c does all
+ * at once. */
 #include "mqd_leading_test.h"
 
 BOTH(an_acknowledgement_waits_for_every_member)
@@ -49,7 +49,7 @@ BOTH(an_acknowledgement_waits_for_every_member)
     bench_stop(b);
 }
 
-/* A bumped marker by way of the acceptor. */
+/* A bumped marker through the acceptor. */
 static void send_marker(struct bench *b, uint64_t token, int64_t leader_epoch)
 {
     uint32_t owner = bench_owner(SLOT), place = (uint32_t)token * 256;
@@ -75,8 +75,8 @@ static void expect_produced(struct bench *b, uint64_t token, int32_t error)
     CHECK_EQUAL(answer.error, error);
 }
 
-/* Its coordinator takes "I have it" for the end of the transaction: the next leader must have it
- * too. */
+/* Its coordinator takes this error for the end of the transaction: the next leader must have the
+ * marker too. */
 BOTH(a_marker_that_is_here_is_refused_when_it_is_replicated)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -165,8 +165,8 @@ BOTH(only_followers_may_fetch_as_followers)
     bench_stop(b);
 }
 
-/* Nothing of the leader's log is committed. By the stable offset alone, which is 0, the follower
- * would cut what both have, and one whose log begins there would wait for ever. */
+/* Nothing of the leader's log is committed. With only the stable offset, which is 0, the
+ * follower would truncate the common part, and one whose log begins there would wait forever. */
 BOTH(a_follower_beyond_the_end_learns_the_end)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -238,7 +238,7 @@ BOTH(too_few_replicas)
     bench_stop(b);
 }
 
-/* The next one; the previous may have been repeated meanwhile, since it was not answered yet. */
+/* The next one; the previous may have been repeated meanwhile, since it had no response yet. */
 static uint64_t next_proposed(struct bench *b, uint64_t before)
 {
     uint64_t sequence = before;
@@ -502,7 +502,7 @@ BOTH(from_one_replica_to_three_and_back)
     bench_stop(b);
 }
 
-/* What the acceptor's coordinators write names the leader epoch in which they have read the
+/* Writes of the acceptor's coordinators name the leader epoch in which they have read the
  * partition. */
 BOTH(a_coordinator_of_another_leader_epoch_writes_nothing)
 {
@@ -529,8 +529,8 @@ BOTH(a_coordinator_of_another_leader_epoch_writes_nothing)
     bench_stop(b);
 }
 
-/* It moves to another log directory: closed and opened, in the same leader epoch. Nothing of its
- * followers is known then, and its proposals are numbered above the earlier ones. */
+/* It moves to another log directory: closed and opened, in the same leader epoch. Its followers'
+ * state is unknown then, and its proposals are numbered above the earlier ones. */
 BOTH(closed_and_opened_in_one_leader_epoch)
 {
     struct bench *b = bench_start(backend, NULL);

@@ -47,7 +47,7 @@ static uint32_t below(uint64_t *seed, uint32_t limit)
 
 /* ---- followers ---- */
 
-/* As take_told, but what comes is kept. False: the connection has ended. */
+/* As take_told, but the records are kept. False: the connection has ended. */
 static bool take_copy(struct follower *f, struct client *client, struct fetch_response *out)
 {
     *out = (struct fetch_response){.diverging_epoch = -1, .diverging_end = -1, .next_offset = -1};
@@ -128,7 +128,7 @@ struct producer {
     pthread_t thread;
 };
 
-/* Acknowledged with acks=all: everyone that was in sync all the time has it. */
+/* Acknowledged with acks=all: every replica that was in sync all the time has it. */
 static void check_acknowledged(struct mix *m, uint32_t version, uint32_t in_sync, const struct produced *out,
                                uint64_t mark)
 {

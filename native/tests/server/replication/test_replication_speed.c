@@ -1,6 +1,6 @@
 /* tsan: long */
-/* Two reactors over loopback at speed: every byte arrives, and what each side's thread spent on it.
- * MQD_TEST_LONG=1 takes long enough for figures (build with -O3, not here). */
+/* Two reactors over loopback at full speed: every byte arrives, and the cost in each side's
+ * thread. MQD_TEST_LONG=1 runs long enough for figures (build with -O3, not here). */
 #include <dirent.h>
 
 #include "mqd_fetcher_test.h"
@@ -137,7 +137,7 @@ BOTH(replicated)
     measure(backend, PLAIN);
 }
 
-/* For figures: beside each other in turns. Whether it works is tested in test_fetcher_tls.c. */
+/* For figures: alternately, beside each other. Correctness is tested in test_fetcher_tls.c. */
 BOTH(replicated_over_tls)
 {
     for (int turn = 0; turn < 5 && test_long() && tls_works(); turn++) {

@@ -1,5 +1,5 @@
-/* For server/share/test_*.c: a share coordinator that the test plays, members' requests, and the
- * responses that they take. */
+/* For server/share/test_*.c: a share coordinator played by the test, members' requests, and the
+ * responses to them. */
 #ifndef MQD_REACTOR_SHARE_TEST_H
 #define MQD_REACTOR_SHARE_TEST_H
 
@@ -63,7 +63,7 @@ static void answer_put(struct coordinator *k, const struct mqd_descriptor *asked
     mqd_buffer_free(&out);
 }
 
-/* As a transaction coordinator writes it, which is in the acceptor too. */
+/* As written by a transaction coordinator, which is in the acceptor too. */
 static void marker_put(struct coordinator *k)
 {
     uint32_t owner = bench_owner(k->marker_slot);

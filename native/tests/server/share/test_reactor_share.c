@@ -1,6 +1,6 @@
 /* tsan: long */
-/* Share groups over real sockets and files, with both I/O backends: two workers, either of which may
- * own the partition, and a share coordinator that the test plays. Single rules of states and epochs are
+/* Share groups over real sockets and files, with both I/O backends: two workers, either of which
+ * may own the partition, and a share coordinator played by the test. Rules of states and epochs are
  * in tests/share. */
 #include "mqd_reactor_share_test.h"
 
@@ -117,8 +117,8 @@ BOTH(a_lock_that_ends_gives_the_record_to_a_parked_fetch)
     stop(k);
 }
 
-/* Released, by its member or with its session, a record waits; a parked fetch gets it then. The
- * reactor counts whole milliseconds. */
+/* Released, by its member or with its session, a record waits; then a parked fetch gets it. The
+ * reactor counts in whole milliseconds. */
 BOTH(a_backoff_delays_what_is_released)
 {
     struct coordinator *k = start(backend);
@@ -408,7 +408,7 @@ BOTH(the_log_may_start_within_a_batch)
     stop(k);
 }
 
-/* The feature is off: the acceptor answers. */
+/* The feature is off: the acceptor responds. */
 BOTH(without_share_version_the_acceptor_answers)
 {
     struct bench *b = bench_start(backend, NULL);

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* share.fifo over real sockets and files: keys of small batches, and of larger ones, which are kept, and
- * read by a thread where they are compressed (server/share/keys.c). */
+/* share.fifo over real sockets and files: keys of small batches, and of larger ones, which are
+ * cached, and read by a thread where they are compressed (server/share/keys.c). */
 #include "mqd_check_test.h"
 
 #include "mqd_reactor_share_test.h"
@@ -20,8 +20,8 @@ static void write_records(struct coordinator *k, int32_t partition, struct raw r
     client_close(&writer);
 }
 
-/* All of the first `count` records have one key, but for the `unkeyed` ones that follow record 0. Each
- * comes when the one before is accepted. */
+/* All of the first `count` records have one key, except the `unkeyed` ones after record 0. Each
+ * is delivered when the previous one is accepted. */
 static void one_after_the_other(struct coordinator *k, int32_t partition, int64_t count, int64_t unkeyed, bool ends)
 {
     struct client one = client_open(k->b, 0);
@@ -60,7 +60,7 @@ BOTH(a_large_batch)
     stop(k);
 }
 
-/* More than one in the range that an acquisition looks at. */
+/* More than one within the range that an acquisition reads. */
 BOTH(large_batches)
 {
     struct coordinator *k = start_fifo(backend);

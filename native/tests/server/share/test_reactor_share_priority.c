@@ -1,6 +1,6 @@
 /* tsan: long */
-/* share.priority over real sockets and files: of the partitions of a session those of a higher priority come
- * first, and a tenth is kept for the others (server/share/work.c). */
+/* share.priority over real sockets and files: in a session partitions of a higher priority come
+ * first, and a tenth is reserved for the others (server/share/work.c). */
 #include "mqd_reactor_test.h"
 
 #include "mqd_reactor_share_test.h"
@@ -13,7 +13,8 @@ static struct coordinator *start_ranked(int backend)
     return k;
 }
 
-/* A session of both partitions, whose states are loaded: one record of each has come. */
+/* A session of both partitions, whose states are loaded: one record of each has been
+ * delivered. */
 static struct asks open_both(struct coordinator *k, struct client *client)
 {
     struct asks a = {.member = "a", .partition = 0, .beside = true, .type = -1, .wait_ms = LIMIT_MS, .strict = 1};

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* What ShareFetch and ShareAcknowledge have in common with other requests, over real sockets and files:
- * transactions, rights, quotas, records that are not in memory, TLS. */
+/* Common properties of ShareFetch, ShareAcknowledge and other requests, over real sockets and
+ * files: transactions, rights, quotas, records that are not in memory, TLS. */
 #include "mqd_check_test.h"
 #include "mqd_counter_test.h"
 #include "mqd_reactor_rights_test.h"
@@ -103,7 +103,8 @@ static void grant(struct coordinator *k, uint64_t subject, uint16_t topic, uint1
     free(topics.bytes), free(ids.bytes), free(groups.bytes);
 }
 
-/* READ of the group and READ of the topic, in both requests, and again after they were taken away. */
+/* READ of the group and READ of the topic, in both requests, and again after they were
+ * revoked. */
 BOTH(both_rights_are_needed)
 {
     struct coordinator *k = start_with(backend, with_rights);

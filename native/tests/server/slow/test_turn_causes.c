@@ -1,6 +1,6 @@
 /* tsan: long */
-/* What the turns of the loop spend their time on: a delay planted for each cause that can be planted
- * is found under that cause. Not planted: a full queue of flushes, and a page that is read from a
+/* The causes of time spent in turns of the loop: a delay planted for each possible cause is
+ * found under that cause. Not planted: a full queue of flushes, and a page that is read from a
  * disk. */
 #include "mqd_counter_test.h"
 #include "mqd_faults_test.h"
@@ -22,7 +22,7 @@ static uint64_t turns(struct bench *b, enum mqd_histogram cause, uint32_t us_log
     return count;
 }
 
-/* A turn is counted when it has ended, after its replies have left. */
+/* A turn is counted when it has ended, after its responses were sent. */
 static bool found(struct bench *b, enum mqd_histogram cause)
 {
     int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
@@ -63,7 +63,8 @@ BOTH(a_slow_write_is_found_with_and_without_reserved_space)
     bench_stop(b);
 }
 
-/* The reactor takes this lock to look at its commands. It is in a slow write while one is posted. */
+/* The reactor takes this lock to read its commands. It is in a slow write while one is
+ * posted. */
 static void hold_its_lock(struct bench *b, struct client *client)
 {
     struct frame frame = {0};
