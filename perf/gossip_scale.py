@@ -2,7 +2,7 @@
 be known to all, and what a host sends, receives and computes meanwhile.
 
 The model: every host has its own GossipCore with the settings of a broker; datagrams take DELAY_MS
-and are lost by chance; clocks drift; TCP exchanges take ROUND_TRIP_MS. All hosts know each other at
+and are lost at random; clocks drift; TCP exchanges take ROUND_TRIP_MS. All hosts know each other at
 the start (joining is the simulator's matter, tests/sim). Not in it: bandwidth, switches, garbage
 collection, other work of the controller's process.
 """

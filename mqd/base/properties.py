@@ -702,7 +702,7 @@ queue.memory.bytes: long >=0 dynamic = 0
     can wait: set segment.bytes to a third of it or more. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of those with a higher priority first, as far
-    as a host leads them. A tenth is kept for lower ones, so that they do not wait for ever.
+    as a host leads them. A tenth is kept for lower ones, so that they do not wait forever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
     (mqd) Deduplication: a record with the id of another record of its partition, which was appended at most this long
     ago, is acknowledged with that record's offset and not written again, whichever producer sends it. Needs

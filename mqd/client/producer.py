@@ -183,7 +183,7 @@ class Producer:
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """Gives up what is queued, and what was sent but not answered (which may have been written
-        all the same); reports say _PURGE_QUEUE, _PURGE_INFLIGHT.
+        anyway); reports say _PURGE_QUEUE, _PURGE_INFLIGHT.
         """
         self._implementation.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 

@@ -280,7 +280,7 @@ class Control:
 
     @property
     def lease_deadline_ns(self) -> int:
-        """CLOCK_BOOTTIME until which this host may act as a leader; 2^63 - 1 = for ever."""
+        """CLOCK_BOOTTIME until which this host may act as a leader; 2^63 - 1 = forever."""
         return lib.mqd_control_lease_deadline_ns(self._memory)
 
     def set_api_versions(self, version: int, body: bytes) -> None:

@@ -45,7 +45,7 @@
  *   S9  what is released is not acquired before its backoff has ended, not even for lack of memory:
  *       a row is kept free for each queue of backoffs that is empty.
  *   F1  with FIFO, nothing is acquired while an earlier record of its key is open. What is released keeps
- *       its place. Hashes that are equal by chance only wait for each other.
+ *       its place. Hashes that happen to be equal only wait for each other.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_SHARE_STATE_H

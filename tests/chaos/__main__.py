@@ -3,13 +3,13 @@ faults, real clients, and a checker of their histories.
 
     python -m tests.chaos                        the quick tier: about ten minutes over several
                                                  seeds
-python -m tests.chaos --seconds 3600         for this long, seed after seed
+    python -m tests.chaos --seconds 3600         for this long, seed after seed
     python -m tests.chaos --seed 17 --keep       one seed; its directory stays (histories, final logs, the brokers' logs)
-python -m tests.chaos --kinds pair,restart   only these faults
+    python -m tests.chaos --kinds pair,restart   only these faults
     python -m tests.chaos --secured              users, rights, TLS; rights and passwords come and go, certificates and keys change
     python -m tests.chaos --results FILE         each seed's line is appended there too, so that pieces add up over days
-python -m tests.chaos --add-up FILE...       the sum of these pieces: seconds, faults, records,
-anomalies, availability in client seconds
+    python -m tests.chaos --add-up FILE...       the sum of these pieces: seconds, faults, records,
+                                                 anomalies, availability in client seconds
 
 One JSON line for each seed. Exit code 1 when something was found, 0 otherwise, even when it cannot
 run here (the reason is printed).

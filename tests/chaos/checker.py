@@ -11,20 +11,20 @@ the final logs in, anomalies out. Pure.
                         acknowledgements
     aborted-read        a record of an aborted transaction, or one that certainly was not written,
                         was seen by a reader of committed records (G1a)
-precommitted-read   a record was seen by such a reader before a commit of its transaction was
-requested
+    precommitted-read   a record was seen by such a reader before a commit of its transaction was
+                        requested
     torn                of one transaction some records are visible at the end and others are not
-hanging             a record of a committed transaction is in the log, and readers of committed
-records do not reach it
+    hanging             a record of a committed transaction is in the log, and readers of committed
+                        records do not reach it
     nonmonotonic-poll   within one assignment a consumer went back in a partition
-poll-skip           within one assignment a consumer skipped a committed record
-nonmonotonic-send   acknowledged offsets of one producer in one partition decrease
-vanished            a record that a consumer of committed records saw is not in the final log
-offset-regression   a group's committed offset went back: a commit was accepted that began after a
-higher one had been acknowledged
-passed-over         a group has committed beyond a record that none of its members received
-unsent, corrupt     a record was read that no producer sent, or bytes that no producer created
-gap                 the final reader did not reach the end of a log
+    poll-skip           within one assignment a consumer skipped a committed record
+    nonmonotonic-send   acknowledged offsets of one producer in one partition decrease
+    vanished            a record that a consumer of committed records saw is not in the final log
+    offset-regression   a group's committed offset went back: a commit was accepted that began after
+                        a higher one had been acknowledged
+    passed-over         a group has committed beyond a record that none of its members received
+    unsent, corrupt     a record was read that no producer sent, or bytes that no producer created
+    gap                 the final reader did not reach the end of a log
 
 Cycles of reads and writes between transactions are not an anomaly: Kafka's transactions do not
 isolate writes.

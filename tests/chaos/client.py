@@ -4,12 +4,12 @@ into its history file (history.py).
     python -m tests.chaos.client '{"role": "producer", "name": "p1", "bootstrap": "...", "topics":
     {"t": 3}, "history": "p1.jsonl", "seed": 1, "rate": 100}'
 
-producer     idempotent, acks=all: record after record to random partitions
-transactor   transactions over several partitions and topics; some are aborted; after a fatal error
-it restarts with the same transactional.id
+    producer     idempotent, acks=all: record after record to random partitions
+    transactor   transactions over several partitions and topics; some are aborted; after a fatal
+                 error it restarts with the same transactional.id
     consumer     reads committed records of all partitions from the start, without a group
-member       reads committed records in a group ("group"), commits them; other members join and
-leave
+    member       reads committed records in a group ("group"), commits them; other members join and
+                 leave
     python-*     producer and consumer of another library: client_python.py
     guests       of a secured cluster: guests/process.py
     reader       at the end: every partition from start to end, twice (all, committed): prints

@@ -1,9 +1,9 @@
 """Clients of a second library, kafka-python: the same histories from another implementation of the
 protocol, with its own handling of retries, leaders and aborted records.
 
-python-producer   idempotent, acks=all, like "producer" of client.py
-python-consumer   reads committed records of all partitions from the start, without a group, like
-"consumer" there
+    python-producer   idempotent, acks=all, like "producer" of client.py
+    python-consumer   reads committed records of all partitions from the start, without a group,
+                      like "consumer" there
 """
 
 from __future__ import annotations

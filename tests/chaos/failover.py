@@ -7,14 +7,15 @@ each fault all hosts are ready and all replicas in sync. The writer behaves like
 without a client library's own delays (raw_writer.py), so that the cluster is measured; with
 --client librdkafka it uses that library.
 
-killed      kill -9 of acceptor, controller and workers of the leader's host; its keeper survives
-and proves it. Alternately the leader's host is the active controller's, or is not
-stopped     controlled shutdown of the leader's host, alternating as above; the writer's errors are
-counted too
-lost        kill -9 of all processes on the leader's host: detected by session expiry
+    killed      kill -9 of acceptor, controller and workers of the leader's host; its keeper
+                survives and proves it. Alternately the leader's host is the active controller's, or
+                is not
+    stopped     controlled shutdown of the leader's host, alternating as above; the writer's errors
+                are counted too
+    lost        kill -9 of all processes on the leader's host: detected by session expiry
     cut         the leader's host is cut off from the other hosts and from the writer
-controller  kill -9 of the active controller's process, with the leader elsewhere: writes should not
-be interrupted; and how long it takes until another one is active
+    controller  kill -9 of the active controller's process, with the leader elsewhere: writes should
+                not be interrupted; and how long it takes until another one is active
 
 `lost` and `cut` are measured with the broker's default session and then, on another cluster, with
 one of 2 s and a quorum that waits a quarter of that for its leader. Prints a line for each fault

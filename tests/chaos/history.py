@@ -4,15 +4,15 @@ Times are CLOCK_MONOTONIC nanoseconds, the same for all processes of the machine
 change them). A value names its producer and its number, with a checksum: tests/crash/checker.py,
 make_value. Records outside transactions have `txn` None.
 
-send     a record was passed to the client; the line is written when its outcome is known: "ok" with
-its offset, "fail" (certainly not written), "info" (unknown)
-ask      the end of a transaction is requested: `wish` "commit" or "abort", at `begin_ns`
-end      its outcome: "ok", or "info" (unknown), which is also assumed when this line is missing
-assign   a consumer's partitions from here on; `epoch` counts assignments, positions are reset
-poll     a record was returned to a consumer
-offsets  a member of a group committed its position, successfully
-alive    a client's operation succeeded (or failed: `ok` False) in this second; used for
-availability
+    send     a record was passed to the client; the line is written when its outcome is known: "ok"
+             with its offset, "fail" (certainly not written), "info" (unknown)
+    ask      the end of a transaction is requested: `wish` "commit" or "abort", at `begin_ns`
+    end      its outcome: "ok", or "info" (unknown), which is also assumed when this line is missing
+    assign   a consumer's partitions from here on; `epoch` counts assignments, positions are reset
+    poll     a record was returned to a consumer
+    offsets  a member of a group committed its position, successfully
+    alive    a client's operation succeeded (or failed: `ok` False) in this second; used for
+             availability
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 them are cut in one direction or both, silently: packets are lost.
 
     with Network(("n1", "n2", "n3", "client")) as network:
-network.run("n1", ["mqd", ...])            the command to start a program there
-network.cut("n1", "n2")                    nothing from n1 reaches n2; n2 still reaches n1
+        network.run("n1", ["mqd", ...])            the command to start a program there
+        network.cut("n1", "n2")                    nothing from n1 reaches n2; n2 still reaches n1
         network.heal()
 
 Needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2: `why_not()` reports what is missing. A

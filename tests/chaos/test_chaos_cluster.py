@@ -101,7 +101,9 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
         bench.wait_write(new, f"during-{number}")
     committed = [f"before-{number}" for number in range(10)]
     stale = bench.probe(old)
-    assert stale["values"][:10] == committed and stale["high_watermark"] == 10, "reads below the high watermark go on"
+    assert stale["values"][:10] == committed and stale["high_watermark"] == 10, (
+        "reads below the high watermark continue"
+    )
     assert bench.probe(old, "lost-again")["produced"][0] != 0
     bench.network.heal()
     until = time.monotonic() + 60

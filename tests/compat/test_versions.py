@@ -442,7 +442,7 @@ def _check_changed(setting: Setting, key: int, changed: Callable[[bytes], bytes]
         correlation_id, response = decode_response(kafka.receive_frame(), key, version)
         assert correlation_id == 4711 and not any(case.errors(response)), response
         assert case.right(setting, version, response), response
-        assert advertised(kafka), "and the connection goes on"
+        assert advertised(kafka), "and the connection stays open"
 
 
 @pytest.mark.parametrize("key", FLEXIBLE)

@@ -1,16 +1,19 @@
 """Invariants after any crash, as a pure function: clients' records in, violations out.
 
 Promises
-    C1  lost        an acknowledged record is at its acknowledged offset, unless that is below the log start offset
+    C1  lost        an acknowledged record is at its acknowledged offset, unless that is below the
+                    log start offset
     C2  duplicate   a record of an idempotent producer is in the log at most once
-    C3  reordered   the records of an idempotent producer are in its partition in the order in which they were sent
-    C4  changed     (partition, offset) has one value for every observer, at every time: acknowledgements, consumers, the final log
-C4  changed     (partition, offset) has one value for every observer, at all times:
-acknowledgements, consumers, the final log
-C5  vanished    a record that a consumer read is in the final log
-C6  corrupt     each value is one that a producer created, byte for byte
-    C8  disordered  one consumer sees each partition's offsets ascending without a hole
-C8  disordered  one consumer reads each partition's offsets ascending without a gap
+    C3  reordered   the records of an idempotent producer are in its partition in the order in which
+                    they were sent
+    C4  changed     (partition, offset) has one value for every observer, at all times:
+                    acknowledgements, consumers, the final log
+    C5  vanished    a record that a consumer read is in the final log
+    C6  corrupt     each value is one that a producer created, byte for byte
+    C7  gap         a log without compaction has each offset from log start to log end exactly once,
+                    in order
+    C8  disordered  one consumer reads each partition's offsets ascending without a gap
+    C9  unsent      no record is read that was never sent
 
 A topic in `volatile_topics` (flush.on.ack=false after a power cut) may lose its end: C1, C4 and C5
 do not apply to it.

@@ -4,23 +4,22 @@ native/base/file_watch.h).
     disk = Disk()
     for operation in read_journals(directory, "journal"):
         disk.apply(operation)
-disk.power_cut(random.Random(seed)).write_to(target, root="/data")   # one of the many states that
-the disk may be in
-disk.present().write_to(...)                                         # as a reader saw it just
-before
+    disk.power_cut(random.Random(seed)).write_to(target, root="/data")   # a random possible state
+    disk.present().write_to(...)                                         # as a reader saw it last
 
 Rules
-D1  bytes written to a file before the beginning of a successful flush of it (or of the file system)
-are on the disk
-D2  of every other write any set of 512-byte sectors may be there, in any order; a length may have
-grown without its data (zeros)
-D3  a name (creation, rename, removal) is durable when its directory was flushed; otherwise it may
-be there or not, however durable the file is. A rename within one directory is atomic; the changes
-of one name stay in order
-D4  data that a failed flush should have covered is on no disk, whatever flush succeeds later: the
-kernel considers its pages clean
-D5  a directory that the journal does not know (created before watching began) is durable; a write
-to an unknown file is an error: a change that bypasses the layer would make the model worthless
+    D1  bytes written to a file before the beginning of a successful flush of it (or of the file
+        system) are on the disk
+    D2  of every other write any set of 512-byte sectors may be there, in any order; a length may
+        have grown without its data (zeros)
+    D3  a name (creation, rename, removal) is durable when its directory was flushed; otherwise it
+        may be there or not, however durable the file is. A rename within one directory is atomic;
+        the changes of one name stay in order
+    D4  data that a failed flush should have covered is on no disk, whatever flush succeeds later:
+        the kernel considers its pages clean
+    D5  a directory that the journal does not know (created before watching began) is durable; a
+        write to an unknown file is an error: a change that bypasses the layer would make the model
+        worthless
 
 A file or directory keeps its identity (`_Node`) through renames, as an inode does.
 """

@@ -3,10 +3,9 @@ record, and a reader of everything.
 
     # clients run, and continue while the broker is killed
     with Load(broker, ["t"], seed=1) as load:
-load.wait_for_progress()                  # every producer got a new acknowledgement, every consumer
-a new record
+        load.wait_for_progress()                  # for every producer and every consumer
         ...
-final = load.finish()                     # producers flushed, consumers at the end, all logs read
+        final = load.finish()                     # flushed, read to the end, and all logs
         assert not check(load.history(), final)
 
 Producers and consumers are librdkafka with its own retries, or (`local`) mqd's own client over

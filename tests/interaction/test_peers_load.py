@@ -69,7 +69,7 @@ def test_an_open_loop_counts_every_record_due_after_the_warm_up(broker: Broker, 
         found = measured[what]
         assert found["count"] == 800
         assert 0 <= found["p50_us"] <= found["p99_us"] <= found["p999_us"] <= found["max_us"]
-    assert measured["reached"] <= 2100, "never faster than it was told"
+    assert measured["reached"] <= 2100, "never faster than requested"
 
 
 def test_the_time_limit_ends_a_producer_before_its_last_record(broker: Broker, librdkafka: Librdkafka) -> None:

@@ -4,17 +4,18 @@ return, repeat old requests and send wrong ones; a coordinator that restarts fro
 `History(seed).run(events)` raises AssertionError at the first broken rule. Checked in every
 history:
     check()   the core's own invariants, after every event
-ONCE      every request gets exactly one response, from the core or because its coordinator is lost
-LEADER    one leader and one protocol in a generation; the generation in responses never decreases
-while the coordinator lives
+    ONCE      every request gets exactly one response, from the core or because its coordinator is
+              lost
+    LEADER    one leader and one protocol in a generation; the generation in responses never
+              decreases while the coordinator lives
     LOGGED    an assignment was in the log before its response
-OWN       a member only receives its own part of the leader's assignment
+    OWN       a member only receives its own part of the leader's assignment
     FENCED    a member id that was replaced (static membership) never gets a success
-TRUE      a heartbeat without an error comes from a member of the current generation, with no
-rebalance pending for it
-REPLAY    the state in the log is the group: members, leader, protocol, assignments, generation
-SETTLES   when wrong requests stop, the group becomes Stable with exactly the live members, and
-stays so
+    TRUE      a heartbeat without an error comes from a member of the current generation, with no
+              rebalance pending for it
+    REPLAY    the state in the log is the group: members, leader, protocol, assignments, generation
+    SETTLES   when wrong requests stop, the group becomes Stable with exactly the live members, and
+              stays so
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class Log:
                 seen[record.offset] = record
             if not header.is_control and header.record_count and not header.is_log_append_time:
                 assert header.max_timestamp_ms == max(record.timestamp_ms for record in decode_batch(data))
-        assert last + 1 == self.end, "the end can be told from the files"
+        assert last + 1 == self.end, "the end can be derived from the files"
         committed = {offset: record for offset, record in self.appended.items() if self.decided[offset]}
         expected: dict[bytes, Record] = {}
         for offset in sorted(committed):
@@ -279,7 +279,7 @@ class Log:
                         assert any(
                             producer == header.producer_id and first <= record.offset < marker
                             for producer, first, marker in reported
-                        ), f"aborted record {record.offset} is not told"
+                        ), f"aborted record {record.offset} is not reported"
 
     def check_compacted(self) -> None:
         """Records that must be removed by a full compaction."""

@@ -4,17 +4,18 @@ its persisted state. One seed, one history.
 
 Checked at each step
     the core's own invariants (invariants.py)
-V1  partitions that a client works on, as a known member, are assigned to it by the coordinator: so
-no two clients work on one partition
-V2  a partition that is assigned and in the target, before and after, was not revoked in between: no
-member that keeps a partition is interrupted
-V3  each request gets one response
-V4  a commit is accepted exactly with the member's epoch
-V6  a client with a wrong epoch, or with the last one and partitions that it does not own, is fenced
-V7  a static member that returns keeps its partitions, if nothing else has changed
+    V1  partitions that a client works on, as a known member, are assigned to it by the coordinator:
+        so no two clients work on one partition
+    V2  a partition that is assigned and in the target, before and after, was not revoked in
+        between: no member that keeps a partition is interrupted
+    V3  each request gets one response
+    V4  a commit is accepted exactly with the member's epoch
+    V6  a client with a wrong epoch, or with the last one and partitions that it does not own, is
+        fenced
+    V7  a static member that returns keeps its partitions, if nothing else has changed
 and at the end of a history, when faults have stopped and all clients have sent some heartbeats
-V5  the group is Stable, every partition of every subscribed topic has an owner that works on it,
-and counts are as even as the uniform assignor makes them
+    V5  the group is Stable, every partition of every subscribed topic has an owner that works on
+        it, and counts are as even as the uniform assignor makes them
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ history.
 Checked at each step
     the core's own invariants
     V1  partitions assigned to a client are initialized at the share coordinator
-V2  each request gets one response, after the Persist on which it depends
-V3  a share-partition's state is only lost by an administrator's request: its initialization never
-replaces a state that members may have used
+    V2  each request gets one response, after the Persist on which it depends
+    V3  a share-partition's state is only lost by an administrator's request: its initialization
+        never replaces a state that members may have used
     V4  an administrator changes nothing while the group has members
-V6  a restart restores members, epochs, target and states
+    V6  a restart restores members, epochs, target and states
 and at the end of a history, when faults have stopped
-V5  every partition of every subscribed topic is initialized and assigned, every client knows its
-epoch, and counts are as even as `simple` makes them
+    V5  every partition of every subscribed topic is initialized and assigned, every client knows
+        its epoch, and counts are as even as `simple` makes them
 """
 
 from __future__ import annotations

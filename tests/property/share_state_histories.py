@@ -4,13 +4,13 @@ a coordinator that is restarted from its persisted state. One seed, one history.
 
 Checked at each step
     the core's own invariants
-V1  the state equals a plain model: for each offset the highest (delivery count, state) written
-since the initialization, and nothing below the start, nor, after a READ in a new leader epoch,
-above its log's end
+    V1  the state equals a plain model: for each offset the highest (delivery count, state) written
+        since the initialization, and nothing below the start, nor, after a READ in a new leader
+        epoch, above its log's end
     V2  a writer with an older leader epoch or state epoch is refused, and changes nothing
-V3  acknowledged writes survive a restart; the log contains the state, both from the first record on
-and from the last snapshot on
-V4  each request gets one response, after the Persist on which it depends
+    V3  acknowledged writes survive a restart; the log contains the state, both from the first
+        record on and from the last snapshot on
+    V4  each request gets one response, after the Persist on which it depends
     V5  there are never more updates than `updates_per_snapshot` after a snapshot
 """
 

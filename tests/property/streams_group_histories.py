@@ -5,13 +5,13 @@ coordinator that is restarted from its persisted state. One seed, one history.
 
 Checked at each step
     the core's own invariants
-V1  a task is active at one live client; of a process's clients only one has it, in any role
-V2  each request gets one response, after the Persist on which it depends; a refused one changes
-nothing
-V3  the epoch in responses to a client never decreases while it is a member
-V4  a restart restores members, epochs, target, tasks and topology
-V5  a client that owns a task may commit for it with the epoch it knows; one whose task was
-reassigned may not
+    V1  a task is active at one live client; of a process's clients only one has it, in any role
+    V2  each request gets one response, after the Persist on which it depends; a refused one changes
+        nothing
+    V3  the epoch in responses to a client never decreases while it is a member
+    V4  a restart restores members, epochs, target, tasks and topology
+    V5  a client that owns a task may commit for it with the epoch it knows; one whose task was
+        reassigned may not
 and at the end of a history, when faults have stopped
     V6  each task is active at one client and owned there, has its standbys, counts of active tasks are
         even, and every client knows its epoch

@@ -2,9 +2,9 @@
 offset. They only know hosts and the leaders that hosts report.
 
 Invariants
-C1/C2  an idempotent producer with acks=all and one request in flight never gets an out-of-order
-sequence error
-C4     a consumer's offsets increase by exactly what it read
+    C1/C2  an idempotent producer with acks=all and one request in flight never gets an out-of-order
+           sequence error
+    C4     a consumer's offsets increase by exactly what it read
 """
 
 from __future__ import annotations

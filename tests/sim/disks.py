@@ -9,11 +9,11 @@ whatever later flushes report. A flipped bit makes a batch unreadable: a reader 
 checksum notices.
 
 Invariants
-D1  durable <= log_end_offset; a flush makes durable what was there when it began, unless it was
-truncated meanwhile; the part really on the platter is on_disk <= durable
+    D1  durable <= log_end_offset; a flush makes durable what was there when it began, unless it was
+        truncated meanwhile; the part really on the platter is on_disk <= durable
     D2  epochs lists (epoch, start offset), both rising strictly, and agrees with the entries
     D3  producers[id] lists the offsets of that producer's sequences 0, 1, 2, ...
-D4  a log begins and ends with whole batches
+    D4  a log begins and ends with whole batches
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """asyncio in simulated time: the broker's own coroutines run in a simulated process, unmodified.
 
 Invariants
-E1  a callback runs within the event that made it ready, in order; a loop has no time of its own
-E2  everything in progress ends with the process, silently, as with kill -9
-E3  an unexpected exception ends the run instead of being logged
+    E1  a callback runs within the event that made it ready, in order; a loop has no time of its own
+    E2  everything in progress ends with the process, silently, as with kill -9
+    E3  an unexpected exception ends the run instead of being logged
 """
 
 from __future__ import annotations

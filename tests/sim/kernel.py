@@ -2,12 +2,12 @@
 die and stall, clocks that drift, links that lose.
 
 Invariants
-K1  everything random comes from Kernel.random, everything happens in the order (true time, order of
-scheduling): the same seed gives the same run
-K2  an event of a dead process is dropped, and not given to its successor; an event of a stopped
-process is handled when it continues, in order
-K3  a message is delivered to the process to which it was sent (the connection ends with either
-end), late, twice or never, depending on the link
+    K1  everything random comes from Kernel.random, everything happens in the order (true time,
+        order of scheduling): the same seed gives the same run
+    K2  an event of a dead process is dropped, and not given to its successor; an event of a stopped
+        process is handled when it continues, in order
+    K3  a message is delivered to the process to which it was sent (the connection ends with either
+        end), late, twice or never, depending on the link
 
 Times are microseconds of true time, integers; a host sees them through its Clock (nanoseconds, as
 CLOCK_BOOTTIME). Story: every event adds one tuple of plain values, so that a run can be hashed and

@@ -1,8 +1,12 @@
 """Hours of simulated clusters, in pieces that accumulate over days:
 
-    python -m tests.sim.long --seconds 3600 --first 500000        for an hour, on all cores, the kinds of plans.py in turn; a line of tests/sim/history.jsonl for each piece
-python -m tests.sim.long --add-up                             the sum of all pieces: schedules,
-events, faults, CPU-hours, findings
+    python -m tests.sim.long --seconds 3600 --first 500000        for an hour, on all cores, the
+                                                                  kinds of plans.py in turn; a line
+                                                                  of tests/sim/history.jsonl for
+                                                                  each piece
+    python -m tests.sim.long --add-up                             the sum of all pieces: schedules,
+                                                                  events, faults, CPU-hours,
+                                                                  findings
 
 Exit code 1 when an invariant was violated; the command that repeats that seed is printed.
 """

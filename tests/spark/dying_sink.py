@@ -1,8 +1,8 @@
 """`format("mqd-dying")`: the sink, with faults of a driver at the worst moments. A directory
 (option `script`) selects them: each file in it is one fault that happens once, `<batch>.<what>`.
 
-fail-before     commit() fails before it has committed, and abort() too: as if the driver had died,
-except for its process
+    fail-before     commit() fails before it has committed, and abort() too: as if the driver had
+                    died, except for its process
     fail-after      commit() fails when it has committed
     twice           commit() is called twice
     hang-before, hang-after     commit() writes `<batch>.reached` and waits to be killed

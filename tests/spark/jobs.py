@@ -1,21 +1,21 @@
 """A streaming job in separate processes, which can be killed by kind; numbers as its input, and its
 output.
 
-    Job(broker, source, target, place)                 sink_job.py: ensure(), kill(kind, by chance),
+    Job(broker, source, target, place)                 sink_job.py: ensure(), kill(kind, rng),
                                                        kill_all()
-SessionJob(spark, broker, source, target, place)   the same in the session of the tests: only its
-Python workers can be killed
+    SessionJob(spark, broker, source, target, place)   the same in the session of the tests: only
+                                                       its Python workers can be killed
 
 The kinds of a job's processes (`KINDS`); processes that they leave behind (executors, Python
 workers) are not ended until kill_all(), even after the next start:
 
     driver          the Python program and the JVM, at once
-python-driver   only the Python program: the JVM should end by itself
-jvm             only the JVM; with local[N] it is the executor, too
-executor        only an executor's JVM, with local-cluster[...]
-python-worker   a Python process that runs a task
-python-helper   another one: of the source, of a batch's planning and of its commit, the daemon that
-forks them all
+    python-driver   only the Python program: the JVM should end by itself
+    jvm             only the JVM; with local[N] it is the executor, too
+    executor        only an executor's JVM, with local-cluster[...]
+    python-worker   a Python process that runs a task
+    python-helper   another one: of the source, of a batch's planning and of its commit, the daemon
+                    that forks them all
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Input:
 
 
 def progress(broker: Broker, topic: str) -> int:
-    """Rises with every transaction that ends. -1: no broker serves it just now."""
+    """Rises with every transaction that ends. -1: currently no broker serves it."""
     try:
         with connect(broker) as kafka:
             found = [fetch_committed(kafka, topic, index, bytes_max=1) for index in range(PARTITIONS)]

@@ -265,7 +265,7 @@ def test_a_repeated_committed_batch_is_dropped(
     run(frame, broker, tmp_path / "other", topic=other, delivery="at-least-once")
     forget_commit(tmp_path / "other", 1)
     run(frame, broker, tmp_path / "other", topic=other, delivery="at-least-once")
-    assert len(values(kafka, other)) == 300, "at least once writes it twice: the test above tells something"
+    assert len(values(kafka, other)) == 300, "at least once writes it twice: so the test above proves something"
 
 
 def test_update_mode_is_refused_and_complete_writes_all(

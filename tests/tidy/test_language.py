@@ -19,6 +19,7 @@ PHRASES = re.compile(
     r"\b(nobody|whoever|whomever|anew|of whom|asked as|in vain|goes on|what it holds|in its stead"
     r"|not to be had|(?:is|are|was|were|be) told|(?:is|are|was|were) (?:tried|asked) again"
     r"|at hand|keep[s]? (?:their|its) answers|answers keep|(?:until|unless|when) told"
+    r"|for ever|held against|other people's|as ever|by chance|beside each other|all the same"
     r"|cannot be told|heard of|hears? (?:no|of|it))\b",
     re.IGNORECASE,
 )

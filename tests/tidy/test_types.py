@@ -15,4 +15,4 @@ def test_each_silenced_complaint_names_its_code_and_its_reason() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if "# type: ignore" in line and not re.search(r"# type: ignore\[[a-z-]+(, [a-z-]+)*\]  # \S", line)
     ]
-    assert silent == [], "write: # type: ignore[code]  # why it cannot be said in types"
+    assert silent == [], "write: # type: ignore[code]  # why types cannot express it"

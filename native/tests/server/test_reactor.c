@@ -244,7 +244,7 @@ BOTH(replies_keep_their_order)
     bench_stop(b);
 }
 
-/* A JoinGroup whose client disconnects while it waits frees its entry, and the acceptor is told
+/* A JoinGroup whose client disconnects while it waits frees its entry, and the acceptor is notified
  * that the request was cancelled. */
 BOTH(a_client_that_leaves_cancels_its_waiting_request)
 {

@@ -130,8 +130,7 @@ static bool refused(struct client *client)
     return client_receive(client) == 0;
 }
 
-/* The acceptor gets one more request, which is from `client` and carries `principal`; NULL =
- * none. */
+/* The acceptor gets one more request: from `client`, with `principal` (NULL = none). */
 static bool carries(struct bench *b, struct client *client, int32_t number, const char *principal)
 {
     CHECK_OR(post(client, FIND_COORDINATOR, 1, number, "frame"), return false);
@@ -244,8 +243,7 @@ BOTH(a_proven_principal_goes_with_every_request)
     bench_stop(b);
 }
 
-/* A client that does not wait for responses: each frame is checked with the result of the
- * previous one. */
+/* A client that does not wait for responses: a frame depends on the result of the previous one. */
 BOTH(requests_pipelined_behind_an_exchange_wait)
 {
     struct bench *b = bench_start(backend, sasl);
@@ -457,8 +455,7 @@ BOTH(the_acceptor_dies_and_its_successor_learns_the_principals)
     bench_stop(b);
 }
 
-/* Refused tokens get delayed responses: their bytes are not kept meanwhile, so nothing is
- * resent. */
+/* Refused tokens get delayed responses; their bytes are not kept meanwhile: nothing is resent. */
 BOTH(a_token_that_waits_for_its_answer_is_not_kept)
 {
     struct bench *b = bench_start(backend, sasl);

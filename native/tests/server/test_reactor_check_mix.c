@@ -1,5 +1,5 @@
 /* tsan: long */
-/* Checks by chance: producers that pipeline transactional batches over both workers, an acceptor
+/* Random checks: producers that pipeline transactional batches over both workers, an acceptor
  * that answers late, out of order, with errors, never, and that dies.
  *
  * What must hold, whatever happens:

@@ -135,7 +135,7 @@ BOTH(a_failed_flush_fences_and_every_request_gets_an_error)
     CHECK_EQUAL(fetched->batch_count, 1); /* what was acknowledged stays readable, what was not stays hidden */
     CHECK_EQUAL(fetched->batches[0].mark, 1);
     faults("");
-    for (uint32_t slot = 0; slot < 4; slot += 2) { /* returned all the same; a fenced log does not close cleanly */
+    for (uint32_t slot = 0; slot < 4; slot += 2) { /* returned anyway; a fenced log does not close cleanly */
         CHECK_EQUAL(mqd_reactor_partition_close(b->reactors[0], ++b->token, slot), 0);
         struct mqd_event event = bench_done(b, 0, b->token);
         CHECK(event.partition == b->partitions[slot]);

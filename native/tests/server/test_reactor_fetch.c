@@ -113,7 +113,7 @@ BOTH(a_topic_goes_and_comes_while_fetches_wait)
             CHECK(client_send(&session, &more));
         while (mqd_load_acquire(&mqd_control_partition(b->control, 0)->waiters) == 0)
             usleep(1000); /* parked */
-        if (replaced) {   /* by a namesake; then its partition 0 moves to another slot and worker */
+        if (replaced) {   /* by a topic of the same name; then its partition 0 moves to another slot and worker */
             uint32_t slots[4] = {5, 1, 2, 3};
             id[0] = 10;
             bench_topic_put(b, id, "quick", bench_slots, 4);

@@ -191,7 +191,7 @@ BOTH(a_refused_batch_is_not_overtaken)
     expect(&client, 1, sequenced(7, 0, 1, 1), OUT_OF_ORDER, -1);
     expect(&client, 1, sequenced(7, 0, 0, 1), 0, 0);
     expect(&client, 1, sequenced(7, 0, 1, 1), 0, 1);
-    expect(&client, 1, sequenced(8, 0, 41, 1), 0, 2); /* whose state has expired, say: any is taken, as ever */
+    expect(&client, 1, sequenced(8, 0, 41, 1), 0, 2); /* whose state has expired, say: any is accepted, as always */
     expect(&client, 2, sequenced(8, 0, 0, 1), 0, 3);
     expect(&client, 2, sequenced(8, 1, 0, 1), 0, 4); /* bumped its epoch */
     expect(&client, 2, sequenced(8, 1, 1, 1), 0, 5);
@@ -246,7 +246,7 @@ BOTH(nothing_is_handed_on_before_its_epoch_nor_without_a_target)
     bench_stop(b);
 }
 
-/* Once it is hidden, the controller must be told that producers still write to it. */
+/* Once it is hidden, the controller must learn that producers still write to it. */
 BOTH(use_of_a_hidden_partition_is_reported)
 {
     struct bench *b = bench_start(backend, NULL);

@@ -85,7 +85,7 @@ TEST(more_than_a_count_can_hold_are_not_counted)
     free(control);
 }
 
-/* ---- workers beside each other ---- */
+/* ---- concurrent workers ---- */
 
 enum { LOCKED = 1, ROUNDS = 20000, KEYS = 12 }; /* more keys than a set has tallies */
 

@@ -1,11 +1,11 @@
 """Requests of guests (process.py) that must not have been served, found in their history: pure.
 
-served-revoked      a request was served that began later than the bound after the response to a
-revocation, before the right was granted again
-void-password       a client was authenticated with a password later than the bound after it was
-replaced or deleted
-outlived            a request was served that began after the time at which the guests' listener
-requires re-authentication
+    served-revoked      a request was served that began later than the bound after the response to a
+                        revocation, before the right was granted again
+    void-password       a client was authenticated with a password later than the bound after it was
+                        replaced or deleted
+    outlived            a request was served that began after the time at which the guests' listener
+                        requires re-authentication
     written-unasked     a record whose writer was refused is in the log
     guest-lost          a guest's record that was acknowledged is not
 

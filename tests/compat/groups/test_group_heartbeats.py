@@ -123,7 +123,7 @@ def test_twenty_loaded_members_are_not_fenced(broker: Broker) -> None:
         assert written == 0
         until("all is read", lambda: all(member.read for member in members))
         assert [trouble for member in members for trouble in member.troubles] == []
-        assert epochs(broker, group) == before, "who was fenced has joined again"
+        assert epochs(broker, group) == before, "the fenced member has joined again"
         assert all(len(member.held) == 1 for member in members)
     finally:
         for member in members:

@@ -96,7 +96,7 @@ def test_members_share_and_resume(broker: Broker, join: Callable[..., Member], c
     third = join(client, group, topic, kind)
     until("a new member reads", lambda: set(third.values) >= new, third)
     third.leave()
-    assert set(third.values) == new, "the group goes on where it was"
+    assert set(third.values) == new, "the group continues where it was"
 
 
 def test_clients_share_one_group(broker: Broker, join: Callable[..., Member]) -> None:

@@ -164,7 +164,7 @@ def test_the_limit_of_a_partition_cuts_between_batches(shared_broker: Broker, to
         size = len(topics.batch_of(b"x" * 1000))
         part = topics.fetch(kafka, topic, 3, partition_max_bytes=size * 4 + size // 2)
         whole = list(decode_records(part.records, allow_partial=True))
-        assert [record.offset for record in whole] == [3, 4, 5, 6], "as many as fit, from the offset asked for"
+        assert [record.offset for record in whole] == [3, 4, 5, 6], "as many as fit, from the requested offset"
         assert len(part.records) <= size * 4 + size // 2
 
 
@@ -176,7 +176,7 @@ def test_the_limit_of_a_request_holds_over_partitions(shared_broker: Broker, top
         body = kafka.call(FETCH, 11, topics.fetch_request([(topic, p, 0) for p in range(3)], max_bytes=50_000))
         sizes = [len(part.records or b"") for part in body.responses[0].partitions]
         assert 30_000 <= sum(sizes) <= 50_000 and len(sizes) == 3
-        assert sizes[0] > 40_000, "partitions are filled in the order asked for"
+        assert sizes[0] > 40_000, "partitions are filled in the requested order"
 
 
 def test_fetching_from_the_middle_of_a_batch_gives_the_whole_batch(shared_broker: Broker, topic: str) -> None:

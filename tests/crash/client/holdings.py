@@ -2,8 +2,8 @@
 leaks.
 
     before = Holdings.of(broker)
-...                                  # clients connect, leave, and are killed
-Holdings.of(broker).beyond(before)   # [] or descriptions of resources that are new
+    ...                                  # clients connect, leave, and are killed
+    Holdings.of(broker).beyond(before)   # [] or descriptions of resources that are new
 
 Descriptors by kind and mappings of attachments, summed over the processes of a role, because which
 worker serves which client is random; gauges of memory, attachments and arena extents; credits. Log

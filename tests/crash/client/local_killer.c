@@ -23,7 +23,7 @@
  *
  * HOW `failed CODE` is a child that could not do its work, which nothing here excuses; it has said
  * why on standard error. Records are those of checker.py: name:counter:, a filling, and their own
- * CRC-32. An attachment that has ended is made again, as an application would.
+ * CRC-32. An attachment that has ended is replaced by another, as an application would.
  */
 #define _GNU_SOURCE
 #include <errno.h>

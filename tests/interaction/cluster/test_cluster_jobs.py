@@ -66,9 +66,9 @@ def poison(number):
 class Sender(threading.Thread):
     """Sends jobs of all kinds until it is stopped. `due`: the earliest start by job number."""
 
-    def __init__(self, tasks: ModuleType, chance: random.Random) -> None:
+    def __init__(self, tasks: ModuleType, rng: random.Random) -> None:
         super().__init__(name="sender")
-        self._tasks, self._chance, self._stopped = tasks, chance, threading.Event()
+        self._tasks, self._rng, self._stopped = tasks, rng, threading.Event()
         self.results: dict[int, Any] = {}
         self.poisonous: set[int] = set()
         self.due: dict[int, float] = {}
@@ -80,19 +80,19 @@ class Sender(threading.Thread):
             self._send(number)
 
     def _send(self, number: int) -> None:
-        work, chance = self._tasks.work, self._chance
+        work, rng = self._tasks.work, self._rng
         self.due[number] = time.time()
-        match chance.choices(["now", "slow", "flaky", "urgent", "later", "poison"], [50, 5, 10, 10, 22, 3])[0]:
+        match rng.choices(["now", "slow", "flaky", "urgent", "later", "poison"], [50, 5, 10, 10, 22, 3])[0]:
             case "now":
                 result = work.delay(number)
             case "slow":
-                result = work.delay(number, seconds=chance.uniform(0.2, 1.5))
+                result = work.delay(number, seconds=rng.uniform(0.2, 1.5))
             case "flaky":
-                result = work.delay(number, fails=chance.randint(1, 3))
+                result = work.delay(number, fails=rng.randint(1, 3))
             case "urgent":
                 result = work.apply_async([number], urgent=True)
             case "later":
-                countdown = chance.uniform(0.2, 20.0)
+                countdown = rng.uniform(0.2, 20.0)
                 self.due[number] += int(1000 * countdown) / 1000
                 result = work.apply_async([number], countdown=countdown)
             case _:
@@ -130,9 +130,9 @@ def effects_of(directory: Path) -> dict[int, list[float]]:
 
 @pytest.mark.timeout(1800)
 def test_each_job_is_done_over_two_hundred_kills(tmp_path: Path) -> None:
-    chance = random.Random(20)
+    rng = random.Random(20)
     kills = [name for name, count in KILLS.items() for _ in range(count)]
-    chance.shuffle(kills)
+    rng.shuffle(kills)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(tmp_path / "cluster", workers=2, config=CLUSTER_CONFIG))
         tasks = stack.enter_context(tasks_of(cluster, tmp_path))
@@ -141,7 +141,7 @@ def test_each_job_is_done_over_two_hundred_kills(tmp_path: Path) -> None:
         workers = [Program(command, tmp_path / f"worker-{number}") for number in range(WORKER_COUNT)]
         for worker in workers:
             stack.enter_context(worker)
-        sender = Sender(tasks, chance)
+        sender = Sender(tasks, rng)
         sender.start()
         stack.callback(sender.stop)
 
@@ -159,12 +159,12 @@ def test_each_job_is_done_over_two_hundred_kills(tmp_path: Path) -> None:
             before = len(effects_of(tmp_path))
             wait_until(lambda: len(effects_of(tmp_path)) > before, SECONDS, state)  # noqa: B023
             if name == WORKERS:
-                chance.choice(workers).restart()
+                rng.choice(workers).restart()
             elif name == TIMER:
-                os.kill(chance.choice(eventually(timers, state, SECONDS)), signal.SIGKILL)
+                os.kill(rng.choice(eventually(timers, state, SECONDS)), signal.SIGKILL)
             else:
                 wait_until(in_service, SECONDS, state)
-                kill_process(chance.choice(list(cluster)), name)
+                kill_process(rng.choice(list(cluster)), name)
         sender.stop()
         failed: dict[int, str] = {}
         JobFailed = importlib.import_module("jobs").JobFailed  # noqa: N806

@@ -1,5 +1,5 @@
 """Consumer groups (KIP-848) on a running broker: librdkafka's consumers with
-group.protocol=consumer, classic ones beside them, and raw frames.
+group.protocol=consumer, together with classic ones, and raw frames.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def create(admin: AdminClient, topic: str, partitions: int) -> str:
 def wait(what: Callable[[], object], *polled: Consumer, seconds: float = SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < deadline, "not within the time"
+        assert time.monotonic() < deadline, "timed out"
         for consumer in polled:
             message = consumer.poll(0.02)
             assert (
@@ -136,7 +136,7 @@ def test_members_join_share_and_leave(admin: AdminClient, consumers: Callable[..
     before = held(first)
     second, third = consumers(group, topic), consumers(group, topic)
     wait(lambda: shares(first, second, third) == [2, 2, 2], first, second, third)
-    assert held(first) < before, "who was there keeps a part of what it had"
+    assert held(first) < before, "the first member keeps some of its partitions"
     assert held(first) | held(second) | held(third) == before
     second.close()
     wait(lambda: shares(first, third) == [3, 3], first, third)
@@ -148,7 +148,7 @@ def test_members_join_share_and_leave(admin: AdminClient, consumers: Callable[..
     )
 
 
-def test_members_that_keep_a_partition_go_on_consuming_it(
+def test_members_keep_consuming_partitions_that_they_keep(
     admin: AdminClient, consumers: Callable[..., Consumer]
 ) -> None:
     topic, group = create(admin, name("t"), 4), name("g")
@@ -189,18 +189,18 @@ def test_records_are_read_once_over_rebalances(
     while len(set(seen)) < 200 or shares(*readers) != [2, 2]:
         assert time.monotonic() < deadline
         read(*readers)
-    assert sorted(map(int, seen)) == list(range(200)), "each once: an owner commits before it lets go"
+    assert sorted(map(int, seen)) == list(range(200)), "each once: an owner commits before it releases a partition"
 
 
 def test_static_members_come_back(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
     topic, group = create(admin, name("t"), 4), name("g")
     one, two = consumers(group, topic, group_instance_id="one"), consumers(group, topic, group_instance_id="two")
     wait(lambda: shares(one, two) == [2, 2], one, two)
-    before, epoch = held(one), _describe(admin, group).members
+    before, members = held(one), _describe(admin, group).members
     one.close()
     again = consumers(group, topic, group_instance_id="one")
     wait(lambda: len(held(again)) == 2, again, two)
-    assert held(again) == before and len(_describe(admin, group).members) == len(epoch) == 2
+    assert held(again) == before and len(_describe(admin, group).members) == len(members) == 2
 
 
 def _describe(admin: AdminClient, group: str):

@@ -109,7 +109,7 @@ def test_an_aborted_batch_is_repeated_only_by_another_run(kafka: KafkaConnection
     later = Driver(kafka, driver.name, "run-2")
     again = later.child(0)
     write(again, topic, 0, b"second try")
-    assert later.end(0, child)[0] == INVALID_PRODUCER_ID_MAPPING, "a winner of the transaction before"
+    assert later.end(0, child)[0] == INVALID_PRODUCER_ID_MAPPING, "a winner of the previous transaction"
     assert later.end(0, again) == (0, 0)
     assert read_committed(kafka, topic, 0) == [b"second try"]
 
@@ -126,7 +126,7 @@ def test_another_run_takes_over_and_the_old_one_is_fenced(kafka: KafkaConnection
     assert old.end(0, committed=False) == (0, -1), "nothing of its own is open"
     write(child, topic, 0, b"mine")
     assert new.end(0, child) == (0, 0)
-    assert old.enlist(0).producer_id == -1, "it is told that the batch is committed"
+    assert old.enlist(0).producer_id == -1, "the response says that the batch is committed"
     assert read_committed(kafka, topic, 0) == [b"mine"]
 
 
@@ -164,7 +164,7 @@ def test_ordinary_and_joint_producers_do_not_interfere(kafka: KafkaConnection) -
     assert driver.end_once(1).error_code == INVALID_REQUEST, "an administrator commits nothing"
     producer = RawProducer(kafka)
     response = producer.init()
-    assert response.error_code == 0 and response.joint is None, "who does not ask by the field does not get it"
+    assert response.error_code == 0 and response.joint is None, "only a request with the field gets it"
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_an_administrator_lists_and_aborts_it(mqd: CommandLine, kafka: KafkaConn
     assert driver.name in mqd("txn", "list")[1]
     assert mqd("txn", "abort", driver.name, "--execute")[0] == 0
     assert fetch_committed(kafka, topic, 0).last_stable_offset == fetch_committed(kafka, topic, 0).high_watermark
-    assert driver.end(0, *children)[0] == FENCED, "it was aborted, so its run must not go on"
+    assert driver.end(0, *children)[0] == FENCED, "it was aborted, so its run must not continue"
 
     again = Driver(kafka, driver.name, "run-2")
     child = again.child(0)
@@ -285,7 +285,7 @@ def kill(broker: Broker, role: str) -> None:
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     if role == "acceptor":
-        return  # the next request waits for the new process, or meets one that is half started
+        return  # the next request waits for the new process, or finds one that is starting
     eventually(
         lambda: len(broker.pids(role)) == len(before) and not set(before) & set(broker.pids(role)), f"another {role}"
     )

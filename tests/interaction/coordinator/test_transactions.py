@@ -382,7 +382,7 @@ def test_a_repeated_marker_does_not_end_the_next_transaction(shared_broker: Brok
         assert producer.state().transaction_state == "Ongoing"
         assert producer.end(True) == 0
         assert read_committed(kafka, topic, 0) == [b"a", b"b"]
-        assert again(0) == 0, "older ones cannot be told apart; nothing is open"
+        assert again(0) == 0, "older ones cannot be distinguished; nothing is open"
         assert fetch_committed(kafka, topic, 0).last_stable_offset == 4, "nothing was written"
 
 

@@ -90,7 +90,7 @@ def test_a_flipped_bit_is_reported_and_nothing_else_is_affected(start_broker) ->
             lambda: corrupt_segments(broker)["t", "1"] == 1, "what lies behind the given-up batch is still looked at"
         )
         eventually(lambda: len(damage_lines(broker)) >= 3, "a line each")
-        assert len(damage_lines(broker)) == 3, f"looked at every second, told once a day\n{broker.logs()}"
+        assert len(damage_lines(broker)) == 3, f"checked every second, reported once a day\n{broker.logs()}"
 
 
 @pytest.mark.slow

@@ -48,9 +48,9 @@ def test_the_commands_of_the_page(broker: Broker, tmp_path: Path) -> None:
     password = ""
     for command in typed():
         assert command[0] == "mqd"
-        said = done(mqd(broker, *command[1:], stdin=f"{password}\n", cwd=tmp_path))
+        printed = done(mqd(broker, *command[1:], stdin=f"{password}\n", cwd=tmp_path))
         if command[1:3] == ["user", "create"]:
-            password = said.split("password ")[1].strip()
+            password = printed.split("password ")[1].strip()
     text = (tmp_path / "alice.properties").read_text()
     java = {name: value for name, (value, _) in parse_properties(text).items()}
     settings = {**client.of_properties(java).settings, "bootstrap.servers": f"localhost:{broker.port}", "log_level": 0}

@@ -59,7 +59,7 @@ def _keep(reports: list[Message]):  # type: ignore[no-untyped-def]  # confluent_
     return keep
 
 
-def left_out(broker: Broker) -> float:
+def deduplicated_count(broker: Broker) -> float:
     with urllib.request.urlopen(
         f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=PATIENCE_S
     ) as page:
@@ -85,14 +85,14 @@ def values(broker: Broker, topic: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("idempotent", [False, True])
 def test_an_id_is_written_once_from_several_producers(broker: Broker, topic: str, idempotent: bool) -> None:
     more: dict[str, str | bool] = {"enable.idempotence": idempotent, "compression.type": "lz4"}
-    before = left_out(broker)
+    before = deduplicated_count(broker)
     assert produce(broker, topic, "a", "b", "c", **more) == [0, 1, 2]
     assert produce(broker, topic, "b", **more) == [1]
     mixed = produce(broker, topic, "d", "a", "e", "e", **more)
     assert [value for _, value in values(broker, topic)] == ["value-a", "value-b", "value-c", "value-d", "value-e"]
     written = {value: offset for offset, value in values(broker, topic)}
     assert (written["value-d"], written["value-e"]) == (mixed[0], mixed[2])
-    assert left_out(broker) - before == 3
+    assert deduplicated_count(broker) - before == 3
 
 
 def test_ids_outlive_the_broker(broker: Broker, topic: str) -> None:
@@ -176,4 +176,4 @@ def test_an_id_is_written_once_over_any_transport(tmp_path: Path, first: str) ->
                 assert send_singly(producers[other], topic, range(begin, begin + 20)) == expected, (name, other)
         producers["shm"].close()
         assert [value for _, value in values(broker, topic)] == [str(number) for number in range(60)]
-        assert left_out(broker) == 3 * 60
+        assert deduplicated_count(broker) == 3 * 60

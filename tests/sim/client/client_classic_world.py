@@ -3,11 +3,11 @@ client_group_world.py, with the guarantees of the classic protocol.
 
 Checked at each step
     both cores' invariants (check())
-W1  no two members of the current generation work on one partition
+    W1  no two members of the current generation work on one partition
 and after faults have stopped
-W2  the group is Stable, and every partition of every subscribed topic has exactly one member that
-works on it
-W3  then only one heartbeat per interval is sent
+    W2  the group is Stable, and every partition of every subscribed topic has exactly one member
+        that works on it
+    W3  then only one heartbeat per interval is sent
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ reloaded. One seed, one history.
 
 Checked at each step
     both cores' invariants (check())
-W1  a member works only on partitions that the coordinator has assigned to it: so no two members
-work on one partition
+    W1  a member works only on partitions that the coordinator has assigned to it: so no two members
+        work on one partition
 and after faults have stopped
     W2  the group is Stable, and every member works on exactly its target
-W3  then only one heartbeat per interval is sent
+    W3  then only one heartbeat per interval is sent
 """
 
 from __future__ import annotations

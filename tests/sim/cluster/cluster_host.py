@@ -1,10 +1,10 @@
 """A simulated host: clock, disks, control segment, and its processes.
 
 Invariants
-H1  state that outlives a process is here (disks, control segment, the keeper's knowledge); state
-that outlives the host is on its disks
-H2  each process of the host can die alone: each worker, the acceptor, the controller; if the keeper
-dies, all do; each is restarted independently of the others
+    H1  state that outlives a process is here (disks, control segment, the keeper's knowledge);
+        state that outlives the host is on its disks
+    H2  each process of the host can die alone: each worker, the acceptor, the controller; if the
+        keeper dies, all do; each is restarted independently of the others
 """
 
 from __future__ import annotations

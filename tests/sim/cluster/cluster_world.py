@@ -3,11 +3,17 @@ controller, the replication core in C in each worker, in simulated time, network
 processes and clients from one seed. Chaos, then healing. `python -m tests.sim.replay SEED` repeats
 a seed and prints it.
 
-Checked at each step, besides the assertions of each core (names as in the design page) I1 one
-leader in an epoch; I2 the committed records are the same everywhere; I4 a vote never regresses
-(quorum_disk); I5 nothing is applied before it is committed; I6 epochs only rise L1 one valid lease
-at a time; L2 a fenced host has no lease; L4 nothing is accepted without a lease P1..P10, C1..C4,
-R11, R12: history.py W2 a worker never leads in an epoch that its predecessor led
+Checked at each step, besides the assertions of each core (names as in the design page)
+    I1  one leader in an epoch
+    I2  the committed records are the same everywhere
+    I4  a vote never regresses (quorum_disk)
+    I5  nothing is applied before it is committed
+    I6  epochs only rise
+    L1  one valid lease at a time
+    L2  a fenced host has no lease
+    L4  nothing is accepted without a lease
+    W2  a worker never leads in an epoch that its predecessor led
+    P1..P10, C1..C4, R11, R12: history.py
 and at the end, after healing: every partition has a leader, is fully replicated and makes progress,
 all hosts have the same metadata, acknowledged records exist (LIVE, C1)
 """

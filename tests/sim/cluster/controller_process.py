@@ -1,10 +1,11 @@
 """The controller process of a simulated host: the real cores of quorum, metadata, host and broker,
 connected as in the shell: one core's actions become another's events.
+
 Invariants
-S1  an action is carried out before the next event is handled; events that a core raises for itself
-are queued here
-S2  all that is known of this process after its death is on the host's disk or in its control
-segment
+    S1  an action is carried out before the next event is handled; events that a core raises for
+        itself are queued here
+    S2  all that is known of this process after its death is on the host's disk or in its control
+        segment
 """
 
 from __future__ import annotations

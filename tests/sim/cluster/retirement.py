@@ -10,19 +10,19 @@ that takes those of p, its sequence numbers restart (the broker keeps the client
 verdict).
 
 Checked at each step
-V1  steps follow one another, all retired partitions take them together, each in a new leader epoch;
-a partition is sealed while it is led where its successor is
-V2  nothing is committed in a retired partition that was appended in the leader epoch in which it
-was sealed, or later
-V3  the records of a key are committed in the order in which they were sent, in any partition, each
-once
-V4  no partition is hidden or deleted while it has records within retention; none is deleted without
-a grace period without writes (its leader's report is trusted for UNUSED_MS: writes within this time
-are redirected, and change nothing; seed 701426)
-V5  deleted partitions stay deleted
+    V1  steps follow one another, all retired partitions take them together, each in a new leader
+        epoch; a partition is sealed while it is led where its successor is
+    V2  nothing is committed in a retired partition that was appended in the leader epoch in which
+        it was sealed, or later
+    V3  the records of a key are committed in the order in which they were sent, in any partition,
+        each once
+    V4  no partition is hidden or deleted while it has records within retention; none is deleted
+        without a grace period without writes (its leader's report is trusted for UNUSED_MS: writes
+        within this time are redirected, and change nothing; seed 701426)
+    V5  deleted partitions stay deleted
 and after everything has been repaired
-LIVE  no partition is still being retired, no producer waits; no host has files of deleted
-partitions; acknowledged records were committed (V3)
+    LIVE  no partition is still being retired, no producer waits; no host has files of deleted
+          partitions; acknowledged records were committed (V3)
 Rules that can be off: `seal` (its owner does not check whether it is sealed), `emptied` (a
 partition is reported as empty that is not), `used` (writes to a hidden partition are not reported).
 """

@@ -1,12 +1,12 @@
 """Access control lists, users' passwords, delegation tokens and quotas are created and deleted in a
 simulated cluster while its processes die.
 
-A1  a change of rules is in force in every worker of the host that acknowledges it
-A2  in the end every worker and every acceptor has the committed rules and quotas, every acceptor
-the passwords and tokens, and every controller all of them, whether it read the log or a snapshot;
-the committed state comes from an independent model (Model)
-A3  a token change is known to the acceptor that acknowledges it
-A4  in the end no expired token is left
+    A1  a change of rules is in force in every worker of the host that acknowledges it
+    A2  in the end every worker and every acceptor has the committed rules and quotas, every
+        acceptor the passwords and tokens, and every controller all of them, whether it read the log
+        or a snapshot; the committed state comes from an independent model (Model)
+    A3  a token change is known to the acceptor that acknowledges it
+    A4  in the end no expired token is left
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ loads the log. Clients are groups of one: they commit rising offsets, each over 
 time, and fetch the committed offset. Groups with members are in group_members.py.
 
 Checked
-C5  a coordinator reports at least the offset that it or any predecessor has acknowledged or
-reported for the group, and at most the highest attempted one
-L5  no coordinator responds without its host's lease
+    C5  a coordinator reports at least the offset that it or any predecessor has acknowledged or
+        reported for the group, and at most the highest attempted one
+    L5  no coordinator responds without its host's lease
 Rules that can be off: `R4c` (a coordinator is active before the records it has loaded are below the
 high watermark), `held` (responses do not wait for the writes on which they depend), `L5`, `timers`
 (those of cores are not armed).

@@ -5,10 +5,10 @@ Whichever coordinator wrote a record, and whatever happened to it: the log order
 commit names its author in its metadata ("MEMBER GENERATION").
 
 Checked at each record, or at the end of its batch
-C5  a committed offset never moves back; its committer is a member at that point of the log, at that
-member epoch or in that generation (classic: or one that is not written yet)
-C6  no two members of a group hold a partition, assigned or not yet released; a group's epoch,
-generation and each member's epoch never decrease
+    C5  a committed offset never moves back; its committer is a member at that point of the log, at
+        that member epoch or in that generation (classic: or one that is not written yet)
+    C6  no two members of a group hold a partition, assigned or not yet released; a group's epoch,
+        generation and each member's epoch never decrease
 """
 
 from __future__ import annotations

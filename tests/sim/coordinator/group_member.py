@@ -3,13 +3,13 @@ coordinator over the simulated network, and an application that works on partiti
 progress, like mqd/client (runner.py, committing.py, rebalancing.py).
 
 Invariants
-N1  a connection delivers in order, once or not at all, and not at all once it is closed; requests
-without a response then end as ResponseMissing
-N2  one commit is in flight at a time; a failed one is retried with the current positions. Revoke
-ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after Lost. Off (`again`): it
-is retried unchanged, as mqd/client once did: under a valid epoch, for partitions that belong to
-another member by then
-N3  work on a partition begins at its committed offset, fetched after the assignment
+    N1  a connection delivers in order, once or not at all, and not at all once it is closed;
+        requests without a response then end as ResponseMissing
+    N2  one commit is in flight at a time; a failed one is retried with the current positions.
+        Revoke ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after Lost.
+        Off (`again`): it is retried unchanged, as mqd/client once did: under a valid epoch, for
+        partitions that belong to another member by then
+    N3  work on a partition begins at its committed offset, fetched after the assignment
 """
 
 from __future__ import annotations

@@ -5,12 +5,14 @@ here too; faults of members are drawn from a separate random stream.
 
 Checked at each step, besides the assertions of both kinds of cores
     C5, C6  in the log of __consumer_offsets: group_ledger.py
-C5      a committed offset in a response is at least that of any response sent before the request
-C6      a member in the log works only on partitions that the log assigns to it (KIP-848); no two
-members of the current generation work on one partition (classic)
-C6      no member gets an epoch or a generation that is not in the log
+    C5      a committed offset in a response is at least that of any response sent before the
+            request
+    C6      a member in the log works only on partitions that the log assigns to it (KIP-848); no
+            two members of the current generation work on one partition (classic)
+    C6      no member gets an epoch or a generation that is not in the log
 and after everything has been repaired
-LIVE    every group matches its live members: exactly one member works on each of their partitions
+    LIVE    every group matches its live members: exactly one member works on each of their
+            partitions
 Rules that can be off: `commit` (the epoch of a commit is not checked), `unreleased` (partitions are
 reassigned before their owner has released them); those of coordinators.py; `again`
 (group_member.py).

@@ -6,18 +6,19 @@ rules for producers; a network that loses, delays and repeats.
 Nothing runs by itself: `step()` carries out one random possible event. Runs are deterministic.
 
 Checked, besides the core's own check() after every event
-W1  every record of a committed batch is visible once, and none of any other batch, whatever died
-and whichever task wrote it twice
-W2  a confirmed commit is in force; its driver may forget the batch
-W3  when nothing is in flight no partition has an open transaction
-W4  a request gets at most one response, and exactly one if the coordinator has not crashed since
-W5  a replay of the log, in any order, gives the persisted state
+    W1  every record of a committed batch is visible once, and none of any other batch, whatever
+        died and whichever task wrote it twice
+    W2  a confirmed commit is in force; its driver may forget the batch
+    W3  when nothing is in flight no partition has an open transaction
+    W4  a request gets at most one response, and exactly one if the coordinator has not crashed
+        since
+    W5  a replay of the log, in any order, gives the persisted state
     W6  markers are written for decisions that are in the log, and Complete follows the markers of
         all partitions
     W7  a producer id and epoch is given to one attempt
-W8  a driver alone, without deaths and pauses, is never refused (`peaceful`)
-W9  after the response to a run's abort none of its surviving tasks begins a transaction: only its
-timeout would end it
+    W8  a driver alone, without deaths and pauses, is never refused (`peaceful`)
+    W9  after the response to a run's abort none of its surviving tasks begins a transaction: only
+        its timeout would end it
 """
 
 from __future__ import annotations

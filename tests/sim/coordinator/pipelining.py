@@ -3,9 +3,10 @@ there is a response: when the acceptor dies it acts as mqd_control_acceptor_died
 native/server/control_request.c.
 
 Checked, besides coordinators.py's checks of a group
-C5  after the responses to a burst of rising commits, the group's offset is at least that of the
-last successful one, whichever acceptors died meanwhile
-After a share of the bursts the acceptor is killed while it has them: this is rare by chance.
+    C5  after the responses to a burst of rising commits, the group's offset is at least that of the
+        last successful one, whichever acceptors died meanwhile
+After a share of the bursts the acceptor is killed while it has them: random faults do this
+rarely.
 Rule that can be off: `order` (requests are resent in their order of arrival; off: the last is sent
 first, as from the free list of a table).
 """

@@ -5,8 +5,8 @@ are in cluster_world.py.
 
 Checked: T1 to T4 and FENCE of transaction_history.py; and at the end, of the coordinators
 themselves
-T1  the committed offset of a group is that of the last transaction that committed one
-T3  no transaction is open, and no partition knows of one
+    T1  the committed offset of a group is that of the last transaction that committed one
+    T3  no transaction is open, and no partition knows of one
 """
 
 from __future__ import annotations

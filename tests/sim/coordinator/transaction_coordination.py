@@ -8,9 +8,9 @@ and the loading of cores from a log (mqd/coordinator/load.py). Simulated: partit
 the link to the workers, connections between hosts, files.
 
 Invariants
-A1  a connection between two acceptors delivers in order, possibly late; messages of a dead sender
-are delivered until its successor has connected
-A2  a request to another host waits at most PEER_TIMEOUT_S; then its outcome is unknown
+    A1  a connection between two acceptors delivers in order, possibly late; messages of a dead
+        sender are delivered until its successor has connected
+    A2  a request to another host waits at most PEER_TIMEOUT_S; then its outcome is unknown
 Rules that can be off: `early` (a coordinator responds, and sends markers, before the records they
 depend on are replicated), `end epoch` (EndTxn ends the current transaction, whatever epoch it
 names), `one marker` (only the first of a transaction's partitions gets a marker), `one connection`

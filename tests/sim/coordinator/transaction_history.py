@@ -3,16 +3,16 @@ one that readers of committed records use: the first marker of its producer afte
 the committed log.
 
 Checked
-T1  all parts of a transaction, records in partitions and offsets of its group, share one outcome;
-it is the one reported to its producer, and all acknowledged records are included
-T2  no reader of committed records gets one of a transaction that was not committed before in that
-partition
-T3  after everything has been repaired every transaction ends, at most LATE after its timeout: the
-last stable offset of each partition is its high watermark
-T4  a transaction is committed only if its producer requested it, and only that one; in the log of
-__transaction_state a transaction is ended by an EndTxn that named its own producer id and epoch, or
-by fencing
-FENCE  coordinator epochs in a partition's records of one producer never decrease
+    T1  all parts of a transaction, records in partitions and offsets of its group, share one
+        outcome; it is the one reported to its producer, and all acknowledged records are included
+    T2  no reader of committed records gets one of a transaction that was not committed before in
+        that partition
+    T3  after everything has been repaired every transaction ends, at most LATE after its timeout:
+        the last stable offset of each partition is its high watermark
+    T4  a transaction is committed only if its producer requested it, and only that one; in the log
+        of __transaction_state a transaction is ended by an EndTxn that named its own producer id
+        and epoch, or by fencing
+    FENCE  coordinator epochs in a partition's records of one producer never decrease
 Partitions of __consumer_offsets are treated alike: the number of the transaction is the offset that
 it commits.
 """

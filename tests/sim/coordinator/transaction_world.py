@@ -4,16 +4,17 @@ for producers, clients, and a network that loses, delays and repeats.
 Nothing runs by itself: `step()` carries out one random possible event. Runs are deterministic.
 
 Checked, besides the core's own check() after every event
-W1  a commit marker covers records of one transaction only, and its client requested that commit
-W2  all records of an ended transaction share one outcome; a confirmed outcome is the one in every
-partition, and covers every acknowledged record
-W3  when nothing is in flight no partition has an open transaction
-W4  a request gets at most one response, and exactly one if the coordinator has not crashed since
-W5  a replay of the log gives the persisted state
+    W1  a commit marker covers records of one transaction only, and its client requested that commit
+    W2  all records of an ended transaction share one outcome; a confirmed outcome is the one in
+        every partition, and covers every acknowledged record
+    W3  when nothing is in flight no partition has an open transaction
+    W4  a request gets at most one response, and exactly one if the coordinator has not crashed
+        since
+    W5  a replay of the log gives the persisted state
     W6  markers are written for decisions that are in the log, and Complete follows the markers of
         all its partitions
-W7  the epoch of a producer id never decreases, and no client gets the last epoch
-W8  a client alone, without pauses, crashes and administrators, is never refused (`peaceful`)
+    W7  the epoch of a producer id never decreases, and no client gets the last epoch
+    W8  a client alone, without pauses, crashes and administrators, is never refused (`peaceful`)
 Every request of version 2 clients may be repeated and delayed. Of version 0 clients this holds for
 Produce; AddPartitionsToTxn and EndTxn arrive once and in order, because that protocol cannot
 distinguish a repetition from the next transaction.

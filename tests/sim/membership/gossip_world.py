@@ -5,15 +5,15 @@ One seed, one run: virtual milliseconds, one queue. `World.run(until_ms)` contin
 `calm()` ends every fault, after which all hosts must converge to the truth.
 
 Checked, besides the cores' own check() after every event
-S1  no host is declared dead without a cause: some host was down, paused or cut off within the last
-`bound_ms` (losing a tenth of all datagrams, or delays, is no cause)
-S2  after calm, all agree on which hosts live, under the newest incarnations, within SETTLE_MS; and
-on the active controller of the highest epoch
-S3  the incarnation that a host knows of another never decreases; its own never does, not even over
-crashes and restores from an old copy
+    S1  no host is declared dead without a cause: some host was down, paused or cut off within the
+        last `bound_ms` (losing a tenth of all datagrams, or delays, is no cause)
+    S2  after calm, all agree on which hosts live, under the newest incarnations, within SETTLE_MS;
+        and on the active controller of the highest epoch
+    S3  the incarnation that a host knows of another never decreases; its own never does, not even
+        over crashes and restores from an old copy
     S4  no host sends more than datagrams_per_s_max in any second
-S5  a datagram that was repeated, misdirected, damaged, forged or sealed by another cluster's key
-changes nothing in a host; at most it responds to a ping of an unknown host
+    S5  a datagram that was repeated, misdirected, damaged, forged or sealed by another cluster's
+        key changes nothing in a host; at most it responds to a ping of an unknown host
     S6  tables, queues and probes stay within their bounds (check())
 """
 

@@ -3,20 +3,20 @@ unflushed data, clocks that drift, hosts that stop, die, return or lose everythi
 
 Checked over all replicas after every event, besides each core's own check()
     I1  one leader in an epoch
-I2  all replicas apply the same record at an offset, snapshots included; no voter truncates it
+    I2  all replicas apply the same record at an offset, snapshots included; no voter truncates it
     I3  an elected leader has every record that was committed in an older epoch
-I4  no voter announces an epoch below one it has announced, or votes twice in one, even after
-restarts
-I5  records that a leader considers committed are durable on a majority of the voters of its log
-I6  an epoch never decreases while a process lives
-L1  one valid lease at a time, even with paused and isolated leaders (while clocks are within the
-bound)
-L2  when a controller fences a host, the lease that the host has from any controller has expired
-(likewise)
-A1  an active leader's next offset is the one its state machine expects; a proposal is refused only
-when the leadership moves or the log is full
-H1  after healing: one leader, active, with a lease; all replicas have everything; proposals are
-committed
+    I4  no voter announces an epoch below one it has announced, or votes twice in one, even after
+        restarts
+    I5  records that a leader considers committed are durable on a majority of the voters of its log
+    I6  an epoch never decreases while a process lives
+    L1  one valid lease at a time, even with paused and isolated leaders (while clocks are within
+        the bound)
+    L2  when a controller fences a host, the lease that the host has from any controller has expired
+        (likewise)
+    A1  an active leader's next offset is the one its state machine expects; a proposal is refused
+        only when the leadership moves or the log is full
+    H1  after healing: one leader, active, with a lease; all replicas have everything; proposals are
+        committed
 """
 
 from __future__ import annotations

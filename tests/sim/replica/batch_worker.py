@@ -5,12 +5,12 @@ Before a transaction begins in a partition its coordinator is consulted, through
 (CHECK, native/server/check/check.c). Producers' tables are the broker's own: native_producers.py.
 
 Invariants
-W6  a batch that begins a transaction is appended only with the guard from its coordinator's
-response
-W7  readers of committed records get none at or above the last stable offset of the replica from
-which they read
-W8  a marker that the log already has is refused only when all records of the log are below the high
-watermark: a host that gets this error considers the transaction ended there
+    W6  a batch that begins a transaction is appended only with the guard from its coordinator's
+        response
+    W7  readers of committed records get none at or above the last stable offset of the replica from
+        which they read
+    W8  a marker that the log already has is refused only when all records of the log are below the
+        high watermark: a host that gets this error considers the transaction ended there
 Rules that can be off: `M4` (such a marker is refused at once), `LSO` (the last stable offset is the
 high watermark), `fence` and `verify` (native_producers.py).
 """

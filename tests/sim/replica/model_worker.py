@@ -7,15 +7,15 @@ leader host, append or truncate as the core decides, flush before the next fetch
 requires it.
 
 Invariants
-W1  an acknowledgement with acks=all is sent only when the high watermark has passed the record, in
-the leader epoch in which it was appended
-W2  a replica serves nothing in a leader epoch that a dead generation of this worker has led
-(Control.led): that generation's knowledge is lost
-W3  responses to a request other than the current one are dropped
-W4  batches are appended, sent, read and truncated as a whole; no host appends one whose checksum is
-wrong
-W5  after a failed flush no partition of the directory is served or counts until the host is
-restarted; a full disk only refuses records
+    W1  an acknowledgement with acks=all is sent only when the high watermark has passed the record,
+        in the leader epoch in which it was appended
+    W2  a replica serves nothing in a leader epoch that a dead generation of this worker has led
+        (Control.led): that generation's knowledge is lost
+    W3  responses to a request other than the current one are dropped
+    W4  batches are appended, sent, read and truncated as a whole; no host appends one whose
+        checksum is wrong
+    W5  after a failed flush no partition of the directory is served or counts until the host is
+        restarted; a full disk only refuses records
 """
 
 from __future__ import annotations

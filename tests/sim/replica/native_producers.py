@@ -6,10 +6,10 @@ the declarations of their headers. Only mqd_partition_stage() (native/log/partit
 reimplemented here: its calls to the tables, and their order.
 
 Invariants
-N1  the state is derived from the log's batches below its end; after a truncation it is rebuilt, as
-by recovery
-N2  guards are forgotten with the state, and at the next batch of their producer's transaction or
-its marker
+    N1  the state is derived from the log's batches below its end; after a truncation it is rebuilt,
+        as by recovery
+    N2  guards are forgotten with the state, and at the next batch of their producer's transaction
+        or its marker
 """
 
 from __future__ import annotations

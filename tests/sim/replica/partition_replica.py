@@ -6,10 +6,10 @@ A rule named in `off` is broken on purpose, to prove that the checkers find it. 
 entries; times are milliseconds of the host's clock.
 
 Invariants
-A1  high_watermark never decreases while the replica leads, and is <= log end
-A2  maximal in-sync set = committed ones + proposed ones, from before the proposal is sent until a
-newer partition epoch or a final refusal
-A3  follower states are of this leader epoch only
+    A1  high_watermark never decreases while the replica leads, and is <= log end
+    A2  maximal in-sync set = committed ones + proposed ones, from before the proposal is sent until
+        a newer partition epoch or a final refusal
+    A3  follower states are of this leader epoch only
 """
 
 from __future__ import annotations

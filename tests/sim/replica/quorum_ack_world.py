@@ -7,9 +7,10 @@ repeated and reordered. Every append counts as flushed. There is no time: an eve
 one host, of the controller or of a message, drawn from the seed.
 
 Invariants
-K1  an acknowledged record is in the log of every later leader, while at most K-1 disks at a time
-are lost
-K2  records that consumers have read (below the high watermark) are in the log of every later leader
+    K1  an acknowledged record is in the log of every later leader, while at most K-1 disks at a
+        time are lost
+    K2  records that consumers have read (below the high watermark) are in the log of every later
+        leader
     K3  a record at an acknowledged offset never changes
     K4  once all hosts are back, a leader is elected and acknowledges
 """

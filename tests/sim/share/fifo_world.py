@@ -222,5 +222,5 @@ class World:
                         self.ended.add(offset)
             self.events += 4
         self.core.check()
-        assert self.core.start >= self.log_end, f"{self.core.start} of {self.log_end}: something waits for ever"
+        assert self.core.start >= self.log_end, f"{self.core.start} of {self.log_end}: something waits forever"
         assert self.core.destroy() == 0

@@ -2,7 +2,7 @@
 was flushed, and unclean elections. The owner is the broker's C state, the coordinator its core. One
 seed, one history.
 
-What is held against it
+Checked
     E1  every record that the log has at the end was accepted by a member that got this very record,
         not an earlier one with its offset
     E2  no record that a member has accepted, and that the log still has, is delivered again

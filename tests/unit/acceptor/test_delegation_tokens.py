@@ -167,7 +167,7 @@ async def test_tokens_for_others_and_their_visibility(tmp_path: Path) -> None:
         assert (await create(broker, ADMIN, "carol", ["ren"])).error_code == 0
         assert await described(broker, ADMIN) == ["alice", "carol"]
         assert await described(broker, ALICE) == ["alice"]
-        assert await described(broker, BOB) == ["alice"], "who has asked for a token sees it"
+        assert await described(broker, BOB) == ["alice"], "the requester of a token sees it"
         assert await described(broker, REN) == ["carol"]
         assert await described(broker, who("eve")) == []
         assert await described(broker, ADMIN, ["carol"]) == ["carol"]

@@ -166,7 +166,7 @@ def test_idle_connections_are_bounded_and_scrapes_still_served(serve, monkeypatc
         if number % 100 == 50:
             assert status(served.send_request(GET)) == 200
             assert served.server.connection_count <= CONNECTIONS_MAX
-    eventually(lambda: served.server.connection_count == CONNECTIONS_MAX, "the server has taken fewer than it may")
+    eventually(lambda: served.server.connection_count == CONNECTIONS_MAX, "fewer connections than allowed")
     for connection in silent:
         connection.close()
 
@@ -178,7 +178,7 @@ def test_idle_connections_are_only_closed_for_waiting_ones(serve, monkeypatch) -
     silent = [served.connect() for _ in range(CONNECTIONS_MAX)]
     assert status(served.send_request(GET)) == 200  # instead of one of them
     silent.append(served.connect())
-    eventually(lambda: served.server.connection_count == CONNECTIONS_MAX, "the server has taken fewer than it may")
+    eventually(lambda: served.server.connection_count == CONNECTIONS_MAX, "fewer connections than allowed")
     for connection in silent:
         connection.close()
 

@@ -233,8 +233,8 @@ def test_a_forwarded_request_has_the_clients_rights() -> None:
     requested, response = served(envelope_of(HeartbeatRequest(group_id="g"), 4))
     ((address, _),) = requested
     assert (address.peer_node, address.listener_id, address.uid, address.pid) == (-1, 0, 5, 6)
-    assert address.peer_ip == "127.0.0.1", "judged as where it is attached"
-    assert address.described_ip == "10.0.0.9", "described as on its host"
+    assert address.peer_ip == "127.0.0.1", "authorized by the address where it is attached"
+    assert address.described_ip == "10.0.0.9", "described by its own host's address"
     assert (address.principal, address.principal_kind) == ("User:bob", PrincipalKind.LOCAL)
     assert response is not None
     number, answer = decode_response(response, ENVELOPE, 0)

@@ -150,7 +150,7 @@ async def test_missing_rights(broker_of: Callable[[], HandlerBroker], api_key: i
             assert not set(codes(response)) & (AUTHORIZATION - {_own_refusal(api_key)}), response
             await grant(broker)
             denied = await broker.send_request(case.make(newest, topic_id), newest, ALICE)
-            assert OTHER not in repr(denied), "another topic's name is told"
+            assert OTHER not in repr(denied), "another topic's name is disclosed"
 
 
 def _own_refusal(api_key: int) -> int:

@@ -14,15 +14,15 @@ PROGRAM = """
 import asyncio, sys, time
 from mqd.base import logging, watchdog
 
-def going_round():
+def busy_loop():
     while True:
         pass
 
-async def life(what, seconds):
+async def run_process(what, seconds):
     watchdog.start(asyncio.get_running_loop(), "acceptor", 0.1, 10)
     print("began", flush=True)
     if what == "hang":
-        going_round()
+        busy_loop()
     elif what == "block":
         time.sleep(60)
     elif what == "log":
@@ -37,7 +37,7 @@ async def life(what, seconds):
     print("ended", flush=True)
 
 logging.setup("acceptor")
-asyncio.run(life(sys.argv[1], float(sys.argv[2])))
+asyncio.run(run_process(sys.argv[1], float(sys.argv[2])))
 """
 
 
@@ -50,7 +50,7 @@ def start(what: str, seconds: float = 0.0) -> subprocess.Popen[str]:
 
 
 def test_a_process_that_hangs_ends_and_reports_where() -> None:
-    for what, where in (("hang", "in going_round"), ("block", "in life")):
+    for what, where in (("hang", "in busy_loop"), ("block", "in run_process")):
         process = start(what)
         rest, output = process.communicate(timeout=30)
         assert process.returncode == HUNG_STATUS and rest == ""
@@ -79,7 +79,7 @@ def test_a_stopped_process_continues() -> None:
     assert process.communicate(timeout=30) == ("ended\n", "") and process.returncode == 0
 
 
-def test_the_end_is_not_waited_for() -> None:
+def test_a_process_ends_without_waiting_for_the_watchdog() -> None:
     """The thread sleeps for seconds when the loop ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.replace("0.1, 10", "60, 10"), "live", "0"],

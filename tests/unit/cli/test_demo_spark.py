@@ -51,8 +51,8 @@ def test_the_correct_outcome_passes() -> None:
 
 def test_each_kind_of_error_is_found() -> None:
     rows = windows()
-    assert failed(rows[1:], report(rows[1:])) == {"flights", "windows"}, "a window was never told"
-    assert failed([*rows, rows[0]], report(rows)) == {"windows"}, "one was told twice"
+    assert failed(rows[1:], report(rows[1:])) == {"flights", "windows"}, "a window was never reported"
+    assert failed([*rows, rows[0]], report(rows)) == {"windows"}, "one was reported twice"
     assert failed([rows[0]._replace(flights=2), *rows[1:]], report(rows)) == {"flights", "windows", "topic"}, (
         "a flight is missing"
     )

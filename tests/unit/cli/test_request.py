@@ -151,7 +151,7 @@ def test_retries_end_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> No
     code = 1
     with pytest.raises(CliError):
         patiently(attempt)
-    assert len(tries) == 1, "what is refused is not asked again"
+    assert len(tries) == 1, "a refused request is not retried"
 
 
 def test_groups_after_one_that_cannot_be_deleted_are_deleted_and_reported(

@@ -80,7 +80,7 @@ def test_only_changes_are_sent() -> None:
     assert (broker.full, broker.partial, broker.partitions) == (1, 2, 502)
 
 
-def test_a_forgotten_session_and_a_lost_answer() -> None:
+def test_a_forgotten_session_and_a_lost_response() -> None:
     session, broker = PositionSession(), Sessions()
     positions = {(A, 0): 1}
     assert _turn(session, broker, positions)
@@ -112,19 +112,19 @@ def test_epochs_wrap_around() -> None:
 
 def test_histories() -> None:
     for seed in range(50):
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         session, broker = PositionSession(), Sessions()
         positions: dict[tuple[bytes, int], int] = {}
         for _ in range(60):
-            place = (chance.choice((A, B)), chance.randrange(6))
-            if chance.random() < 0.3:
+            place = (rng.choice((A, B)), rng.randrange(6))
+            if rng.random() < 0.3:
                 positions.pop(place, None)
             else:
-                positions[place] = chance.randrange(100)
-            if chance.random() < 0.05:
+                positions[place] = rng.randrange(100)
+            if rng.random() < 0.05:
                 broker.sessions.clear()
-            if chance.random() < 0.05:
+            if rng.random() < 0.05:
                 session.request(positions, 1)
                 session.reset()
-            if not _turn(session, broker, positions, refuse=chance.random() < 0.1):
+            if not _turn(session, broker, positions, refuse=rng.random() < 0.1):
                 assert _turn(session, broker, positions)

@@ -15,13 +15,14 @@ from tests.unit.client.client_broker import FakeBroker
 from tests.unit.client.client_native import broker, make  # noqa: F401 (fixtures)
 
 
-@pytest.mark.parametrize("comes", ["while it ends", "between", "in the next"])
+@pytest.mark.parametrize("arrival", ["while it ends", "between", "in the next"])
 @pytest.mark.parametrize("code", [0, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_PRODUCER_EPOCH])
 def test_a_late_response_does_not_affect_the_next_transaction(
-    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, code: int, comes: str
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, code: int, arrival: str
 ) -> None:
-    """Its topic counted as added, and records were sent for which the coordinator had no partition;
-    or the transaction failed, or, as the abort had renewed the epoch, the producer.
+    """Formerly the partition counted as added to the next transaction, so records were sent that the
+    coordinator did not know of; or an error failed that transaction, or even the producer, because
+    the abort had already renewed the epoch.
     """
     broker.transaction_version = 1
     broker.answers |= {
@@ -47,16 +48,16 @@ def test_a_late_response_does_not_affect_the_next_transaction(
     late = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[result])
     renewed = broker.answers[requests.INIT_PRODUCER_ID]
     broker.answers[requests.INIT_PRODUCER_ID] = lambda request: (
-        comes == "while it ends" and responses[0](late, None) or renewed(request)
+        arrival == "while it ends" and responses[0](late, None) or renewed(request)
     )
-    # otherwise there is nothing to end
+    # otherwise the abort sends no EndTxn
     producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
     producer.abort_transaction(10)
     with producer.attachment.lock:
-        if comes == "between":
+        if arrival == "between":
             responses[0](late, None)
         producer.begin_transaction()
-        if comes == "in the next":
+        if arrival == "in the next":
             responses[0](late, None)
     producer.produce("events", b"y", partition=0)
     assert producer.attachment.wait_for(lambda: len(responses) == 2, 10) and not native.written

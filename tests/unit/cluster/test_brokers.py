@@ -84,7 +84,9 @@ def test_a_broker_that_is_cut_off_ends_before_it_is_fenced(world: World) -> None
 
 def test_a_tick_when_a_session_ends_fences_and_one_before_does_not(world: World) -> None:
     active = world.hosts[world.active]
-    assert world.hosts[2].core.next_expiry_ms is None or world.active == 2, "only who is active has sessions to end"
+    assert world.hosts[2].core.next_expiry_ms is None or world.active == 2, (
+        "only the active controller has sessions to end"
+    )
     world.cut.update((a, b) for a in world.hosts for b in world.hosts if a != b)  # no heartbeats from here on
     expiry_ms = active.core.next_expiry_ms
     assert world.now_ms < expiry_ms <= world.now_ms + OPTIONS.session_ms

@@ -199,7 +199,7 @@ def test_last_words_have_the_current_registration_and_epoch() -> None:
     following = last_words(Quorum(2, 7), state, 4, None)
     leading = last_words(Quorum(1, 8), state, 4, following)
     assert following == Notice(1, 30, 7, 0, False) and leading == Notice(1, 30, 8, 0, True)
-    assert last_words(Quorum(-1, 9), state, 4, leading) == leading, "between two leaders the last word stands"
+    assert last_words(Quorum(-1, 9), state, 4, leading) == leading, "between two leaders the last word is valid"
     state.brokers[1] = broker(1, 40)
     assert last_words(Quorum(-1, 9), state, 4, leading) is None, "but not for another registration"
 

@@ -68,7 +68,7 @@ def test_a_rolling_upgrade_changes_no_level_until_an_operator_raises_it(world: W
     assert raise_level(world).error == 0
     run(world, 500)
     assert [level(world, host) for host in world.hosts] == [1, 1, 1]
-    assert raise_level(world).error == 0, "said again"
+    assert raise_level(world).error == 0, "repeated"
 
 
 def test_a_host_that_is_down_is_counted(world: World) -> None:

@@ -246,7 +246,7 @@ def check_one_majority(world: World, had_majority: list[str]) -> None:
     another one may be founded only when none of its disks is left.
     """
     decided = {host.decision.cluster_id for host in world.hosts.values() if host.decision is not None}
-    assert len(decided) <= 1, "living hosts are of different clusters: one of them is stuck for ever"
+    assert len(decided) <= 1, "living hosts are of different clusters: one of them is stuck forever"
     members: dict[str, list[Member]] = {}
     voter_count: dict[str, int] = {}
     for host in world.hosts.values():

@@ -349,7 +349,7 @@ def test_probe_asks_others_and_tcp_before_it_suspects() -> None:
         if packet.to_directory_id == suspected.member.directory_id
         and any(isinstance(update, Suspect) for update in packet.updates)
     ]
-    assert reported, "the suspect hears of it itself"
+    assert reported, "the suspect itself receives the suspicion"
 
 
 def test_nacks_count_against_the_target_not_against_this_host() -> None:

@@ -131,7 +131,7 @@ def test_leadership_does_not_alternate_between_two_failed_replicas() -> None:
     for now_ms in range(100, 5_000, 500):
         assert fails(2, now_ms) == -1 and fails(1, now_ms) == -1
     assert state.topics["t"].partitions[0].leader_epoch == epoch
-    assert fails(2, UNABLE_MS + 5_000) == 1, "what was said long ago may be over"
+    assert fails(2, UNABLE_MS + 5_000) == 1, "an old report may be outdated"
 
 
 def host_with(count: int) -> tuple[MetadataState, Placement]:

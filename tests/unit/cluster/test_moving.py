@@ -115,7 +115,7 @@ def test_a_shortened_replica_can_be_the_last_known_eligible_one() -> None:
     partition = move(state, 1, 2)
     assert partition.removing_replicas == (3,) and 3 in partition.last_known_eligible
     partition = elect(state, election_rules.ELECT_UNCLEAN)
-    assert partition.leader in (2, 3), "one of those who knew, not the one that is only empty"
+    assert partition.leader in (2, 3), "one of those with the records, not the empty one"
     partition = in_sync_by(state, 1, 2, 3)
     assert partition.replicas == (1, 2) and not partition.removing_replicas
 
@@ -252,7 +252,7 @@ def test_a_cancel_restores_the_original_replicas_after_a_changed_target() -> Non
         and not partition.adding_replicas
     ), "still needed"
     entry = state.topics["t"]
-    assert reassign_rules.cancel(View(state), entry, partition) is None, "said again"
+    assert reassign_rules.cancel(View(state), entry, partition) is None, "repeated"
     returned(state, 2)
     partition = in_sync_by(state, 1, 2, 4)
     assert set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas and not partition.astray_replicas

@@ -238,7 +238,7 @@ def test_partitions_are_not_added_while_a_transaction_on_a_deleted_one_is_open(t
 
             broker.request = noted
             views[topic.partitions[1].slot] = [producer(redirected_producer(77, 5), 4)]
-            assert await add(broker, 3) == (0, None), "for a topic that has never shrunk no host is asked"
+            assert await add(broker, 3) == (0, None), "no host is queried for a topic that has never shrunk"
             topic = broker.metadata.topics["t"]
             broker._deliver(
                 ACCEPTOR,

@@ -204,7 +204,7 @@ def test_a_node_id_in_service_belongs_to_one_directory():
     assert let_in("directory-2") and received == [(2, heartbeat(1, 2))]
     assert not let_in("another") and not let_in("another", cluster_id="") and len(received) == 1
     shell.quorum.core.leader = -1
-    assert let_in("another"), "who knows no leader cannot tell whom the cluster means"
+    assert let_in("another"), "without a leader it is unknown which host is valid"
     shell.quorum.core.leader, shell.quorum.core.applied_offset = 3, 39
     assert let_in("another"), (
         "its metadata are from before this epoch: the one may have taken the other's place meanwhile"

@@ -141,7 +141,7 @@ def test_a_cancelled_move_restores_the_replicas() -> None:
         before.in_sync_replicas,
         1,
     )
-    assert after.leader_epoch == 6, "who was to be a replica is none any more"
+    assert after.leader_epoch == 6, "the host that was being added is no longer a replica"
     with pytest.raises(Refusal) as refused:
         cancel(state)
     assert refused.value.error == E.NO_REASSIGNMENT_IN_PROGRESS
@@ -352,7 +352,7 @@ def test_partitions_are_sealed_then_redirected_then_hidden_then_deleted(world: W
     assert phases(world) == [0, 0, 0, 3, 3, 3]
     assert [
         len(partitions(world)) for one in ([], [3], [4], [5]) if emptied(world, one) or run(world, 9_000) or True
-    ] == [6] * 4, "none heard of, or not all at once"
+    ] == [6] * 4, "none reported, or not all at once"
     emptied(world, [3, 4, 5]), run(world, 3_000)
     assert len(partitions(world)) == 3 and all(
         len(host.core.committed.topics["t"].partitions) == 3 for host in world.hosts.values()
@@ -439,7 +439,7 @@ def test_retirements_that_are_refused(world: World, name: str, count: int, error
 
 def test_changes_refused_while_partitions_are_retired(world: World) -> None:
     assert refused(world, messages.RetirePartitions("t", 4, allow_moved_keys=True)) == 0
-    assert refused(world, messages.RetirePartitions("t", 4)) == 0, "said again"
+    assert refused(world, messages.RetirePartitions("t", 4)) == 0, "repeated"
     assert refused(world, messages.RetirePartitions("t", 2)) == 37
     assert refused(world, messages.AddPartitions("t", 8, None)) == 37
     response = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 5, [1])]))

@@ -158,7 +158,7 @@ def test_a_replica_in_a_missing_directory_is_not_elected_even_if_it_reported_not
     before = one.partition
     assert one.elect() == [E.ELIGIBLE_LEADERS_NOT_AVAILABLE] and one.partition == before
     one.reports(2, d2=True)
-    assert one.elect() == [0] and one.partition.leader == 2, "asked again"
+    assert one.elect() == [0] and one.partition.leader == 2, "requested again"
 
 
 def test_an_election_may_be_repeated_when_the_new_leader_cannot_serve() -> None:
@@ -214,7 +214,7 @@ def test_the_only_in_sync_replica_loses_leadership_with_its_disk_and_regains_it(
     for _ in range(10):
         one.after(OPTIONS.heartbeat_ms // 2, lease_valid=True)
         one.fails(1)
-        assert one.partition == before, "as long as it says so"
+        assert one.partition == before, "as long as it reports this"
     one.after(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms + 1_001, lease_valid=True)
     assert (
         one.partition.leader,

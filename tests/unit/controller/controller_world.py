@@ -11,11 +11,11 @@ Checked after each step: both cores' check(), and over the model
     P2  every member of in-sync and eligible set with a current registration has every record below
         the true high watermark
     P6  the true high watermark never falls: a new leader has everything below it
-P8  a replica that may have lost records is in no in-sync or eligible set before its leader has
-added it again
-P10 no replica in sync and none eligible: min.insync.replicas of them are still known
+    P8  a replica that may have lost records is in no in-sync or eligible set before its leader has
+        added it again
+    P10 no replica in sync and none eligible: min.insync.replicas of them are still known
     I6  epochs rise: controller, broker, leader; a partition's own by one
-L2  a host that is fenced for its silence has no lease
+    L2  a host that is fenced for its silence has no lease
 """
 
 import random

@@ -252,7 +252,7 @@ def test_successor_of_a_dead_worker_gets_its_image_with_new_epochs(world: World)
     world.die(2)
     world.alive.add(2)
     client = world.join(2)
-    assert client not in world.inbox, "it was told something before the new epoch was on disk"
+    assert client not in world.inbox, "it received a response before the new epoch was on disk"
     world.flush_log()
     image = world.inbox[client][0]
     assert {

@@ -279,7 +279,7 @@ def test_the_load_in_gossip_does_not_wait_for_a_file_system() -> None:
             return 7
 
         gossip._disk = disk  # type: ignore[method-assign]
-        assert [gossip._used() for _ in range(3)] == [5, 5, 5] and len(requests) <= 1, "one that hangs is asked once"
+        assert [gossip._used() for _ in range(3)] == [5, 5, 5] and len(requests) <= 1, "one that hangs is queried once"
         answered.set()
         async with asyncio.timeout(10):
             while gossip._used() != 7:

@@ -32,7 +32,7 @@ def test_a_change_waits_for_every_worker_and_for_the_log() -> None:
     async def scenario() -> None:
         one = shell(committed=9, log_end_offset=12)
         waiting = asyncio.create_task(one.wait_metadata(9, 12))
-        assert not await is_done(waiting), "a predecessor may have told a worker all of its log"
+        assert not await is_done(waiting), "a predecessor may have sent its whole log to a worker"
         one.core.committed.version = 11
         assert not await is_done(waiting)
         one.core.committed.version = 12

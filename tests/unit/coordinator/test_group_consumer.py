@@ -41,7 +41,9 @@ def test_a_second_member_waits_for_partitions_that_the_first_releases(shell: Con
     shell.enter("m1")
     second = shell.enter("m2")
     assert (second.member_epoch, shell.report(second)) == (2, {})
-    assert second.heartbeat_interval_ms < shell.heartbeat("m1", 1).heartbeat_interval_ms, "who waits comes sooner"
+    assert second.heartbeat_interval_ms < shell.heartbeat("m1", 1).heartbeat_interval_ms, (
+        "a waiting member sends heartbeats sooner"
+    )
     first = shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)})
     assert first.member_epoch == 1 and shell.consumer.members["m1"].assigned != shell.consumer.members["m1"].revoking
     kept = tuple(shell.consumer.members["m1"].assigned.values())[0]
@@ -84,7 +86,7 @@ def test_leaving(shell: ConsumerShell) -> None:
     assert shell.report(shell.heartbeat("m2", 2)) == {"a": (0, 1, 2, 3)}
     shell.heartbeat("m2", -1)
     assert shell.core.state_name == "Empty" and shell.core.exists
-    assert shell.enter("m3").member_epoch == 5, "epochs go on"
+    assert shell.enter("m3").member_epoch == 5, "epochs continue"
 
 
 def test_a_group_may_be_full() -> None:

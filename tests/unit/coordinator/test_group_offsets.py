@@ -364,7 +364,7 @@ def test_the_timer_is_armed_while_there_are_offsets() -> None:
     assert [type(action) for action in actions] == [Persist]
 
 
-# -- histories by chance ---------------------------------------------------------------------------
+# -- random histories ------------------------------------------------------------------------------
 
 
 class Model:

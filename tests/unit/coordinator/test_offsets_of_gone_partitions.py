@@ -317,7 +317,7 @@ def test_a_core_that_fails_at_a_removal_does_not_block_others(
         await recreated(broker)
         await until(lambda: shard_of(broker, "g") not in (None, shard))
         assert await fetch(broker, group=good) == (0, -1)
-        assert reported.count(bad) == 1, "it would fail of it for ever"
+        assert reported.count(bad) == 1, "it would fail of it forever"
         assert await commit(broker, 1, group=good) == [0]
         await reloaded(broker, monkeypatch)
         assert await fetch(broker, group=good) == (0, 1)

@@ -69,7 +69,7 @@ def test_the_log_continues_where_the_archive_ends(archive: Archive) -> None:
 
 def test_a_gap_between_archive_and_log_is_kept(archive: Archive) -> None:
     _, begins = history.plan(options(Path(archive.root)), {("t", 0): 15}, {("t", 0): 20}, {("t", 0): 20})
-    assert begins == {("t", 0): [(10, 20)]}, "the log starts at 15: who reads from 10 is told what is gone"
+    assert begins == {("t", 0): [(10, 20)]}, "the log starts at 15: a reader from 10 is informed of the loss"
 
 
 def test_a_range_within(archive: Archive) -> None:

@@ -291,7 +291,7 @@ def test_a_temporarily_missing_topic_is_not_read_twice(restarted: bool) -> None:
     world.grow("t", 0, 1)
     end = progress.latest(without, True)
     assert _offsets(end) == {("t", 0): 11, ("u", 0): 10}
-    assert world.turns == requested and len(world.losses) == 1, "told once, and waited for once"
+    assert world.turns == requested and len(world.losses) == 1, "reported once, and waited for once"
     progress = _again(world) if restarted else progress
     world.logs["u", 0] = kept
     world.grow("u", 0, 2)

@@ -115,7 +115,7 @@ def test_only_what_changed_is_assigned_again() -> None:
     assert made.on_image(image(topic(partition(0, 5), partition(1, 6)))).assign == []
     changes = made.on_message(PartitionsPut(2, TOPIC, [partition(1, 6, leader=2, epoch=1, partition_epoch=1)]))
     assert [(owned.index, reported.leader) for owned, reported in changes.assign] == [(1, 2)]
-    assert [put.name for put in changes.put_topics] == ["t"], "the reactor tells clients who leads"
+    assert [put.name for put in changes.put_topics] == ["t"], "clients learn the leader from the reactor"
     changes = made.on_message(
         PartitionsPut(3, TOPIC, [partition(1, 6, leader=2, epoch=1, in_sync=(2,), partition_epoch=2)])
     )
@@ -161,7 +161,7 @@ def test_files_are_deleted_only_when_the_replica_was_removed() -> None:
     changes = made.on_message(TopicPut(3, topic(left, offline, partition(2, 7), count=3)))
     assert [owned.index for owned in changes.delete] == [3], "partition 3 has vanished"
     changes = made.on_message(TopicPut(4, topic(left, offline, count=3)))
-    assert changes.delete == [] and [owned.index for owned in changes.close] == [2], "it is merely not told"
+    assert changes.delete == [] and [owned.index for owned in changes.close] == [2], "it is only not reported"
 
 
 def test_outdated_metadata_delete_nothing() -> None:

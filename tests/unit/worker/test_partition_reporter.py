@@ -72,7 +72,7 @@ def test_a_proposal_goes_to_the_controller_and_its_result_to_the_reactor() -> No
     bench.reporter.on_response(InSyncResponse(TOPIC, 0, 4, 1, 55))
     assert bench.reported == [("in_sync_response", 5, 1, 4, 55)]
     bench.reporter.look()
-    assert len(bench.sent) == 1, "nothing else is to be said"
+    assert len(bench.sent) == 1, "there is nothing else to report"
 
 
 def test_closed_partitions_are_not_reported() -> None:
@@ -90,7 +90,7 @@ def test_an_unclean_leader_reports_its_recovery_until_acknowledged() -> None:
         bench.reporter.look()
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5)], 0, True)] * 2
     bench.reporter.on_response(InSyncResponse(TOPIC, 0, 4, 0, 0))
-    assert bench.reported == [], "the reactor has not asked"
+    assert bench.reported == [], "the reactor has not requested it"
     bench.propose()
     assert bench.sent[-1].recovered and bench.sent[-1].sequence == 1
     bench.reporter.look()
@@ -126,7 +126,7 @@ def hidden() -> Bench:
 def test_a_hidden_partition_is_reported_after_the_grace_period_without_writes() -> None:
     bench = hidden()
     bench.pass_time(10)
-    assert bench.sent == [], "a use may be told a second late"
+    assert bench.sent == [], "a use may be reported a second late"
     bench.pass_time(2)
     assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)] * 2, "as long as it is so"
     bench.reporter.on_used(SimpleNamespace(slot=77))

@@ -447,12 +447,12 @@ def _is_full_and_recovers(host: Host) -> None:
     assert host.produce(topic, 0, [1]) == 0
     host.faults.write_text("write:ENOSPC:log/t-0/")
     assert host.try_produce(topic, 0, [2])[0] == STORAGE_ERROR
-    wait_for(lambda: "log directory is full" in host.log(f"worker-{topic.partitions[0].owner}"), "said so")
+    wait_for(lambda: "log directory is full" in host.log(f"worker-{topic.partitions[0].owner}"), "it is logged")
     assert host.send_request(messages.DeleteRecords("t", 0, 1)).offset == 1, "what makes room still works"
     assert host.send_request(messages.DeleteTopic(doomed.name, None)).error == 0
     host.faults.write_text("")
     wait_for(lambda: host.try_produce(topic, 0, [2]) == (0, 1), "accepted again, and nothing of the refused is left")
-    wait_for(lambda: "has space again" in host.log(f"worker-{topic.partitions[0].owner}"), "said so too")
+    wait_for(lambda: "has space again" in host.log(f"worker-{topic.partitions[0].owner}"), "this is logged too")
 
 
 def test_a_topic_created_on_a_full_disk_is_served_when_space_returns(tmp_path: Path) -> None:
@@ -489,7 +489,7 @@ def test_a_failed_flush_fences_its_directory_and_no_other(tmp_path: Path) -> Non
         host.faults.write_text("")
         assert host.try_produce(topic, by_dir[0][-1], [2])[0] != 0, "a failed flush is never retried"
         assert [host.produce(topic, partition, [2]) for partition in by_dir[1]] == [1] * len(by_dir[1])
-        wait_for(lambda: "log directory failed" in host.log("worker-0"), "said so")
+        wait_for(lambda: "log directory failed" in host.log("worker-0"), "it is logged")
         assert host.stop("worker-0") == 0
         assert not (first / "clean-shutdown.0").exists()
 

@@ -137,7 +137,7 @@ BOTH(replicated)
     measure(backend, PLAIN);
 }
 
-/* For figures: alternately, beside each other. Correctness is tested in test_fetcher_tls.c. */
+/* For figures: both, alternately. Correctness is tested in test_fetcher_tls.c. */
 BOTH(replicated_over_tls)
 {
     for (int turn = 0; turn < 5 && test_long() && tls_works(); turn++) {
