@@ -272,6 +272,7 @@ class Part(msgspec.Struct, frozen=True):
     start: int | None
     end: int | None
     size: int | None
+    lacks: bool  # a replica that is not in sync, and no spare
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -333,15 +334,18 @@ def topic(settings: Settings, name: str) -> Described:
         except CliError as error:
             configs = ()
             hidden.append(f"configuration: {error.message}")
+        in_sync = {one.partition_index: tuple(one.isr_nodes) for one in response.partitions}
+        spares.count_as_in_sync(cluster.first, [response])
     parts = tuple(
         Part(
             one.partition_index,
             one.leader_id,
             tuple(one.replica_nodes),
-            tuple(one.isr_nodes),
+            in_sync[one.partition_index],
             starts.get((name, one.partition_index)),
             ends.get((name, one.partition_index)),
             _size_of(taken.get((name, one.partition_index)), one.leader_id),
+            len(one.isr_nodes) < len(one.replica_nodes),
         )
         for one in sorted(response.partitions, key=lambda one: one.partition_index)
     )

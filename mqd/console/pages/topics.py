@@ -99,6 +99,6 @@ def topic_page(request: PageRequest) -> Response:
         own=[one for one in topic.configs if one.is_own],
         others=[one for one in topic.configs if not one.is_own][:CONFIGS_MAX],
         leaderless=sum(part.leader < 0 for part in topic.parts),
-        lacking=sum(len(part.in_sync) < len(part.replicas) for part in topic.parts),
+        lacking=sum(part.lacks for part in topic.parts),
         hidden=hidden,
     )
