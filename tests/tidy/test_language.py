@@ -20,7 +20,8 @@ PHRASES = re.compile(
     r"|not to be had|(?:is|are|was|were|be) told|(?:is|are|was|were) (?:tried|asked) again"
     r"|at hand|keep[s]? (?:their|its) answers|answers keep|(?:until|unless|when) told"
     r"|for ever|held against|other people's|as ever|by chance|beside each other|all the same"
-    r"|cannot be told|heard of|hears? (?:no|of|it))\b",
+    r"|cannot be told|heard of|hears? (?:no|of|it)|lets? go of|sha(?:kes?|king) hands"
+    r"|knows nothing of|has nothing of|makes itself heard|answers? of the)\b",
     re.IGNORECASE,
 )
 # a docstring, or a comment to the end of its line

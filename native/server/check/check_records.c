@@ -277,7 +277,7 @@ void mqd_check_on_job(struct mqd_reactor *r, uint64_t token)
     mqd_check_end(r, check);
 }
 
-/* ---- answers of the acceptor ---- */
+/* ---- responses of the acceptor ---- */
 
 /* Takes a piece of the batch that the acceptor has compressed. The first names its whole size. */
 static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,

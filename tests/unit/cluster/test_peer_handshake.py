@@ -157,7 +157,7 @@ def test_tls_is_agreed_or_refused(ours, theirs):
         assert initiator.tls == responder.tls == (min(ours, theirs) > handshake.TLS_OFF)
 
 
-def test_a_release_that_knows_nothing_of_tls():
+def test_a_release_without_tls():
     """Its Hello and its response lack the field."""
     fields = {"version": 1, "nonce": nonce(1), "purpose": "data", "identity": msgspec.to_builtins(A), "worker": 0}
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=handshake.Hello).tls == handshake.TLS_OFF
