@@ -18,7 +18,7 @@ from mqd.acceptor.tokens import of_broker as tokens_of
 from mqd.base import config as configuration
 from mqd.base import listeners as client_listeners
 from mqd.base import logging
-from mqd.base.blocking_pool import Questions
+from mqd.base.blocking_pool import BlockingQueries
 from mqd.cluster.host import messages
 from mqd.log.directories import partition_path
 from mqd.native import NativeError, SlotRole, SlotState, SlotView
@@ -122,7 +122,7 @@ class Address:
         # (generation of the worker's process, connection id): identifies the connection as long as
         # it is open; (0, 0): none
         self.connection = connection
-        # a host of the cluster that asks as a client would: its own dead letters
+        # a host of the cluster that sends requests of clients, to write its dead letters
         self.is_host = is_host
 
     @property
@@ -166,7 +166,7 @@ class BrokerState:
         self.listeners = listeners
         self._advertised = client_listeners.advertised_listeners(config)
         self.disks = Disks(self.log_dirs)
-        self.directories = Questions()
+        self.directory_queries = BlockingQueries()
         self.flushes = Flushes(table)
         self.quotas: Quotas = NoQuotas()
         self.tokens: Tokens = tokens_of(config, metadata)
@@ -203,7 +203,7 @@ class BrokerState:
         return self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
 
     def _elsewhere(self, broker: messages.BrokerImage, address: Address) -> tuple[str, int] | None:
-        """Where another host has the listener that this client uses; None: it has none."""
+        """The address of this client's listener at another host; None: that host has no such listener."""
         if not broker.endpoints:
             return broker.host, broker.port
         return broker.endpoints.get(self._listener(address)[0])
@@ -250,16 +250,16 @@ class BrokerState:
     def view(self, partition: messages.PartitionImage) -> SlotView | None:
         """The owner's published state of a partition that this host leads. None while another host
         leads it, or it is not served (its log is being opened, its directory is offline, its owner
-        has not yet applied that it leads), or this host has lost its lease.
+        has not taken over the leadership yet), or this host has lost its lease.
         """
         view = self.replica_view(partition) if partition.leader == self.node_id else None
         return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None
 
     async def flushed(self, named: Iterable[tuple[str, int]]) -> None:
-        """Returns when everything that these partitions, (topic, index), held at the time of the
-        call is on this host's disk, if flush.on.ack promises that; after Flushes.WAIT_S at the
-        latest. Look-ups await it before they read view(), so that a client finds all records
-        acknowledged before its request.
+        """Waits until all records that these partitions, (topic, index), have at the call are on this
+        host's disk, for flushes.WAIT_S at most; does not wait for topics without flush.on.ack.
+        Look-ups await it before they read view(), so that a client finds all records acknowledged
+        before its request.
         """
         partitions = [
             partition

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def in_thread(query: Callable[[], T]) -> "asyncio.Future[T]":
-    """The future answer. Raises RuntimeError: no thread can be started."""
+    """A future of the result. Raises RuntimeError: no thread can be started."""
     loop = asyncio.get_running_loop()
     response: asyncio.Future[T] = loop.create_future()
 
@@ -38,7 +38,7 @@ def in_thread(query: Callable[[], T]) -> "asyncio.Future[T]":
         with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             loop.call_soon_threadsafe(deliver)
 
-    threading.Thread(target=call, name="asking", daemon=True).start()
+    threading.Thread(target=call, name="blocking-query", daemon=True).start()
     return response
 
 
@@ -66,7 +66,7 @@ class UnderWay:
         return True
 
 
-class Questions:
+class BlockingQueries:
     """Each target gets one query at a time: a hanging one occupies one thread, however many callers
     query it. Concurrency: the event loop's thread.
     """

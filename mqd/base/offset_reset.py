@@ -38,7 +38,7 @@ def parse_offset_reset(text: str) -> OffsetReset:
 def _duration_ms(text: str) -> int:
     match = _DURATION.fullmatch(text)
     if match is None or text.upper().endswith(("P", "T")) or len(text) > 100:
-        raise ValueError(f"{text[:100]!r} is no duration of the form PnDTnHnMn.nS")
+        raise ValueError(f"{text[:100]!r} is not a duration of the form PnDTnHnMn.nS")
     sign, days, _, hours, minutes, seconds = match.groups()
     parts = zip((days, hours, minutes, seconds), _SECONDS, strict=True)
     total = sum(Decimal((part or "0").replace(",", ".")) * scale for part, scale in parts) * 1000

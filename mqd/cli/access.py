@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from mqd.cli import acl_words
+from mqd.cli import acl_text
 from mqd.cli.common import CliError, Settings, human_bytes
 from mqd.cli.kafka_request import Broker, check
 from mqd.protocol.messages import (
@@ -106,11 +106,11 @@ def _alter_users(settings: Settings, name: str, requests: list[AlterUserScramCre
 
 def rules_in_words(permission: str, principal: str, operations: str, resource: str, host: str) -> list[AclBinding]:
     """As `mqd acl allow` takes them. Raises ValueError."""
-    kind, pattern, name = acl_words.resource(resource)
-    who = acl_words.principal(principal)
+    kind, pattern, name = acl_text.resource(resource)
+    who = acl_text.principal(principal)
     return [
         AclBinding(kind, pattern, name, who, host, operation, Permission[permission.upper()])
-        for operation in acl_words.operations(operations, kind)
+        for operation in acl_text.operations(operations, kind)
     ]
 
 
@@ -120,14 +120,14 @@ def filter_in_words(
     """None: any. Raises ValueError."""
     kind, pattern, name = ResourceType.ANY, PatternType.ANY, None
     if resource is not None:
-        kind, pattern, name = acl_words.resource(resource)
+        kind, pattern, name = acl_text.resource(resource)
     return AclFilter(
         kind,
         pattern,
         name,
-        acl_words.principal(principal) if principal is not None else None,
+        acl_text.principal(principal) if principal is not None else None,
         host,
-        acl_words.operation(operation) if operation is not None else Operation.ANY,
+        acl_text.operation(operation) if operation is not None else Operation.ANY,
         Permission[permission.upper()] if permission is not None else Permission.ANY,
     )
 

@@ -61,7 +61,7 @@ _USED: dict[ResourceType, tuple[Operation, ...]] = {
 def principal(word: str) -> str:
     """`alice` is User:alice, `*` every user. Raises ValueError."""
     if not word:
-        raise ValueError("a principal is empty")
+        raise ValueError("the principal is empty")
     return word if ":" in word else f"User:{word}"
 
 
@@ -75,7 +75,7 @@ def resource(word: str) -> tuple[ResourceType, PatternType, str]:
             raise ValueError(f"{word!r}: there is one cluster; write cluster")
         return ResourceType.CLUSTER, PatternType.LITERAL, CLUSTER_NAME
     if not slash or not name:
-        raise ValueError(f"{word!r} has no name of a {kind}; write {kind}/NAME, {kind}/PREFIX* or {kind}/*")
+        raise ValueError(f"{word!r} does not name a {kind}; write {kind}/NAME, {kind}/PREFIX* or {kind}/*")
     if kind == "user" and name != WILDCARD:
         name = principal(name)  # Kafka's name of this resource
     if name != WILDCARD and name.endswith("*"):

@@ -43,7 +43,7 @@ COMMANDS = {
     "txn": ("mqd.cli.verbs.txn", "List, describe and abort transactions; find those that hang."),
     "quota": ("mqd.cli.verbs.quota", "Show and change how much clients may produce, fetch and ask."),
     "acl": ("mqd.cli.verbs.acl", "Allow or deny what clients do, show why, and test the rules."),
-    "user": ("mqd.cli.verbs.user", "Create, list and delete users that authenticate by a password."),
+    "user": ("mqd.cli.verbs.user", "Create, list and delete users that authenticate with a password."),
     "token": ("mqd.cli.verbs.token", "Create, list, renew and expire delegation tokens."),
     "service": ("mqd.cli.service.command", "Run a broker as a service of systemd."),
     "monitoring": ("mqd.cli.verbs.monitoring", "Write alerts for Prometheus and dashboards for Grafana."),

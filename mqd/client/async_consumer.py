@@ -26,7 +26,7 @@ from typing import Any
 from mqd.client.consumer import Consumer
 from mqd.client.messages import KafkaException, Message, TopicPartition
 
-EXIT_S = 1.0  # at the interpreter's end, until a wait has ended
+EXIT_S = 1.0  # how long the interpreter's exit waits for a call to end
 
 
 class _Calls:
@@ -59,7 +59,7 @@ class _Calls:
                 return
             try:
                 found = function(*arguments)
-            except StopIteration as error:  # a callback's; no future takes it
+            except StopIteration as error:  # raised by a callback; a future does not accept it
                 stopped = RuntimeError("a callback has raised StopIteration")
                 stopped.__cause__ = error
                 notify(outcome.set_exception, stopped)
@@ -91,8 +91,8 @@ class _Calls:
 class AsyncConsumer:
     """Consumer with the methods of mqd.Consumer as coroutines, and iteration.
 
-        async with AsyncConsumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "app"}) as
-        consumer:
+        config = {"bootstrap.servers": "127.0.0.1:9092", "group.id": "app"}
+        async with AsyncConsumer(config) as consumer:
             await consumer.subscribe(["events"])
             async for message in consumer:          # errors are raised as KafkaException
                 handle(message.value())
@@ -109,7 +109,7 @@ class AsyncConsumer:
         self._waiting: asyncio.Future[list[Message]] | None = None
         self._left: list[Message] = []  # the result of a cancelled wait
         self._ready = self._take_ready = getattr(self._implementation, "take_ready", _nothing)
-        self._given_back: asyncio.Future[None] | None = None  # the last time that something was
+        self._given_back: asyncio.Future[None] | None = None  # the last call of give_back()
         _all.add(self)
         weakref.finalize(self, self._calls.end).atexit = False
 
@@ -120,7 +120,7 @@ class AsyncConsumer:
 
     @property
     def transport_reason(self) -> str:
-        """Why."""
+        """Why this transport is used."""
         return self._consumer.transport_reason
 
     # -- records -----------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class AsyncConsumer:
             return found
 
     def _begin(self, wait: Callable[..., list[Message]], *arguments: Any) -> asyncio.Future[list[Message]]:
-        """No other wait is under way."""
+        """Starts a wait; the caller has ended any other."""
         self._implementation.uninterrupt()
         waiting = self._waiting = self._calls.call(self._carry_out, wait, *arguments)
         return waiting

@@ -6,7 +6,7 @@ import click
 
 from mqd.cli import access
 from mqd.cli.access import Entity
-from mqd.cli.acl_words import shown
+from mqd.cli.acl_text import shown
 from mqd.cli.common import CliError, Settings
 from mqd.cli.verbs.quota import Rate
 from mqd.console.changing import BadForm, Change, Form, command_of, needed
@@ -176,7 +176,7 @@ def _value(name: str, text: str) -> float:
             return float(Rate().convert(text, None, None))
         found = float(text)
     except (click.UsageError, ValueError) as error:
-        reason = error.message if isinstance(error, click.UsageError) else f"{text!r} is no number"
+        reason = error.message if isinstance(error, click.UsageError) else f"{text!r} is not a number"
         raise BadForm(f"{name}: {reason}") from None
     if not 0 < found < 1e15 or (name == "connections" and found != int(found)):
         raise BadForm(f"{name}: {text!r} is no {'whole ' if name == 'connections' else ''}number above 0")

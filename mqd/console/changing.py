@@ -37,7 +37,9 @@ REPLICAS_MAX = 10_000
 CONFIGS_MAX = 50
 HEADERS_MAX = 50
 LARGE = 10_000  # characters of a value that the command reads from a file: an argument has at most 128 KiB
-LARGEST = {"message.max.bytes": "4000000"}  # the broker judges; librdkafka alone would refuse a value of 1 MB
+LARGEST = {
+    "message.max.bytes": "4000000"
+}  # the broker's limit decides; librdkafka's default would refuse a value of 1 MB
 Form = dict[str, str]
 Row = tuple[object, ...]
 
@@ -75,7 +77,7 @@ def number_in(form: Form, name: str, what: str, most: int) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
-        raise BadForm(f"{what}: {text!r} is no number from 1 to {most}")
+        raise BadForm(f"{what}: {text!r} is not a number from 1 to {most}")
     return int(text)
 
 
@@ -193,7 +195,7 @@ def add_partitions(settings: Settings, form: Form) -> Change:
     return Change(
         f"Give the topic {name} {total} partitions?",
         command_of(settings, "topic", "add-partitions", name, "--to", str(total)),
-        ["Keys move: records of one key from before and after may lie in different partitions."],
+        ["Keys move: records of one key, written before and after, may be in different partitions."],
         lambda: send(validate_only=False),
         f"{name} has {total} partitions.",
         ("/topic", {"name": name}),
@@ -239,7 +241,7 @@ def produce(settings: Settings, form: Form) -> Change:
         raise BadForm("give a value, or a key")
     which = form.get("partition", "").strip()
     if which and not re.fullmatch(r"[0-9]{1,6}", which):
-        raise BadForm(f"{which!r} is no partition")
+        raise BadForm(f"{which!r} is not a partition")
     lines = [line for line in form.get("headers", "").splitlines() if line.strip()]
     if len(lines) > HEADERS_MAX:
         raise BadForm(f"at most {HEADERS_MAX} headers")
@@ -290,7 +292,7 @@ def _moved_by(one: Move) -> str:
 
 
 def seek(settings: Settings, form: Form) -> Change:
-    name, where = needed(form, "name", "a group"), needed(form, "to", "the place to read on from")
+    name, where = needed(form, "name", "a group"), needed(form, "to", "where the group is to continue")
     targets = form.get("topics", "").split()
     try:
         start = parse_where(where, datetime.now().astimezone())

@@ -23,7 +23,7 @@ MOVES: tuple[str, dict[str, str]] = ("/moves", {})
 def whole_number(form: Form, name: str, what: str) -> int:
     text = needed(form, name, what)
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
-        raise BadForm(f"{what}: {text!r} is no number")
+        raise BadForm(f"{what}: {text!r} is not a number")
     return int(text)
 
 

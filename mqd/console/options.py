@@ -53,20 +53,20 @@ def is_loopback(host: str) -> bool:
 
 
 def checked(options: Options) -> Options:
-    """The options, including the loopback names when it listens there. Raises CliError: the page
-    would give its own rights to anyone, or send passwords in plaintext.
+    """The options, with the loopback names added when the console listens there. Raises CliError for
+    options with which it would give its own rights to anyone, or send passwords in plaintext.
     """
     security = options.security
     if not security.has_sasl and security.settings.get("ssl.certificate.location"):
         raise CliError(
-            "the client's settings have a certificate: each user of this host who opens the page would act by its"
-            " rights; use a listener with SASL, so that users log in as themselves",
+            "the client's settings have a certificate: each user of this host who opens the page would have that"
+            " certificate's rights; use a listener with SASL, so that users log in as themselves",
             EXIT_USAGE,
         )
     mechanism = security.settings.get("sasl.mechanisms", "SCRAM-SHA-512")
     if security.has_sasl and mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
         raise CliError(
-            f"sasl.mechanism={mechanism}: users log in by a password, so PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512",
+            f"sasl.mechanism={mechanism}: users log in with a password; use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512",
             EXIT_USAGE,
         )
     if (options.certificate is None) != (options.key is None):
@@ -82,7 +82,7 @@ def checked(options: Options) -> Options:
             if not there
         )
         raise CliError(
-            f"--listen {options.host}: off this host's loopback address the page needs {missing}", EXIT_USAGE
+            f"--listen {options.host}: on an address other than loopback the page needs {missing}", EXIT_USAGE
         )
     hosts = set(options.hosts)
     if local:

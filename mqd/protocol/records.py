@@ -363,7 +363,7 @@ def decode_records(
     verify_crc: bool = True,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Iterator[Record]:
-    """The records of every batch in `buffer` (None holds none), without control records. The
+    """The records of every batch in `buffer` (None: no batches), without control records. The
     decompression bound is for each batch.
     """
     for header, batch in iterate_batches(b"" if buffer is None else buffer, allow_partial=allow_partial):

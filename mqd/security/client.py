@@ -23,8 +23,8 @@ from mqd.security.scram import ITERATIONS_MIN, MECHANISMS, salted_password
 
 ITERATIONS_MAX = 1 << 20  # more would let a server keep this client busy for seconds
 HANDSHAKE, AUTHENTICATE = 17, 36
-# (mqd) user and password are those of a delegation token; Java's clients have it in
-# sasl.jaas.config
+# mqd's own property: user and password are the id and HMAC of a delegation token. Java's clients set
+# tokenauth in sasl.jaas.config
 TOKEN_AUTH = "sasl.tokenauth"
 # Java's name, or an alias -> librdkafka's
 _NAMES = {
@@ -91,7 +91,9 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         elif mechanism in MECHANISMS:
             scram(mechanism, user, password, step, self.settings.get(TOKEN_AUTH, "").lower() == "true")
         else:
-            raise NotAuthenticated(f"sasl.mechanism={mechanism} is not known here: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512")
+            raise NotAuthenticated(
+                f"sasl.mechanism={mechanism} is not supported; use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512"
+            )
 
     def _step(self, send: Send, token: bytes) -> bytes:
         response = send(AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=token), 2)
@@ -135,7 +137,9 @@ def of_properties(properties: Mapping[str, str]) -> ClientSecurity:
             found.update(_of_jaas(value))
         elif name in _FORMS:
             if value.upper() != _FORMS[name]:
-                raise ConfigError(f"{name}={value} is not read by this client; convert it to PEM", name, value)
+                raise ConfigError(
+                    f"{name}={value} is not supported by this client; convert the file to PEM", name, value
+                )
         elif name == "security.protocol" or name.startswith(("ssl.", "sasl.")):
             # no check of the host's name: "" for Java, none for librdkafka
             unchecked = name == "ssl.endpoint.identification.algorithm" and not value
@@ -198,10 +202,12 @@ def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], byte
     first = step(f"n,,{bare}".encode()).decode("utf-8", "replace")
     match = re.fullmatch(r"r=([\x21-\x2b\x2d-\x7e]+),s=([A-Za-z0-9+/]+=*),i=([0-9]{1,9})(?:,.*)?", first)
     if match is None or not match[1].startswith(nonce) or len(match[1]) <= len(nonce):
-        raise NotAuthenticated("the broker's first message of the authentication is not SCRAM's")
+        raise NotAuthenticated("the broker's first message is not a valid SCRAM message")
     iterations = int(match[3])
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-        raise NotAuthenticated(f"the broker requires {iterations} iterations; the minimum is {ITERATIONS_MIN}")
+        raise NotAuthenticated(
+            f"the broker requires {iterations} iterations; this client accepts {ITERATIONS_MIN} to {ITERATIONS_MAX}"
+        )
     try:
         salt = base64.b64decode(match[2], validate=True)
     except binascii.Error:

@@ -24,7 +24,7 @@ int mqd_error_code(void)
     return state.code;
 }
 
-bool mqd_error_passes(int code)
+bool mqd_error_is_transient(int code)
 {
     return code == ENOSPC || code == EDQUOT || code == EMFILE || code == ENFILE || code == ENOMEM;
 }

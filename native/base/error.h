@@ -12,7 +12,7 @@
 #define MQD_ERROR_MESSAGE_BYTES 512
 
 /* No space, no descriptor, no memory: a later attempt may succeed. */
-bool mqd_error_passes(int code);
+bool mqd_error_is_transient(int code);
 
 /* code: errno or MQD_E_*. All return -1, so that `return mqd_error_set(...)` is possible. Longer
  * messages are truncated. */

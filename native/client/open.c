@@ -17,10 +17,10 @@
 #include "base/error.h"
 #include "shm/layout.h"
 
-#define DATA_BYTES_USUAL (16ull << 20)
-#define REPLY_BYTES_USUAL (256u << 10)
-#define SUBMISSION_COUNT_USUAL 4096u
-#define TIMEOUT_MS_USUAL 5000u
+#define DATA_BYTES_DEFAULT (16ull << 20)
+#define REPLY_BYTES_DEFAULT (256u << 10)
+#define SUBMISSION_COUNT_DEFAULT 4096u
+#define TIMEOUT_MS_DEFAULT 5000u
 #define REQUEST_BYTES_MIN (16ull << 10)
 #define REQUEST_BYTES_MAX (8ull << 20)
 #define OTHER_BUILD "; client and broker are of different builds: install the same version of mqd for both"
@@ -66,7 +66,7 @@ static int connect_to(const char *path, uint32_t timeout_ms)
     if (error == EACCES || error == EPERM)
         return mqd_error_system(
             error, "%s may not be used by this user: see the broker's property local.socket.permissions", path);
-    return mqd_error_system(error, "%s does not take a connection", path);
+    return mqd_error_system(error, "%s does not accept a connection", path);
 }
 
 static int send_hello(int fd, const struct mqd_client_options *options)
@@ -89,7 +89,7 @@ static int send_hello(int fd, const struct mqd_client_options *options)
     while (sent < 0 && errno == EINTR);
     return sent == (ssize_t)sizeof hello
                ? 0
-               : mqd_error_system(sent < 0 ? errno : EIO, "the broker does not listen to the hello");
+               : mqd_error_system(sent < 0 ? errno : EIO, "the hello cannot be sent to the broker");
 }
 
 static void take_descriptors(struct msghdr *message, struct attached *out)
@@ -164,7 +164,8 @@ static int map_memory(struct mqd_client *client, int fd, uint64_t total)
 {
     struct stat stat;
     if (fstat(fd, &stat) || (uint64_t)stat.st_size != total || total < sizeof(struct mqd_local_header))
-        return mqd_error_set(MQD_E_LAYOUT, "the attachment's memory has not the %llu bytes of its welcome" OTHER_BUILD,
+        return mqd_error_set(MQD_E_LAYOUT,
+                             "the attachment's memory does not have the %llu bytes of the welcome" OTHER_BUILD,
                              (unsigned long long)total);
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
@@ -247,10 +248,10 @@ static uint32_t power_of_two_from(uint32_t value)
 static int complete(const struct mqd_client_options *given, struct mqd_client_options *out)
 {
     *out = *given;
-    out->data_bytes = given->data_bytes ? given->data_bytes : DATA_BYTES_USUAL;
-    out->reply_bytes = given->reply_bytes ? given->reply_bytes : REPLY_BYTES_USUAL;
-    out->submission_count = given->submission_count ? given->submission_count : SUBMISSION_COUNT_USUAL;
-    out->timeout_ms = given->timeout_ms ? given->timeout_ms : TIMEOUT_MS_USUAL;
+    out->data_bytes = given->data_bytes ? given->data_bytes : DATA_BYTES_DEFAULT;
+    out->reply_bytes = given->reply_bytes ? given->reply_bytes : REPLY_BYTES_DEFAULT;
+    out->submission_count = given->submission_count ? given->submission_count : SUBMISSION_COUNT_DEFAULT;
+    out->timeout_ms = given->timeout_ms ? given->timeout_ms : TIMEOUT_MS_DEFAULT;
     if (out->data_bytes < MQD_LOCAL_DATA_BYTES_MIN || out->data_bytes > MQD_LOCAL_DATA_BYTES_MAX)
         return mqd_error_set(MQD_E_INVALID, "data_bytes is %llu; from 64 KiB to 1 GiB are possible",
                              (unsigned long long)out->data_bytes);

@@ -13,7 +13,7 @@
 #include "base/varint_put.h"
 
 enum { API_PRODUCE = 0, VERSION_MIN = 9, VERSION_MAX = 12, IDEMPOTENT_INFLIGHT_MAX = 5 };
-#define BATCH_RECORDS_USUAL 10000u
+#define BATCH_RECORDS_DEFAULT 10000u
 #define BATCH_BYTES_MIN 128u
 #define PARTITION_COUNT_MAX 1000000
 
@@ -92,7 +92,8 @@ struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct m
     }
     producer->options = *options;
     producer->options.transactional_id = producer->transactional_id;
-    producer->options.batch_records_max = options->batch_records_max ? options->batch_records_max : BATCH_RECORDS_USUAL;
+    producer->options.batch_records_max =
+        options->batch_records_max ? options->batch_records_max : BATCH_RECORDS_DEFAULT;
     if (options->producer_id >= 0 && options->inflight_max > IDEMPOTENT_INFLIGHT_MAX)
         producer->options.inflight_max = IDEMPOTENT_INFLIGHT_MAX;
     producer->identity = 1;

@@ -352,7 +352,7 @@ static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t
         }
         if (mqd_index_add(&active->index, active->base_offset, partition->options.index_interval_bytes, batch,
                           (uint32_t)active->size_bytes) &&
-            mqd_index_flush(&active->index, partition->path, active->base_offset) < 0 && !mqd_error_passes(errno))
+            mqd_index_flush(&active->index, partition->path, active->base_offset) < 0 && !mqd_error_is_transient(errno))
             error = errno;
         active->size_bytes += batch->size_bytes;
         partition->written_bytes += batch->size_bytes;

@@ -11,8 +11,9 @@
 
 #include "base/error.h"
 
-/* In header-only walks one read covers this much: reading ahead costs less than a call per batch
- * when batches are small. */
+/* A walk that checks headers only reads SPAN_READ_BYTES at once after a batch of at most
+ * SMALL_BATCH_BYTES, because reading ahead costs less than a call for each small batch;
+ * HEADER_READ_BYTES after a larger one. */
 #define SMALL_BATCH_BYTES 8192
 #define HEADER_READ_BYTES 4096
 #define SPAN_READ_BYTES (256 * 1024)

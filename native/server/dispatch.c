@@ -40,7 +40,7 @@ static bool is_client_name(struct mqd_text name)
     return true;
 }
 
-/* Clients whose position moves behind a batch without records, which compaction leaves too: Kafka's, those on
+/* Clients whose position advances past a batch without records, which compaction leaves too: Kafka's, those on
  * librdkafka, and mqd's reader for Spark. */
 static bool passes_empty(struct mqd_text name)
 {

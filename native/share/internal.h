@@ -11,7 +11,7 @@
 #define PAGE_MASK (MQD_SHARE_PAGE_OFFSETS - 1)
 #define DIRECTORY_PAGES 256 /* of one block */
 #define ROW_NONE UINT32_MAX
-#define ROWS_A_BLOCK 128
+#define ROWS_PER_BLOCK 128
 /* Rows may have holes; a longer one begins another row, so that walking a row stays short. */
 #define ROW_HOLE_MAX 256
 #define LOCKS 0 /* the queue of acquisitions */
@@ -36,7 +36,7 @@ struct mqd_share_row {
     uint32_t held; /* offsets that name this row */
     uint32_t next, previous, queue;
 } __attribute__((aligned(64)));
-_Static_assert(sizeof(struct mqd_share_row) * ROWS_A_BLOCK == MQD_SHARE_BLOCK_BYTES, "rows fill a block");
+_Static_assert(sizeof(struct mqd_share_row) * ROWS_PER_BLOCK == MQD_SHARE_BLOCK_BYTES, "rows fill a block");
 _Static_assert(sizeof(struct mqd_share_page) * DIRECTORY_PAGES <= MQD_SHARE_BLOCK_BYTES, "pages fit into a block");
 
 static inline uint64_t cell_make(uint32_t state, uint32_t count, uint64_t changed, uint32_t row)
@@ -97,7 +97,7 @@ static inline uint64_t cell_of(const struct mqd_share *share, int64_t offset)
 static inline struct mqd_share_row *row_of(const struct mqd_share *share, uint32_t index)
 {
     struct mqd_share_row *rows = share->row_directory[index >> 17][index >> 7 & 1023];
-    return &rows[index & (ROWS_A_BLOCK - 1)];
+    return &rows[index & (ROWS_PER_BLOCK - 1)];
 }
 static inline int64_t page_end(int64_t offset)
 {

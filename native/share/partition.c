@@ -9,7 +9,7 @@
 #include "share/sessions.h"
 #include "wire/kafka_errors.h"
 
-#define RUNS_A_WRITE 1024
+#define RUNS_PER_WRITE 1024
 #define BACKOFF_MS 100
 #define BACKOFF_MS_MAX 5000
 #define BODY_KEEP_BYTES 4096
@@ -48,7 +48,7 @@ int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct m
     return good ? MQD_SHARE_SETTINGS_BYTES + header_bytes : -1;
 }
 
-/* ---- its life ---- */
+/* ---- life cycle ---- */
 
 void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_share_pool *pool,
                               const struct mqd_share_name *name, int32_t leader_epoch,
@@ -81,7 +81,7 @@ void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t err
     partition->phase = MQD_SHARE_FAILED;
     partition->error = error;
     partition->failed_ms = now_ms;
-    partition->in_flight = partition->is_taken = partition->verifies = partition->reports = 0;
+    partition->in_flight = partition->write_pending = partition->verifies = partition->reports = 0;
     partition->dirty_ms = -1;
     mqd_buffer_free(&partition->body);
     respond_all(partition, &partition->covered, error);
@@ -129,9 +129,9 @@ static bool is_dirty(const struct mqd_share_partition *partition)
 /* Puts the next WRITE into `body`. Waiters whose changes are all in it wait for it. */
 static bool take_write(struct mqd_share_partition *partition)
 {
-    struct mqd_share_run runs[RUNS_A_WRITE];
+    struct mqd_share_run runs[RUNS_PER_WRITE];
     struct mqd_share_difference difference;
-    mqd_share_difference(&partition->state, runs, RUNS_A_WRITE, &difference);
+    mqd_share_difference(&partition->state, runs, RUNS_PER_WRITE, &difference);
     partition->dirty_ms = -1;
     if (difference.is_empty) {
         respond_all(partition, &partition->waiting, 0);
@@ -152,13 +152,13 @@ static bool take_write(struct mqd_share_partition *partition)
     MQD_ASSERT(!partition->body.failed, "P2: no memory for a write of %u runs", difference.run_count);
     if (difference.is_whole)
         mqd_list_move_all(&partition->covered, &partition->waiting); /* P2 */
-    partition->is_taken = 1;
+    partition->write_pending = 1;
     return true;
 }
 
 static bool write_is_due(struct mqd_share_partition *partition, int64_t now_ms)
 {
-    if (partition->is_taken || !mqd_list_empty(&partition->waiting))
+    if (partition->write_pending || !mqd_list_empty(&partition->waiting))
         return true;
     if (!is_dirty(partition))
         return false;
@@ -167,7 +167,8 @@ static bool write_is_due(struct mqd_share_partition *partition, int64_t now_ms)
     return now_ms - partition->dirty_ms >= MQD_SHARE_LAZY_MS;
 }
 
-/* What the log has tells the coordinator what of the state it has lost since the last leader epoch. */
+/* The epochs and the end of the log tell the coordinator which records the log has lost since the last
+ * leader epoch: what it knows of their offsets is void. */
 static void take_read(struct mqd_share_partition *partition)
 {
     struct mqd_share_epoch epochs[MQD_SHARE_EPOCH_COUNT_MAX];
@@ -181,14 +182,14 @@ int mqd_share_partition_next_request(struct mqd_share_partition *partition, int6
 {
     if (partition->in_flight || now_ms < partition->due_ms)
         return 0; /* P1 */
-    bool verifies = partition->verifies && !partition->is_taken && !is_dirty(partition);
+    bool verifies = partition->verifies && !partition->write_pending && !is_dirty(partition);
     if (partition->phase == MQD_SHARE_LOADING || verifies) {
         take_read(partition);
     } else if (partition->phase == MQD_SHARE_ACTIVE && (write_is_due(partition, now_ms) || partition->verifies)) {
-        if (!partition->is_taken && !take_write(partition))
+        if (!partition->write_pending && !take_write(partition))
             return 0;
         partition->in_flight = MQD_SHARE_WRITE;
-        if (PLANTED_RULE(partition, EARLY_ANSWER))
+        if (PLANTED_RULE(partition, EARLY_RESPONSE))
             respond_all(partition, &partition->covered, 0);
     }
     return partition->in_flight;
@@ -210,7 +211,7 @@ void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t d
     partition->in_flight = 0;
     partition->due_ms = due_ms;
     if (PLANTED_RULE(partition, LOST_WRITE))
-        partition->is_taken = 0;
+        partition->write_pending = 0;
 }
 
 /* ---- responses ---- */
@@ -222,7 +223,7 @@ static bool is_retriable(int16_t error)
            error == MQD_KAFKA_STORAGE_ERROR;
 }
 
-/* What a definite refusal is for clients. */
+/* The error that clients get after a definite refusal. */
 static int16_t error_for_clients(int16_t error)
 {
     switch (error) {
@@ -271,11 +272,11 @@ static void on_verified(struct mqd_share_partition *partition, const struct mqd_
 
 static void on_written(struct mqd_share_partition *partition)
 {
-    partition->is_taken = 0;
+    partition->write_pending = 0;
     partition->verifies = partition->reports;
     if (partition->body.capacity_bytes > BODY_KEEP_BYTES)
         mqd_buffer_free(&partition->body);
-    if (PLANTED_RULE(partition, ANSWER_WAITING))
+    if (PLANTED_RULE(partition, RESPOND_WAITING))
         respond_all(partition, &partition->waiting, 0);
     respond_all(partition, &partition->covered, 0);
 }
@@ -297,7 +298,7 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
         partition->due_ms = now_ms + partition->backoff_ms;
         partition->backoff_ms = partition->backoff_ms * 2 < BACKOFF_MS_MAX ? partition->backoff_ms * 2 : BACKOFF_MS_MAX;
         if (PLANTED_RULE(partition, LOST_WRITE))
-            partition->is_taken = 0;
+            partition->write_pending = 0;
         return;
     }
     if (!good || response.error) { /* P3 */
@@ -338,8 +339,8 @@ int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition
     int64_t request_ms = MQD_SHARE_NEVER, expires = MQD_SHARE_NEVER;
     if (partition->phase == MQD_SHARE_ACTIVE)
         expires = mqd_share_deadline(&partition->state);
-    if (!partition->in_flight && (partition->phase == MQD_SHARE_LOADING || partition->is_taken || partition->verifies ||
-                                  !mqd_list_empty(&partition->waiting)))
+    if (!partition->in_flight && (partition->phase == MQD_SHARE_LOADING || partition->write_pending ||
+                                  partition->verifies || !mqd_list_empty(&partition->waiting)))
         request_ms = partition->due_ms;
     else if (!partition->in_flight && is_dirty(partition))
         request_ms = partition->dirty_ms < 0 ? partition->due_ms : partition->dirty_ms + MQD_SHARE_LAZY_MS;
@@ -348,7 +349,7 @@ int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition
 
 bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition)
 {
-    return !partition->in_flight && !partition->is_taken && mqd_list_empty(&partition->waiting) &&
+    return !partition->in_flight && !partition->write_pending && mqd_list_empty(&partition->waiting) &&
            mqd_list_empty(&partition->covered) &&
            (partition->phase != MQD_SHARE_ACTIVE ||
             (!is_dirty(partition) && !partition->state.acquired_count && !partition->state.delayed_count &&

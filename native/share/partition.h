@@ -14,7 +14,7 @@
  *   P2  (S6) a response follows the success of a WRITE that was taken after its change, or there was
  *       nothing to write. Responses to changes made while a WRITE is in flight wait for the next.
  *   P3  after a definite refusal the state is not used any more; all waiters get the error.
- * Bounds: RUNS_A_WRITE runs a WRITE, what does not fit is in the next; the owner bounds the
+ * Bounds: RUNS_PER_WRITE runs in a WRITE, the others are in the next; the owner bounds the
  * waiters. Concurrency: one thread.
  */
 #ifndef MQD_SHARE_PARTITION_H
@@ -61,10 +61,10 @@ struct mqd_share_partition {
     struct mqd_share_pool *pool;
     struct mqd_share_group_settings settings;
     uint8_t phase;
-    uint8_t in_flight; /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
-    uint8_t verifies;  /* a READ, or the WRITE in flight, has to confirm `state` */
-    uint8_t reports;   /* by a READ alone, from which the acceptor learns what is Archiving */
-    uint8_t is_taken;  /* `body` is a WRITE whose outcome is not known yet */
+    uint8_t in_flight;     /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
+    uint8_t verifies;      /* a READ, or the WRITE in flight, has to confirm `state` */
+    uint8_t reports;       /* by a READ alone, from which the acceptor learns what is Archiving */
+    uint8_t write_pending; /* `body` is a WRITE whose outcome is not known yet */
     int16_t error;
     int32_t leader_epoch, state_epoch;
     int32_t backoff_ms;
@@ -72,7 +72,7 @@ struct mqd_share_partition {
     int64_t dirty_ms; /* when changes without a waiter were first seen; -1 = there are none */
     int64_t failed_ms;
     struct mqd_buffer body;
-    struct mqd_node waiting, covered; /* struct mqd_share_waiter: not in a WRITE yet; in the one taken */
+    struct mqd_node waiting, covered; /* struct mqd_share_waiter: not in a WRITE yet; in the one in `body` */
     /* sends the response; takes the waiter, which is in no list any more */
     void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error);
     /* Where the log's leader epochs begin, as a READ has them; at most MQD_SHARE_EPOCH_COUNT_MAX, the newest.

@@ -45,9 +45,9 @@ enum mqd_share_planted {
 
 #ifdef MQD_PLANTED_PARTITION /* by itself: share/state.h has its usual layout then */
 enum mqd_share_partition_planted {
-    MQD_PLANTED_EARLY_ANSWER = 1,   /* P2: answers do not wait for the WRITE that carries them */
-    MQD_PLANTED_ANSWER_WAITING = 2, /* P2: what came during a WRITE is answered with it */
-    MQD_PLANTED_LOST_WRITE = 4      /* P1: a WRITE whose outcome is unknown is not repeated */
+    MQD_PLANTED_EARLY_RESPONSE = 1,  /* P2: responses do not wait for the WRITE that carries them */
+    MQD_PLANTED_RESPOND_WAITING = 2, /* P2: changes made during a WRITE are confirmed with it */
+    MQD_PLANTED_LOST_WRITE = 4       /* P1: a WRITE whose outcome is unknown is not repeated */
 };
 #define PLANTED_RULE(partition, rule) (((partition)->planted_rules & MQD_PLANTED_##rule) != 0)
 #else

@@ -234,7 +234,7 @@ static bool rows_grow(struct mqd_share *share)
     void **block = &(*directory)[index >> 7 & 1023];
     if (!(*block = mqd_share_pool_take(share->pool)))
         return false;
-    share->row_count += ROWS_A_BLOCK;
+    share->row_count += ROWS_PER_BLOCK;
     for (uint32_t next = share->row_count; next > index; next--) {
         row_of(share, next - 1)->next = share->row_free;
         share->row_free = next - 1;
@@ -257,7 +257,7 @@ static uint32_t row_take(struct mqd_share *share, bool is_first)
 
 static void rows_drop(struct mqd_share *share)
 {
-    for (uint32_t index = 0; index < share->row_count; index += ROWS_A_BLOCK)
+    for (uint32_t index = 0; index < share->row_count; index += ROWS_PER_BLOCK)
         mqd_share_pool_return(share->pool, share->row_directory[index >> 17][index >> 7 & 1023]);
     for (uint32_t directory = 0; directory < DIRECTORY_COUNT; directory++) {
         if (share->row_directory[directory])
@@ -353,7 +353,7 @@ void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t cou
     row_unlink(share, row);
     row->next = share->row_free;
     share->row_free = index;
-    if (--share->row_used == 0 && share->row_count > ROWS_A_BLOCK)
+    if (--share->row_used == 0 && share->row_count > ROWS_PER_BLOCK)
         rows_drop(share);
 }
 

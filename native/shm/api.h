@@ -24,7 +24,7 @@ enum mqd_histogram {
 };
 
 #define MQD_QUOTA_RULE_COUNT_MAX 4096
-/* The last counts millionths of a changed partition (KIP-599). */
+/* MQD_QUOTA_MUTATION counts in millionths of a changed partition (KIP-599). */
 enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_MUTATION, MQD_QUOTA_KIND_COUNT };
 /* The entity of a rule, in the order of precedence of Kafka's ClientQuotaManager: of the rules that
  * match a client and limit a kind, the first one applies. */
@@ -46,7 +46,7 @@ struct mqd_quota_rule {
     uint64_t level; /* enum mqd_quota_level */
 };
 struct mqd_quota_limits; /* a process's copy of the rules */
-/* Of the name of a user or of a client id. */
+/* The key of a user's name, or of a client id. */
 uint64_t mqd_quota_key(const void *control, const uint8_t *name, uint32_t size_bytes);
 uint64_t mqd_quota_rule_key(uint32_t level, uint64_t user_key, uint64_t client_key);
 /* Called by the controller. burst_ns: by kind. Sorts `rules`; resets all token buckets. */

@@ -62,7 +62,7 @@ int32_t mqd_tally_enter(void *control, uint64_t key, uint32_t worker, uint32_t *
             return (int32_t)(tally - table->tally);
         }
         if (!tally && tries < TRIES / 2 && tally_of(set, LOCKED)) {
-            mqd_cpu_relax(); /* it may be the key, and may be unlocked at once */
+            mqd_cpu_relax(); /* the locked tally may be this key's, and may soon be unlocked */
             continue;
         }
         for (uint32_t way = 0; !tally && way < MQD_TALLY_WAY_COUNT; way++)

@@ -16,7 +16,7 @@ struct work {
     struct mqd_filtered *out;
 };
 
-static bool room(struct mqd_filtered *out, uint64_t size_bytes)
+static bool reserve(struct mqd_filtered *out, uint64_t size_bytes)
 {
     uint64_t needed = out->size_bytes + size_bytes, capacity = out->capacity_bytes;
     if (needed <= capacity)
@@ -33,15 +33,15 @@ static bool room(struct mqd_filtered *out, uint64_t size_bytes)
 
 static bool add(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size_bytes)
 {
-    if (!room(out, size_bytes))
+    if (!reserve(out, size_bytes))
         return false;
     memcpy(out->bytes + out->size_bytes, bytes, size_bytes);
     out->size_bytes += size_bytes;
     return true;
 }
 
-/* Appends a place for the header and the selected records. Returns their count; -1: they cannot be parsed, or
- * *no_memory. */
+/* Appends space for the header, then the selected records. Returns their count; -1: they cannot be parsed,
+ * or *no_memory. */
 static int64_t select_records(struct work *work, struct mqd_batch *batch, const uint8_t *bytes, uint64_t size_bytes,
                               bool *no_memory)
 {
@@ -54,7 +54,7 @@ static int64_t select_records(struct work *work, struct mqd_batch *batch, const 
         if (batch->base_offset + record.offset_delta < work->from_offset ||
             !mqd_filter_match(work->filter, work->filter_bytes, &record))
             continue;
-        if (count++ == 0 && !(*no_memory = !room(work->out, MQD_BATCH_HEADER_BYTES)))
+        if (count++ == 0 && !(*no_memory = !reserve(work->out, MQD_BATCH_HEADER_BYTES)))
             work->out->size_bytes += MQD_BATCH_HEADER_BYTES;
         if (*no_memory || (*no_memory = !add(work->out, record.bytes, record.size_bytes)))
             return -1;
@@ -66,7 +66,7 @@ static int64_t select_records(struct work *work, struct mqd_batch *batch, const 
     return more < 0 ? -1 : count;
 }
 
-/* Appends the selected records of one batch; none: nothing. 0, or an error. */
+/* Appends one batch with the selected records; nothing if there are none. Returns 0 or an error code. */
 static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struct mqd_batch *batch)
 {
     struct mqd_filtered *out = work->out;
@@ -138,7 +138,7 @@ int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const ui
         if (next_offset > from_offset) {
             error = filter_batch(&work, bytes + at, &batch);
             if (error) {
-                out->size_bytes = before; /* less what was selected before it cannot be read */
+                out->size_bytes = before; /* drops what was selected from this batch before the error */
                 break;
             }
             out->next_offset = next_offset;

@@ -144,7 +144,7 @@ def assignable_partitions_cause_no_new_epoch(patch: pytest.MonkeyPatch) -> None:
     original = ShareGroup.refresh
 
     def refresh(self: ShareGroup, bump: bool) -> None:
-        self.has_news = False
+        self.needs_new_epoch = False
         original(self, bump)
 
     patch.setattr(ShareGroup, "refresh", refresh)

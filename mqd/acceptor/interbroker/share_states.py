@@ -197,7 +197,7 @@ class ShareStates:
         elif isinstance(effect, DeleteStates):
             self._spawn(self._delete(name, effect, leader_epoch))
         else:
-            raise TypeError(f"{type(effect).__name__} is no effect of a group")
+            raise TypeError(f"{type(effect).__name__} is not an effect of a group")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

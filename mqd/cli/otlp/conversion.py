@@ -1,5 +1,5 @@
-"""A metrics page of Prometheus in OpenTelemetry's form. Names stay Prometheus', so that dashboards
-and alerts find them.
+"""Converts a Prometheus metrics page to OpenTelemetry's metrics. They keep their Prometheus names,
+which dashboards and alerts refer to.
 
 Source: OpenTelemetry's "Prometheus and OpenMetrics Compatibility".
 """
@@ -27,8 +27,8 @@ _Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Conversion:
-    """Of one broker's pages, one after another. It keeps when each counter began to count: with the
-    first page, or since the page before when it is smaller than it was, because the broker restarted.
+    """Converts the successive pages of one broker. Keeps the start time of each counter: the time of
+    the first page, or, when the value has fallen because the broker restarted, of the previous page.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Conversion:
         else:
             data = Gauge(self._numbers(family, now_ns, counts=False))
         unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "")
-        # the parser takes the end of a counter's name away
+        # the parser strips _total from the name of a counter
         name = f"{family.name}_total" if family.type == "counter" else family.name
         return Metric(name, family.documentation, unit, data)
 

@@ -97,7 +97,7 @@ def deny(settings: Settings, principal: str, operations: str, resource: str, hos
 
 
 def _emit(settings: Settings, rules: list["AclBinding"], none: str) -> None:
-    from mqd.cli.acl_words import shown
+    from mqd.cli.acl_text import shown
 
     columns = ("principal", "permission", "operation", "resource", "host")
     if settings.json:
@@ -207,14 +207,14 @@ def _authorizer(settings: Settings) -> "Authorizer":
 
 def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, host: str) -> "Verdict":
     """Raises ValueError."""
-    from mqd.cli import acl_words
+    from mqd.cli import acl_text
     from mqd.security.acl import Operation, PatternType
 
-    kind, pattern, name = acl_words.resource(resource)
-    requested = acl_words.operation(operation, kind)
+    kind, pattern, name = acl_text.resource(resource)
+    requested = acl_text.operation(operation, kind)
     if pattern == PatternType.PREFIXED or requested == Operation.ALL:
         raise ValueError("a query needs one operation and one resource")
-    return made.explain(acl_words.principal(principal), host, requested, kind, name)
+    return made.explain(acl_text.principal(principal), host, requested, kind, name)
 
 
 @command.command()
@@ -225,7 +225,7 @@ def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, 
 @click.option("--from", "host", default="127.0.0.1", metavar="ADDRESS", help="The client's address.  [127.0.0.1]")
 def explain(settings: Settings, principal: str, operation: str, resource: str, host: str) -> None:
     """Say whether PRINCIPAL may do OPERATION on RESOURCE, and which rule decides."""
-    from mqd.cli.acl_words import shown
+    from mqd.cli.acl_text import shown
 
     verdict = _usage(_verdict, _authorizer(settings), principal, operation, resource, host)
     rule = " ".join(shown(verdict.binding)) if verdict.binding is not None else None

@@ -43,14 +43,12 @@ _ROWS_MAX = 1000
     multiple=True,
     metavar="TOPIC=DDL",
     help=(
-        'Fields of a topic\'s values, e.g. flights="carrier STRING, dep_delay INT".  [default: found in its first 1,000'
-        " values]"
+        'Fields of a topic\'s values, e.g. flights="carrier STRING, dep_delay INT".  [default: inferred from its first'
+        " 1,000 values]"
     ),
 )
 @click.option(
-    "--max-rows",
-    type=click.IntRange(1),
-    help="Rows shown of a query that ends.  [default: 1000; with --format json all]",
+    "--max-rows", type=click.IntRange(1), help="Rows to show, without --live.  [default: 1000; with --format json all]"
 )
 @click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Spark master.")
 @options
@@ -66,7 +64,7 @@ def command(
     """Query topics with Spark SQL.
 
     A topic's name is a table: fields of JSON values are columns, `record` has key, value, topic,
-    partition, offset, timestamp. Names with dots or dashes stand in backquotes.
+    partition, offset, timestamp. Put names with dots or dashes in backquotes.
 
     mqd sql "SELECT carrier, count(*) FROM flights GROUP BY carrier"
     """
@@ -102,8 +100,8 @@ def _lines(frame: DataFrame) -> DataFrame:
 
 
 def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
-    """`max_rows` None: _ROWS_MAX rows for a person, all rows for a program. Says on stderr that
-    there are more.
+    """`max_rows` None: _ROWS_MAX rows as a table, all rows as JSON. Says on stderr when there are
+    more.
     """
     if as_json and max_rows is None:
         for row in _lines(frame).toLocalIterator():
@@ -134,7 +132,7 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
             elif found := batch.collect():
                 _table(batch.columns, found)
             sys.stdout.flush()
-        except (OutputClosedError, BrokenPipeError):  # raised here it would be a failure of the query's
+        except (OutputClosedError, BrokenPipeError):  # raised here, it would make the query fail
             unread.set()
             stop.set()
 
@@ -142,7 +140,7 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
         return frame.writeStream.outputMode(mode).foreachBatch(show).start()
 
     try:
-        query = started("update")  # rows as they change, where a query counts
+        query = started("update")  # of an aggregation: rows as they change
     except AnalysisException:
         query = started("append")
     stop_when_interrupted(stop)
@@ -157,8 +155,8 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
 
 
 def _table(columns: list[str], found: list) -> None:
-    """Raises OutputClosedError. Written by say(): a Console that meets a closed pipe raises
-    SystemExit, in whichever thread.
+    """Raises OutputClosedError. Written by print_note(), because rich's Console raises SystemExit
+    when the pipe is closed, in any thread.
     """
     from rich.console import Console
     from rich.table import Table

@@ -283,8 +283,8 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run:
     "--to", "total", required=True, type=click.IntRange(1, _PARTITIONS_MAX), help="The new number of partitions."
 )
 def add_partitions(settings: Settings, name: str, total: int) -> None:
-    """Give the topic NAME more partitions. Keys move: records of one key from before and after may
-    lie in different partitions.
+    """Give the topic NAME more partitions. Keys move: records of one key, written before and
+    after, may be in different partitions.
     """
     from confluent_kafka.admin import NewPartitions
 
@@ -364,8 +364,8 @@ def retire_partitions(
 
 
 class _Retirement:
-    """What `retire-partitions` says: a line on the way whenever something has changed, and how it
-    stands in the end.
+    """What `retire-partitions` prints: a line whenever something has changed, and the state at the
+    end.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""`mqd user`: users that authenticate by a password (SCRAM, PLAIN): create, list, delete."""
+"""`mqd user`: users that authenticate with a password (SCRAM, PLAIN): create, list, delete."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ _DATA_DIR = click.option(
 )
 
 
-@click.group(help="Create, list and delete users that authenticate by a password.")
+@click.group(help="Create, list and delete users that authenticate with a password.")
 def command() -> None:
     pass
 

@@ -13,7 +13,7 @@ import numpy as np
 from mqd.client.messages import KafkaError, local_error
 from mqd.client.shm.compressing import Compressor
 from mqd.client.shm.delivering import Part
-from mqd.client.shm.delivery_outcomes import Fates
+from mqd.client.shm.delivery_outcomes import DeliveryOutcomes
 from mqd.client.shm.staging import Chunk, Refused, Stage, TakenCount, native_columns
 from mqd.client.shm.transactional import Transactions
 from mqd.native import E_INVALID, NativeError
@@ -26,7 +26,7 @@ class Driver(Protocol):
     """The part of ProducerDriver that an Appender needs."""
 
     native: NativeProducer
-    fates: Fates
+    outcomes: DeliveryOutcomes
     transactions: Transactions
     compressor: Compressor
 
@@ -47,7 +47,7 @@ class Appender:
             return
         batch_of = self._batch_of[: chunk.values.count]
         parts: list[tuple[int, Part]] = []
-        producer.fates.before_append(rows)
+        producer.outcomes.before_append(rows)
         before = producer.native.outstanding_records
         try:
             taken.count = producer.native.append(stage.number, native_columns(chunk), batch_of)
@@ -78,8 +78,8 @@ class Appender:
         if len(batch_of):
             self._producer.transactions.wrote()
             if not parts:
-                parts.extend(self._producer.fates.parts(batch_of, rows, first_index))
-            self._producer.fates.appended(stage.number, parts)
+                parts.extend(self._producer.outcomes.parts(batch_of, rows, first_index))
+            self._producer.outcomes.appended(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
         """A whole batch into the C core; its number, 0 = no room now. Raises Refused when it will

@@ -218,7 +218,7 @@ class Compressor:
 
     def _account(self, batch: _Batch, number: int) -> None:
         """Records that the C core has the batch. May be called again after an interrupt."""
-        self._producer.fates.appended_whole(batch.stage.number, number, batch.parts, batch.opened)
+        self._producer.outcomes.appended_whole(batch.stage.number, number, batch.parts, batch.opened)
         if self._ready and self._ready[0] is batch:
             self.records -= batch.count
             self._ready.popleft()
@@ -235,7 +235,7 @@ class Compressor:
                 due = min(due, batch.opened + self._linger_s)
         self._pass_on()
         while self._ready and (error := self._ready[0].refused) is not None:
-            self._producer.fates.records_failed += self._give_up([self._ready.popleft()], error)
+            self._producer.outcomes.records_failed += self._give_up([self._ready.popleft()], error)
             self._producer.attachment.changed.notify_all()
             self._pass_on()
         return due

@@ -1,4 +1,4 @@
-"""A consumer's configuration on shared memory: librdkafka's keys and defaults, read once."""
+"""The configuration of a consumer over shared memory: librdkafka's keys and defaults, read once."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ _RESETS = {
 
 
 class ConsumerConfig:
-    """`config["max.poll.interval.ms"]`. Values that librdkafka rejects were rejected before
-    (config.check).
+    """Read as `config["max.poll.interval.ms"]`. config.check has already rejected the values that
+    librdkafka rejects.
     """
 
     def __init__(self, settings: Settings) -> None:

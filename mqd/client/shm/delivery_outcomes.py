@@ -64,7 +64,7 @@ def judge(error: int, idempotent: bool, transactional: bool, renewing: bool) -> 
     return Verdict.RETRY if is_retriable(error) or error == ErrorCode.CORRUPT_MESSAGE else Verdict.FAIL
 
 
-class Fates:
+class DeliveryOutcomes:
     """`records_written`, `records_failed` and `batches_retried` are totals for statistics."""
 
     def __init__(self, producer: Any) -> None:

@@ -100,6 +100,6 @@ class Identity:
             return False
         self._found = None
         self.renewing = False
-        self._producer.fates.retry_parked()
+        self._producer.outcomes.retry_parked()
         self._producer.hold(None)
         return True

@@ -38,7 +38,7 @@ from mqd.client.shm.staging import STAGE_MAX, Chunk, Entry, Stage, checked
 from mqd.native.client import INT64_MAX
 
 _log = logging.getLogger("mqd.client")
-_AT_ONCE_BYTES = 16 << 10  # a record this large goes over at once: staged ones are bounded in bytes, too
+_AT_ONCE_BYTES = 16 << 10  # a record larger than this is handed over at once, which bounds the bytes that are staged
 _new_entry = tuple.__new__  # a third of the time of Entry(...)
 _INT32_MAX = 2**31 - 1
 
@@ -175,7 +175,7 @@ class ShmProducer(ProducerDriver):
         self.require_usable()
         with self.attachment.lock:
             self.hand_over(stage)
-            self.transactions.require_may_produce()  # behind that: the transaction may fail as records are handed over
+            self.transactions.require_may_produce()  # after hand_over(), during which the transaction may fail
             room = self.messages_max - self.outstanding()
             waiting = len(stage.entries)
             if room <= 0 or (waiting and stage.number >= 0 and self.held is None):
@@ -230,7 +230,7 @@ class ShmProducer(ProducerDriver):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            # a metadata request that is due again causes no turn
+            # 0.1 s: a metadata request that becomes due again does not end the wait
             self.attachment.wait_for(lambda: call.step() or self.events, min(left, 0.1))
             if not call.finished and self.events:
                 self._serve()
@@ -239,7 +239,7 @@ class ShmProducer(ProducerDriver):
 
     def _partitioned(self, stage: Stage, records: Chunk) -> Chunk:
         count, partitioner = self._partition_count(stage), self.config.partitioner
-        assert partitioner is not None  # or the C core partitions
+        assert partitioner is not None  # otherwise the C core partitions
         keys = [None] * records.values.count if records.keys is None else records.keys.items()
         return records._replace(
             partitions=np.array([columns.checked_partition(partitioner(key, count), count) for key in keys], np.int32)
@@ -303,7 +303,7 @@ class ShmProducer(ProducerDriver):
     def _drop(self, in_queue: bool, in_flight: bool) -> None:
         """A partition's reports come in the order of its records: those in flight come first."""
         if in_flight:
-            self.fates.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
+            self.outcomes.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
         if in_queue:
             for stage in self.stages.values():
                 self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
@@ -320,7 +320,7 @@ class ShmProducer(ProducerDriver):
         )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Nothing: the broker knows the process's user."""
+        """Does nothing: the broker knows the process's user."""
 
     # -- transactions ------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from mqd.client.shm.appending import Appender
 from mqd.client.shm.attachment import Attachment
 from mqd.client.shm.compressing import Compressor
 from mqd.client.shm.delivering import Delivery, ErrorEvent, Events
-from mqd.client.shm.delivery_outcomes import Fates
+from mqd.client.shm.delivery_outcomes import DeliveryOutcomes
 from mqd.client.shm.identity import Identity
 from mqd.client.shm.opening import opener
 from mqd.client.shm.producer_statistics import Statistics
@@ -83,7 +83,7 @@ class ProducerDriver:
         except BaseException:
             self.attachment.close()
             raise
-        self.fates = Fates(self)
+        self.outcomes = DeliveryOutcomes(self)
         self.identity = Identity(self)
         self.transactions = Transactions(self)
         self.compressor = Compressor(self)
@@ -182,12 +182,12 @@ class ProducerDriver:
     def on_turn(self, now: float) -> float | None:
         if self._closed:
             return None
-        self.fates.take_deliveries(now)
+        self.outcomes.take_deliveries(now)
         if self._metadata_version != self.attachment.metadata.version:
             self._metadata_version = self.attachment.metadata.version
             for stage in self.topics:
                 self.resolve(stage)  # it may have more partitions
-        due = min(self.identity.on_turn(now), self.fates.on_turn(now), self.statistics.on_turn(now))
+        due = min(self.identity.on_turn(now), self.outcomes.on_turn(now), self.statistics.on_turn(now))
         for stage in list(self.active):
             due = min(due, self._stage_turn(stage, now))
         self._turn_due = NEVER
@@ -266,7 +266,7 @@ class ProducerDriver:
         elif self.config["error_cb"] is not None:
             self.leave(ErrorEvent(self.config["error_cb"], error))
         if self.config["retries"] == 0:  # what was sent may have been written: nothing is sent twice
-            self.fates.drop_all(error)
+            self.outcomes.drop_all(error)
 
     def on_reattached(self, old: Any, new: Any) -> None:
         self.native.move(new)
@@ -293,9 +293,9 @@ class ProducerDriver:
                 )
             )
         if of_batch is not None:
-            self.fates.give_up(*of_batch)
+            self.outcomes.give_up(*of_batch)
         purged = local_error(KafkaError._PURGE_QUEUE)
-        self.fates.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
+        self.outcomes.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
         for stage in self.stages.values():
             self.fail_entries(stage, len(stage.entries), purged)
 
@@ -309,8 +309,8 @@ class ProducerDriver:
 
     def outstanding(self) -> int:
         """The number of records staged or in the C core, and of pending callbacks. Lock held."""
-        if self.fates.batches and not self.native.outstanding_records:
-            self.fates.take_deliveries(time.monotonic())  # answered, but not reported yet
+        if self.outcomes.batches and not self.native.outstanding_records:
+            self.outcomes.take_deliveries(time.monotonic())  # answered, but not reported yet
         return (
             self.native.outstanding_records
             + self.compressor.records

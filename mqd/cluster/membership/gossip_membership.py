@@ -77,6 +77,7 @@ class Member:
 
     @property
     def life(self) -> int:
+        """How often the host has started: the upper part of its incarnation."""
         return life_of(self.incarnation)
 
     def view(self) -> MemberView:
@@ -134,7 +135,7 @@ class Core(Protocol):
 
 
 class Membership:
-    """One host's member table, and the host's own incarnation."""
+    """One host's member table, and the host's own incarnation. `life`: how often it has started."""
 
     def __init__(self, core: Core, profile: Profile, life: int) -> None:
         self._core = core
@@ -180,8 +181,8 @@ class Membership:
         return self._skip_life(incarnation)
 
     def _skip_life(self, incarnation: int) -> bool:
-        """Other hosts know another process with this incarnation: the directory is an old copy, or
-        has lost the count.
+        """Other hosts know another process with this incarnation: this host's directory is an old
+        copy, or has lost the number of starts. Continues above that incarnation.
         """
         life = life_of(incarnation) + 1
         if life > LIFE_MAX:
@@ -341,10 +342,10 @@ class Membership:
     def _await_refutation(self, member: Member) -> None:
         assert member.suspicion is not None
         self._core.at_time(
-            member.suspicion.deadline_ms, self._on_suspicion_ran_out, (member.identity, member.suspicion)
+            member.suspicion.deadline_ms, self._on_suspicion_expired, (member.identity, member.suspicion)
         )
 
-    def _on_suspicion_ran_out(self, which: tuple[Identity, Suspicion]) -> None:
+    def _on_suspicion_expired(self, which: tuple[Identity, Suspicion]) -> None:
         identity, suspicion = which
         member = self.members.get(identity)
         if member is None or member.suspicion is not suspicion or suspicion.deadline_ms > self._core.at:

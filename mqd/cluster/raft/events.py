@@ -9,8 +9,7 @@ Duties of the shell
                 numbers and are carried out one after another, in that order. DiskDone(n) means that
                 everything up to and including n is durable (fdatasync; for a vote: write a
                 temporary file, fsync, rename, fsync of the directory). One flush may cover many
-                appends. A write of which certainly no part is on the disk is DiskRefused(n): the
-                shell
+                appends. A write that has left nothing on the disk is DiskRefused(n): the shell
                 also drops everything queued behind n, as if it had never been requested. A failed
                 flush ends the process.
     messages    Send is best effort. Pass on only messages from authenticated connections.

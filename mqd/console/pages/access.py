@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from mqd.cli import access
 from mqd.cli.access import Entity
-from mqd.cli.acl_words import shown
+from mqd.cli.acl_text import shown
 from mqd.console.access_changes import DEFAULT
 from mqd.console.page_request import PageRequest
 from mqd.console.rendering import url

@@ -53,7 +53,7 @@ def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
         at = int(text or 0)
     which = request.text("partition").strip()
     if which and not (which.isascii() and which.isdigit() and len(which) < 10):
-        raise BadFilter(f"{which!r} is no partition")
+        raise BadFilter(f"{which!r} is not a partition")
     return Query(
         request.named("topic"),
         start,

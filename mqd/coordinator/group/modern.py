@@ -31,7 +31,7 @@ class ModernGroup:
         self.described_bytes = 0  # of the members' descriptions
         self.is_persisted = False
         self.pending: list[KeyValue] = []  # records of the event in progress
-        self.has_news = False  # a change other than that of topics requires a new epoch
+        self.needs_new_epoch = False  # a change other than that of topics requires a new epoch
         self._armed_ms: int | None = None
         # by member id: description, current
         self._loading: dict[str, tuple[Any, Any]] = {}
@@ -54,12 +54,12 @@ class ModernGroup:
         if not self.subscriptions.is_current():
             self.subscriptions.refresh()
             bump = bump or self.subscriptions.hash != self.metadata_hash
-        if bump or self.has_news:
+        if bump or self.needs_new_epoch:
             self.bump()
 
     def bump(self) -> None:
         self.epoch = max(self.epoch + 1, self.first_epoch)
-        self.has_news = False
+        self.needs_new_epoch = False
         self.metadata_hash = self.subscriptions.hash
         self.pending.append(self.group_record())
 

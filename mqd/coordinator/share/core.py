@@ -209,7 +209,7 @@ class SharePartition:
         )
 
     def _cut(self, epochs: tuple[tuple[int, int], ...]) -> bool:
-        """Forgets what the log has lost (P6). Whether there was something."""
+        """Drops the state of records that the log has lost (P6). Returns whether there was any."""
         if not epochs:
             return False
         is_written = self.complete_count != -1  # by an owner, in this leader epoch or an earlier one

@@ -1,7 +1,7 @@
 """The states of a share-partition's offsets, as runs of equal state and delivery count.
 
-Of two runs that cover an offset, the one with the higher delivery count holds, of equal counts the
-one with the higher state, as in Kafka: the order of writes, and repeated ones, make no difference.
+Of two runs that cover an offset, the one with the higher delivery count wins; with equal counts, the
+one with the higher state, as in Kafka. So the order of writes and repeated writes make no difference.
 
 Invariants (check())
     M1  runs ascend and do not overlap; neighbours that touch differ in state or count
@@ -60,7 +60,7 @@ class Runs:
             runs.insert(begin, new)
             return
         merged: list[Run] = []
-        at = first  # what is below is merged
+        at = first  # everything below has been merged
         for old in runs[begin:end]:
             if old.first < first:
                 _append(merged, old.first, min(old.last, first - 1), old.state, old.deliveries)
@@ -79,7 +79,7 @@ class Runs:
         firsts[begin:end] = [run.first for run in merged]
 
     def advance(self, start_offset: int) -> None:
-        """Forgets what is below."""
+        """Drops the offsets below `start_offset`."""
         if not self.firsts or self.firsts[0] >= start_offset:
             return
         index = bisect_right(self.firsts, start_offset) - 1
@@ -92,7 +92,7 @@ class Runs:
             self.firsts[0] = start_offset
 
     def truncate(self, end: int) -> bool:
-        """Forgets what is at or above. Whether there was something."""
+        """Drops the offsets from `end` on. Returns whether there were any."""
         if not self.runs or self.runs[-1].last < end:
             return False
         index = bisect_left(self.firsts, end)
@@ -102,7 +102,7 @@ class Runs:
         return True
 
     def finished_count(self) -> int:
-        """Of offsets that are Acknowledged or Archived."""
+        """The number of offsets that are Acknowledged or Archived."""
         return sum(run.last + 1 - run.first for run in self.runs if run.state in (ACKNOWLEDGED, ARCHIVED))
 
     def retried(self) -> list[tuple[int, int]]:

@@ -285,7 +285,7 @@ class Transaction(TransactionState):
 
     def _abort_nothing(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int:
         """A client of version 2 that aborts does not know whether any of its records arrived. From
-        here on none can.
+        now on they are refused.
         """
         self.previous_producer_id = self.producer_id
         if self.producer_epoch >= EPOCH_MAX - 1:
@@ -340,7 +340,7 @@ class Transaction(TransactionState):
         held, self._held = self._held, []
         others = []
         for waiting in held:
-            if type(waiting.event) is events.EndTransaction and self._is_answered(waiting.event, actions):
+            if type(waiting.event) is events.EndTransaction and self._respond_to_end(waiting.event, actions):
                 continue
             others.append(waiting.event)
         # If this record is lost the markers are written once more. Later records are written after
@@ -349,8 +349,8 @@ class Transaction(TransactionState):
         for other in others:
             getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
 
-    def _is_answered(self, event: events.EndTransaction, actions: list[Action]) -> bool:
-        """Whether this is the end that was waited for."""
+    def _respond_to_end(self, event: events.EndTransaction, actions: list[Action]) -> bool:
+        """Responds if the request ended this transaction. False: it belongs to the next one."""
         requested = (event.producer_id, event.producer_epoch)
         if event.client_version >= VERSION_2 and not self._is_ended(*requested):
             return False

@@ -70,7 +70,7 @@ struct mqd_compact_bytes {
 };
 /* bytes NULL: only reserves room. -1: no memory */
 int mqd_compact_bytes_add(struct mqd_compact_bytes *target, const void *bytes, size_t size_bytes);
-int mqd_compact_bytes_room(struct mqd_compact_bytes *target, size_t size_bytes);
+int mqd_compact_bytes_reserve(struct mqd_compact_bytes *target, size_t size_bytes);
 
 /* BASE.log.cleaned and its indexes */
 struct mqd_compact_output {

@@ -121,7 +121,7 @@ static int set_marker_horizon(struct mqd_compact *compact)
         mqd_records_next(&records, &record) != 1)
         return copy_unchanged(compact); /* unknown control record: keep it */
     compact->scratch.size_bytes = 0;
-    if (mqd_compact_bytes_room(&compact->scratch, record.size_bytes + MQD_RECORD_GROWTH_BYTES_MAX) < 0)
+    if (mqd_compact_bytes_reserve(&compact->scratch, record.size_bytes + MQD_RECORD_GROWTH_BYTES_MAX) < 0)
         return -1;
     int64_t horizon_ms = new_horizon(compact);
     uint32_t size_bytes = mqd_record_rebase(compact->scratch.bytes, &marker, &record, horizon_ms);
@@ -221,7 +221,8 @@ static int rebase_runs(struct mqd_compact *compact, const uint8_t *bytes, int64_
         all.record_count = INT32_MAX;
         mqd_records_begin(&records, &all, bytes + compact->runs[i].at, compact->runs[i].size_bytes);
         while (records.at < records.end && mqd_records_next(&records, &record) == 1) {
-            if (mqd_compact_bytes_room(&compact->scratch, (size_t)record.size_bytes + MQD_RECORD_GROWTH_BYTES_MAX) < 0)
+            if (mqd_compact_bytes_reserve(&compact->scratch, (size_t)record.size_bytes + MQD_RECORD_GROWTH_BYTES_MAX) <
+                0)
                 return -1;
             compact->scratch.size_bytes += mqd_record_rebase(compact->scratch.bytes + compact->scratch.size_bytes,
                                                              &compact->batch, &record, base_timestamp_ms);

@@ -14,7 +14,7 @@
 
 static const char *const suffixes[] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
 
-int mqd_compact_bytes_room(struct mqd_compact_bytes *target, size_t size_bytes)
+int mqd_compact_bytes_reserve(struct mqd_compact_bytes *target, size_t size_bytes)
 {
     if (target->capacity - target->size_bytes >= size_bytes)
         return 0;
@@ -31,7 +31,7 @@ int mqd_compact_bytes_room(struct mqd_compact_bytes *target, size_t size_bytes)
 
 int mqd_compact_bytes_add(struct mqd_compact_bytes *target, const void *bytes, size_t size_bytes)
 {
-    if (mqd_compact_bytes_room(target, size_bytes) < 0)
+    if (mqd_compact_bytes_reserve(target, size_bytes) < 0)
         return -1;
     if (bytes && size_bytes)
         memcpy(target->bytes + target->size_bytes, bytes, size_bytes);

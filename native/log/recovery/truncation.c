@@ -172,7 +172,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
 static bool untouched(const struct mqd_partition *partition)
 {
     char path[PATH_MAX];
-    return mqd_error_passes(mqd_error_code()) && mark_path(path, partition->path, MQD_TRUNCATING_FILE) == 0 &&
+    return mqd_error_is_transient(mqd_error_code()) && mark_path(path, partition->path, MQD_TRUNCATING_FILE) == 0 &&
            access(path, F_OK) < 0 && errno == ENOENT;
 }
 

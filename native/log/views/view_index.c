@@ -46,7 +46,7 @@ struct mqd_view_index {
     uint64_t bytes_max;
     uint32_t piece_bytes, selected_bytes_max; /* of a piece; if more is selected, it is not kept */
     struct mqd_view_index_figures figures;
-    uint32_t hand;          /* the bucket that gives way next */
+    uint32_t hand;          /* the next bucket to evict from */
     struct buffer *spare;   /* of the last reading, for the next one */
     struct piece **buckets; /* NULL: nothing was kept yet */
 };

@@ -6,7 +6,7 @@
  * selected are filtered each time; there is little to save.
  *
  * Nothing of it is on disk: a process that starts filters again what is read. At most bytes_max are kept; then
- * pieces give way, in the order of their hashes, which is none that readers follow.
+ * pieces are evicted in the order of their hashes, which has nothing to do with the order of reads.
  *
  * Invariants
  *   X1  what is kept of a piece was read while the partition's segments_generation did not change. A log that is

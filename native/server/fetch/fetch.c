@@ -280,10 +280,10 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
 }
 
-/* Whether the last response that named the partition said something else, or none has. After an
- * error everything is news: the high watermark beside it was -1. */
-static bool is_news(const struct mqd_fetch_entry *entry, int16_t error, int64_t high_watermark, int64_t last_stable,
-                    int64_t log_start)
+/* Whether this differs from the last response that named the partition, or there was none. After an
+ * error everything does: the high watermark beside the error was -1. */
+static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int64_t high_watermark, int64_t last_stable,
+                        int64_t log_start)
 {
     return !entry->sent_once || error != entry->sent_error || high_watermark != entry->sent_high_watermark ||
            last_stable != entry->sent_last_stable || log_start != entry->sent_log_start;
@@ -291,7 +291,7 @@ static bool is_news(const struct mqd_fetch_entry *entry, int16_t error, int64_t 
 
 /* What one entry contributes to bytes_min; also makes it wait on its slot. If its high watermark
  * moved meanwhile, the owner may have looked before the bit was set: look again. An error must be
- * reported now, whatever else there is; news wait for records or the end of the wait. */
+ * reported now, whatever else there is; other changes wait for records or the end of the wait. */
 static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                             int64_t bytes_min)
 {
@@ -307,8 +307,8 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
             return 1;
         int64_t bytes = at_end ? 0 : entry_available(r, request, entry, slot, &positions);
         if (entry_wait(r, request, entry, slot, &positions)) {
-            if (at_end &&
-                !is_news(entry, 0, positions.high_watermark, positions.last_stable_offset, positions.log_start_offset))
+            if (at_end && !has_changed(entry, 0, positions.high_watermark, positions.last_stable_offset,
+                                       positions.log_start_offset))
                 mqd_list_remove(&entry->ready);
             return bytes;
         }
@@ -325,11 +325,11 @@ static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *
     if (mqd_fetch_entry_check(r, entry, &slot, &positions) || entry->outcome.diverges ||
         entry->fetch_offset < positions.high_watermark)
         return 1;
-    bool news = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark ||
-                positions.log_start_offset != entry->sent_log_start;
+    bool marks_changed = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark ||
+                         positions.log_start_offset != entry->sent_log_start;
     entry_wait(r, request, entry, slot, &positions);
-    if (news)
-        entry->set->news = true;
+    if (marks_changed)
+        entry->set->marks_changed = true;
     else
         mqd_list_remove(&entry->ready);
     return 0;
@@ -341,7 +341,7 @@ static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
     int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1, available = 0;
-    set->news = false;
+    set->marks_changed = false;
     MQD_LIST_EACH(node, spare, &set->ready) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         available +=
@@ -392,8 +392,8 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
                                                                     : positions.high_watermark;
     entry->outcome.last_stable_offset = bare ? -1 : positions.last_stable_offset;
     entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
-    bool changed = is_news(entry, entry->outcome.error, entry->outcome.high_watermark,
-                           entry->outcome.last_stable_offset, entry->outcome.log_start_offset);
+    bool changed = has_changed(entry, entry->outcome.error, entry->outcome.high_watermark,
+                               entry->outcome.last_stable_offset, entry->outcome.log_start_offset);
     bool must_report = request->full || entry->outcome.diverges || entry->outcome.has_preferred ||
                        entry->range.size_bytes || entry->outcome.records_bytes || entry->outcome.error || changed ||
                        (request->positions_only && has_data);
@@ -491,7 +491,7 @@ static void park(struct mqd_reactor *r, struct mqd_request *request)
     int64_t deadline_ms = request->started_ns / 1000000 + request->wait_ms;
     if (!request->timer_armed)
         mqd_stat(r, MQD_COUNT_FETCH_PARKED, 1);
-    if (request->set->news && r->now_ms + HW_PUSH_MS < deadline_ms)
+    if (request->set->marks_changed && r->now_ms + HW_PUSH_MS < deadline_ms)
         deadline_ms = r->now_ms + HW_PUSH_MS;
     if (!request->timer_armed || deadline_ms < request->deadline_ms)
         mqd_timer_arm(r, request, deadline_ms);

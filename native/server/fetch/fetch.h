@@ -31,9 +31,9 @@ struct mqd_fetch_entry {
     uint32_t order;
     int32_t partition_index;
     int64_t fetch_offset;
-    int64_t skipped; /* of a view: up to fetch_offset + skipped there is nothing for it (server/fetch/view.c) */
+    int64_t skipped; /* of a view: it selects nothing below fetch_offset + skipped (server/fetch/view.c) */
     int32_t skipped_epoch;
-    bool skipped_known; /* skipped_batch is the last one that was passed, without its records */
+    bool skipped_known; /* skipped_batch is the header of the last batch that was skipped */
     uint8_t skipped_batch[MQD_BATCH_HEADER_BYTES];
     int32_t bytes_max;
     int32_t current_leader_epoch;
@@ -78,9 +78,9 @@ struct mqd_fetch_set {
     int32_t session_id;  /* 0 = for one request only */
     int32_t session_epoch;
     bool by_id;
-    /* a follower's: it waits to report no records, but a high watermark or log start that the
-     * follower does not know yet */
-    bool news;
+    /* of a follower: there are no records for it, but a high watermark or log start that it does
+     * not know yet */
+    bool marks_changed;
     bool local;         /* of a client on this host, which may use another replica when one here lacks the data */
     bool leader_only;   /* of a client that cannot read from followers */
     int32_t replica_id; /* of a follower on another host; -1 = of a client */
@@ -105,7 +105,7 @@ void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_fetch_put_range(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_range *range,
                          uint64_t *file_bytes);
 
-/* From where on it reads. */
+/* The offset at which it continues to read. */
 static inline int64_t mqd_fetch_position(const struct mqd_fetch_entry *entry)
 {
     return entry->fetch_offset + entry->skipped;
@@ -124,12 +124,14 @@ struct mqd_views {
     struct mqd_view_skip skips[MQD_VIEW_SKIP_COUNT];
     struct mqd_view_index *index; /* NULL: none was read yet */
 };
-/* Before the entry is looked at: what is known of its offset in this leader epoch. */
+/* Sets `skipped` to what this worker remembers for the entry's offset in this leader epoch. Called
+ * before the entry is evaluated. */
 void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch);
-/* Passes the entry's range to a thread, which counts in request->pending. false: no room now. */
+/* Passes the entry's range to a thread; until that is done, it counts in request->pending. false:
+ * the pool is full now, or there is no memory. */
 bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry);
 void mqd_view_on_done(struct mqd_reactor *r, uint64_t id);
-/* No records are found: the response of a client that moves behind empty batches has one. */
+/* The view selected no records. A client that advances past empty batches gets one. */
 void mqd_view_pass(const struct mqd_request *request, struct mqd_fetch_entry *entry);
 /* Appends what it found to r->scratch. */
 void mqd_view_put(struct mqd_reactor *r, struct mqd_fetch_entry *entry);

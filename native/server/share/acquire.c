@@ -159,7 +159,7 @@ static bool read_headers(struct walk *w)
     uint32_t last_bytes = 0;
     struct mqd_batch batch;
     w->batch_count = 0;
-    while (at + MQD_BATCH_HEADER_BYTES <= end && w->batch_count < MQD_SHARE_BATCHES_A_RANGE) {
+    while (at + MQD_BATCH_HEADER_BYTES <= end && w->batch_count < MQD_SHARE_BATCHES_PER_RANGE) {
         if (at < chunk_at || at + MQD_BATCH_HEADER_BYTES > chunk_end) {
             uint64_t chunk_bytes =
                 last_bytes && last_bytes < HEADERS_APART_BYTES ? MQD_SHARE_CHUNK_BYTES : MQD_BATCH_HEADER_BYTES;
@@ -216,7 +216,7 @@ static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *
 {
     struct mqd_share *state = &w->owned->partition.state;
     const struct mqd_share_owner_request *request = w->request;
-    struct mqd_share_run runs[MQD_SHARE_RUNS_A_PART];
+    struct mqd_share_run runs[MQD_SHARE_RUNS_PER_PART];
     struct mqd_share_acquisition acquisition = {.member = request->member,
                                                 .now_ms = w->r->now_ms,
                                                 .records_max = request->records_max,
@@ -233,7 +233,7 @@ static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *
                                           w->batch_count);
     uint32_t count = response->error ? 0
                                      : mqd_share_acquire(state, &acquisition, w->from, w->batches, w->batch_count, runs,
-                                                         MQD_SHARE_RUNS_A_PART);
+                                                         MQD_SHARE_RUNS_PER_PART);
     mqd_share_keys_done(w->r->shares);
     if (response->error) {
         mqd_log(w->r, 4, 0, w->slot, "a share group with share.fifo cannot read keys from offset %lld on: error %d",

@@ -49,8 +49,8 @@ struct mqd_shares *mqd_shares_of(struct mqd_reactor *r)
     shares->pool_memory =
         mmap(NULL, shares->pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     shares->chunk = malloc(MQD_SHARE_CHUNK_BYTES);
-    shares->batches = malloc(MQD_SHARE_BATCHES_A_RANGE * sizeof *shares->batches);
-    shares->places = malloc((MQD_SHARE_BATCHES_A_RANGE + 1) * sizeof *shares->places);
+    shares->batches = malloc(MQD_SHARE_BATCHES_PER_RANGE * sizeof *shares->batches);
+    shares->places = malloc((MQD_SHARE_BATCHES_PER_RANGE + 1) * sizeof *shares->places);
     mqd_list_init(&shares->moving);
     mqd_list_init(&shares->unsent);
     mqd_list_init(&shares->touched);

@@ -33,8 +33,8 @@
 
 #define MQD_SHARE_WAIT_BUCKET_COUNT 256
 #define MQD_SHARE_OWNED_BUCKET_COUNT 4096
-#define MQD_SHARE_RUNS_A_PART 64 /* acquired at a time */
-#define MQD_SHARE_KEPT 10        /* one in so many records is kept for partitions of lower priority */
+#define MQD_SHARE_RUNS_PER_PART 64 /* acquired at a time */
+#define MQD_SHARE_KEPT 10          /* one in so many records is kept for partitions of lower priority */
 
 /* ---- requests to owners ---- */
 
@@ -102,7 +102,7 @@ struct mqd_share_part {
     int16_t error, acknowledge_error;
     uint32_t available; /* LOOK */
     uint32_t run_count;
-    struct mqd_share_run *runs; /* MQD_SHARE_RUNS_A_PART */
+    struct mqd_share_run *runs; /* MQD_SHARE_RUNS_PER_PART */
     int64_t read_first, read_end;
     uint32_t read_bytes;
     struct mqd_range range;
@@ -195,7 +195,7 @@ struct mqd_shares {
 };
 
 #define MQD_SHARE_CHUNK_BYTES 65536
-#define MQD_SHARE_BATCHES_A_RANGE 4096
+#define MQD_SHARE_BATCHES_PER_RANGE 4096
 #define MQD_SHARE_TOKEN_KEYS (1ull << 32) /* with the index of what is owned: a thread has read keys */
 
 /* ---- what the reactor calls ---- */

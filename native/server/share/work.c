@@ -166,7 +166,7 @@ static bool find_range(struct mqd_reactor *r, struct mqd_share_part *part)
 
 static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *response)
 {
-    uint64_t bytes = MQD_SHARE_RUNS_A_PART * sizeof *part->runs;
+    uint64_t bytes = MQD_SHARE_RUNS_PER_PART * sizeof *part->runs;
     if (!part->runs) {
         part->runs = malloc(bytes);
         if (!part->runs)
@@ -176,7 +176,7 @@ static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const s
         if (part->work->request->connection)
             part->work->request->connection->held_bytes += bytes;
     }
-    if (part->run_count < MQD_SHARE_RUNS_A_PART)
+    if (part->run_count < MQD_SHARE_RUNS_PER_PART)
         part->runs[part->run_count++] =
             (struct mqd_share_run){response->a, response->b, MQD_SHARE_ACQUIRED, (int16_t)response->c};
 }

@@ -489,7 +489,7 @@ TEST(no_history_delivers_again_what_was_answered)
 
 TEST(each_planted_bug_is_found)
 {
-    CHECK(histories(MQD_PLANTED_EARLY_ANSWER) > 0);
-    CHECK(histories(MQD_PLANTED_ANSWER_WAITING) > 0);
+    CHECK(histories(MQD_PLANTED_EARLY_RESPONSE) > 0);
+    CHECK(histories(MQD_PLANTED_RESPOND_WAITING) > 0);
     CHECK(histories(MQD_PLANTED_LOST_WRITE) > 0);
 }

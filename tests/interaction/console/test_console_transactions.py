@@ -118,10 +118,10 @@ def test_moves_of_a_cluster_of_one_broker(secured: Secured, browser: Browser) ->
     assert "Confirm" in confirmed(browser, "/cluster/drain", response).words, "it is refused before it is tried"
     for path, form, reason in (
         ("/cluster/drain", {"node": "7"}, "there is no broker 7"),
-        ("/cluster/drain", {"node": "x"}, "'x' is no number"),
+        ("/cluster/drain", {"node": "x"}, "'x' is not a number"),
         ("/moves/cancel", {"topic": "stays"}, "nothing moves"),
         ("/transaction/abort", {"topic": "stays", "partition": "9", "offset": "0"}, "there is no partition 9"),
-        ("/transaction/abort", {"topic": "stays", "partition": "0", "offset": "-1"}, "'-1' is no number"),
+        ("/transaction/abort", {"topic": "stays", "partition": "0", "offset": "-1"}, "'-1' is not a number"),
     ):
         response = shown(browser, path, **form)
         assert response.status == 400 and reason in response.words

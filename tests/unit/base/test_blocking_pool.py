@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from mqd.base import blocking_pool as queries
-from mqd.base.blocking_pool import Questions
+from mqd.base.blocking_pool import BlockingQueries
 
 
 def run(scenario) -> None:
@@ -24,7 +24,7 @@ def test_slow_work_is_awaited_and_hung_work_is_abandoned() -> None:
                 stepped()
             return "done"
 
-        questions, let_go = Questions(), threading.Event()
+        questions, let_go = BlockingQueries(), threading.Event()
         assert await questions.run("slow", slow, 1.0) == "done"
         with pytest.raises(TimeoutError, match="hung does not respond"):
             await questions.run("hung", lambda stepped: let_go.wait(60), 0.05)
@@ -35,7 +35,7 @@ def test_slow_work_is_awaited_and_hung_work_is_abandoned() -> None:
 
 def test_each_key_has_one_call_at_a_time_and_does_not_delay_others() -> None:
     async def scenario() -> None:
-        questions, let_go, requested = Questions(), threading.Event(), []
+        questions, let_go, requested = BlockingQueries(), threading.Event(), []
 
         def hanging(stepped: Callable[[], None]) -> int:
             requested.append(1)
@@ -58,7 +58,7 @@ def test_errors_of_a_call_are_raised_and_the_next_one_runs() -> None:
         def failing(stepped: Callable[[], None]) -> None:
             raise ValueError("our own fault")
 
-        questions = Questions()
+        questions = BlockingQueries()
         for _ in range(2):
             with pytest.raises(ValueError, match="our own fault"):
                 await questions.run("a", failing, 20)
@@ -79,7 +79,7 @@ def test_a_call_without_a_thread_is_retried(monkeypatch: pytest.MonkeyPatch) -> 
         def refused(self: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
 
-        questions = Questions()
+        questions = BlockingQueries()
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refused)
             with pytest.raises(RuntimeError, match="new thread"):
@@ -102,7 +102,7 @@ def test_a_call_in_the_turn_of_a_response_runs_at_once(monkeypatch: pytest.Monke
             return responses[-1]
 
         monkeypatch.setattr(queries, "in_thread", requested)
-        questions = Questions()
+        questions = BlockingQueries()
         first = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))
         await asyncio.sleep(0)
         second = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))  # its turn comes

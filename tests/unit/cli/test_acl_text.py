@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.cli import acl_words
+from mqd.cli import acl_text
 from mqd.security.acl import AclBinding, Operation, PatternType, Permission, ResourceType
 
 LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
@@ -26,35 +26,35 @@ LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
     ],
 )
 def test_resources(word: str, found: tuple[ResourceType, PatternType, str]) -> None:
-    assert acl_words.resource(word) == found
+    assert acl_text.resource(word) == found
     rule = AclBinding(*found, "User:a", "*", Operation.ALL, Permission.ALLOW)
-    assert acl_words.shown(rule) == ("User:a", "allow", "all", word, "*")
+    assert acl_text.shown(rule) == ("User:a", "allow", "all", word, "*")
 
 
 def test_a_user_is_a_principal() -> None:
-    assert acl_words.resource("user/User:alice") == acl_words.resource("user/alice")
+    assert acl_text.resource("user/User:alice") == acl_text.resource("user/alice")
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("topic", "has no name of a topic"),
-        ("topic/", "has no name of a topic"),
+        ("topic", "does not name a topic"),
+        ("topic/", "does not name a topic"),
         ("queue/a", "not a resource"),
         ("cluster/x", "one cluster"),
     ],
 )
 def test_invalid_resources(word: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        acl_words.resource(word)
+        acl_text.resource(word)
 
 
 def test_operations_and_principals() -> None:
-    assert acl_words.operations("read,WRITE,describe-configs,read", ResourceType.TOPIC) == [3, 4, 10]
-    assert acl_words.operations("all", ResourceType.CLUSTER) == [Operation.ALL]
+    assert acl_text.operations("read,WRITE,describe-configs,read", ResourceType.TOPIC) == [3, 4, 10]
+    assert acl_text.operations("all", ResourceType.CLUSTER) == [Operation.ALL]
     with pytest.raises(ValueError, match="'fly' is not an operation"):
-        acl_words.operations("read,fly", ResourceType.TOPIC)
+        acl_text.operations("read,fly", ResourceType.TOPIC)
     with pytest.raises(ValueError, match="a group has no operation write; it has read, delete"):
-        acl_words.operations("write", ResourceType.GROUP)
-    assert acl_words.principal("alice") == "User:alice" and acl_words.principal("*") == "User:*"
-    assert acl_words.principal("User:CN=a") == "User:CN=a"
+        acl_text.operations("write", ResourceType.GROUP)
+    assert acl_text.principal("alice") == "User:alice" and acl_text.principal("*") == "User:*"
+    assert acl_text.principal("User:CN=a") == "User:CN=a"

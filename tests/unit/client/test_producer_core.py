@@ -106,7 +106,9 @@ def test_batches_that_wait_for_compression_time_out_too(
     deadline = time.monotonic() + 10
     while not reports.errors and time.monotonic() < deadline:
         producer.flush(0.1) if is_flushed else producer.poll(0.1)
-    assert reports.errors == [KafkaError._MSG_TIMED_OUT] and len(producer) == 0 and producer.fates.records_failed == 1
+    assert (
+        reports.errors == [KafkaError._MSG_TIMED_OUT] and len(producer) == 0 and producer.outcomes.records_failed == 1
+    )
 
 
 def test_the_time_of_a_record_begins_before_it_is_compressed(make) -> None:
@@ -118,7 +120,7 @@ def test_the_time_of_a_record_begins_before_it_is_compressed(make) -> None:
     producer.produce("events", bytes(20 << 10), partition=0)
     waits_since = time.monotonic()
     assert producer.flush(0.05) == 2
-    assert list(producer.fates.batches.values())[-1].created <= waits_since
+    assert list(producer.outcomes.batches.values())[-1].created <= waits_since
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
@@ -173,7 +175,7 @@ def test_batches_to_be_compressed_fit_the_shared_memory(make) -> None:
     for size in (1000, 100_000, 1000):
         producer.produce("events", os.urandom(size), partition=0, on_delivery=reports)
     assert producer.flush(10) == 0 and sorted(reports.errors[200:]) == [0, 0, KafkaError.MSG_SIZE_TOO_LARGE]
-    assert producer.fates.records_failed == 1 and len(native.written[0]) == 202
+    assert producer.outcomes.records_failed == 1 and len(native.written[0]) == 202
 
 
 def test_a_transaction_fails_with_a_record_that_is_too_large_compressed(make) -> None:

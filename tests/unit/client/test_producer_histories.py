@@ -123,7 +123,7 @@ class History:
             self.answer()
             if self.producer.flush(0.2) == 0:
                 break
-        assert len(self.producer) == 0 and not self.native.batches and not self.producer.fates.batches
+        assert len(self.producer) == 0 and not self.native.batches and not self.producer.outcomes.batches
         assert sorted(map(int, self.reports)) == list(range(self.taken)), "each record taken is reported, no other"
         assert all(len(found) == 1 for found in self.reports.values()), "once"
         for value, [(error, partition, offset)] in self.reports.items():

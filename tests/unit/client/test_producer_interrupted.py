@@ -250,10 +250,10 @@ def test_an_end_of_transaction_interrupted_after_the_response_can_be_repeated(
     [
         ("transactions", "wrote", False),
         ("transactions", "wrote", True),
-        ("fates", "parts", False),
-        ("fates", "parts", True),
-        ("fates", "appended", False),
-        ("fates", "appended", True),
+        ("outcomes", "parts", False),
+        ("outcomes", "parts", True),
+        ("outcomes", "appended", False),
+        ("outcomes", "appended", True),
     ],
 )
 @pytest.mark.parametrize("partition", [0, -1])
@@ -283,16 +283,16 @@ def test_records_whose_accounting_is_interrupted_are_written_once_and_reported_o
 def test_a_part_of_a_batch_is_accounted_for_once(make) -> None:
     """Ctrl-C between two batches of one call: finished work is not repeated."""
     producer, _ = make()
-    fates, rows = producer.fates, [Reports()] * 4
-    fates.before_append(rows)
-    parts = fates.parts(np.array([1, 2, 1, 2], np.uint64), rows, 0)
-    fates.appended(0, parts[:1])
-    fates.appended(0, parts)
-    assert [(number, batch.parts) for number, batch in fates.batches.items()] == [
+    outcomes, rows = producer.outcomes, [Reports()] * 4
+    outcomes.before_append(rows)
+    parts = outcomes.parts(np.array([1, 2, 1, 2], np.uint64), rows, 0)
+    outcomes.appended(0, parts[:1])
+    outcomes.appended(0, parts)
+    assert [(number, batch.parts) for number, batch in outcomes.batches.items()] == [
         (1, [(rows, [0, 2], 2)]),
         (2, [(rows, [1, 3], 2)]),
     ]
-    fates.batches.clear()
+    outcomes.batches.clear()
 
 
 def test_outcomes_left_unprocessed_by_ctrl_c_are_reported(make, interrupt) -> None:
@@ -310,19 +310,19 @@ def test_outcomes_left_unprocessed_by_ctrl_c_are_reported(make, interrupt) -> No
     with producer.attachment.lock:
         for batch in list(native.batches.values()):
             native.answer(batch, 0)
-        interrupt(producer.fates, "_report")
+        interrupt(producer.outcomes, "_report")
         with pytest.raises(KeyboardInterrupt):
-            producer.fates.take_deliveries(0.0)
+            producer.outcomes.take_deliveries(0.0)
     assert producer.flush(10) == 0
     assert (
         [message.value() for message in reports.messages] == [b"0", b"1", b"2"]
         and reports.errors == [0] * 3
-        and not producer.fates.batches
+        and not producer.outcomes.batches
     )
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [("native", "append_batch"), ("appender", "append_batch"), ("fates", "appended_whole")]
+    ("owner", "name"), [("native", "append_batch"), ("appender", "append_batch"), ("outcomes", "appended_whole")]
 )
 def test_a_compressed_batch_accepted_during_ctrl_c_is_written_once(make, interrupt, owner: str, name: str) -> None:
     producer, native = make(compression_type="lz4", linger_ms=60_000)

@@ -68,7 +68,7 @@ async def _result(
     block all of those.
     """
     try:
-        return await broker.directories.run(
+        return await broker.directory_queries.run(
             directory, partial(_measure, broker, directory, requested, partitions_with_id, ends), RESPONSE_S
         )
     except TimeoutError:

@@ -15,7 +15,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeQuorumRequest, DescribeQuorumResponse
 
 NO_ID = b"\0" * 16
-TIMEOUT_MS = 10_000  # the request has none
+TIMEOUT_MS = 10_000  # the request has no field for it
 
 
 async def handle(context: Context, header: RequestHeader, request: DescribeQuorumRequest) -> DescribeQuorumResponse:

@@ -7,7 +7,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 
-TIMEOUT_MS = 30_000  # the request has none
+TIMEOUT_MS = 30_000  # the request has no field for it
 
 
 async def handle(context: Context, header: RequestHeader, request: RemoveRaftVoterRequest) -> RemoveRaftVoterResponse:

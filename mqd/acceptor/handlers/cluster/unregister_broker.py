@@ -12,7 +12,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
-TIMEOUT_MS = 30_000  # the request has none
+TIMEOUT_MS = 30_000  # the request has no field for it
 FORGET, DRAIN, TAKE_PART = 0, 1, 2
 
 

@@ -19,7 +19,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterConfigsRequest, AlterConfigsResponse
 from mqd.security.acl import Operation, ResourceType
 
-TIMEOUT_MS = 30_000  # the request has none
+TIMEOUT_MS = 30_000  # the request has no field for it
 
 
 class Resource(NamedTuple):

@@ -34,7 +34,7 @@ def coordinator(broker: Broker) -> Coordinator:
 
 
 def has_consumer_groups(broker: Broker) -> bool:
-    """Without coordinators every request is refused with that error."""
+    """True without coordinators, too: every request then gets COORDINATOR_NOT_AVAILABLE."""
     return broker.coordinators is None or broker.coordinators.cluster.is_enabled
 
 

@@ -36,7 +36,7 @@ DISABLED: dict[str, Any] = {
     "error_code": int(ErrorCode.SECURITY_DISABLED),
     "error_message": "No Authorizer is configured.",
 }
-TIMEOUT_MS = 30_000  # the requests have no errors of their own
+TIMEOUT_MS = 30_000  # the requests have no field for it
 
 
 async def handle(

@@ -29,9 +29,9 @@ from mqd.protocol.messages import (
 from mqd.security import principal, tokens
 from mqd.security.acl import Operation, ResourceType
 
-TIMEOUT_MS = 30_000  # the requests have no errors of their own
+TIMEOUT_MS = 30_000  # the requests have no field for it
 NO_TIME = -1  # Kafka's response where a request is not allowed, or creates no token
-_PROVEN = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
+_MAY_USE_TOKEN_APIS = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
 Request = (
     CreateDelegationTokenRequest
     | RenewDelegationTokenRequest
@@ -61,7 +61,7 @@ async def handle(context: Context, header: RequestHeader, request: Request) -> R
 
 
 def _is_allowed(context: Context) -> bool:
-    return context.address.principal_kind in _PROVEN
+    return context.address.principal_kind in _MAY_USE_TOKEN_APIS
 
 
 # -- creating --------------------------------------------------------------------------------------
@@ -133,7 +133,8 @@ async def _change(context: Context, token_hmac: bytes, period_ms: int, is_renewa
         token_id = token.token_id if token is not None else ""
         change = messages.SetTokenExpiry(token_id, requester, clock.now_ms(), period_ms, is_renewal)
         response = await context.change(change, TIMEOUT_MS)
-        # Created at another host: the controller's response has brought it to this host, too.
+        # A token that was created at another host may have been unknown here; the controller's
+        # response comes after the metadata that has it, so the second attempt finds it.
         if token is not None or response.error or service.by_hmac(token_hmac) is None:
             break
     error = response.error or response.token_error

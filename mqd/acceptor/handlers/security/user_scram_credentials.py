@@ -21,7 +21,7 @@ from mqd.security.acl import Operation, ResourceType
 from mqd.security.scram import NUMBERS, new_decoy_secret, verifier_of
 
 _MECHANISMS = {number: name for name, number in NUMBERS.items()}
-TIMEOUT_MS = 30_000  # the request has none
+TIMEOUT_MS = 30_000  # the request has no field for it
 Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 Deletion = AlterUserScramCredentialsRequest.ScramCredentialDeletion
 Upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion

@@ -72,7 +72,7 @@ async def _commit(
 
 
 async def _admit(service: TransactionService, version: int, request: TxnOffsetCommitRequest) -> int:
-    """Whether these offsets are part of the ongoing transaction."""
+    """0 if these offsets may become part of the ongoing transaction, else the error."""
     if not await service.groups.ensure_topic():
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     partition = (GROUPS, service.groups.partition_for(request.group_id))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mqd.cluster.metadata.records import PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import PREFERRED, UNCLEAN, Target, without
-from mqd.cluster.metadata.rules.redirects import parts
+from mqd.cluster.metadata.rules.redirects import separates_redirects
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
@@ -122,8 +122,9 @@ def chosen_uncleanly(view: View, of_file: bool) -> list[tuple[TopicState, Partit
 def back_to_preferred(
     view: View, stable: Mapping[int, bool], percent: int, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """For brokers with more than `percent` of their preferred partitions led by others. `stable`:
-    brokers that have been unfenced for long enough.
+    """Elections of the preferred replica for brokers with more than `percent` of their preferred
+    partitions led by others, at most `moves_max`. `stable`: brokers that have been unfenced for long
+    enough.
     """
     preferred: dict[int, int] = {}
     elsewhere: dict[int, int] = {}
@@ -150,7 +151,7 @@ def back_to_preferred(
                 partition.redirect < 0
                 and preferred_one in wanting
                 and partition.leader != preferred_one
-                and not parts(topic, partition, preferred_one)
+                and not separates_redirects(topic, partition, preferred_one)
             ):
                 try:
                     found.append((topic, elect_preferred(view, topic, partition)))

@@ -83,7 +83,7 @@ def better_leader(topic: TopicState, goal: PartitionState, may_lead: Callable[[i
     return best
 
 
-def parts(topic: TopicState, partition: PartitionState, leader: int) -> bool:
+def separates_redirects(topic: TopicState, partition: PartitionState, leader: int) -> bool:
     """Whether fewer of its followers could be led by this replica than by the current leader."""
     tied = _tied(topic, partition)
     return _count(tied, leader) < _count(tied, partition.leader)

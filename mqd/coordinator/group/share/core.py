@@ -393,7 +393,7 @@ class ShareGroup(ModernGroup):
         self.set_states(
             difference(self.states.initializing, asked), union(self.states.initialized, done), self.states.deleting
         )
-        self.has_news = self.has_news or bool(done)
+        self.needs_new_epoch = self.needs_new_epoch or bool(done)
         if done != asked:
             self._looked_epoch = -1  # the next heartbeat tries again
 
@@ -470,7 +470,7 @@ class ShareGroup(ModernGroup):
         both = intersection(self.states.initializing, self.states.initialized)
         self.states.initializing = difference(self.states.initializing, both)
         # newly assignable partitions may have no epoch yet; or the target was lost in a damaged log
-        self.has_news = self.is_persisted
+        self.needs_new_epoch = self.is_persisted
         for name in broken:
             self.pending += records.member_tombstones(self.group_id, name)
         return self._actions([])
@@ -485,7 +485,7 @@ class ShareGroup(ModernGroup):
         covered: Partitions = {}
         for partitions in self.target.values():
             covered = union(covered, partitions)
-        if not self.has_news and self.epoch == self.assignment_epoch and self.subscriptions.is_current():
+        if not self.needs_new_epoch and self.epoch == self.assignment_epoch and self.subscriptions.is_current():
             assert covered == self._assignable(), f"G3: {covered} of {self._assignable()}"
             assert not difference(covered, initialized), "G2"
         assert not intersection(self.states.initializing, initialized), "G4"

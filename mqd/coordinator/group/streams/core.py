@@ -496,7 +496,7 @@ class StreamsGroup(ModernGroup):
         for name in broken:
             self.pending += records.member_tombstones(self.group_id, name)
         # a target of this epoch may lack tasks if records were lost
-        self.has_news = self.has_news or bool(broken)
+        self.needs_new_epoch = self.needs_new_epoch or bool(broken)
         return self._actions([])
 
     def _load_member(self, name: str, description: Description, current: Current | None) -> bool:

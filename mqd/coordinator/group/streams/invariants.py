@@ -46,7 +46,7 @@ def _check_epochs(group: StreamsGroup) -> None:
 
 def _check_target(group: StreamsGroup) -> None:
     assert group.target.keys() <= group.members.keys(), "T4"
-    if group.epoch == group.assignment_epoch and group.configured.task_counts and not group.has_news:
+    if group.epoch == group.assignment_epoch and group.configured.task_counts and not group.needs_new_epoch:
         every = sorted(
             (name, partition) for name, count in group.configured.task_counts.items() for partition in range(count)
         )
@@ -55,7 +55,7 @@ def _check_target(group: StreamsGroup) -> None:
     for name, member in group.members.items():
         current = member.current
         assert (current.state == UNREVOKED) != current.revoking.is_empty, "T5"
-        if current.state == STABLE and member.epoch == group.assignment_epoch and not group.has_news:
+        if current.state == STABLE and member.epoch == group.assignment_epoch and not group.needs_new_epoch:
             assert current.assigned == group.target.get(name, NO_TASKS), f"T5: {name} lacks its target"
 
 
