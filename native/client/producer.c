@@ -1,4 +1,4 @@
-/* The producer's batches from closing to answer: order, sending, answers, outcomes, retries. States
+/* The producer's batches from closing to response: order, sending, outcomes, retries. States
  * and invariants: client/producer.h; appending records: client/append.c. */
 #include "client/producer.h"
 
@@ -106,9 +106,9 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
 
 /* ---- order ---- */
 
-/* Finds the next batch to send after a failure: in order only. A batch that was sent before an
- * earlier one was sent again will fail too, or has been written out of order; in both cases later
- * batches wait for its response. */
+/* Finds the next batch to send after a failure, keeping the order. A SENT batch that precedes it may
+ * have been sent before a retry of an earlier batch: that one will fail too, or has been written out
+ * of order, so nothing is sent until its response has arrived. */
 static void settle(struct mqd_producer_partition *partition)
 {
     uint32_t sent = 0;
@@ -119,7 +119,7 @@ static void settle(struct mqd_producer_partition *partition)
         last = BATCH_OF(node)->sent_serial;
     bool blocked = node == &partition->closed || BATCH_OF(node)->state == MQD_BATCH_SENT;
     partition->next = blocked ? NULL : BATCH_OF(node);
-    partition->disturbed = sent < partition->inflight;
+    partition->reordered = sent < partition->inflight;
 }
 
 /* Called when the batch is closed, while the records are in the caches: stamps the sequence that it
@@ -136,7 +136,7 @@ void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer
     mqd_producer_batch_put_head(producer, batch);
     batch->state = MQD_BATCH_QUEUED;
     mqd_list_append(&partition->closed, &batch->node);
-    if (partition->disturbed)
+    if (partition->reordered)
         settle(partition);
     else if (!partition->next)
         partition->next = batch;
@@ -191,7 +191,7 @@ bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_prod
                 mqd_list_append(&producer->ready, &partition->ready);
             return false;
         }
-        if (partition->disturbed)
+        if (partition->reordered)
             settle(partition);
         else
             partition->next = batch->node.next == &partition->closed ? NULL : BATCH_OF(batch->node.next);
@@ -234,11 +234,11 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
            producer->options.linger_us;
 }
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
-/* P4, or the error to report. */
-static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset,
-                  int64_t log_append_time_ms)
+/* Requeues a batch whose error follows from an earlier one (P4), else records the outcome. */
+static void settle_outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error,
+                           int64_t base_offset, int64_t log_append_time_ms)
 {
     bool first = batch->partition->closed.next == &batch->node;
     if (error && idempotent(producer) && !first) {
@@ -257,8 +257,9 @@ static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batc
     }
 }
 
-/* P6. Of a batch that was written before, a response by sequence (45) would have been "duplicate".
- * When the broker has forgotten or fenced the identity, nothing more can be learned by it. */
+/* P6. OUT_OF_ORDER_SEQUENCE_NUMBER (45) shows that the batch is not in the log: the response would
+ * have been DUPLICATE_SEQUENCE_NUMBER. Once the broker has forgotten or fenced the producer, sending
+ * the batch again under the same identity cannot show whether it is. */
 static bool still_maybe_written(const struct mqd_producer_batch *batch, int16_t error)
 {
     switch (error) {
@@ -274,7 +275,7 @@ static bool still_maybe_written(const struct mqd_producer_batch *batch, int16_t 
     case MQD_KAFKA_UNKNOWN_PRODUCER_ID:
     case MQD_KAFKA_PRODUCER_FENCED:
         return false;
-    default: /* refused this time; an earlier time may have been another matter */
+    default: /* this attempt was refused; an earlier one may have been written */
         return batch->maybe_written;
     }
 }
@@ -292,11 +293,11 @@ static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *ba
         mqd_producer_batch_free(producer, batch);
     } else if (error ==
                MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER) { /* it is written, but the broker does not remember where */
-        judge(producer, batch, 0, -1, -1);
+        settle_outcome(producer, batch, 0, -1, -1);
     } else {
-        judge(producer, batch, error, base_offset, log_append_time_ms);
+        settle_outcome(producer, batch, error, base_offset, log_append_time_ms);
     }
-    if (error || partition->disturbed)
+    if (error || partition->reordered)
         settle(partition);
 }
 
@@ -391,7 +392,8 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
 {
     struct mqd_producer_batch *batch = batch_numbered(producer, number);
     if (!batch || batch->state == MQD_BATCH_DONE || batch->abandoned)
-        return mqd_error_set(MQD_E_INVALID, "batch %llu is not open or unanswered", (unsigned long long)number);
+        return mqd_error_set(MQD_E_INVALID, "batch %llu is neither open nor waiting for its outcome",
+                             (unsigned long long)number);
     producer->outstanding_records -= (uint64_t)batch->record_count;
     if (batch->state == MQD_BATCH_SENT) {
         batch->abandoned = true;
@@ -415,16 +417,17 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch)
 {
     if (producer->sent_count)
-        return mqd_error_set(MQD_E_INVALID, "%u batches are sent and unanswered: an identity changes between answers",
+        return mqd_error_set(MQD_E_INVALID,
+                             "%u batches await their responses: change the identity when none is in flight",
                              producer->sent_count);
     for (uint32_t i = 0; i < producer->batches_begun && idempotent(producer) && !producer->transactional_id; i++) {
         const struct mqd_producer_batch *batch = &producer->batches[i];
         if ((batch->state == MQD_BATCH_QUEUED || batch->state == MQD_BATCH_FAILED) && batch->maybe_written)
             return mqd_error_set_static(MQD_E_INVALID,
-                                        "a batch may be written: the identity changes when it is known whether it is");
+                                        "a batch may have been written: change the identity once its outcome is known");
     }
     if (producer_id < -1 || (producer_id >= 0 && producer_epoch < 0))
-        return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is none", (long long)producer_id,
+        return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is invalid", (long long)producer_id,
                              producer_epoch);
     producer->options.producer_id = producer_id;
     producer->options.producer_epoch = producer_epoch;

@@ -85,7 +85,7 @@ struct mqd_producer_partition {
     struct mqd_producer_batch *open;
     struct mqd_node closed;          /* QUEUED, SENT, FAILED */
     struct mqd_producer_batch *next; /* the first that is not SENT; NULL also while it must wait (P1) */
-    bool disturbed;                  /* a SENT one follows one that is not SENT, or that was sent after it */
+    bool reordered;                  /* a SENT one follows one that is not SENT, or that was sent after it */
     struct mqd_node ready;           /* in the producer's `ready` when a batch may be sent */
     int32_t next_sequence;           /* of the next batch that is sent for the first time */
     int32_t planned_sequence;        /* of the next batch to be closed, if all earlier ones are sent */

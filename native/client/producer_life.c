@@ -25,8 +25,8 @@ static int check_options(const struct mqd_producer_options *options)
         return mqd_error_set(MQD_E_INVALID, "Produce version %d; %d to %d are possible", options->produce_version,
                              VERSION_MIN, VERSION_MAX);
     if (options->producer_id < -1 || (options->producer_id >= 0 && options->producer_epoch < 0))
-        return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is none", (long long)options->producer_id,
-                             options->producer_epoch);
+        return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is invalid",
+                             (long long)options->producer_id, options->producer_epoch);
     if (options->producer_id >= 0 && options->acks != -1)
         return mqd_error_set(MQD_E_INVALID, "an idempotent producer has acks=-1, not %d", options->acks);
     if (options->batch_bytes < BATCH_BYTES_MIN || options->batch_bytes > INT32_MAX)
@@ -345,7 +345,7 @@ static void untrack_sent(struct mqd_producer *producer)
     for (int32_t i = 0; i < producer->topic_count; i++)
         for (int32_t j = 0; j < producer->topics[i]->partition_count; j++) {
             struct mqd_producer_partition *partition = producer->topics[i]->partitions[j];
-            partition->disturbed = false;
+            partition->reordered = false;
             partition->next = mqd_list_empty(&partition->closed)
                                   ? NULL
                                   : MQD_CONTAINER(partition->closed.next, struct mqd_producer_batch, node);

@@ -18,7 +18,7 @@ enum mqd_codec { MQD_CODEC_NONE, MQD_CODEC_GZIP, MQD_CODEC_SNAPPY, MQD_CODEC_LZ4
 
 enum mqd_codec_error {
     MQD_CODEC_DAMAGED = -1,   /* the bytes are not of that format */
-    MQD_CODEC_TOO_LARGE = -2, /* they become more than allowed */
+    MQD_CODEC_TOO_LARGE = -2, /* they decompress to more than allowed */
     MQD_CODEC_NO_MEMORY = -3
 };
 

@@ -212,7 +212,7 @@ static int unfold_block(struct workspace *own, const uint8_t *data, size_t size_
     if (length > size_max - own->length)
         return MQD_CODEC_TOO_LARGE;
     if (length > SNAPPY_RATIO_MAX * size_bytes + SNAPPY_RATIO_MAX) {
-        *reason = "a snappy block claims to become more than is possible";
+        *reason = "a snappy block states a larger size than is possible";
         return MQD_CODEC_DAMAGED;
     }
     while (own->capacity - own->length < length) {

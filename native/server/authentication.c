@@ -66,7 +66,7 @@ bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, c
     return false;
 }
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
 void mqd_authentication_on_request(struct mqd_request *request)
 {

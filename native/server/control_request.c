@@ -325,7 +325,7 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     mqd_control_send_queued(r);
 }
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
 static void finish(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_descriptor *descriptor)
 {

@@ -94,12 +94,12 @@ struct mqd_check {
     uint16_t kind; /* MQD_CHECK_* */
     uint8_t used, sent;
     /* the codec + 1 that the batch is to have, or 0; its level; how large the batch may become; the
-     * new batch, as far as it has arrived (room_bytes 0: none of it) */
+     * new batch, as far as it has arrived (buffer_bytes 0: none of it) */
     uint8_t compression;
-    uint8_t room_pin; /* enum mqd_pin */
+    uint8_t buffer_pin; /* enum mqd_pin */
     int32_t compression_level, message_bytes_max;
-    uint32_t room_bytes, room_filled;
-    uint64_t room;
+    uint32_t buffer_bytes, buffer_filled;
+    uint64_t buffer;
 };
 
 /* why single records were refused; counted in its request's heap_bytes */

@@ -16,8 +16,8 @@ static bool append(struct mqd_share_run *out, uint32_t *count, uint32_t max, int
     return true;
 }
 
-/* Lists the changes of one page from `offset` to `last`. Returns the first that did not fit, or
- * what follows `last`. */
+/* Lists the changes of one page from `offset` to `last`. Returns the first offset that did
+ * not fit, or `last` + 1. */
 static int64_t list_page(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, int64_t last,
                          struct mqd_share_run *out, uint32_t *count, uint32_t max)
 {
@@ -124,7 +124,7 @@ static bool load_run(struct mqd_share *share, const struct mqd_share_run *run)
     return true;
 }
 
-/* Counts what mqd_share_cells_set keeps up to date otherwise. */
+/* Computes the counts that mqd_share_cells_set keeps up to date from then on. */
 static void count_all(struct mqd_share *share)
 {
     uint64_t before = 0;

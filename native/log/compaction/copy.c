@@ -258,7 +258,7 @@ int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *bytes, 
     struct mqd_batch *batch = &compact->batch;
     struct kept kept;
     if (size_bytes > UINT32_MAX)
-        return mqd_compact_input_corrupt(&compact->input, batch, "its records become more than 4 GiB");
+        return mqd_compact_input_corrupt(&compact->input, batch, "its records decompress to more than 4 GiB");
     if (choose_records(compact, bytes, size_bytes, &kept) < 0)
         return -1;
     if (kept.count == 0)

@@ -2,11 +2,11 @@
  * partition's owner writes; see log/reader/reader.h.
  *
  * The entry of a transaction is in the segment of its marker, which may be segments after the
- * range; last_stable_offset of an entry shows when no later one can overlap. A file is opened for
- * each look-up: only segments with an aborted transaction have one, and the active one's grows. The
- * end of a range that extends to its segment's end is taken from the next segment's base; in the
- * middle of a swap (log/compaction/swap.c) that is too early. A reader that gets transactions
- * beyond its range ignores them.
+ * range; last_stable_offset of an entry shows when no later one can overlap. Files are not kept
+ * open: few segments have one, and that of the active segment grows. A range that extends to the
+ * end of its segment is taken to end at the next segment's base offset; while compaction swaps
+ * files (log/compaction/swap.c) that may be too early, so callers check mqd_reader_is_swapping. A
+ * reader that gets transactions beyond its range ignores them.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@ static int by_first_offset(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* 0 continue, 1 complete, or a code of mqd_reader_aborted. */
+/* 0, with *complete set when no later segment can overlap; or a code of mqd_reader_aborted. */
 static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_t from_offset, int64_t to_offset,
                        int64_t stable_offset, struct mqd_aborted_list *out, bool *complete)
 {

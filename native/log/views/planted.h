@@ -14,7 +14,7 @@ enum mqd_view_planted {
     MQD_PLANTED_FILTER = 16,  /* X3: a piece of another filter is used */
     MQD_PLANTED_LIMIT = 32,   /* X4: a piece beyond the limit is used */
     MQD_PLANTED_BORDER = 64,  /* a batch over the border between two pieces is left out */
-    MQD_PLANTED_GAP = 128,    /* a piece is continued after a hole */
+    MQD_PLANTED_GAP = 128,    /* a piece is continued after a gap */
     MQD_PLANTED_WITHIN = 256, /* a piece that was read from the middle of a batch is kept */
     MQD_PLANTED_TRIM = 512    /* what there is no room for is forgotten */
 };

@@ -27,7 +27,7 @@ struct piece {
     struct piece *next;
     uint64_t file, view;
     uint32_t number;           /* in the file */
-    uint32_t begin, last, end; /* positions of its first batch, of its last one, and behind that */
+    uint32_t begin, last, end; /* positions of its first batch, of its last one, and after that */
     int64_t first_offset, next_offset;
     bool has_empty;
     uint8_t empty[MQD_BATCH_HEADER_BYTES];

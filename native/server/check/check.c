@@ -8,8 +8,8 @@
  *   of records         server/check/check_records.c
  *
  * A request is `undecided` while one of its appends that need order (transactional, or parked for a
- * check of its records) is neither staged by its owner nor refused. Meanwhile its connection, and
- * no other, is not read, so that a later batch of the same producer cannot overtake it.
+ * check of its records) is neither staged by its owner nor refused. Meanwhile its connection
+ * is not read (others are), so that a later batch of the same producer cannot overtake it.
  *
  * Paths of an append that needs order:
  *   staged        routed -> undecided -> staged, or refused -> decided
@@ -47,8 +47,8 @@ uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *a
 
 void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
-    /* the owner writes these bytes; the client's values must not make the header look impossible
-     * when it is read again */
+    /* the base offset, which the owner sets: with the client's value mqd_batch_decode could refuse
+     * the header when the append is resumed */
     memset(mqd_check_bytes(r, append), 0, 8);
     append->check = check;
     append->check_index = check->count++;
@@ -78,7 +78,7 @@ bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *
     return true;
 }
 
-const char *const mqd_check_crowded = "too many batches wait for a check; the client may retry";
+const char *const mqd_check_too_many = "too many batches wait for a check; the client may retry";
 
 static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t error, const char *message)
 {
@@ -234,7 +234,7 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
 {
     struct mqd_request *request = append->request;
     if (append->handed_on)
-        /* with its guard it takes the same path again: first to the owner of the retired
+        /* it is sent again with its guard, by the same path: first to the owner of the retired
          * partition */
         mqd_redirect_take_back(append);
     if (append->guard || !append->ordered || !request->connection) {
@@ -281,7 +281,7 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
     struct mqd_check *check =
         mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy || large ? 0 : batch_bytes);
     if (!check) {
-        refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, mqd_check_crowded);
+        refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, mqd_check_too_many);
         return;
     }
     check->kind = MQD_CHECK_TRANSACTION;

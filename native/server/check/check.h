@@ -17,7 +17,7 @@ void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_re
 /* sends it now or when there is room, but not after the request's deadline */
 void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* for the batch that the acceptor has compressed; until its append takes it, or the check ends */
-bool mqd_check_take_room(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
+bool mqd_check_take_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check);
 
 uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *append);
@@ -26,7 +26,7 @@ void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_a
 void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t at);
 /* The frame may be released before the check of the transaction is written. False: no memory. */
 bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request);
-extern const char *const mqd_check_crowded;
+extern const char *const mqd_check_too_many;
 
 /* The topic of an append: looked up again, because it may be gone. Starts as {0}. */
 struct mqd_topic_walk {

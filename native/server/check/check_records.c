@@ -2,7 +2,7 @@
  * and a compacted topic needs a key in every record.
  *
  *   uncompressed   walked here, while the bytes are in the cache
- *   compressed     small: decompressed here; larger, or what becomes larger: on a thread of the
+ *   compressed     small, also when decompressed: decompressed here; otherwise on a thread of the
  *                  worker's pool, while the append is parked. Where the codec's library is missing
  *                  the acceptor does it
  *   scheduled      the acceptor reads the headers that say when each record is due
@@ -13,7 +13,7 @@
  *
  * Invariants: T1 to T3 of server/check/check_table.c. A job's payload is lent to its thread until
  * the job ends, as it is to the acceptor. Bounds: MQD_RECORDS_BYTES_MAX for each of the pool's
- * threads; HERE_* for what the reactor does itself (some 30 us).
+ * threads; INLINE_* for what the reactor does itself (some 30 us).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +22,8 @@
 #include "codec/codec.h"
 #include "server/check/check.h"
 
-#define HERE_BYTES_MAX (8u << 10)
-#define HERE_RECORDS_BYTES_MAX (32u << 10)
+#define INLINE_BYTES_MAX (8u << 10)
+#define INLINE_RECORDS_BYTES_MAX (32u << 10)
 
 bool mqd_check_by_acceptor;
 
@@ -101,7 +101,7 @@ static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, con
     }
     struct mqd_refusal *refusal = mqd_refusal_new(r, append);
     if (refusal && found->error == MQD_CODEC_TOO_LARGE)
-        snprintf(refusal->message, sizeof refusal->message, "the batch's records become more than %u bytes",
+        snprintf(refusal->message, sizeof refusal->message, "the batch's records decompress to more than %u bytes",
                  MQD_RECORDS_BYTES_MAX);
     else if (refusal)
         snprintf(refusal->message, sizeof refusal->message, "the batch's compressed records are damaged: %s",
@@ -129,8 +129,8 @@ static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed,
 
 /* ---- checking ---- */
 
-static void look(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint32_t size_max, int32_t record_count,
-                 struct checked *found)
+static void check_bytes(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint32_t size_max,
+                        int32_t record_count, struct checked *found)
 {
     int64_t records_bytes = size_bytes;
     found->error = 0;
@@ -149,7 +149,7 @@ static void look(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint3
 static int run(void *argument)
 {
     struct mqd_check_job *job = argument;
-    look(job->codec, job->records, job->size_bytes, MQD_RECORDS_BYTES_MAX, job->record_count, &job->found);
+    check_bytes(job->codec, job->records, job->size_bytes, MQD_RECORDS_BYTES_MAX, job->record_count, &job->found);
     mqd_decompress_trim();
     return 0;
 }
@@ -178,7 +178,7 @@ static struct mqd_check *park(struct mqd_reactor *r, struct mqd_append *append, 
                                   ? mqd_check_take(r, copy ? append->size_bytes : 0, counted ? append->size_bytes : 0)
                                   : NULL;
     if (!check) {
-        append->message = mqd_check_crowded;
+        append->message = mqd_check_too_many;
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return NULL;
     }
@@ -244,9 +244,9 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
     if (!keyed && !compression && validation < (codec ? MQD_VALIDATION_ALL : MQD_VALIDATION_UNCOMPRESSED))
         return true;
     bool by_acceptor = scheduled || (codec && (compression || !can_decompress(r, codec)));
-    if (!by_acceptor && (!codec || append->size_bytes <= HERE_BYTES_MAX)) {
-        look(codec, mqd_check_bytes(r, append) + MQD_BATCH_HEADER_BYTES, append->size_bytes - MQD_BATCH_HEADER_BYTES,
-             HERE_RECORDS_BYTES_MAX, batch->record_count, &found);
+    if (!by_acceptor && (!codec || append->size_bytes <= INLINE_BYTES_MAX)) {
+        check_bytes(codec, mqd_check_bytes(r, append) + MQD_BATCH_HEADER_BYTES,
+                    append->size_bytes - MQD_BATCH_HEADER_BYTES, INLINE_RECORDS_BYTES_MAX, batch->record_count, &found);
         if (found.error != MQD_CODEC_TOO_LARGE) {
             if (!passes(r, append, keyed, &found))
                 return false;
@@ -279,39 +279,39 @@ void mqd_check_on_job(struct mqd_reactor *r, uint64_t token)
 
 /* ---- responses of the acceptor ---- */
 
-/* Takes a piece of the batch that the acceptor has compressed. The first names its whole size. */
+/* Takes a piece of the batch that the acceptor has compressed; the first carries `total_bytes`. */
 static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
                        int64_t total_bytes)
 {
-    if (check->room_bytes == 0 && (total_bytes <= MQD_BATCH_HEADER_BYTES || total_bytes > INT32_MAX ||
-                                   !mqd_check_take_room(r, check, (uint32_t)total_bytes)))
+    if (check->buffer_bytes == 0 && (total_bytes <= MQD_BATCH_HEADER_BYTES || total_bytes > INT32_MAX ||
+                                     !mqd_check_take_buffer(r, check, (uint32_t)total_bytes)))
         return false;
-    if (!payload || size_bytes > check->room_bytes - check->room_filled)
+    if (!payload || size_bytes > check->buffer_bytes - check->buffer_filled)
         return false;
-    memcpy(r->options.arenas[r->options.self] + check->room + check->room_filled, payload, size_bytes);
-    check->room_filled += size_bytes;
+    memcpy(r->options.arenas[r->options.self] + check->buffer + check->buffer_filled, payload, size_bytes);
+    check->buffer_filled += size_bytes;
     return true;
 }
 
 /* The append's bytes are now those in the check's memory, which the append owns from here on. */
-static void take_room(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
+static void take_buffer(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
     mqd_append_unpin(r, append);
-    append->offset = check->room;
-    append->size_bytes = check->room_bytes;
-    append->pinned = check->room_pin;
-    check->room_bytes = 0;
+    append->offset = check->buffer;
+    append->size_bytes = check->buffer_bytes;
+    append->pinned = check->buffer_pin;
+    check->buffer_bytes = 0;
 }
 
 static void on_compressed(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
     struct mqd_topic_walk walk = {0};
-    if (check->room_bytes == 0 || check->room_filled != check->room_bytes) {
-        append->message = mqd_check_crowded;
+    if (check->buffer_bytes == 0 || check->buffer_filled != check->buffer_bytes) {
+        append->message = mqd_check_too_many;
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return;
     }
-    take_room(r, check, append);
+    take_buffer(r, check, append);
     mqd_check_resume(r, append, &walk);
 }
 

@@ -63,15 +63,15 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
     return check;
 }
 
-bool mqd_check_take_room(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes)
+bool mqd_check_take_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes)
 {
     int64_t at = -1;
     uint64_t base = 0;
-    check->room_pin = MQD_PIN_RUN;
+    check->buffer_pin = MQD_PIN_RUN;
     if (size_bytes <= MQD_EXTENT_BYTES) {
         at = mqd_arena_allocate(r->control_arena, size_bytes);
         base = r->control_arena_base;
-        check->room_pin = MQD_PIN_CONTROL;
+        check->buffer_pin = MQD_PIN_CONTROL;
     } else if (size_bytes <= (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_SHARE) {
         at = mqd_arena_allocate(r->arena, size_bytes);
     } else if (r->large && (at = mqd_arena_allocate(r->large, size_bytes)) >= 0) {
@@ -83,24 +83,24 @@ bool mqd_check_take_room(struct mqd_reactor *r, struct mqd_check *check, uint32_
     }
     if (at < 0)
         return false;
-    check->room = base + (uint64_t)at;
-    check->room_bytes = size_bytes;
-    check->room_filled = 0;
+    check->buffer = base + (uint64_t)at;
+    check->buffer_bytes = size_bytes;
+    check->buffer_filled = 0;
     return true;
 }
 
-static void release_room(struct mqd_reactor *r, struct mqd_check *check)
+static void release_buffer(struct mqd_reactor *r, struct mqd_check *check)
 {
-    if (check->room_bytes && check->room_pin == MQD_PIN_CONTROL)
-        mqd_arena_release(r->control_arena, check->room - r->control_arena_base);
-    else if (check->room_bytes)
-        mqd_frame_release(r, check->room);
-    check->room_bytes = check->room_filled = 0;
+    if (check->buffer_bytes && check->buffer_pin == MQD_PIN_CONTROL)
+        mqd_arena_release(r->control_arena, check->buffer - r->control_arena_base);
+    else if (check->buffer_bytes)
+        mqd_frame_release(r, check->buffer);
+    check->buffer_bytes = check->buffer_filled = 0;
 }
 
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check)
 {
-    release_room(r, check);
+    release_buffer(r, check);
     if (check->control_bytes)
         mqd_arena_release(r->control_arena, check->offset - r->control_arena_base);
     else
@@ -182,7 +182,7 @@ void mqd_check_acceptor_died(struct mqd_reactor *r)
         if (!check->used || !check->sent || check->job || check->acceptor_generation == generation)
             continue;
         check->sent = 0;
-        release_room(r, check);
+        release_buffer(r, check);
         if (mqd_list_empty(&check->parked)) {
             mqd_check_end(r, check);
             continue;

@@ -74,7 +74,7 @@ void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_req
     mqd_put_i32(out, head->wait_ms);
     mqd_put_i32(out, 1);
     mqd_put_i32(out, head->bytes_max);
-    mqd_put_bytes(out, "", 1); /* isolation_level: all there is */
+    mqd_put_bytes(out, "", 1); /* isolation_level: read_uncommitted */
     mqd_put_i32(out, head->session_id);
     mqd_put_i32(out, head->session_epoch);
     put_items(out, items, item_count);
@@ -90,7 +90,7 @@ void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_req
         mqd_store_be32(out->bytes + begin, out->size_bytes - begin - 4);
 }
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
 enum { PHASE_HEAD, PHASE_TOPIC, PHASE_PARTITION, PHASE_RECORDS, PHASE_PARTITION_END, PHASE_TAIL, PHASE_OVER };
 
@@ -142,7 +142,7 @@ static int skip_aborted(struct mqd_response_parser *parser, struct mqd_cursor_by
     if (mqd_take_varint(cursor, "aborted_transactions", &raw))
         return -1;
     if (raw > MQD_PARSED_STEP_BYTES_MAX / 17)
-        return mqd_wire_wrong(cursor, "aborted_transactions", "more than a replica requests:", (int64_t)raw - 1);
+        return mqd_wire_wrong(cursor, "aborted_transactions", "more than a replica can get:", (int64_t)raw - 1);
     for (uint32_t i = 1; i < raw; i++)
         if (mqd_take_i64(cursor, "producer_id", &unused) || mqd_take_i64(cursor, "first_offset", &unused) ||
             mqd_skip_tags(cursor, true))
@@ -199,7 +199,8 @@ static int take_tail(struct mqd_response_parser *parser, struct mqd_cursor_bytes
     uint32_t tag_count, tag;
     struct mqd_cursor_bytes value;
     if (mqd_take_varint(cursor, "tagged fields", &tag_count))
-        return -1; /* node_endpoints: the metadata are more reliable */
+        return -1;
+    /* node_endpoints: ignored, since the metadata have the addresses */
     for (uint32_t i = 0; i < tag_count; i++)
         if (mqd_take_tag(cursor, &tag, &value))
             return -1;
@@ -213,8 +214,8 @@ static uint8_t after_topic(const struct mqd_response_parser *parser)
     return parser->partitions_left ? PHASE_PARTITION : parser->topics_left ? PHASE_TOPIC : PHASE_TAIL;
 }
 
-/* One step other than records. 0, or -1 when it is incomplete or invalid; then `answer` changed
- * only in fields that the repeated step sets again. */
+/* One step other than records. 0, or -1 when it is incomplete or invalid; then the parser is
+ * unchanged. */
 static int take_step(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
     struct mqd_response_parser before = *parser;

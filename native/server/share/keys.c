@@ -15,8 +15,8 @@
 #include "wire/record_scan.h"
 
 #define ROUND_BYTES_MAX (512u << 10) /* of batches that are read in one go; one at least */
-#define HERE_BYTES_MAX (8u << 10)    /* as in server/check/check_records.c */
-#define HERE_RECORDS_BYTES_MAX (32u << 10)
+#define INLINE_BYTES_MAX (8u << 10)  /* as in server/check/check_records.c */
+#define INLINE_RECORDS_BYTES_MAX (32u << 10)
 #define ATTRIBUTES_AT 22 /* their low byte, in a batch's header */
 #define TOO_LARGE (-1)
 #define KEEP_BYTES (64u << 10) /* of memory, between acquisitions */
@@ -45,7 +45,7 @@ static bool room(struct mqd_share_keys *keys)
 }
 
 /* Appends the keys of the batch in keys->bytes. 0; an error, as a client gets it; or TOO_LARGE: its
- * records would become more than `size_max` bytes. */
+ * records would decompress to more than `size_max` bytes. */
 static int16_t read_batch(struct mqd_share_keys *keys, uint32_t size_max)
 {
     struct mqd_batch batch;
@@ -173,7 +173,7 @@ static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, in
     int16_t error = load(keys, fd, position, size_bytes);
     if (error)
         return error;
-    error = size_bytes > HERE_BYTES_MAX ? TOO_LARGE : read_batch(keys, HERE_RECORDS_BYTES_MAX);
+    error = size_bytes > INLINE_BYTES_MAX ? TOO_LARGE : read_batch(keys, INLINE_RECORDS_BYTES_MAX);
     if (error == TOO_LARGE) {
         keys->count = before;
         if (is_kept_used)

@@ -111,7 +111,7 @@ struct mqd_share_part {
 struct mqd_share_work {
     struct mqd_node node; /* in shares->moving */
     struct mqd_request *request;
-    uint8_t *group; /* behind the parts */
+    uint8_t *group; /* after the parts */
     uint64_t member;
     uint64_t session_hash, session_number; /* 0 = none */
     struct mqd_share_part *parts;          /* in order of topic id and index */
