@@ -85,7 +85,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         first_image.set()
         for topic, partition in metadata.take_unclean():
             log.error(
-                "a leader was elected from outside the in-sync set; records that it lacks are lost, even acknowledged",
+                "a leader was elected from outside the in-sync set; records that it lacks are lost, even"
+                " acknowledged ones",
                 topic=topic,
                 partition=partition.index,
                 leader=partition.leader,
@@ -242,8 +243,8 @@ def main() -> int:
     logging.follow(lambda: client.control.log_level)
     client.confinement = confinement.confine(client.config, places)
     log.info("process confined", in_force=client.confinement)
-    asyncio.run(_until_the_end(client, places))
-    return 1  # the controller disconnected
+    asyncio.run(_run_and_exit(client, places))
+    return 1  # not reached
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
@@ -254,9 +255,9 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         )
 
 
-async def _until_the_end(client: KeeperClient, places: paths.Layout) -> None:
-    """Does not wait for threads that a disk or a name server blocks: the end of the loop and of the
-    interpreter would wait for them.
+async def _run_and_exit(client: KeeperClient, places: paths.Layout) -> None:
+    """Exits without closing the loop or the interpreter, which would wait for threads that a disk or
+    a name server blocks.
     """
     status = 1
     try:

@@ -344,10 +344,10 @@ class Authentication:
                 shapes=partial(self._users.shapes, mechanism),
             )
         if mechanism == "PLAIN":
-            elsewhere = partial(self._elsewhere, self._threads)
-            return PlainExchange(self._any_verifier, self._seed(), elsewhere, partial(self._users.shapes, None))
+            run_in_thread = partial(self._run_in_thread, self._threads)
+            return PlainExchange(self._any_verifier, self._seed(), run_in_thread, partial(self._users.shapes, None))
         assert mechanism == "OAUTHBEARER" and options.issuer is not None
-        return OauthExchange(options.issuer, partial(self._elsewhere, self._issuers))
+        return OauthExchange(options.issuer, partial(self._run_in_thread, self._issuers))
 
     def _verifier(self, mechanism: str, user: str, is_token: bool) -> Verifier | None:
         if is_token:
@@ -361,7 +361,7 @@ class Authentication:
                 return mechanism, found
         return None
 
-    async def _elsewhere(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    async def _run_in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         """Runs in a thread. Raises AuthenticationFailed if WAITING_MAX checks wait for one
         already."""
         if self._waiting >= WAITING_MAX:

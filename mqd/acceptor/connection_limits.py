@@ -4,11 +4,13 @@
                                   moment and closed, unanswered
     max.connection.creation.rate  of the broker and of a listener: above it nothing is accepted, and
                                   connections wait in the kernel's queue
-    max.connections.per.ip        of an address \\ the worker that gets the connection counts
-    max.connections               of a listener / (native/shm/tally.h), and closes those above; of the
-                                  broker, each worker compares what all have (server/handoff.c)
+    max.connections.per.ip        of an address: as for max.connections of a listener
+    max.connections               of a listener: the worker that gets the connection counts
+                                  (native/shm/tally.h), and closes those above; of the broker: each
+                                  worker adds up the connections of all workers (server/handoff.c)
 
-Connections between hosts and clients through shared memory come in elsewhere and are not limited.
+Connections from other hosts, and those of local clients, arrive on other sockets and are not
+limited.
 No I/O. Bound: ADDRESS_COUNT_MAX addresses; with more, their token buckets are reset.
 """
 
@@ -37,7 +39,7 @@ class Rate:
         self._arrival_ns = -math.inf
 
     def wait_s(self, now_ns: int) -> float:
-        """How long until another one may come; 0: now."""
+        """How long until the next connection may be accepted; 0: now."""
         return max(0.0, (self._arrival_ns - now_ns - self._burst_ns) / SECOND_NS)
 
     def charge(self, now_ns: int) -> None:
@@ -67,7 +69,7 @@ class ConnectionLimits:
         self._addresses: dict[bytes, Rate] = {}
         self._configure({})
 
-    # -- what is set at run time -------------------------------------------------------------------
+    # -- settings changed at run time --------------------------------------------------------------
 
     def update(self, metadata: Metadata) -> None:
         """After each message from the controller."""

@@ -84,7 +84,7 @@ IDLE_MAX = 10_000
 GROUPS_COUNTED_MAX = 10_000
 
 # transient while a coordinator loads or moves, or ends the previous transaction
-_PASSING = frozenset(
+_TRANSIENT = frozenset(
     map(
         int,
         (
@@ -517,7 +517,7 @@ class DeadLetters:
             error = _error_of(response)
             if not error:
                 return response
-            if error not in _PASSING or time.monotonic() > until_s:
+            if error not in _TRANSIENT or time.monotonic() > until_s:
                 raise Failed(f"{type(request).__name__.removesuffix('Request')}: {error_name(error)}")
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RETRY_S_MAX)

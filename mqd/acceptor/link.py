@@ -1,5 +1,5 @@
 """The acceptor's end of the links: request frames in from the workers; responses and coordinators'
-appends out through the own arena.
+appends out through its own arena.
 
 A request's frame stays in the sending worker's arena until the response to its token has been sent;
 it is copied when it is taken. A response goes into this process's arena, in pieces of at most

@@ -1,9 +1,9 @@
-"""Says to this host's timer which schedules it serves, and has it started when there is one.
+"""Publishes this host's schedules to its timer, and has supervisord start the timer when needed.
 
-A broker without a topic with schedule.to has no timer: supervisord knows the program and does not
-start it. The acceptor writes run/schedules.json (mqd/base/schedule_board.py) whenever it would
-change, and requests the start from the supervisord that runs the acceptor, whose address and
-program names are in the environment.
+A broker without a topic with schedule.to runs no timer: the program is in supervisord's
+configuration, without autostart. The acceptor rewrites run/schedules.json
+(mqd/base/schedule_board.py) whenever the schedules change, and asks the supervisord that runs the
+acceptor to start the timer. supervisord's address and the program's name come from the environment.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mqd.base.blocking_pool import in_thread
 from mqd.base.schedule_board import Schedules, ScheduleTopic
 from mqd.cluster.host import messages
 
-START_AGAIN_S = 30.0
+START_RETRY_S = 30.0
 _ALREADY_STARTED = 60  # supervisor.xmlrpc.Faults
 log = logging.get("acceptor.schedules")
 
 
 def schedules_of(metadata: Metadata, node_id: int) -> list[ScheduleTopic]:
-    """All schedules of the cluster; `led` of those that this host has no part in is empty."""
+    """All schedules of the cluster. `led` is empty where this host leads no partition."""
     found = []
     for topic in metadata.topics.values():
         target = topic.config.get("schedule.to", "")
@@ -45,7 +45,7 @@ class TimerStarter:
         self._metadata, self._node_id, self._run_dir, self._start = metadata, node_id, run_dir, start
         self._published: Schedules | None = None
         self._has_schedules = False
-        self._again: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -53,12 +53,12 @@ class TimerStarter:
         self._publish()
 
     def stop(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._loop = None
 
     def on_metadata(self, message: messages.FromController) -> None:
-        """The metadata have been changed by it."""
+        """Called after the metadata have applied `message`."""
         if self._loop is not None and self._concerns(message):
             self._publish()
 
@@ -84,29 +84,29 @@ class TimerStarter:
                 schedule_board.wake(self._run_dir)
                 self._published = schedules
             except OSError as error:
-                log.error("the timer does not learn of changed schedules; tried again", reason=str(error))
+                log.error("changed schedules cannot be written for the timer; retrying", reason=str(error))
         self._maybe_start()
 
     def _maybe_start(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         if self._loop is None or self._published is None or not any(topic.led for topic in self._published.topics):
             return
         in_thread(self._start).add_done_callback(self._on_started)
-        self._again = self._loop.call_later(START_AGAIN_S, self._publish)
+        self._retry = self._loop.call_later(START_RETRY_S, self._publish)
 
     def _on_started(self, outcome: asyncio.Future[None]) -> None:
         if not outcome.cancelled() and outcome.exception() is not None:
             log.error(
-                "the timer cannot be started, so records of schedules are not delivered; start the program mqd-timer"
-                " by supervisorctl",
+                "the timer cannot be started, so scheduled records are not delivered; start mqd-timer with"
+                " supervisorctl",
                 reason=str(outcome.exception()),
             )
 
 
 def start_by_supervisord(environment: Mapping[str, str] = os.environ) -> None:
-    """Blocks. Also if it runs already. Raises OSError and xmlrpc.client.Error."""
+    """Starts the timer unless it is running. Blocks. Raises OSError and xmlrpc.client.Error."""
     import xmlrpc.client
 
     from supervisor.xmlrpc import SupervisorTransport

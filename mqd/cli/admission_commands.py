@@ -84,7 +84,11 @@ class _Running(msgspec.Struct):
 
 @click.command("invite")
 @click.argument("node_id", type=click.IntRange(0))
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Of the broker on this host.  [env: MQD_DATA_DIR]")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Data directory of the broker on this host.  [env: MQD_DATA_DIR]",
+)
 @click.option("--listen", metavar="HOST:PORT", help="Where the new host fetches its certificates.")
 @click.option("--minutes", type=click.IntRange(1, 24 * 60), default=15, show_default=True, help="How long it waits.")
 def invite(node_id: int, data_dir: Path | None, listen: str | None, minutes: int) -> int:

@@ -71,7 +71,7 @@ class Extent(NamedTuple):
     copies: int  # replicas that are copied
 
     def lines(self, moved: str, led: str) -> list[str]:
-        """Lines; `moved` and `led` are verbs."""
+        """Lines of text; `moved` and `led`: verb phrases that follow the counts."""
         return [
             f"{count} partition{'s' * (count != 1)} {text}"
             for count, text in ((self.moved, moved), (self.led, f"{led} another preferred leader"))
@@ -223,7 +223,7 @@ def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> Non
         raise CliError("refused: " + "; ".join(refused[:3]) + more)
 
 
-def under_way(broker: Broker, topic: str | None = None) -> dict[Partition, Move]:
+def ongoing_moves(broker: Broker, topic: str | None = None) -> dict[Partition, Move]:
     """Ongoing reassignments of one topic, or of all. Raises CliError."""
     topics = None
     if topic is not None:
@@ -243,10 +243,10 @@ def under_way(broker: Broker, topic: str | None = None) -> dict[Partition, Move]
 
 
 def balance(broker: Broker, topics: Sequence[str], dry_run: bool) -> Plan:
-    """Of all topics, or those named: what the active controller moves, or would move. Raises
-    CliError.
+    """Balances all topics, or those named. Returns the moves that the active controller begins, or
+    with `dry_run` would begin. Raises CliError.
     """
-    _must_be_mqd(broker, "spreads replicas by itself", "mqd topic reassign moves them there")
+    _must_be_mqd(broker, "spreads replicas by itself", "use mqd topic reassign")
     requested = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
     response = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1))
     check("balancing", response.error_code, response.error_message)
@@ -256,9 +256,11 @@ def balance(broker: Broker, topics: Sequence[str], dry_run: bool) -> Plan:
 
 
 def drain(broker: Broker, node: int, cancel: bool) -> None:
-    """All replicas leave `node`, or it takes part again. Raises CliError."""
-    # another broker would see a request to unregister the node, and do so
-    _must_be_mqd(broker, "drains a node", "mqd topic reassign moves its replicas there")
+    """Starts to move all replicas off `node`; with `cancel`, lets it have replicas again. Raises
+    CliError.
+    """
+    # a broker that is not mqd ignores `drain` and would unregister the node
+    _must_be_mqd(broker, "drains a node", "use mqd topic reassign")
     response = broker.request(UNREGISTER, UnregisterBrokerRequest(broker_id=node, drain=2 if cancel else 1))
     check(f"node {node}", response.error_code, response.error_message)
 
@@ -284,7 +286,7 @@ def wait(
     arrived: set[Partition] = set()  # a balance may continue, and move them again
 
     def left() -> set[Partition]:
-        moving = under_way(broker).keys()
+        moving = ongoing_moves(broker).keys()
         now = {partition: replicas for topic in topics for partition, replicas in replicas_of(broker, topic).items()}
         found = {
             partition
@@ -297,7 +299,8 @@ def wait(
     def stalled(partitions: set[Partition]) -> str:
         topic, index = min(partitions)
         return (
-            f"{len(partitions)} partition(s) are not where they were to go and do not move, {topic}-{index} among them:"
+            f"{len(partitions)} partition(s) have not reached their target brokers and do not move, such as"
+            f" {topic}-{index}:"
             f" {why_stopped}"
         )
 
@@ -324,9 +327,9 @@ class _Stall:
         self._broker, self._why = broker, why
         self._seen, self._since = -1, time.monotonic()
 
-    def look(self, left: set[Partition]) -> None:
+    def check(self, left: set[Partition]) -> None:
         now = time.monotonic()
-        if len(left) != self._seen or now - self._since > STALLED_S and left & under_way(self._broker).keys():
+        if len(left) != self._seen or now - self._since > STALLED_S and left & ongoing_moves(self._broker).keys():
             self._seen, self._since = len(left), now
         elif now - self._since > STALLED_S:
             raise CliError(self._why(left))
@@ -342,7 +345,7 @@ def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown:
     total = max(planned, len(remaining))
     with _shown(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
         while remaining:
-            patiently(partial(stall.look, remaining))
+            patiently(partial(stall.check, remaining))
             show(max(total - len(remaining), 0))
             time.sleep(POLL_S)  # depends on other hosts
             remaining = patiently(left)

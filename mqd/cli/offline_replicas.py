@@ -1,5 +1,5 @@
-"""Replicas of partitions without a leader that active hosts do not serve, usually because a log
-directory failed, and their directories.
+"""For partitions without a leader: the replicas that an active host has but does not serve, usually
+because a log directory failed, and their directories.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from mqd.cli.kafka_request import Broker
 
 _METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20
-HERE_S = 3.0  # time-out of one broker's response
-# time-out of its response about log directories, if it has partitions without a leader: longer than
-# its own time-out for a hanging one, so that this one is reported
+RESPONSE_S = 3.0  # time-out of a broker's response
+# time-out of a response about log directories: longer than the broker's own time-out for a
+# directory that hangs, so that the broker can report it
 DIRECTORIES_S = 8.0
 
 
-class Place(NamedTuple):
-    """`directories`: the directory that holds it; or, if the host reports none, its unusable
-    directories; () = the host cannot be reached.
+class OfflineReplica(NamedTuple):
+    """`directories`: the one that holds the replica; if the host reports none, the host's unusable
+    directories; () if the host cannot be reached.
     """
 
     partition: str
@@ -40,7 +40,9 @@ class Place(NamedTuple):
         return f"{self.partition} is not served by node {self.node}, which is in service: {where}"
 
 
-def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]) -> list[Place]:
+def offline_replicas(
+    without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]
+) -> list[OfflineReplica]:
     """For (topic, index, replicas); `addresses`: of the active hosts. At most SHOWN_MAX; each host
     is queried once, all at the same time.
     """
@@ -59,10 +61,10 @@ def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: 
 
     with ThreadPoolExecutor(len(lacks)) as threads:
         results = dict(zip(lacks, threads.map(client_security.carried(ask), lacks)))
-    return [_place(name, index, node, results[node]) for name, index, node in shown]
+    return [_offline_replica(name, index, node, results[node]) for name, index, node in shown]
 
 
-def here(host: str, port: int) -> list[Place]:
+def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
     """The offline replicas of the broker that listens there; [] when it does not respond."""
     from mqd.protocol.messages import MetadataRequest
 
@@ -72,7 +74,7 @@ def here(host: str, port: int) -> list[Place]:
         else f"{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{port}"
     )
     try:
-        with Broker(address, HERE_S) as broker:
+        with Broker(address, RESPONSE_S) as broker:
             response = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
     except CliError:
         return []
@@ -82,7 +84,7 @@ def here(host: str, port: int) -> list[Place]:
         for one in topic.partitions
         if one.leader_id < 0
     ]
-    return places(leaderless, {response.controller_id: address})  # each broker names itself as the controller
+    return offline_replicas(leaderless, {response.controller_id: address})  # each broker names itself as the controller
 
 
 def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[Any]:
@@ -101,7 +103,7 @@ def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[An
         return []
 
 
-def _place(name: str, index: int, node: int, results: list[Any]) -> Place:
+def _offline_replica(name: str, index: int, node: int, results: list[Any]) -> OfflineReplica:
     holding = tuple(
         one.log_dir
         for one in results
@@ -110,4 +112,4 @@ def _place(name: str, index: int, node: int, results: list[Any]) -> Place:
         )
     )
     failed = tuple(one.log_dir for one in results if one.error_code)
-    return Place(f"{name}-{index}", node, holding or failed, unusable=not holding and bool(failed))
+    return OfflineReplica(f"{name}-{index}", node, holding or failed, unusable=not holding and bool(failed))

@@ -55,7 +55,7 @@ class PlannedPartition(NamedTuple):
 
 def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPartition]:
     """Of each partition of the plan, which is this topic's, in its order. Raises CliError."""
-    moving = moves.under_way(broker, topic)  # first: what ends meanwhile is seen where it has arrived
+    moving = moves.ongoing_moves(broker, topic)  # first: what ends meanwhile is seen where it has arrived
     response = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )

@@ -207,13 +207,13 @@ def drain(settings: Settings, form: Form) -> Change:
 def cancel_moves(settings: Settings, form: Form) -> Change:
     topic = needed(form, "topic", "a topic")
     with Broker(settings.bootstrap) as broker:
-        found = moves.under_way(broker, topic)
+        found = moves.ongoing_moves(broker, topic)
     if not found:
         raise CliError(f"topic {topic}: nothing moves")
 
     def do() -> None:
         with Broker(settings.bootstrap) as broker:
-            if now := moves.under_way(broker, topic):
+            if now := moves.ongoing_moves(broker, topic):
                 moves.begin(broker, dict.fromkeys(now))
 
     def kept(move: moves.Move) -> str:

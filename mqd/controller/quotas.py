@@ -1,8 +1,8 @@
 """Writes the metadata's quotas of users and client ids to the control segment, where workers and the
-acceptor read them (native/shm/quota.h). Those of addresses are the acceptor's.
+acceptor read them (native/shm/quota.h). Quotas of addresses are enforced by the acceptor alone.
 
-They choose among several matching quotas, separately for each key (KIP-13, KIP-55, KIP-124,
-KIP-599).
+Where several quotas match a client, the readers choose one for each quota key (KIP-13, KIP-55,
+KIP-124, KIP-599).
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from mqd.native import QuotaKind, QuotaLevel, QuotaRule
 SECOND_NS = 1_000_000_000
 MUTATION_UNITS = 1_000_000  # parts of a partition mutation, so that rates far below one a second are exact
 _INTERVAL_MAX = 2**64 - 1
-# (is a user named, is a client id named); None: the entity has none, or one that is the default
+# by (user, client id): True: named; False: the default one; None: not part of the entity
 _LEVELS = {
     (True, True): QuotaLevel.USER_CLIENT,
     (True, False): QuotaLevel.USER_ANY_CLIENT,

@@ -40,10 +40,10 @@ def _keep_directories_private(settings: keeper_settings.Settings) -> None:
     """A directory from an earlier version, or made by hand, may be open to others; its contents
     must not be.
     """
-    from mqd.keeper.sockets import passable_to
+    from mqd.keeper.sockets import traversal_bits
 
     log = logging.get("keeper")
-    passable = passable_to(int(settings.config.get("local.socket.permissions", "0600"), 8))
+    passable = traversal_bits(int(settings.config.get("local.socket.permissions", "0600"), 8))
     for directory in {str(settings.places.data_dir), *settings.log_dirs}:
         if os.path.isdir(directory) and paths.tighten(
             directory, passable if directory == str(settings.places.data_dir) else 0

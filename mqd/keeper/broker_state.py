@@ -1,5 +1,5 @@
-"""The keeper's knowledge of the broker's processes, and its presentation: to tools that query it,
-and in run/broker.json.
+"""The state of the broker's processes as the keeper tracks it, reported to tools that query the
+keeper and in run/broker.json.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class BrokerState:
     """The processes of this broker, by role and index."""
 
     def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int, supervisor_is_own: bool = True):
-        self.confinement = ""  # what the keeper itself runs without
+        self.confinement = ""  # of the keeper itself: the restrictions in force (mqd/security/confinement.py)
         self.settings = settings
         self.resources = resources
         self.supervisor_pid = supervisor_pid
-        # otherwise it also runs other programs: it is no part of the broker, and never ended by it
+        # False: supervisord also runs other programs; the broker does not count or stop it
         self.supervisor_is_own = supervisor_is_own
         self.started_ms = now_ms()
         workers = [Process(f"mqd-worker-{index}", "worker", index, index) for index in range(settings.worker_count)]
@@ -142,7 +142,7 @@ class BrokerState:
         """
         path = self.settings.places.broker_json
         host, port = self.resources.addresses[0]
-        between = self.resources.cluster
+        cluster = self.resources.cluster
         about = {
             "generation": self.resources.generation,
             "cluster_id": self.resources.identity.cluster_id,
@@ -152,7 +152,7 @@ class BrokerState:
             "listeners": self.resources.addresses,
             "clustered": cluster_config.listens(self.settings.config),
             "seeds": cluster_config.seeds(self.settings.config),
-            "controller_listener": between.controller_advertised if between is not None else None,
+            "controller_listener": cluster.controller_advertised if cluster is not None else None,
             "started_ms": self.started_ms,
             "ready": self.is_ready(),
             "waiting": "" if self.is_ready() else self._waiting,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from mqd.base.cluster_config import HostListener
 
 BACKLOG = 4096  # the kernel lowers it to net.core.somaxconn
-# the connection is gone
-_PASSING = frozenset(
+# errors of accept() after which the connection is gone, and the next one can be accepted
+_CONNECTION_GONE = frozenset(
     (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)
 )
 
@@ -26,7 +26,7 @@ def will_recur(error: OSError) -> bool:
     """Whether accept() has failed without consuming a connection (no descriptors, no memory, a
     security module). Then the socket stays readable, and accept() would fail again immediately.
     """
-    return error.errno not in _PASSING
+    return error.errno not in _CONNECTION_GONE
 
 
 class ListenError(OSError):
@@ -39,7 +39,7 @@ def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
     if not host:  # every address: one socket for both families if the host has IPv6
         families = [(socket.AF_INET6, ("::", port))] if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6") else []
         return [*families, (socket.AF_INET, ("0.0.0.0", port))]
-    # as bytes, or Python loads its tables of international names
+    # as bytes: for a str, Python loads the idna codec with its tables
     name = host.encode() if host.isascii() else host
     found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return sorted(((family, address) for family, _, _, _, address in found), key=lambda one: one[0] != socket.AF_INET)
@@ -169,7 +169,7 @@ def _advertised(place: HostListener, listener: socket.socket) -> tuple[str, int]
 
 
 def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
-    """None on a host that does not listen for others. Raises ListenError, ConfigError."""
+    """None on a host that does not listen for other hosts. Raises ListenError, ConfigError."""
     from mqd.base.cluster_config import cluster_listeners
 
     places = cluster_listeners(config)
@@ -225,7 +225,7 @@ def listen_keeper(path: Path) -> socket.socket:
     return listener
 
 
-def passable_to(permissions: int) -> int:
+def traversal_bits(permissions: int) -> int:
     """The permission bits of 0o011 (group, others) needed on the directories above a socket with
     these permissions.
     """
@@ -242,7 +242,7 @@ def listen_local(path: Path, permissions: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     listener.bind(os.fspath(path))
     os.chmod(path, permissions)
-    os.chmod(path.parent, 0o700 | passable_to(permissions))
+    os.chmod(path.parent, 0o700 | traversal_bits(permissions))
     listener.listen(BACKLOG)
     return listener
 

@@ -90,7 +90,7 @@ def links_size_bytes(endpoint_count: int) -> int:
 
 
 def links_format(buffer: Any, endpoint_count: int) -> None:
-    """Keeper, once, on zeroed memory."""
+    """Called once, by the keeper, on zeroed memory."""
     memory = bytes_of(buffer)
     check(lib.mqd_links_format(memory, len(memory), endpoint_count))
 
@@ -177,7 +177,7 @@ class Endpoint:
         return lib.mqd_endpoint_free_count(self._endpoint, to)
 
     def prepare_sleep(self) -> bool:
-        """True when it is safe to block on the own eventfd; False when descriptors have arrived
+        """True when it is safe to block on its own eventfd; False when descriptors have arrived
         meanwhile: drain first.
         """
         return check(lib.mqd_endpoint_prepare_sleep(self._endpoint)) == 0

@@ -90,7 +90,7 @@ def _places(partitions: Sequence[tuple[int, int, int, int, int, int]]) -> Any:
 
 
 class ReactorOptions(msgspec.Struct, kw_only=True):
-    """struct mqd_reactor_options; `arenas` by endpoint, None = has none, the own one writable."""
+    """struct mqd_reactor_options; `arenas` by endpoint, None = has none; its own is writable."""
 
     control: Control
     links: Any
@@ -104,7 +104,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     spin_us: int = 0
     connection_count_max: int = 10000
     request_bytes_max: int = 8 << 20
-    large_bytes: int = 0  # the end of the own arena
+    large_bytes: int = 0  # the end of this reactor's arena
     large_ms_max: int = 30_000
     heap_bytes_max: int = 64 << 20
     inflight_count_max: int = 64

@@ -69,7 +69,7 @@ def _xerial(data: bytes) -> bytes:
 
 
 def decompress(compression: int, data: bytes | memoryview, size_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """Raises ProtocolError when the bytes are not of that format or become more than `size_max`
+    """Raises ProtocolError when the bytes have another format, or decompress to more than `size_max`
     bytes.
     """
     if compression == NONE:

@@ -14,7 +14,7 @@ import msgspec
 from mqd.security import principal
 from mqd.security.exchange import AuthenticationFailed
 
-# asymmetric ones alone: with HMAC a published key would be the secret
+# only asymmetric ones: with HMAC, the published key could also sign
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 KEYS_BYTES_MAX = 1 << 20
 FETCH_S = 10.0
@@ -25,8 +25,8 @@ _FIRST = re.compile(
     rb"(?:[A-Za-z]+=[^\x00\x01]*\x01)*\x01"
 )
 _REFUSED = json.dumps({"status": "invalid_token"}).encode()
-# runs slow work outside the event loop
-Elsewhere = Callable[[Callable[[], "Claims"]], Awaitable["Claims"]]
+# runs slow work in a thread, outside the event loop
+RunInThread = Callable[[Callable[[], "Claims"]], Awaitable["Claims"]]
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -133,8 +133,8 @@ class Issuer:
 class OauthExchange:
     """A refused token gets the response of RFC 7628; the client's reply to it, one byte, fails."""
 
-    def __init__(self, issuer: Issuer, elsewhere: Elsewhere) -> None:
-        self._issuer, self._elsewhere = issuer, elsewhere
+    def __init__(self, issuer: Issuer, run_in_thread: RunInThread) -> None:
+        self._issuer, self._run_in_thread = issuer, run_in_thread
         self._failure: tuple[str, str] | None = None  # reason and user only: an exception would keep the token
         self.user = ""
         self.expires_ms = 0
@@ -151,7 +151,7 @@ class OauthExchange:
             raise AuthenticationFailed("the message is not an OAUTHBEARER message")
         try:
             bearer = first["token"]
-            claims = await self._elsewhere(lambda: self._issuer.check(bearer))
+            claims = await self._run_in_thread(lambda: self._issuer.check(bearer))
             if first["acts_as"] not in (None, claims.user.encode()):
                 raise AuthenticationFailed("a client cannot act as another user", user=claims.user)
         except AuthenticationFailed as error:

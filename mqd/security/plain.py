@@ -10,14 +10,14 @@ from mqd.security.scram import Verifier
 
 # user -> mechanism and verifier; None: there is no such user
 Lookup = Callable[[str], tuple[str, Verifier] | None]
-# runs checks that take milliseconds outside the event loop; raises AuthenticationFailed when too
-# many wait already
-Elsewhere = Callable[[Callable[[], bool]], Awaitable[bool]]
+# runs checks that take milliseconds in a thread, outside the event loop; raises
+# AuthenticationFailed when too many wait already
+RunInThread = Callable[[Callable[[], bool]], Awaitable[bool]]
 
 
 class PlainExchange:
-    def __init__(self, lookup: Lookup, seed: bytes, elsewhere: Elsewhere, shapes: scram.Shapes = dict) -> None:
-        self._lookup, self._seed, self._elsewhere, self._shapes = lookup, seed, elsewhere, shapes
+    def __init__(self, lookup: Lookup, seed: bytes, run_in_thread: RunInThread, shapes: scram.Shapes = dict) -> None:
+        self._lookup, self._seed, self._run_in_thread, self._shapes = lookup, seed, run_in_thread, shapes
         self.user = ""
         self.done = False
 
@@ -31,7 +31,7 @@ class PlainExchange:
         found = self._lookup(user)
         # an unknown user costs as much time as a wrong password
         mechanism, verifier = found or scram.decoy_of_any(self._seed, user, self._shapes())
-        fits = await self._elsewhere(lambda: scram.is_password(mechanism, verifier, password))
+        fits = await self._run_in_thread(lambda: scram.is_password(mechanism, verifier, password))
         if not fits or found is None:
             raise AuthenticationFailed("wrong user or password", user=user)
         self.done = True

@@ -80,13 +80,13 @@ def is_password(mechanism: str, verifier: Verifier, password: bytes) -> bool:
     return hmac.compare_digest(found.stored_key, verifier.stored_key)
 
 
-def _chance(mechanism: str, seed: bytes, user: str) -> bytes:
+def _pseudorandom(mechanism: str, seed: bytes, user: str) -> bytes:
     return hmac.digest(seed, f"{mechanism} {user}".encode(), "sha256")
 
 
 def token_verifier(mechanism: str, seed: bytes, token_id: str, password: str) -> Verifier:
     """The verifier of a delegation token, with the salt of the decoy for an unknown token."""
-    salt = _chance(mechanism, seed, token_id)[:SALT_BYTES]
+    salt = _pseudorandom(mechanism, seed, token_id)[:SALT_BYTES]
     salted = salted_password(mechanism, password.encode(), salt, ITERATIONS_MIN)
     return verifier_of(mechanism, salted, salt, ITERATIONS_MIN)
 
@@ -110,7 +110,9 @@ def shape_of(mechanism: str, salt: bytes, iterations: int) -> Shape:
 
 
 def usual_shapes(mechanism: str) -> dict[Shape, int]:
-    """For mqd's own users, with generated or typed passwords."""
+    """Those of users that `mqd user` creates: ITERATIONS_MIN for generated passwords,
+    ITERATIONS_MAX for typed ones.
+    """
     return {Shape(mechanism, SALT_BYTES, iterations): 1 for iterations in (ITERATIONS_MIN, ITERATIONS_MAX)}
 
 
@@ -124,7 +126,7 @@ def decoy(
     it does not reveal whether the user exists; when they change, few decoys change shape (weighted
     rendezvous hashing).
     """
-    chance = _chance(mechanism, seed, user)
+    chance = _pseudorandom(mechanism, seed, user)
     if is_token:
         shape = Shape(mechanism, SALT_BYTES, ITERATIONS_MIN)
     else:
@@ -140,7 +142,7 @@ def decoy(
 
 def decoy_of_any(seed: bytes, user: str, shapes: Mapping[Shape, int]) -> tuple[str, Verifier]:
     """The same for PLAIN, where the client does not choose the mechanism of the verifier."""
-    shape = _drawn(_chance("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
+    shape = _drawn(_pseudorandom("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
     return shape.mechanism, decoy(shape.mechanism, seed, user, shapes={shape: 1})
 
 
@@ -228,7 +230,7 @@ class ScramExchange:
                 )
             raise AuthenticationFailed("the final message belongs to another exchange")
         if _decoded(final["binding"]) != first["header"].encode():
-            raise AuthenticationFailed("the final message has another channel binding")
+            raise AuthenticationFailed("the final message has a different channel binding")
         verifier = self._verifier
         assert verifier is not None
         signed = f"{first['bare']},{self._server_first},{final['without_proof']}".encode()

@@ -167,10 +167,10 @@ class KeeperClient:
     control             native.Control, attached
     control_read_fd     the control segment opened for reading alone, to be passed to local clients
     links               mapping of the links segment
-    endpoint, endpoint_index, endpoint_count, generation    the own end of the links; the generation
+    endpoint, endpoint_index, endpoint_count, generation    this process's end of the links; the generation
                                                             of this process
-    eventfds            one per endpoint, the own one at endpoint_index
-    arenas              mappings by endpoint, None = has none; `arena` is the own one
+    eventfds            one per endpoint, this process's at endpoint_index
+    arenas              mappings by endpoint, None = has none; `arena` is this process's
     handoff_fds         worker: [own end]; acceptor: one per worker, by worker index
     listeners           acceptor: the listening sockets, in the order of welcome.listeners
     local_listener      acceptor: where clients of this host request shared memory; None = nowhere
@@ -187,7 +187,7 @@ class KeeperClient:
         self.config: dict[str, str] = welcome.config
         self._parent_fds: list[tuple[int, str]] = []
         self.exit_status = 0  # for a clean end
-        self.confinement = ""  # what this process runs without, for `mqd status`
+        self.confinement = ""  # restrictions in force, for `mqd status` (mqd/security/confinement.py)
         take = iter(fds)
         self.eventfds = [next(take) for _ in range(welcome.eventfd_count)]
         self.handoff_fds = [next(take) for _ in range(welcome.handoff_count)]

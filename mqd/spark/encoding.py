@@ -10,7 +10,8 @@
     E3  a key goes to the partition that the Java client's default partitioner (murmur2) chooses;
         rows without a key stay on one partition for one round of batches and use another in the
         next (KIP-480); the column `partition` takes precedence
-Concurrency: one task. PyArrow and the native core are imported with the first row.
+Concurrency: one task. Importing this module loads PyArrow and the native core; the sink does so
+when a task writes.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Rows:
         return found
 
     def size_bytes(self, start: int, end: int) -> int:
-        """Encoded, at most."""
+        """Upper bound of the encoded size."""
         each = [column for column in (self.values, self.keys, self.headers) if column is not None]
         return (
             sum(column.position(end) - column.position(start) for column in each) + (end - start) * RECORD_OVERHEAD_MAX
@@ -142,7 +143,7 @@ def encode(
 
 
 def _packed(buffer: bytearray, size: int, codec: int) -> bytearray:
-    """Copies the columns into memory of their own."""
+    """A copy of the encoded batch, compressed if that makes it smaller."""
     if codec:
         records = bytes(memoryview(buffer)[HEADER_BYTES:size])
         packed = compress(codec, records)

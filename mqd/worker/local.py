@@ -51,7 +51,7 @@ class LocalBudget:
         return cls(client.control_read_fd, attachment_share(attachment_count_max, worker_count), credits)
 
     def adjust(self, used_bytes: int) -> bool:
-        """Leases or returns memory. True if `apply` has a change to report."""
+        """Leases or returns memory. True if the amount has changed: call apply()."""
         return self._credits is not None and self._credits.adjust(-(-used_bytes // MEBIBYTE))
 
     def apply(self, reactor: native.Reactor) -> None:

@@ -152,7 +152,7 @@ class LogDirectory:
             )
 
     def mark_clean(self, generation: int) -> None:
-        """Blocking. The last write (see checkpoints). Not before settling: the own file may still
+        """Blocking. The last write (see checkpoints). Not before settling: its own file may still
         hold other workers' partitions.
         """
         if not self.settled:

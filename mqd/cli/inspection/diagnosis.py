@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mqd.cli.cluster_view import Partitions, Seen
     from mqd.cli.group_listing import Group
     from mqd.cli.inspection.metrics_page import Sample
-    from mqd.cli.offline_replicas import Place
+    from mqd.cli.offline_replicas import OfflineReplica
 
 RESTARTS_MAX = 3
 CLOCK_SKEW_MS_MAX = 2_000
@@ -91,7 +91,7 @@ def of_processes(about: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[Place], now_ms: int) -> list[Finding]:
+def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[OfflineReplica], now_ms: int) -> list[Finding]:
     found = []
     unserved = list(places)
     explained = {place.partition for place in unserved}

@@ -21,7 +21,7 @@ SYSTEM_UID_MAX = 999  # for higher uids, systemd-logind removes a user's shared 
 _SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "Result")
 
 name_option = click.option(
-    "--name", default="mqd", show_default=True, metavar="NAME", help="Of the service: NAME.service."
+    "--name", default="mqd", show_default=True, metavar="NAME", help="Name of the service: NAME.service."
 )
 
 
@@ -50,10 +50,10 @@ def _run(*command: str) -> str:
 
 def _need_root() -> None:
     if os.geteuid() != 0:
-        raise CliError("this takes root; --print writes the unit, to be looked at or installed by hand")
+        raise CliError("this needs root; --print writes the unit, to be read or installed by hand")
 
 
-def _user(name: str, data_dir: Path) -> None:
+def _create_user(name: str, data_dir: Path) -> None:
     """Creates the system user, unless it exists."""
     try:
         uid = pwd.getpwnam(name).pw_uid
@@ -64,7 +64,7 @@ def _user(name: str, data_dir: Path) -> None:
     if uid > SYSTEM_UID_MAX:
         error_line(
             f"{name} (uid {uid}) is not a system user: when it logs out, systemd-logind removes its shared memory while"
-            " the broker runs, unless RemoveIPC=no in logind.conf; better a user made by useradd --system"
+            " the broker runs, unless RemoveIPC=no in logind.conf; use one created by useradd --system instead"
         )
 
 
@@ -78,14 +78,19 @@ def _other_log_dirs(config_file: Path | None, data_dir: Path) -> list[Path]:
 
 @click.group(short_help="Run a broker as a service of systemd.")
 def command() -> None:
-    """Run a broker as a service of systemd: it starts with the host, is ready when it serves, is
-    restarted when it fails or hangs, and can write nothing but its own directories.
+    """Run a broker as a service of systemd: it starts with the host, is reported ready when it
+    accepts requests, is restarted when it fails or hangs, and can write only to its own directories.
     """
 
 
 @command.command(short_help="Write and enable the unit.")
 @name_option
-@click.option("--user", default="mqd", show_default=True, help="Runs it; a system user, made if there is none.")
+@click.option(
+    "--user",
+    default="mqd",
+    show_default=True,
+    help="User that the broker runs as; a system user, created if it does not exist.",
+)
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), default=DATA_DIR, show_default=True, help="Where everything is kept."
 )
@@ -95,12 +100,12 @@ def command() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Properties file, read at each start.",
 )
-@click.option("--secure", "secured", is_flag=True, help="As of mqd up: certificates, users and rights.")
+@click.option("--secure", "secured", is_flag=True, help="As in mqd up --secure: certificates, users and rights.")
 @click.option("--print", "prints", is_flag=True, help="Write the unit to standard output and change nothing.")
 def install(name: str, user: str, data_dir: Path, config_file: Path | None, secured: bool, prints: bool) -> None:
     """Write the unit, make its user, and enable it; it is not started.
 
-    Settings belong in the file of --config. Run it again after a change of its options.
+    Put settings into the file named by --config. To change options, run this command again.
     """
     data_dir = Path(os.path.abspath(data_dir))
     config_file = config_file.absolute() if config_file is not None else None
@@ -112,7 +117,7 @@ def install(name: str, user: str, data_dir: Path, config_file: Path | None, secu
         click.echo(text, nl=False)
         return
     _need_root()
-    _user(user, data_dir)
+    _create_user(user, data_dir)
     path = UNITS / f"{name}.service"
     try:
         path.write_text(text)
@@ -140,14 +145,14 @@ def uninstall(name: str) -> None:
     click.echo(f"stopped {name} and removed {path}; its data and its user stay")
 
 
-@command.command(short_help="What systemd knows of it.")
+@command.command(short_help="Show systemd's view of the service.")
 @name_option
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"
 )
 @click.pass_context
 def status(ctx: click.Context, name: str, output_format: str | None) -> int:
-    """What systemd knows of the service. `mqd status` knows more of the broker.
+    """Show systemd's view of the service. `mqd status` shows more about the broker.
 
     Exit status: 0 it runs, 1 it is starting, stopping or has failed, 3 it does not run or there is
     no such service.

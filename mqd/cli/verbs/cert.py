@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Of the broker.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
+    help="Data directory of the broker.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
 )
 
 
@@ -106,7 +106,7 @@ def require(data_dir: Path | None) -> int:
 
 @command.command("create")
 @click.argument("name")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Of a broker: a name or address. May be repeated.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Name or address of a broker. May be repeated.")
 @click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
 @_DATA_DIR
 def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) -> int:

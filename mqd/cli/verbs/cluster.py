@@ -95,7 +95,7 @@ def status(settings: Settings, wait_s: float | None) -> None:
     from mqd.cli import offline_replicas as offline
 
     seen, partitions = Seen(settings), Partitions(settings)
-    places = offline.places(
+    places = offline.offline_replicas(
         partitions.leaderless, {one.broker_id: address(one.host, one.port) for one in seen.brokers if not one.is_fenced}
     )
     in_service = [one.broker_id for one in seen.brokers if not one.is_fenced]
@@ -447,7 +447,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Of the host that continues; its broker must not run.  [env: MQD_DATA_DIR]",
+    help="Data directory of the host that continues; its broker must not run.  [env: MQD_DATA_DIR]",
 )
 @click.option("--i-accept-data-loss", "accepted", is_flag=True, help="Without it nothing is done.")
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:

@@ -112,7 +112,7 @@ def _cluster(settings: Settings) -> list[Finding]:
             )
         ]
     in_service = {one.broker_id: address(one.host, one.port) for one in seen.brokers if not one.is_fenced}
-    places = offline_replicas.places(partitions.leaderless, in_service)
+    places = offline_replicas.offline_replicas(partitions.leaderless, in_service)
     found += diagnosis.of_cluster(seen, partitions, places, now_ms())
     try:
         with Cluster(settings.bootstrap) as cluster:

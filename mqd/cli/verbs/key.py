@@ -10,7 +10,7 @@ import click
 from mqd.cli.common import CliError, emit_json, emit_table
 
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-_ID = click.option("--id", "key_id", metavar="ID", help="Of the new key; readable by everyone.  [default: random]")
+_ID = click.option("--id", "key_id", metavar="ID", help="Id of the new key; readable by everyone.  [default: random]")
 
 
 @click.group(short_help="Files of keys by which clients encrypt values.")

@@ -129,9 +129,7 @@ def list_(settings: Settings, **named: Any) -> None:
     metavar="N/S",
     help="Partitions that it may create and delete each second.",
 )
-@click.option(
-    "--connections", type=click.IntRange(1), metavar="N/S", help="Of an address: connections that it may open."
-)
+@click.option("--connections", type=click.IntRange(1), metavar="N/S", help="Connections that an address may open.")
 @click.option("--dry-run", is_flag=True, help="Let the broker check, change nothing.")
 def set_(
     settings: Settings,

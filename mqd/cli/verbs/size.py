@@ -176,10 +176,10 @@ def _formulas(found: Plan) -> None:
 @click.option("--headroom", type=SHARE, default="30%", show_default=True, help="What stays free of everything.")
 @click.option("--failures", type=click.IntRange(0), help="Hosts that may be lost.  [default: 1 with replicas, else 0]")
 @click.option(
-    "--batch-size", type=BYTES, default="16KiB", show_default=True, help="Of the producers (batch.size), uncompressed."
+    "--batch-size", type=BYTES, default="16KiB", show_default=True, help="batch.size of the producers, uncompressed."
 )
 @click.option("--fetch-size", type=BYTES, default="64KiB", show_default=True, help="What a consumer gets at a time.")
-@click.option("--partitions", type=click.IntRange(1), default=12, show_default=True, help="Of all topics.")
+@click.option("--partitions", type=click.IntRange(1), default=12, show_default=True, help="Partitions of all topics.")
 @click.option("--segment-size", type=BYTES, default="1GiB", show_default=True, help="segment.bytes.")
 @click.option("--host-cores", type=click.IntRange(1, 1024), default=16, show_default=True)
 @click.option("--host-memory", type=BYTES, default="64GB", show_default=True)
@@ -198,7 +198,9 @@ def _formulas(found: Plan) -> None:
 @click.option("--forward-cost", type=click.FloatRange(0), help="CPU-µs more for one that another worker owns.")
 @click.option("--fetch-cost", type=click.FloatRange(0), help="CPU-µs for one fetch.")
 @click.option(
-    "--contention", type=click.FloatRange(0, 1), help="Of the Universal Scalability Law, between workers of a host."
+    "--contention",
+    type=click.FloatRange(0, 1),
+    help="Contention between workers of a host (Universal Scalability Law).",
 )
 @click.option("--coherency", type=click.FloatRange(0, 1), help="The same law's other coefficient.")
 @click.option("--formulas", is_flag=True, help="Show how each number follows.")

@@ -141,7 +141,7 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
 
         about["not_served"] = [
             {"partition": one.partition, "directories": list(one.directories), "text": one.text()}
-            for one in offline.here(about["host"], about["port"])
+            for one in offline.offline_replicas_of(about["host"], about["port"])
         ]
     if as_json:
         emit_json(about)

@@ -37,7 +37,7 @@ def _when(timestamp_ms: int) -> str:
 @click.option("--owner", help="The user that the token represents; needs CREATE_TOKENS on it.  [default: yourself]")
 @click.option("--renewer", "renewers", multiple=True, help="A user that may renew and expire it, too.")
 @click.option("--max-lifetime", type=Duration(), help="It ends after this time, however often it is renewed: 12h, 7d.")
-@click.option("--form", type=click.Choice(list(FORMS)), default="librdkafka", show_default=True, help="Of --out.")
+@click.option("--form", type=click.Choice(list(FORMS)), default="librdkafka", show_default=True, help="Form of --out.")
 @click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a client's settings here.")
 def create(
     settings: Settings,

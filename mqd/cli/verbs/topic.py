@@ -482,7 +482,7 @@ def reassign(
                 settings, name, verifying.planned_partitions(broker, name, moves.read_plan(plan_file, name))
             )
         if status or cancel:
-            found = moves.under_way(broker, name)
+            found = moves.ongoing_moves(broker, name)
             if cancel and found:
                 moves.begin(broker, dict.fromkeys(found))
             _show_moves(settings, name, found, cancel)

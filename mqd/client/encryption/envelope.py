@@ -33,7 +33,7 @@ from mqd.protocol.errors import ProtocolError
 
 MAGIC, VERSION = b"\xffmq", 1
 DATA_KEY_BYTES, NONCE_BYTES, TAG_BYTES, DIGEST_BYTES = 32, 12, 16, 16
-REST_BYTES = DIGEST_BYTES + NONCE_BYTES + TAG_BYTES  # of an empty value, behind its prefix
+REST_BYTES = DIGEST_BYTES + NONCE_BYTES + TAG_BYTES  # of an empty value, after its prefix
 KEY_ID_BYTES_MAX, WRAPPED_BYTES_MAX = 255, 4096
 VALUE_BYTES_MAX = 128 << 20
 _HEAD = struct.Struct(">3sBBBH")

@@ -54,8 +54,8 @@ class PositionSession:
         self._sent = {}
 
     def request(self, positions: Mapping[Place, int], max_wait_ms: int, min_bytes: int = 1) -> FetchRequest:
-        """Version 13 or later. `positions`: all awaited partitions, each with the offset behind
-        which a record is expected.
+        """Version 13 or later. `positions`: all awaited partitions, each with the offset of the
+        next expected record.
         """
         changed = [(place, offset) for place, offset in positions.items() if self._sent.get(place) != offset]
         gone = [place for place in self._sent if place not in positions]

@@ -72,8 +72,8 @@ class Part:
         self.unknown_since: float | None = None
         # where the application wants to begin, while nothing has been read since it said so
         self.sought = None if start == OFFSET_INVALID else start
-        # behind all that the application was ever given of a topic that was recreated; None: it was
-        # not
+        # the offset after everything that the application was ever given of a topic that was
+        # recreated; None: it was not
         self.given_end: int | None = None
         self.is_unknown = False  # so said the broker when it was read last: its topic may be gone
         self.reported_error = 0  # the error last reported to the application

@@ -49,7 +49,9 @@ from mqd.protocol.errors import ErrorCode
 
 
 class ActiveController(Maintenance):
-    """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
+    """`state` in every call: the metadata core's tail, which includes uncommitted changes. Times:
+    CLOCK_BOOTTIME, milliseconds.
+    """
 
     def on_persist_failed(self, state: MetadataState, now_ms: int) -> None:
         """Records proposed after this state are in no log and never will be: no broker is fenced by

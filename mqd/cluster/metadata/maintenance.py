@@ -41,7 +41,7 @@ class Shutdown(msgspec.Struct):
     """A broker that wants to shut down."""
 
     since_ms: int
-    # version by which everything movable has been moved; every broker has to know of it
+    # metadata version at which all leaderships that can move have moved; every broker must apply it
     moved_at: int = -1
 
 
@@ -53,7 +53,9 @@ def grouped(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Recor
 
 
 class Maintenance:
-    """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
+    """`state` in every call: the metadata core's tail, which includes uncommitted changes. Times:
+    CLOCK_BOOTTIME, milliseconds.
+    """
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class Maintenance:
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
         self._next_tokens_ms = now_ms
-        # internal topics' partitions that grow towards a full disk -> since when
+        # internal topics' partitions whose new replica has no space on its disk -> since when
         self._no_space: dict[tuple[bytes, int], int] = {}
         # by then every broker that cannot serve has reported it
         self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms
@@ -191,8 +193,8 @@ class Maintenance:
     # -- maintenance -------------------------------------------------------------------------------
 
     def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
-        """Carries out these moves a few at a time, then the remaining ones, until everything is
-        balanced. A new controller does not continue them; the operator must request a balance
+        """Begins these moves, a few at a time; when all are done, plans further ones until
+        everything is balanced. A new controller does not continue them; the operator must request a balance
         again.
         """
         self._moves = {(move.name, move.index): move for move in moves}
@@ -204,15 +206,15 @@ class Maintenance:
         previous one left.
         """
         return (
-            self._leaders_found(state, now_ms)
+            self._elect_leaders(state, now_ms)
             or self._retirements(state, now_ms)
-            or self._returned(state)
+            or self._cancel_replacements(state)
             or self._replace(state, now_ms)
             or self._grow(state, now_ms)
             or self._begin_moves(state)
         )
 
-    def _leaders_found(self, state: MetadataState, now_ms: int) -> list[Record]:
+    def _elect_leaders(self, state: MetadataState, now_ms: int) -> list[Record]:
         if now_ms < self._elects_from_ms:
             return []
         view = self.view(state)
@@ -243,7 +245,7 @@ class Maintenance:
             else []
         )
 
-    def _returned(self, state: MetadataState) -> list[Record]:
+    def _cancel_replacements(self, state: MetadataState) -> list[Record]:
         """Cancels the moves of replicas from a host that is back or no longer drained."""
         leaving = {node for node, broker in state.brokers.items() if broker.fenced or broker.draining}
         nodes = {

@@ -75,7 +75,7 @@ class Election:
             core.elected(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
-        """Timeout. While the own vote is being written to disk, no request for votes has been sent
+        """Timeout. While its own vote is being written to disk, no request for votes has been sent
         yet."""
         if self.core.is_vote_pending:
             self.deadline_ns = now_ns + self.core.settings.promise_ns // 4

@@ -464,8 +464,8 @@ class QuorumStore:
     # -- snapshots ---------------------------------------------------------------------------------
 
     def store_snapshot(self, meta: SnapshotMeta, state: bytes) -> None:
-        """Stores the own state at a committed offset: the log continues in a new file, and what the
-        snapshot covers is deleted. Raises OSError: the old log continues; FlushFailed.
+        """Stores this replica's state at a committed offset: the log continues in a new file, and
+        what the snapshot covers is deleted. Raises OSError: the old log continues; FlushFailed.
         """
         if self._snapshot is not None and meta.offset <= self._snapshot.offset:
             return

@@ -40,7 +40,7 @@ class UnderWay(msgspec.Struct, frozen=True):
 def under_way(settings: Settings) -> UnderWay:
     """Raises CliError."""
     with Broker(settings.bootstrap) as broker:
-        found = moves.under_way(broker)
+        found = moves.ongoing_moves(broker)
         topics = sorted({topic for topic, _ in found})
         shown: list[PlannedPartition] = []
         for name in topics[:TOPICS_MAX]:

@@ -19,7 +19,7 @@ from mqd.cli.inspection.diagnosis import (
     of_processes,
 )
 from mqd.cli.inspection.metrics_page import Sample
-from mqd.cli.offline_replicas import Place
+from mqd.cli.offline_replicas import OfflineReplica
 from mqd.cli.voters import Judged
 
 NOW_MS = 1_000_000_000_000
@@ -62,7 +62,7 @@ def test_a_healthy_cluster() -> None:
 def test_an_unhealthy_cluster() -> None:
     seen = cluster([3], Judged(NOW_MS, [3], [], 0))
     lacking = partitions([("t", 0, [3]), ("t", 1, [2])], {2: ["u-0"], 3: ["u-1"]})
-    place = Place("t-1", 2, ("/disk",))
+    place = OfflineReplica("t-1", 2, ("/disk",))
     assert report(of_cluster(seen, lacking, [place], NOW_MS - 3_600_000)) == [
         (Harm.OUTAGE, "t-1 is not served by node 2, which is in service: log directory /disk"),
         (Harm.OUTAGE, "without a leader, neither read nor written: 1 partition (t-0)"),

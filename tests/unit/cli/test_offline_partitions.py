@@ -62,11 +62,11 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DescribeLogDirsResp
 def test_host_and_directory_of_each_are_named(hosts) -> None:
     hosts["a:1"] = [directory("/d1", t=0), directory("/d2", FAILED)]
     hosts["b:1"] = [directory("/d3"), directory("/d4", FAILED), directory("/d5", FAILED)]
-    found = offline.places([("t", 0, (1, 3)), ("u", 4, (2, 9))], {1: "a:1", 2: "b:1", 3: "c:1"})
+    found = offline.offline_replicas([("t", 0, (1, 3)), ("u", 4, (2, 9))], {1: "a:1", 2: "b:1", 3: "c:1"})
     assert found == [
-        offline.Place("t-0", 1, ("/d1",)),
-        offline.Place("t-0", 3, ()),
-        offline.Place("u-4", 2, ("/d4", "/d5"), True),
+        offline.OfflineReplica("t-0", 1, ("/d1",)),
+        offline.OfflineReplica("t-0", 3, ()),
+        offline.OfflineReplica("u-4", 2, ("/d4", "/d5"), True),
     ]
     assert [place.text() for place in found] == [
         "t-0 is not served by node 1, which is in service: log directory /d1",
@@ -76,17 +76,17 @@ def test_host_and_directory_of_each_are_named(hosts) -> None:
 
 
 def test_hosts_are_queried_once_and_only_if_a_partition_has_no_leader(hosts) -> None:
-    assert offline.places([], {1: "a:1"}) == []
+    assert offline.offline_replicas([], {1: "a:1"}) == []
     hosts["a:1"] = [directory("/d1", FAILED)]
-    found = offline.places([("t", index, (1,)) for index in range(offline.SHOWN_MAX + 5)], {1: "a:1"})
+    found = offline.offline_replicas([("t", index, (1,)) for index in range(offline.SHOWN_MAX + 5)], {1: "a:1"})
     assert len(found) == offline.SHOWN_MAX and found[0].directories == ("/d1",)
 
 
 def test_one_broker_reports_only_its_own_partitions(hosts) -> None:
     """For `mqd status`, which never waits for long, and prints nothing without a response."""
-    assert offline.here("127.0.0.1", 1) == []
+    assert offline.offline_replicas_of("127.0.0.1", 1) == []
     hosts["127.0.0.1:1"] = [directory("/d1", t=0), directory("/d2", FAILED)]
-    found = offline.here("0.0.0.0", 1)
+    found = offline.offline_replicas_of("0.0.0.0", 1)
     assert [(place.partition, place.node, place.directories) for place in found] == [
         ("t-0", 1, ("/d1",)),
         ("t-2", 1, ("/d2",)),
@@ -113,7 +113,9 @@ def test_a_slow_host_delays_no_other_and_only_missing_partitions_are_queried(mon
             return SimpleNamespace(results=[directory("/d", FAILED)])
 
     monkeypatch.setattr(offline, "Broker", Broker)
-    found = offline.places([("t", 0, (1, 2)), ("t", 3, (1,)), ("u", 4, (3, 2))], {1: "a:1", 2: "b:1", 3: "c:1"})
+    found = offline.offline_replicas(
+        [("t", 0, (1, 2)), ("t", 3, (1,)), ("u", 4, (3, 2))], {1: "a:1", 2: "b:1", 3: "c:1"}
+    )
     assert [(one.partition, one.node) for one in found] == [("t-0", 1), ("t-0", 2), ("t-3", 1), ("u-4", 3), ("u-4", 2)]
     assert requested == {"a:1": [("t", [0, 3])], "b:1": [("t", [0]), ("u", [4])], "c:1": [("u", [4])]}
 
@@ -127,7 +129,7 @@ def test_requests_to_a_host_carry_the_users_identity(monkeypatch: pytest.MonkeyP
         lambda *_: users.append(client_security.current().settings.get("sasl.username")) or [],
     )
     with client_security.acting_as(ClientSecurity({"sasl.username": "bob"})):
-        offline.places([("t", 0, (1, 2))], {1: "a:1", 2: "b:1"})
+        offline.offline_replicas([("t", 0, (1, 2))], {1: "a:1", 2: "b:1"})
     assert users == ["bob", "bob"]
 
 

@@ -113,10 +113,10 @@ def test_status(systemd: list[str]) -> None:
 def test_invalid_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "letters, digits" in called("install", "--print", "--name", "../x").output
     monkeypatch.setattr(service.os, "geteuid", lambda: 1000)
-    assert "this takes root" in called("install").output
+    assert "this needs root" in called("install").output
 
 
 def test_a_login_user_causes_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(service.pwd, "getpwnam", lambda name: type("Entry", (), {"pw_uid": 1000}))
-    service._user("me", Path("/var/lib/mqd"))
+    service._create_user("me", Path("/var/lib/mqd"))
     assert "RemoveIPC" in capsys.readouterr().err

@@ -118,7 +118,7 @@ def test_repartition_topics_follow_each_other() -> None:
         ([subtopology(0, source_topics=["a"]), subtopology(0, source_topics=["b"])], "occurs twice"),
         (
             [subtopology(0, source_topics=["a"], copartition_groups=[Request.CopartitionGroup(source_topics=[1])])],
-            "has a topic that it lacks",
+            "refers to a topic that the subtopology does not have",
         ),
     ],
 )

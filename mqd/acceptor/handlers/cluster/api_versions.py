@@ -1,10 +1,10 @@
 """ApiVersions 0-4 (KIP-35, KIP-511, KIP-584): the APIs and versions that this broker supports.
 
 Workers answer from prebuilt bodies in the control segment (publish), so that a client can connect
-while the acceptor is down; refused requests come here. With transaction.version 2, clients that
-know it use transactions of version 2 (KIP-890): every transaction bumps the epoch, and partitions
-are added by their first Produce. The supported levels are in mqd/cluster/metadata/features.py, the
-current ones in the metadata (UpdateFeatures).
+while the acceptor is down; requests that they refuse are handled here. With transaction.version 2,
+clients that know it use transactions of version 2 (KIP-890): every transaction bumps the epoch, and
+partitions are added by their first Produce. The supported levels are in
+mqd/cluster/metadata/features.py, the current ones in the metadata (UpdateFeatures).
 """
 
 import re
@@ -21,13 +21,13 @@ from mqd.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 
 BODY_VERSIONS = range(5)
 UNKNOWN_VERSION_BODY = 7  # the entry that workers use when they do not know the requested version
-# Clients of older versions cannot read a lowest level of 0: they get only the current levels, not
-# the supported ones.
-KNOWS_LEVEL_ZERO = 4
-NAMES_CLIENT = 3
-# of share groups: advertised only where all hosts have them
+# Before this version, clients cannot parse a minimum level of 0: features that have one are not
+# among the supported ones then, and are listed with their current level only.
+LEVEL_ZERO_SINCE_VERSION = 4
+CLIENT_NAME_SINCE_VERSION = 3
+# APIs of share groups and of streams groups: advertised only when all hosts support them
 SHARE_GROUP_KEYS = frozenset({76, 77, 78, 79, 90, 91, 92})
-STREAMS_GROUP_KEYS = frozenset({88, 89})  # of streams groups: likewise
+STREAMS_GROUP_KEYS = frozenset({88, 89})
 CLIENT_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?")  # KIP-511
 
 
@@ -48,7 +48,7 @@ def _response(error: int, version: int, finalized: Mapping[str, int], epoch: int
     supported = [
         ApiVersionsResponse.SupportedFeature(name=feature.name, min_version=feature.first, max_version=feature.last)
         for feature in FEATURES.values()
-        if feature.first or version >= KNOWS_LEVEL_ZERO
+        if feature.first or version >= LEVEL_ZERO_SINCE_VERSION
     ]
     in_force = [
         ApiVersionsResponse.FinalizedFeature(name=name, max_version_level=level, min_version_level=level)
@@ -66,7 +66,7 @@ def _response(error: int, version: int, finalized: Mapping[str, int], epoch: int
 
 async def handle(context: Context, header: RequestHeader, request: ApiVersionsRequest) -> ApiVersionsResponse:
     names = (request.client_software_name, request.client_software_version)
-    if header.api_version >= NAMES_CLIENT and not all(CLIENT_NAME.fullmatch(name) for name in names):
+    if header.api_version >= CLIENT_NAME_SINCE_VERSION and not all(CLIENT_NAME.fullmatch(name) for name in names):
         return ApiVersionsResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     metadata = context.broker.metadata
     return _response(ErrorCode.NONE, header.api_version, metadata.features, metadata.features_version)

@@ -78,7 +78,7 @@ def of_topic(
         synonyms = [Synonym(name, _shown(row, config[name]), TOPIC_DYNAMIC)] if name in config else []
         if row.broker_name is not None:
             synonyms += _broker_synonyms(broker, BROKER[row.broker_name])
-        # the broker's value has another unit (log.retention.hours)
+        # the broker's setting has a different unit (log.retention.hours)
         if not synonyms or synonyms[0].value != effective[name]:
             synonyms.insert(
                 0,

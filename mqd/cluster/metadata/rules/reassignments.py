@@ -30,8 +30,8 @@ from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
-# An internal topic that grows towards a disk without space waits this long before it grows towards
-# a disk that has some.
+# How long a new replica of an internal topic waits for space on its disk before it is placed on
+# another host.
 GROW_ELSEWHERE_MS = 600_000
 
 
@@ -284,8 +284,8 @@ def grown_internal(
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Internal topics get the replication factor that a new topic would have by default, even if
     they are older than most hosts, as far as hosts have space: no replica is added on a full one.
-    Those that grow towards a disk that has failed, or that has had no space for so long that they
-    have `waited`, grow to another host with space. Without the wait, a disk that the copy itself
+    A new replica whose disk has failed, or has had no space for so long that it has `waited`, is
+    placed on another host with space. Without the wait, a disk that the copy itself
     has filled, and that has space again when the copy is deleted, would be chosen over and over.
     """
     nodes = view.nodes()

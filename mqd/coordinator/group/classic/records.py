@@ -201,8 +201,8 @@ def _decode_member(reader: _Reader, version: int) -> MemberRecord:
 
 
 def subscribed_topics(subscription: bytes) -> list[str]:
-    """The topics of a consumer's subscription (version int16, topics: count int32, strings): every
-    version begins so. Raises ValueError.
+    """The topics of a consumer's subscription. Every version begins with them (version int16,
+    topics: count int32, strings). Raises ValueError.
     """
     reader = _Reader(subscription)
     reader.number(_I16)

@@ -18,7 +18,7 @@ from mqd.coordinator.group.consumer.cluster import Reader
 METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, REGULAR_EXPRESSION = 3, 4, 5, 6, 7, 8, 16
 KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)
 
-EPOCH_MIN = -2  # of a static member that left
+EPOCH_MIN = -2  # epoch of a static member that has left
 # Highest plausible epoch of a record: no group reaches it, and later epochs must fit into an
 # int32.
 EPOCH_MAX = 2**31 - 2**16
@@ -55,8 +55,8 @@ class Description(msgspec.Struct, frozen=True):
     rebalance_timeout_ms: int
     server_assignor: str | None
     classic: ClassicMetadata | None = None
-    # of a member with an expression, where there are rights: the principal whose rights limit the
-    # matching topics
+    # only of a member that subscribes by regular expression, where ACLs are enabled: the principal
+    # whose rights limit the matching topics
     reader: Reader | None = None
 
 
@@ -141,7 +141,7 @@ def decode_target_epoch(value: bytes) -> int:
 
 def epoch_of(epoch: int, lowest: int = 0) -> int:
     if not lowest <= epoch <= EPOCH_MAX:
-        raise ValueError(f"an epoch of {epoch}")
+        raise ValueError(f"epoch {epoch} is outside {lowest} to {EPOCH_MAX}")
     return epoch
 
 

@@ -14,7 +14,7 @@ from mqd.coordinator.group.consumer.records import Partitions, epoch_of, listed,
 from mqd.coordinator.schema import key_type_of
 
 MEMBER, METADATA, TARGET_METADATA, TARGET_MEMBER, CURRENT, STATES = range(10, 16)
-STABLE = 0  # of MemberState; a member of a share group knows no other
+STABLE = 0  # the only MemberState of members of share groups
 
 _MEMBER, _GROUP = records.SHARE_GROUP_MEMBER_METADATA, records.SHARE_GROUP_METADATA
 _TARGET_EPOCH, _TARGET = (records.SHARE_GROUP_TARGET_ASSIGNMENT_METADATA, records.SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER)

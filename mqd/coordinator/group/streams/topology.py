@@ -52,7 +52,7 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def topic_names(self) -> tuple[str, ...]:
-        """Of every topic that it reads or keeps its state in, sorted."""
+        """Names of all topics that it reads or keeps its state in, sorted."""
         changelogs = {topic.name for one in self.subtopologies for topic in one.changelogs}
         return tuple(sorted(changelogs.union(*(one.inputs for one in self.subtopologies))))
 
@@ -108,7 +108,10 @@ def parse(message: Any) -> Topology:
             for group in one.copartition_groups
             for number in group.repartition_source_topics
         ):
-            raise InvalidTopology(f"A copartition group of subtopology {one.subtopology_id} has a topic that it lacks.")
+            raise InvalidTopology(
+                f"A copartition group of subtopology {one.subtopology_id} refers to a topic that the subtopology does"
+                " not have."
+            )
         if not one.source_topics and not one.repartition_source_topics:
             raise InvalidTopology(f"Subtopology {one.subtopology_id} does not contain any source topics.")
         found[one.subtopology_id] = Subtopology(
@@ -141,8 +144,8 @@ def _internal(topics: Iterable[Any]) -> tuple[InternalTopic, ...]:
 
 def _copartitioned(message: Any) -> tuple[CopartitionGroup, ...]:
     """The lists are sorted, so their indexes change."""
-    sources = _places(message.source_topics)
-    repartitions = _places([topic.name for topic in message.repartition_source_topics])
+    sources = _sorted_indexes(message.source_topics)
+    repartitions = _sorted_indexes([topic.name for topic in message.repartition_source_topics])
     groups = (
         CopartitionGroup(
             tuple(sorted(sources[number] for number in one.source_topics)),
@@ -153,7 +156,8 @@ def _copartitioned(message: Any) -> tuple[CopartitionGroup, ...]:
     return tuple(sorted(groups, key=lambda group: (group.source_topics, group.repartition_sources)))
 
 
-def _places(names: list[str]) -> dict[int, int]:
+def _sorted_indexes(names: list[str]) -> dict[int, int]:
+    """Index in `names` -> index after sorting."""
     order = sorted(range(len(names)), key=names.__getitem__)
     return {number: place for place, number in enumerate(order)}
 
@@ -200,7 +204,7 @@ def _fixed(topology: Topology) -> dict[str, int]:
     }
 
 
-def _open(topology: Topology, counts: Mapping[str, int]) -> set[str]:
+def _uncounted(topology: Topology, counts: Mapping[str, int]) -> set[str]:
     """Repartition topics whose count is not known yet."""
     return {
         topic.name for one in topology.subtopologies for topic in one.repartition_sources if topic.name not in counts
@@ -209,14 +213,14 @@ def _open(topology: Topology, counts: Mapping[str, int]) -> set[str]:
 
 def _require_sinks(topology: Topology, fixed: Mapping[str, int]) -> None:
     sinks = {name for one in topology.subtopologies for name in one.repartition_sinks}
-    for name in sorted(_open(topology, fixed)):
+    for name in sorted(_uncounted(topology, fixed)):
         if name not in sinks:
             raise InvalidTopology(
                 "Failed to compute number of partitions for all repartition topics, because a repartition source topic"
                 " is never used as a sink topic."
             )
     solved = set(fixed)
-    while rest := _open(topology, dict.fromkeys(solved, 1)):
+    while rest := _uncounted(topology, dict.fromkeys(solved, 1)):
         found = {name for name in rest if _writers_known(topology, name, solved)}
         if not found:
             raise InvalidTopology(
@@ -236,7 +240,7 @@ def _writers_known(topology: Topology, name: str, solved: set[str]) -> bool:
 
 
 def _derive(topology: Topology, counts: dict[str, int], existing: CountOf) -> None:
-    while rest := _open(topology, counts):
+    while rest := _uncounted(topology, counts):
         for name in sorted(rest):
             if _writers_known(topology, name, set(counts)):
                 counts[name] = max(
