@@ -64,10 +64,10 @@ class Certificates:
     async def run(self) -> None:
         """Until cancelled."""
         while self._sources:
-            await asyncio.to_thread(self.look, datetime.datetime.now(datetime.UTC))
+            await asyncio.to_thread(self.check, datetime.datetime.now(datetime.UTC))
             await asyncio.sleep(POLL_S)
 
-    def look(self, now: datetime.datetime) -> None:
+    def check(self, now: datetime.datetime) -> None:
         seen = [file_state(path) for path in self._files]
         if seen != self._seen or not self._found:
             self._seen = seen

@@ -131,7 +131,9 @@ class Issuer:
 
 
 class OauthExchange:
-    """A refused token gets the response of RFC 7628; the client's reply to it, one byte, fails."""
+    """A refused token gets the response of RFC 7628; the client's one-byte reply to it ends the
+    exchange with the failure.
+    """
 
     def __init__(self, issuer: Issuer, run_in_thread: RunInThread) -> None:
         self._issuer, self._run_in_thread = issuer, run_in_thread

@@ -36,7 +36,7 @@ KEPT_BYTES_MAX = 64 << 20
 
 
 class Timer:
-    """The partitions of one host's schedules. `wake`: makes the process look again; called by any
+    """The partitions of one host's schedules. `wake`: makes the process call update() again; from any
     thread.
     """
 
@@ -50,8 +50,10 @@ class Timer:
         self._status_at = 0.0
         self._has_news = False  # that are not published
 
-    def look(self) -> bool:
-        """False: there has been no schedule for a while."""
+    def update(self) -> bool:
+        """Starts and stops partitions as run/schedules.json says. False: there has been no schedule for
+        IDLE_S.
+        """
         try:
             about = (self._places.run_dir / schedule_board.SCHEDULES).stat()
             seen = about.st_ino, about.st_mtime_ns
@@ -70,7 +72,7 @@ class Timer:
         return now - self._wanted_at < IDLE_S
 
     def wait_s(self) -> float | None:
-        """When to look again, unless woken before; None: only then."""
+        """How long until the next update(), unless woken before; None: until woken."""
         if self._ending:
             return ENDING_S
         now = time.monotonic()
@@ -158,7 +160,7 @@ def main() -> int:
         signal.signal(number, lambda *_: stopping.set())
     timer = Timer(places, lambda: _wake(wake_fd))
     while not stopping.is_set():
-        if not timer.look():
+        if not timer.update():
             log.info("timer ended", reason="there is no schedule any more")
             return 0
         if select.select([wake_fd], [], [], timer.wait_s())[0]:

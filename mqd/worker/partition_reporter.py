@@ -114,12 +114,12 @@ class PartitionReporter:
     async def run(self) -> None:
         """Runs until cancelled."""
         async for _ in self._quiet.ticks(TICK_S, self._is_needed):
-            self.look()
+            self.check()
 
     def _is_needed(self) -> bool:
         return bool(self._catalog.retiring) or any(one.recovering for one in self._catalog.assigned.values())
 
-    def look(self) -> None:
+    def check(self) -> None:
         for key, assignment in list(self._catalog.assigned.items()):
             if assignment.leader == assignment.node_id:
                 self._recovered(

@@ -292,7 +292,7 @@ static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *ba
         mqd_list_remove(&batch->node);
         mqd_producer_batch_free(producer, batch);
     } else if (error ==
-               MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER) { /* it is written, but the broker does not remember where */
+               MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER) { /* in the log, at an offset that the broker does not know */
         settle_outcome(producer, batch, 0, -1, -1);
     } else {
         settle_outcome(producer, batch, error, base_offset, log_append_time_ms);

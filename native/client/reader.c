@@ -184,7 +184,7 @@ int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int6
 }
 
 /* Sets `bounds`, or returns why nothing can be read. */
-static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, struct mqd_read_state *state)
+static uint32_t find_bounds(struct mqd_segment_reader *reader, struct bounds *bounds, struct mqd_read_state *state)
 {
     struct mqd_partition_view view;
     *bounds = (struct bounds){.end_offset = INT64_MAX, .high_watermark_segment = INT64_MAX};
@@ -435,7 +435,7 @@ static int continue_in_next_segment(struct walk *walk, uint32_t *stop)
     int result = query_segment(walk->reader, walk->state);
     *stop = walk->state->stop;
     if (result == 0 && *stop == STOP_NONE)
-        *stop = look(walk->reader, &walk->bounds, walk->state);
+        *stop = find_bounds(walk->reader, &walk->bounds, walk->state);
     return result;
 }
 
@@ -493,7 +493,7 @@ static int step(struct walk *walk, uint32_t *stop)
 static int run(struct walk *walk)
 {
     struct mqd_segment_reader *reader = walk->reader;
-    uint32_t stop = look(reader, &walk->bounds, walk->state);
+    uint32_t stop = find_bounds(reader, &walk->bounds, walk->state);
     struct mqd_segment_mapping *mapping = NULL;
     while (stop == STOP_NONE) {
         mapping = reader->mapping;

@@ -221,8 +221,8 @@ int mqd_client_park(struct mqd_client *client, const struct mqd_client_position 
             at = put_partition(at, &positions[i]);
         *at++ = 0;
     }
-    *at++ = 1; /* nothing forgotten */
-    *at++ = 1; /* no rack */
+    *at++ = 1; /* no forgotten topics */
+    *at++ = 1; /* rack id: empty */
     *at++ = 0;
     int result = mqd_client_submit(client, frame, (uint32_t)(at - frame));
     free(frame);

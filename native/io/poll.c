@@ -115,7 +115,7 @@ static int64_t now_ns(void)
 }
 
 /* The pool's completions get at most half of the room, so that neither source starves the other. */
-static int look(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns)
+static int collect_events(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns)
 {
     int count = mqd_pool_collect(poll->pool, events, count_max > 1 ? count_max / 2 : 1);
     if (count == count_max)
@@ -133,8 +133,8 @@ int mqd_poll_wait(struct mqd_poll *poll, struct mqd_poll_event *events, int coun
     int64_t deadline_ns = timeout_ns > 0 ? now_ns() + timeout_ns : 0;
     for (;;) {
         if (mqd_load_relaxed(&poll->interrupted) && mqd_exchange(&poll->interrupted, 0))
-            return look(poll, events, count_max, 0);
-        int count = look(poll, events, count_max, timeout_ns);
+            return collect_events(poll, events, count_max, 0);
+        int count = collect_events(poll, events, count_max, timeout_ns);
         if (count != 0 || timeout_ns == 0)
             return count;
         if (timeout_ns < 0)

@@ -1,4 +1,4 @@
-/* What is persisted of a share-partition's state, and loaded. See share/state.h. */
+/* Writing a share-partition's state as runs of offsets, and loading it. See share/state.h. */
 #include "share/internal.h"
 
 /* Appends an offset's key to runs. false: they are full. */

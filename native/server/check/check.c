@@ -116,7 +116,7 @@ static int16_t topic_gone_error(const struct mqd_request *request)
 
 /* ---- order ---- */
 
-static void read_order(struct mqd_reactor *r, struct mqd_request *request)
+static void fill_order(struct mqd_reactor *r, struct mqd_request *request)
 {
     const struct mqd_produce_request *produce = r->producing;
     if (request->order_read)
@@ -133,7 +133,7 @@ static void read_order(struct mqd_reactor *r, struct mqd_request *request)
 
 void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append)
 {
-    read_order(r, append->request);
+    fill_order(r, append->request);
     if (!append->ordered)
         append->request->undecided++;
     append->ordered = 1;
@@ -212,7 +212,7 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
                               const char **message)
 {
-    read_order(r, request);
+    fill_order(r, request);
     if (request->order.transactional_id.size_bytes < 0) {
         *message = "a transactional batch in a request without transactional id";
         return MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;

@@ -268,13 +268,13 @@ enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *parser
 {
     *taken = 0;
     for (;;) {
-        uint32_t there = size_bytes - *taken < parser->frame_left ? size_bytes - *taken : parser->frame_left;
+        uint32_t available = size_bytes - *taken < parser->frame_left ? size_bytes - *taken : parser->frame_left;
         if (parser->phase == PHASE_RECORDS)
-            return there ? MQD_PARSED_RECORDS : MQD_PARSED_MORE;
+            return available ? MQD_PARSED_RECORDS : MQD_PARSED_MORE;
         if (parser->phase == PHASE_OVER)
             return MQD_PARSED_END;
-        bool complete = there == parser->frame_left || there >= MQD_PARSED_STEP_BYTES_MAX;
-        struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes + *taken, there);
+        bool complete = available == parser->frame_left || available >= MQD_PARSED_STEP_BYTES_MAX;
+        struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes + *taken, available);
         if (take_step(parser, &cursor))
             return complete ? MQD_PARSED_WRONG : MQD_PARSED_MORE;
         uint32_t used = (uint32_t)(cursor.at - cursor.begin);

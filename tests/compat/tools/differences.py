@@ -29,8 +29,8 @@ class Allowed:
 
 
 MIN_ISR = (
-    "`min.insync.replicas` of a topic follows its number of replicas; Kafka gives the cluster a default of 1. A"
-    " reassignment writes out the number in force"
+    "`min.insync.replicas` of a topic follows its number of replicas, and descriptions show the effective number;"
+    " Kafka gives the cluster a default of 1"
 )
 SYNONYMS = (
     "mqd lists the default of a setting as its last synonym, also where Kafka has none, and converts"

@@ -34,7 +34,7 @@ def configs_topic(side: Side) -> None:
     side.run("configs", "--topic", "set", "--describe")
 
 
-@story("configs", "of a topic: all, with where each comes from")
+@story("configs", "of a topic: all, with their sources")
 def configs_topic_all(side: Side) -> None:
     side.topic("everything", "--config", "retention.ms=5")
     side.run("configs", "--topic", "everything", "--describe", "--all", unordered=True)

@@ -371,7 +371,7 @@ class Retirement:
         )
 
     def _look(self, worker: ClusterWorker) -> None:
-        self._reporter[worker].look()
+        self._reporter[worker].check()
         self.kernel.after(worker.cluster_host.clock.true_delay(int(TICK_S * 1e9)), worker.process, self._look, worker)
 
     def on_produce(

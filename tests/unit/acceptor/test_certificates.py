@@ -66,24 +66,24 @@ def test_each_stage_is_logged_once_and_a_new_certificate_ends_it(tmp_path: Path,
         },
     )
     watched, now = Certificates(config), datetime.datetime.now(datetime.UTC)
-    watched.look(now)
-    watched.look(now + SECOND)
+    watched.check(now)
+    watched.check(now + SECOND)
     assert [level for level, _ in logged] == ["warning", "warning"]
     assert "of listener SSL expires soon" in logged[0][1] and "of listener METRICS" in logged[1][1]
     assert watched.ends["METRICS"] == pytest.approx((now + 3 * DAY).timestamp(), abs=60)
     logged.clear()
-    watched.look(now + 3 * DAY)
+    watched.check(now + 3 * DAY)
     assert [level for level, _ in logged] == ["warning", "error"]
     assert "'days_left': 5" in logged[0][1] and "METRICS has expired" in logged[1][1]
     logged.clear()
     authority.issue("broker", days=9).write(tmp_path / "new").replace(keystore)
     (tmp_path / "metrics.p12").write_bytes(b"nonsense")
-    watched.look(now)
+    watched.check(now)
     assert [level for level, _ in logged] == ["warning", "warning"]  # another certificate; the certificate in use
     assert set(watched.ends) == {"SSL", "METRICS"}
 
 
 def test_a_broker_without_tls_has_nothing_to_watch() -> None:
     watched = Certificates(load_broker(None, {}, {}))
-    watched.look(NOW)
+    watched.check(NOW)
     assert watched.ends == {}

@@ -63,12 +63,12 @@ def test_served_partitions(places: paths.Layout, monkeypatch: pytest.MonkeyPatch
 
     def look(*topics: ScheduleTopic) -> list[tuple[str, int, str, int]]:
         schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, list(topics)))
-        assert timer.look()
+        assert timer.update()
         return sorted(
             (one.topic.topic, one.index, one.topic.target, one.topic.led[one.index]) for one in FakeTimer.alive
         )
 
-    assert timer.look() and not FakeTimer.alive
+    assert timer.update() and not FakeTimer.alive
     assert look(schedule(TOPIC, {0: 5, 2: 6}), schedule(OTHER, {})) == [("t", 0, "orders", 5), ("t", 2, "orders", 6)]
     kept = next(one for one in FakeTimer.alive if one.index == 0)
     # another leader epoch or another target restarts the timer; unchanged ones continue
@@ -77,29 +77,29 @@ def test_served_partitions(places: paths.Layout, monkeypatch: pytest.MonkeyPatch
     assert look(schedule(TOPIC, {0: 5}, "elsewhere")) == [("t", 0, "elsewhere", 5)]
     assert kept not in FakeTimer.alive
     now += 1.0
-    assert timer.look() and [one.topic for one in schedule_board.read_status(places.run_dir)] == ["t"]
+    assert timer.update() and [one.topic for one in schedule_board.read_status(places.run_dir)] == ["t"]
     assert look() == []
     now += IDLE_S
-    assert not timer.look(), "there was no schedule for a minute"
+    assert not timer.update(), "there was no schedule for a minute"
 
 
 def test_it_sleeps_until_there_is_something_to_do(places: paths.Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     now, woken = 1000.0, []
     monkeypatch.setattr("mqd.timer.__main__.time.monotonic", lambda: now)
     timer = Timer(places, lambda: woken.append(now))
-    assert timer.look() and timer.wait_s() == IDLE_S
+    assert timer.update() and timer.wait_s() == IDLE_S
     schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, [schedule(TOPIC, {0: 5})]))
-    assert timer.look() and timer.wait_s() == STATUS_S, "its status was published just now"
+    assert timer.update() and timer.wait_s() == STATUS_S, "its status was published just now"
     now += STATUS_S
-    assert timer.look() and timer.wait_s() is None
+    assert timer.update() and timer.wait_s() is None
     (partition_timer,) = FakeTimer.alive
     for _ in range(3):
         partition_timer.on_news()
     assert woken == [now], "once, until it has looked"
     now += 0.25
-    assert timer.look() and timer.wait_s() == STATUS_S - 0.25
+    assert timer.update() and timer.wait_s() == STATUS_S - 0.25
     now += 0.75
-    assert timer.look() and timer.wait_s() is None
+    assert timer.update() and timer.wait_s() is None
 
 
 def test_a_timer_that_runs_is_found_and_woken(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_indexes_of_deleted_topics_are_removed(places: paths.Layout) -> None:
     for topic_id in (TOPIC, OTHER):
         Index(Directory(places.data_dir / "timer" / f"{topic_id.hex()}-0")).save(0)
     schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, [schedule(TOPIC, {})]))
-    assert Timer(places).look()
+    assert Timer(places).update()
     assert [path.name for path in (places.data_dir / "timer").iterdir()] == [f"{TOPIC.hex()}-0"]
 
 

@@ -59,7 +59,7 @@ class Bench:
     def pass_time(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now_s += 1
-            self.reporter.look()
+            self.reporter.check()
 
     def propose(self, sequence: int = 1) -> None:
         self.reporter.on_proposal(SimpleNamespace(slot=5, proposal=Proposal(sequence, 5, 4, 7, ((2, 5), (3, 5)))))
@@ -71,7 +71,7 @@ def test_a_proposal_goes_to_the_controller_and_its_result_to_the_reactor() -> No
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5), (3, 5)], 1)]
     bench.reporter.on_response(InSyncResponse(TOPIC, 0, 4, 1, 55))
     assert bench.reported == [("in_sync_response", 5, 1, 4, 55)]
-    bench.reporter.look()
+    bench.reporter.check()
     assert len(bench.sent) == 1, "there is nothing else to report"
 
 
@@ -80,20 +80,20 @@ def test_closed_partitions_are_not_reported() -> None:
     bench.partitions.open.clear(), bench.partitions.by_slot.clear()
     bench.propose()
     bench.reporter.on_response(InSyncResponse(TOPIC, 0, 4, 1, 0))
-    bench.reporter.look()
+    bench.reporter.check()
     assert bench.sent == bench.reported == []
 
 
 def test_an_unclean_leader_reports_its_recovery_until_acknowledged() -> None:
     bench = Bench(recovering=True)
     for _ in range(2):
-        bench.reporter.look()
+        bench.reporter.check()
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5)], 0, True)] * 2
     bench.reporter.on_response(InSyncResponse(TOPIC, 0, 4, 0, 0))
     assert bench.reported == [], "the reactor has not requested it"
     bench.propose()
     assert bench.sent[-1].recovered and bench.sent[-1].sequence == 1
-    bench.reporter.look()
+    bench.reporter.check()
     assert len(bench.sent) == 3, "the reactor's own proposals say it from now on, and in order"
     bench.catalog.on_message(PartitionsPut(2, TOPIC, [bench.partition()]))
     bench.propose(2)
@@ -103,16 +103,16 @@ def test_an_unclean_leader_reports_its_recovery_until_acknowledged() -> None:
 def test_a_follower_does_not_report_recovery() -> None:
     bench = Bench(leader=1, recovering=True, retiring=2)
     bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
-    bench.reporter.look()
+    bench.reporter.check()
     assert bench.sent == []
 
 
 def test_a_retiring_partition_is_reported_when_it_is_empty() -> None:
     bench = Bench(retiring=2)
-    bench.reporter.look()
+    bench.reporter.check()
     assert bench.sent == []
     bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
-    bench.reporter.look()
+    bench.reporter.check()
     assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)]
 
 
