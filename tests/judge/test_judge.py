@@ -1,4 +1,4 @@
-"""mqd compared with Apache Kafka: a share in the quick tier, every API and version in the slow one."""
+"""mqd compared with Apache Kafka: a share of the cases. `python -m tests.judge` runs every API and version."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """A migration from Apache Kafka to mqd with MirrorMaker 2, as described in
 docs/migrating-from-kafka.md: records, topic configurations, topic ACLs and offsets of groups, each
-record once while MirrorMaker and the broker are killed; then the consumers continue on mqd.
+record once while MirrorMaker and the broker are killed; then the consumers continue on mqd. And the
+way back, from mqd to Apache Kafka.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -140,12 +141,16 @@ def rules(admin: AdminClient) -> set[tuple[str, AclOperation]]:
     return {(rule.principal, rule.operation) for rule in admin.describe_acls(everything).result(60)}
 
 
-def settings(directory: Path, kafka: str, mqd: str) -> str:
+def settings_of_page(first: str) -> dict[str, str]:
+    """The block of properties of docs/migrating-from-kafka.md that begins with `first`."""
+    page = re.search(rf"```properties\n({re.escape(first)} = .*?)```", PAGE.read_text(), re.DOTALL)
+    assert page is not None, f"{PAGE} has no settings of MirrorMaker that begin with {first}"
+    return dict(line.split(" = ", 1) for line in page[1].splitlines() if line and not line.startswith("#"))
+
+
+def settings(directory: Path, old: str, new: str, more: Mapping[str, str] = {}) -> str:
     """The file of docs/migrating-from-kafka.md, with these brokers, and with shorter intervals."""
-    page = re.search(r"```properties\n(clusters = .*?)```", PAGE.read_text(), re.DOTALL)
-    assert page is not None, f"{PAGE} has no settings of MirrorMaker"
-    lines = dict(line.split(" = ", 1) for line in page[1].splitlines() if line and not line.startswith("#"))
-    lines |= {"old.bootstrap.servers": kafka, "new.bootstrap.servers": mqd}
+    lines = {**settings_of_page("clusters"), **more, "old.bootstrap.servers": old, "new.bootstrap.servers": new}
     lines = {name: "1" if name.endswith("replication.factor") else text for name, text in lines.items()}
     repeated = ("refresh.topics", "refresh.groups", "sync.topic.configs", "sync.topic.acls")
     lines |= {f"{name}.interval.seconds": "2" for name in repeated}
@@ -257,3 +262,41 @@ def test_a_migration_from_kafka(start_broker, kafka: KafkaCluster, tmp_path: Pat
         assert message.key() == f"{message.partition()} {number}".encode()
         assert message.headers() == [("number", str(number).encode()), ("empty", b""), ("null", None)]
         assert message.timestamp() == (TIMESTAMP_CREATE_TIME, FIRST_MS + number)
+
+
+def test_the_way_back(start_broker, kafka: KafkaCluster, tmp_path: Path) -> None:
+    home = build_java(Path(__file__).parent / "connect", "programs-connect")
+    broker: Broker = start_broker(workers=2, config=RIGHTS)
+    at_kafka, at_mqd = (AdminClient({"bootstrap.servers": one.bootstrap}) for one in (kafka, broker))
+    own = {"flush.on.ack": "true", "record.validation": "all", "replica.lag.max.messages": "100000"}
+    at_mqd.create_topics([NewTopic("orders", PARTITIONS, 1, config=CONFIG | own)])["orders"].result(60)
+    place(broker.bootstrap, range(STAGE))
+    place_aborted(broker.bootstrap)
+    consume(broker.bootstrap, "billing", STAGE - 1)
+    excluded = settings_of_page("config.properties.exclude")
+    command = java_program(
+        home,
+        "org.apache.kafka.connect.mirror.MirrorMaker",
+        settings(tmp_path, broker.bootstrap, kafka.bootstrap, excluded),
+        heap="512m",
+    )
+    with Program(command, tmp_path / "mirror.out") as mirror:
+
+        def wait_for(what: str, condition: Callable[[], bool]) -> None:
+            try:
+                wait_until(condition, PATIENCE_S, lambda: what)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{mirror.tail()}") from None
+
+        wait_for("the topic is at Kafka", lambda: "orders" in at_kafka.list_topics(timeout=60).topics)
+        with closing(CommittedReader(kafka.bootstrap, {"orders": PARTITIONS})) as reader:
+            reader.read_until(PARTITIONS * STAGE, PATIENCE_S, [mirror])
+            mirror.restart()
+            place(broker.bootstrap, range(STAGE, 2 * STAGE))
+            reader.read_until(PARTITIONS * 2 * STAGE, PATIENCE_S, [mirror])
+            reader.read(3.0)  # records that should not exist
+            expected = [value(number) for number in range(2 * STAGE)]
+            wrong = difference({("orders", index): expected for index in range(PARTITIONS)}, reader.values)
+            assert not wrong, f"{wrong}\n{mirror.tail()}"
+        wait_for("the topic's configuration", lambda: values_of_config(at_kafka) == CONFIG)
+        wait_for("the group is translated", lambda: len(committed(at_kafka, "billing")) == PARTITIONS)

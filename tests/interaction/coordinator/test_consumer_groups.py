@@ -231,7 +231,7 @@ def test_expressions_and_new_topics(admin: AdminClient, consumers: Callable[...,
 
 
 def test_an_expression_matches_internal_topics_too(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
-    """As with Apache Kafka 4.2 (tests/compat/test_kafka_answers.py)."""
+    """As with Apache Kafka 4.2."""
     topic = create(admin, name("t"), 1)
     member = consumers(name("g"), "^.*")
     wait(lambda: {(topic, 0), ("__consumer_offsets", 0)} <= held(member), member)
