@@ -107,7 +107,7 @@ def test_templates_respect_the_content_security_policy() -> None:
         ({"host": "0.0.0.0", "certificate": Path("c"), "key": Path("k")}, SASL, "--allow-host"),
         ({"key": Path("k")}, SASL, "--tls-key goes with --tls-certificate"),
         ({}, ClientSecurity({"security.protocol": "SSL", "ssl.certificate.location": "c"}), "have a certificate"),
-        ({}, ClientSecurity({"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"}), "by a password"),
+        ({}, ClientSecurity({"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"}), "with a password"),
     ],
 )
 def test_requests_without_a_valid_session_are_refused(changed: dict, security: ClientSecurity, reason: str) -> None:

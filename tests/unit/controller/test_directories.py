@@ -206,7 +206,7 @@ def test_lost_metadata_beside_a_hung_log_directory_are_refused(hung: list[str], 
 def test_a_loop_that_ends_does_not_wait_for_a_hung_file_system(systems: FileSystems) -> None:
     systems.hung.add("/a")
     run(Measures([entry("a")]).take())
-    assert systems.hung and any(thread.daemon and thread.name == "asking" for thread in threading.enumerate())
+    assert systems.hung and any(thread.daemon and thread.name == "blocking-query" for thread in threading.enumerate())
 
 
 def test_the_controllers_ticks_do_not_wait_for_a_file_system(
