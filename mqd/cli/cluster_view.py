@@ -81,7 +81,8 @@ def ago(timestamp_ms: int, now_ms: int) -> str:
 
 class Partitions:
     """Partitions with missing leaders or replicas, over all topics; names like flights-0. Raises
-    CliError. `answer`: the brokers' response about all topics, if already received; spares count as in sync (mqd/cli/inspection/spares.py).
+    CliError. `response`: the brokers' response about all topics, if already received. Spares count
+    as in sync (mqd/cli/inspection/spares.py).
     """
 
     def __init__(self, settings: Settings, response: Any = None) -> None:

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,14 @@ def settings(directory: Path, old: str, new: str, more: Mapping[str, str] = {}) 
     return str(path)
 
 
+def wait_with(mirror: Program, what: str, condition: Callable[[], bool]) -> None:
+    """Raises AssertionError with the end of MirrorMaker's output."""
+    try:
+        wait_until(condition, PATIENCE_S, lambda: what)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{mirror.tail()}") from None
+
+
 @pytest.fixture
 def kafka(tmp_path: Path) -> Iterator[KafkaCluster]:
     (tmp_path / "kafka").mkdir()
@@ -203,13 +212,7 @@ def test_a_migration_from_kafka(start_broker, kafka: KafkaCluster, tmp_path: Pat
         heap="512m",
     )
     with Program(command, tmp_path / "mirror.out") as mirror:
-
-        def wait_for(what: str, condition: Callable[[], bool]) -> None:
-            try:
-                wait_until(condition, PATIENCE_S, lambda: what)
-            except AssertionError as error:
-                raise AssertionError(f"{error}\n{mirror.tail()}") from None
-
+        wait_for = partial(wait_with, mirror)
         place(kafka.bootstrap, range(STAGE))
         place_aborted(kafka.bootstrap)
         wait_for("the topic is at mqd", lambda: "orders" in at_mqd.list_topics(timeout=60).topics)
@@ -281,13 +284,7 @@ def test_the_way_back(start_broker, kafka: KafkaCluster, tmp_path: Path) -> None
         heap="512m",
     )
     with Program(command, tmp_path / "mirror.out") as mirror:
-
-        def wait_for(what: str, condition: Callable[[], bool]) -> None:
-            try:
-                wait_until(condition, PATIENCE_S, lambda: what)
-            except AssertionError as error:
-                raise AssertionError(f"{error}\n{mirror.tail()}") from None
-
+        wait_for = partial(wait_with, mirror)
         wait_for("the topic is at Kafka", lambda: "orders" in at_kafka.list_topics(timeout=60).topics)
         with closing(CommittedReader(kafka.bootstrap, {"orders": PARTITIONS})) as reader:
             reader.read_until(PARTITIONS * STAGE, PATIENCE_S, [mirror])

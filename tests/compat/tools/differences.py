@@ -46,8 +46,8 @@ SHARE_START = (
 )
 TIERED = (
     "not in mqd: tiered storage and its settings. `flush.on.ack`, `record.validation`, `replica.lag.max.messages`,"
-    " `schedule.*`, `queue.delete.on.ack`, `queue.memory.bytes`, `share.priority`, `view.*`, `dedup.*` and `acks.replicas`"
-    " are mqd's own,"
+    " `schedule.*`, `queue.delete.on.ack`, `queue.memory.bytes`, `share.priority`, `view.*`, `dedup.*`"
+    " and `acks.replicas` are mqd's own,"
     " `errors.deadletterqueue.group.enable` is Kafka 4.4's"
 )
 INTERNAL = "internal topics have explicit settings of mqd's own"
@@ -89,7 +89,7 @@ ALLOWED = (
         TIERED,
         "configs: of a topic: all.*",
         lines=r"out ((local|remote|schedule)\.[\w.]+|flush\.on\.ack|record\.validation|replica\.lag\.max\.messages"
-        r"|queue\.delete\.on\.ack|share\.priority|view\.[a-z]+|dedup\.[a-z.]+|acks\.replicas"
+        r"|queue\.(?:delete\.on\.ack|memory\.bytes)|share\.priority|view\.[a-z]+|dedup\.[a-z.]+|acks\.replicas"
         r"|errors\.deadletterqueue\.group\.enable)=.*",
     ),
     Allowed(TEXTS, "topics: names (and|that).*", lines=r"out Error while executing topic command : Topic .*"),
