@@ -75,7 +75,7 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     )
     yield GaugeMetricFamily(
         "mqd_partitions_under_replicated",
-        "Partitions led here with a replica that is not in sync; spares (acks.replicas) on hosts in service do not count",
+        "Partitions led here with a replica out of sync; spares (acks.replicas) on hosts in service do not count",
         value=under_replicated,
     )
     yield GaugeMetricFamily(

@@ -25,7 +25,7 @@ from mqd.client.shm.partitions import Phase
 from mqd.client.shm.reading import Problem
 from mqd.client.tcp.consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
-from tests.unit.client.client_consumer import TOPIC, ConsumerWorld, interrupt_consume, make, places  # noqa: F401 (fixtures)
+from tests.unit.client.client_consumer import TOPIC, ConsumerWorld, interrupt_consume, make, places  # noqa: F401
 
 # -- consume() -------------------------------------------------------------------------------------
 
