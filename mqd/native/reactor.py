@@ -122,7 +122,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     share_bytes_max: int = 64 << 20
     share_session_count_max: int = 2000
     slow_ms: int = 0
-    denied_again_ms: int = 10_000
+    denied_interval_ms: int = 10_000
     turn_causes: bool = False
 
 
@@ -433,7 +433,7 @@ class Reactor:
     def take_back(self, token: int, slots: Sequence[int]) -> None:
         """Rolls the active segments of these slots that local clients of this worker have
         mapped."""
-        check(lib.mqd_reactor_take_back(self._reactor, token, list(slots), len(slots)))
+        check(lib.mqd_reactor_revoke(self._reactor, token, list(slots), len(slots)))
 
     def topic_remove(self, token: int, topic_id: bytes) -> None:
         check(lib.mqd_reactor_topic_remove(self._reactor, token, checked_topic_id(topic_id)))

@@ -150,5 +150,5 @@ def reactor_options(
         "authentication_ms_max": _AUTHENTICATION_MS_MAX,
         "rights": _rights(config),
         "slow_ms": value("slow.request.ms"),
-        "denied_again_ms": int(audit.WINDOW_S * 1000),
+        "denied_interval_ms": int(audit.WINDOW_S * 1000),
     }

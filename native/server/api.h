@@ -59,7 +59,7 @@ struct mqd_reactor_options {
     uint64_t share_bytes_max;         /* share.memory.max.bytes */
     uint32_t share_session_count_max; /* group.share.max.share.sessions, of all workers */
     int32_t slow_ms;                  /* slow.request.ms: longer requests are reported (MQD_EVENT_SLOW); 0 = none */
-    int32_t denied_again_ms;          /* equal denials are counted, and reported (MQD_EVENT_DENIED) this often */
+    int32_t denied_interval_ms;       /* equal denials are counted, and reported (MQD_EVENT_DENIED) this often */
 };
 struct mqd_reactor;
 struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options);
@@ -68,17 +68,17 @@ int mqd_reactor_stop(struct mqd_reactor *reactor);  /* stops reading, flushes, a
 void mqd_reactor_destroy(struct mqd_reactor *reactor);
 int mqd_reactor_backend(struct mqd_reactor *reactor); /* the backend in use */
 
-/* Commands from the main thread of the worker. Each returns at once and is answered by one event
- * with the same token. -1 MQD_E_FULL when 4096 commands are outstanding; a command is outstanding
- * until its event has been taken. */
+/* Commands from the main thread of the worker. Each returns immediately and is answered by one
+ * event with the same token. -1 MQD_E_FULL when 4096 commands are outstanding; a command is
+ * outstanding until its event has been taken. */
 int mqd_reactor_log_dir(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, const char *path);
 /* full: Produce is refused with KAFKA_STORAGE_ERROR */
 int mqd_reactor_log_dir_full(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, int full);
 int mqd_reactor_topic_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
                           const uint32_t *slots, uint32_t partition_count);
 int mqd_reactor_topic_remove(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16]);
-/* As topic_put (where this host leads every partition), for a cluster: gives the location of each
- * partition. */
+/* Like topic_put (where this host leads every partition), but for a cluster: also gives the
+ * location of each partition. */
 #define MQD_LEADER_HERE -2147483647
 struct mqd_topic_partition {
     uint32_t slot;  /* of this host's replica; UINT32_MAX = no replica here */
@@ -128,20 +128,20 @@ int mqd_reactor_set_leader_epoch(struct mqd_reactor *reactor, uint64_t token, ui
 int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint32_t endpoint);
 /* The most connections this worker may hold (its lease of the broker's budget), and all workers
  * together (max.connections). Connections above a lowered limit stay open; new ones are refused. No
- * event; takes effect at once. */
+ * event; takes effect immediately. */
 int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count, uint32_t broker_count);
 /* The same for shared-memory attachments (0 initially): how many, and how much memory they may use
  * together. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
-/* The certificates and settings of a TLS listener (tls/api.h), or of MQD_LISTENER_HOSTS, also while
- * it has connections: they keep their context. The reactor takes ownership of the context, also
- * when the command fails. */
+/* Sets the certificates and settings of a TLS listener (tls/api.h), or of MQD_LISTENER_HOSTS.
+ * Existing connections keep their context. The reactor takes ownership of the context, also when
+ * the command fails. */
 struct mqd_tls_context;
 int mqd_reactor_listener_tls(struct mqd_reactor *reactor, uint64_t token, uint32_t listener_id,
                              struct mqd_tls_context *context);
-/* Answers MQD_EVENT_TLS_NAME, whose connection it names: the client's principal, "User:alice". "":
- * the client is refused. Nothing happens when the connection has been closed. */
+/* Answers MQD_EVENT_TLS_NAME for `connection` with the client's principal, such as "User:alice"; ""
+ * refuses the client. Does nothing if the connection has been closed. */
 int mqd_reactor_tls_principal(struct mqd_reactor *reactor, uint64_t token, uint64_t connection, const char *principal);
 
 /* Replication. A partition with several replicas has an assignment (replica/rules.h) from the
@@ -204,7 +204,7 @@ struct mqd_relay_options {
     uint32_t leader_worker;
     uint32_t lane;
     /* put: a response later than this ends the connection. refuse: for this long batches are
-     * refused at once and no connection is requested */
+     * refused immediately and no connection is requested */
     uint32_t timeout_ms;
     uint8_t tls; /* as in mqd_fetcher_options */
 };
@@ -226,9 +226,9 @@ struct mqd_rights_tables { /* of mqd/security/rights_table.py: topics, transacti
 int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_t subject,
                             const struct mqd_rights_tables *tables);
 
-/* Rights on the partitions in these slots have been taken away: active segments that local clients
- * of this worker have mapped are rolled. An empty one is rolled after the next write. */
-int mqd_reactor_take_back(struct mqd_reactor *reactor, uint64_t token, const uint32_t *slots, uint32_t count);
+/* Rights on the partitions in these slots have been revoked: active segments that local clients of
+ * this worker have mapped are rolled. An empty one is rolled after the next write. */
+int mqd_reactor_revoke(struct mqd_reactor *reactor, uint64_t token, const uint32_t *slots, uint32_t count);
 
 struct mqd_replica_proposal;
 void mqd_proposal_free(struct mqd_replica_proposal *proposal);
@@ -300,7 +300,7 @@ struct mqd_event {
 int mqd_reactor_event_fd(struct mqd_reactor *reactor);                          /* readable while events wait */
 int mqd_reactor_next_event(struct mqd_reactor *reactor, struct mqd_event *out); /* 1 = returned one, 0 = none */
 /* 1: nothing is connected, nothing is to be flushed, and nothing has happened for a second. Any
- * thread. MQD_EVENT_RESUMED tells when that ends. */
+ * thread. MQD_EVENT_RESUMED is sent when that ends. */
 int mqd_reactor_is_quiet(const struct mqd_reactor *reactor);
 
 /* The files of the segments from `first` to `last` were replaced by those of `first`

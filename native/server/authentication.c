@@ -77,8 +77,8 @@ void mqd_authentication_on_request(struct mqd_request *request)
     c->blocked++;
 }
 
-bool mqd_authentication_prove(struct mqd_connection *c, enum mqd_principal_kind kind, const void *principal,
-                              uint16_t size_bytes)
+bool mqd_authentication_set_principal(struct mqd_connection *c, enum mqd_principal_kind kind, const void *principal,
+                                      uint16_t size_bytes)
 {
     if (!(c->principal = malloc(size_bytes)))
         return false;
@@ -112,7 +112,7 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
     if (c->principal &&
         (c->principal_bytes != granted.size_bytes || memcmp(c->principal, principal, granted.size_bytes) != 0))
         return "it has authenticated again, as another principal"; /* U1 */
-    if (!c->principal && !mqd_authentication_prove(c, MQD_PRINCIPAL_SASL, principal, granted.size_bytes))
+    if (!c->principal && !mqd_authentication_set_principal(c, MQD_PRINCIPAL_SASL, principal, granted.size_bytes))
         return "out of memory for its principal";
     c->principal_kind = granted.kind;
     reply->size_bytes -= block_bytes;

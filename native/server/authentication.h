@@ -4,7 +4,7 @@
  *
  *   not required  the listener does not authenticate, or the connection belongs to another host of
  *                 the cluster or to a local client: one predictable branch per frame
- *   wanted        ApiVersions, SaslHandshake and SaslAuthenticate only, in bounded number, size and
+ *   requested     ApiVersions, SaslHandshake and SaslAuthenticate only, in bounded number, size and
  *                 time; after SaslHandshake 0, bare tokens
  *   done          everything, until the session ends (KIP-368); then only a new exchange
  *
@@ -41,8 +41,8 @@ const char *mqd_authentication_overdue(const struct mqd_reactor *r, const struct
 void mqd_authentication_close(struct mqd_connection *c);
 
 /* gives c its principal, once; false: out of memory */
-bool mqd_authentication_prove(struct mqd_connection *c, enum mqd_principal_kind kind, const void *principal,
-                              uint16_t size_bytes);
+bool mqd_authentication_set_principal(struct mqd_connection *c, enum mqd_principal_kind kind, const void *principal,
+                                      uint16_t size_bytes);
 
 /* what precedes the frame of a control request: a struct mqd_request_principal and the principal */
 uint32_t mqd_principal_block_bytes(const struct mqd_connection *c);

@@ -20,15 +20,15 @@
 
 /* ---- events ---- */
 
-#define NEWS_COUNT_MAX (MQD_EVENT_COUNT_MAX - MQD_COMMAND_COUNT_MAX) /* events that do not answer a command */
-/* places reserved for events that are neither repeated nor found out otherwise */
-#define LAST_NEWS_COUNT 1024
+#define UNSOLICITED_COUNT_MAX (MQD_EVENT_COUNT_MAX - MQD_COMMAND_COUNT_MAX) /* events that do not answer a command */
+/* of these, reserved for events that are neither sent again nor discovered otherwise */
+#define RESERVED_COUNT 1024
 
 /* How many events may wait before this one is dropped. The answer to a command is never dropped: at
  * most MQD_COMMAND_COUNT_MAX commands are accepted before their responses are taken. The first to
  * be dropped are log lines, changes that retention finds by itself, and events that are sent again
  * (proposals, a leader's log start). The last are ends of connections to other hosts, which would
- * never be dialled again, and failures of log directories; there are few of these. */
+ * never be reopened, and failures of log directories; there are few of these. */
 static uint32_t entries_for(const struct mqd_event *event)
 {
     switch (event->kind) {
@@ -39,15 +39,15 @@ static uint32_t entries_for(const struct mqd_event *event)
     case MQD_EVENT_ROLLED:
     case MQD_EVENT_PROPOSE_IN_SYNC:
     case MQD_EVENT_LOG_START:
-        return NEWS_COUNT_MAX / 4;
+        return UNSOLICITED_COUNT_MAX / 4;
     case MQD_EVENT_FETCHER_ENDED:
     case MQD_EVENT_RELAY_ENDED:
     case MQD_EVENT_LOG_DIR_FAILED:
     case MQD_EVENT_LOG_DIR_FULL:
     case MQD_EVENT_SUBJECT_GONE:
-        return NEWS_COUNT_MAX;
+        return UNSOLICITED_COUNT_MAX;
     default:
-        return NEWS_COUNT_MAX - LAST_NEWS_COUNT;
+        return UNSOLICITED_COUNT_MAX - RESERVED_COUNT;
     }
 }
 
@@ -98,7 +98,7 @@ void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t
     mqd_reactor_emit(r, &event);
 }
 
-/* ---- carrying out ---- */
+/* ---- execution ---- */
 
 static void set_log_dir(struct mqd_reactor *r, const struct mqd_command *command)
 {
@@ -112,8 +112,8 @@ static void set_log_dir(struct mqd_reactor *r, const struct mqd_command *command
     mqd_command_done(r, command->token, error, UINT32_MAX, 0, NULL, error ? strerror(error) : "");
 }
 
-/* The location of a partition, for workers that receive its batches. */
-static void show_options(struct mqd_partition_slot *slot, const struct mqd_log_options *options)
+/* Publishes the options that workers need when they receive batches for the partition. */
+static void publish_options(struct mqd_partition_slot *slot, const struct mqd_log_options *options)
 {
     mqd_store_relaxed(&slot->compression_level, options->compression_level);
     mqd_store_relaxed(&slot->message_bytes_max, options->max_message_bytes);
@@ -149,7 +149,7 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_fetch_add(&slot->segments_generation, 1);
     mqd_store_release(&slot->owner_generation, r->generation);
     mqd_partition_set_leader_epoch(owned->partition, mqd_load_relaxed(&slot->leader_epoch));
-    show_options(slot, mqd_partition_options(owned->partition));
+    publish_options(slot, mqd_partition_options(owned->partition));
     mqd_redirect_opened(r, owned);
     mqd_owner_publish(r, owned);
     mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_ONLINE);
@@ -277,7 +277,7 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
         return;
     case MQD_COMMAND_SET_OPTIONS:
         mqd_partition_set_options(owned->partition, &command->options);
-        show_options(mqd_control_partition(r->options.control, command->slot), &command->options);
+        publish_options(mqd_control_partition(r->options.control, command->slot), &command->options);
         mqd_owner_publish(r, owned); /* flush.on.ack moves the high watermark */
         mqd_look_ups_notify(r, command->slot);
         if (mqd_partition_dirty(owned->partition))
@@ -336,8 +336,8 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     case MQD_COMMAND_SUBJECT_PUT:
         mqd_subject_command(r, command);
         break;
-    case MQD_COMMAND_TAKE_BACK:
-        mqd_subject_take_back(r, command);
+    case MQD_COMMAND_REVOKE:
+        mqd_subject_revoke(r, command);
         break;
     default:
         with_owned(r, command);

@@ -33,7 +33,7 @@ enum mqd_command_kind {
     MQD_COMMAND_LISTENER_TLS,
     MQD_COMMAND_TLS_PRINCIPAL,
     MQD_COMMAND_SUBJECT_PUT,
-    MQD_COMMAND_TAKE_BACK
+    MQD_COMMAND_REVOKE
 };
 struct mqd_command {
     uint32_t kind;
@@ -47,7 +47,7 @@ struct mqd_command {
     void *list;
     struct mqd_partition *partition;
     struct mqd_log_options options;
-    struct mqd_replica_assignment *assignment; /* malloc'd, like text and slots */
+    struct mqd_replica_assignment *assignment; /* malloc'd, like text and list */
     struct mqd_fetcher_options *fetcher;
     struct mqd_relay_options *relay;
     struct mqd_tls_context *tls_context;

@@ -33,7 +33,7 @@
 #define PROBE_S 5
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2
-#define GONE_MS 2000    /* long enough that a short stall of the threads that answer loses nothing that was sent */
+#define GONE_MS 2000    /* a shorter stall of the answering threads drops no request of a client that has closed */
 #define WINDOW_SHARE 16 /* this fraction of the arena is not available to large frames */
 #define TLS_RECORD_BEGIN 0x1603 /* a handshake record, where a frame has the upper half of its length */
 
@@ -158,9 +158,9 @@ static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connecti
                : 0;
 }
 
-/* Incomplete requests use their whole share and another one arrives, perhaps with its rest about to
- * follow. Connections awaited longest are closed, approximately in that order, but none that has
- * sent something just now. */
+/* Called when another incomplete request arrives and those that exist use their whole share of the
+ * heap. Closes the connections that have been awaited longest, approximately in that order, but
+ * none that has sent something within EVICT_MS. */
 static void evict_partial_frames(struct mqd_reactor *r, uint32_t capacity)
 {
     int64_t age_ms = 0;
@@ -264,7 +264,7 @@ static void compact_arena(struct mqd_reactor *r)
     if (r->window_offset >= 0)
         mqd_arena_release(r->arena, (uint64_t)r->window_offset);
     r->window_offset = -1;
-    mqd_arena_settle(r->arena);
+    mqd_arena_sort_free(r->arena);
 }
 
 void mqd_connections_resume_stalled(struct mqd_reactor *r)
@@ -534,9 +534,9 @@ static bool writes(const struct mqd_connection *c)
     return false;
 }
 
-/* True when both directions are closed and no bytes have moved for GONE_MS: the responses it waits
- * for may take minutes and could not be delivered. False while it may be read, because what it sent
- * with acks=0 counts. False with a Produce in flight, which ends by its own time limit: closing now
+/* True when both directions are closed and no bytes have moved for GONE_MS: pending responses may
+ * take minutes and could not be delivered. False while it may be read, because what it sent with
+ * acks=0 counts. False with a Produce in flight, which ends by its own time limit: closing now
  * would drop received requests that have not been handled yet. */
 static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
@@ -558,7 +558,7 @@ static void probe(struct mqd_connection *c)
 }
 
 /* Called once a second. */
-static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
+static void check_one(struct mqd_reactor *r, struct mqd_connection *c)
 {
     const char *overdue = mqd_large_overdue(r, c);
     if (overdue || (overdue = mqd_secure_overdue(r, c)) || (overdue = mqd_authentication_overdue(r, c))) {
@@ -570,7 +570,7 @@ static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
     if (gone(r, c))
         mqd_connection_close(r, c, "the client has disconnected");
     else
-        mqd_connection_resume(r, c); /* it may have stalled on a full heap, and nothing signals when that is over */
+        mqd_connection_resume(r, c); /* it may have stalled on a full heap; nothing signals that there is room again */
 }
 
 void mqd_connections_sweep(struct mqd_reactor *r)
@@ -581,7 +581,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
             mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
     for (uint32_t i = 0; i < r->connection_capacity; i++)
         if (r->connections[i] && r->connections[i]->fd >= 0)
-            look_again(r, r->connections[i]);
+            check_one(r, r->connections[i]);
     if (!r->options.connection_idle_ms_max)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {

@@ -87,8 +87,8 @@ static bool is_replayable(int16_t api_key)
     }
 }
 
-/* Whether the frame is worth its memory while the acceptor takes long. Unauthenticated clients
- * could fill the heap with refused tokens, whose responses are held back for seconds. */
+/* Whether the frame stays in memory while the acceptor takes long. Unauthenticated clients could
+ * fill the heap with refused tokens, whose responses are held back for seconds. */
 static bool is_kept_when_parked(int16_t api_key)
 {
     return is_replayable(api_key) && api_key != SASL_HANDSHAKE && api_key != SASL_AUTHENTICATE;
@@ -517,9 +517,9 @@ void mqd_reply_cache_clear(struct mqd_reactor *r)
 }
 
 /* Not used while this host has lost its lease: it must report to clients that it leads nothing,
- * which the acceptor does. Cached answers stay: a response that the lease changes contains an error
- * then and is never cacheable, so the others are correct again when the lease is back and the
- * version is the same, including answers that arrived meanwhile. */
+ * which the acceptor does. Cached replies stay: a response that depends on the lease contains an
+ * error while it is lost and is never cached, so all others are correct again when the lease is
+ * back and the version is the same, including replies that arrived meanwhile. */
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                           const uint8_t *frame, uint32_t size_bytes)
 {

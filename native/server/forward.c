@@ -1,4 +1,5 @@
-/* Between workers: batches to their owner, outcomes back, notes about moved high watermarks.
+/* Messages between workers: batches to their owner, outcomes back, notes about moved high
+ * watermarks.
  *
  * A batch is passed by descriptor; its bytes stay in the arena of the worker that received them
  * until the owner has written them (RELEASE or PRODUCED).

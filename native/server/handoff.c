@@ -31,7 +31,8 @@ struct handoff {
 };
 _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 
-/* Open at all workers. A worker that dies has none: its successor begins with 0. */
+/* Connections open at all workers. A worker that died counts as 0: its successor begins with
+ * none. */
 static uint32_t open_everywhere(const struct mqd_reactor *r)
 {
     uint32_t sum = 0;
@@ -144,7 +145,7 @@ static const char *count_connection(struct mqd_reactor *r, struct mqd_connection
 {
     if (!tally(r, &c->address_tally, handoff->peer_ip, sizeof handoff->peer_ip, handoff->address_count_max))
         return "max.connections.per.ip";
-    /* counted without a limit, too: one may come later */
+    /* also counted without a limit: a limit may be set later */
     if (!tally(r, &c->listener_tally, &handoff->listener_id, sizeof handoff->listener_id, handoff->listener_count_max))
         return "max.connections of its listener";
     return NULL;
@@ -199,8 +200,8 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         mqd_subject_attach(r, c);
 }
 
-/* Does nothing before the process is ready, when it would answer that no topic exists. Connections
- * wait in the channel meanwhile. */
+/* Does nothing before the process is ready, because it would answer that no topic exists.
+ * Connections wait in the channel meanwhile. */
 void mqd_handoff_accept(struct mqd_reactor *r)
 {
     if (!r->serving && mqd_load_acquire(&r->slot->state) != MQD_PROCESS_RUNNING)

@@ -9,8 +9,8 @@
  *
  * A look-up waits for one partition at a time, in r->look_ups by slot. The ends that it waits for
  * were taken at its arrival, so flushes that run in parallel are waited for together. It sets
- * flush_awaited in the slot, then looks again; the owner publishes, then looks at the flag. At
- * least one side sees the other.
+ * flush_awaited in the slot, then checks again; the owner publishes, then checks the flag. At least
+ * one side sees the other.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -110,7 +110,7 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
 void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);
-    mqd_fence_full(); /* orders the publish before the look at the waiters */
+    mqd_fence_full(); /* orders the publish before the check for waiters */
     if (!mqd_load_relaxed(&shared->flush_awaited) || !mqd_exchange(&shared->flush_awaited, (uint8_t)0))
         return;
     mqd_look_ups_wake(r, slot);

@@ -153,7 +153,7 @@ static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t
     return n < 0 && errno == EAGAIN ? 0 : sent(r, c, n, end);
 }
 
-/* As sendfile: 0 = *file_end, or no room now when *file_end is not set. */
+/* Like sendfile; 0 = no room now or, with *file_end set, the end of the file. */
 static ssize_t transfer(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
 {
     if (c->local)

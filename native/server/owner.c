@@ -5,8 +5,8 @@
  *   waiting  written and visible in the log, not yet below the high watermark; ordered by
  *            end_offset
  *
- * Order within a turn: all writes, then all publishes, then one fence, then the look at the
- * waiters: a reader that parks either sees the new high watermark or is seen.
+ * Order within a turn: all writes, then all publishes, then one fence, then the check for waiters:
+ * a reader that parks either sees the new high watermark or is seen.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -364,7 +364,7 @@ static void wake_slot(struct mqd_reactor *r, uint32_t slot)
 
 void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
-    mqd_fence_full(); /* orders what they must see before the look at the waiters */
+    mqd_fence_full(); /* orders what they must see before the check for waiters */
     wake_slot(r, slot);
 }
 
@@ -372,7 +372,7 @@ void mqd_owner_wake_all(struct mqd_reactor *r)
 {
     if (mqd_list_empty(&r->to_wake))
         return;
-    mqd_fence_full(); /* all publishes before any look at waiters */
+    mqd_fence_full(); /* all publishes before any check for waiters */
     struct mqd_node *node;
     while ((node = mqd_list_pop(&r->to_wake)))
         wake_slot(r, MQD_CONTAINER(node, struct mqd_owned, publish_node)->slot);

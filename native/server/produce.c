@@ -244,7 +244,7 @@ static void keep_topic(struct mqd_produce_topic_entry *entry, const struct mqd_p
     }
 }
 
-/* 0, or why the principal may not write as the request's transactional id. */
+/* 0, or the error if the principal may not write with the request's transactional id. */
 static int16_t transaction_refusal(struct mqd_reactor *r, const struct mqd_connection *c,
                                    const struct mqd_produce_request *produce)
 {
@@ -254,8 +254,8 @@ static int16_t transaction_refusal(struct mqd_reactor *r, const struct mqd_conne
                : MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
 }
 
-/* 0, or why the principal may not write to the topic. An unknown name is refused like any other, an
- * unknown id is unknown. */
+/* 0, or the error if the principal may not write to the topic. An unknown name is refused like a
+ * known one; an unknown id gets UNKNOWN_TOPIC_ID. */
 static int16_t topic_refusal(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
                              const struct mqd_topic_key *key)
 {
@@ -299,7 +299,7 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
     }
 }
 
-static int64_t response_by(const struct mqd_reactor *r, const struct mqd_produce_request *produce)
+static int64_t response_deadline_ms(const struct mqd_reactor *r, const struct mqd_produce_request *produce)
 {
     return r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
 }
@@ -331,7 +331,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     if (transactional && !refusal)
         refusal = transaction_refusal(r, c, &produce);
     request->no_reply = produce.required_acks == 0;
-    request->undecided = 1; /* as for `pending` */
+    request->undecided = 1; /* like `pending` below */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_frame_hold(r, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
@@ -349,7 +349,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     if (--request->pending == 0)
         mqd_request_complete(r, request);
     else if (produce.required_acks == -1)
-        arm_earlier(r, request, response_by(r, &produce));
+        arm_earlier(r, request, response_deadline_ms(r, &produce));
     if (--request->undecided)
         mqd_check_routed(r, request);
 }

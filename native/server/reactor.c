@@ -33,7 +33,7 @@
 #define WRITE_EARLY_BYTES (96u << 10)
 /* polling interval until the process is ready (once), and after a connection could not
  * be accepted */
-#define SERVE_LOOK_NS 2000000
+#define SERVE_POLL_NS 2000000
 #define HOUSEKEEPING_MS 1000
 #define QUIET_HOUSEKEEPING_MS 60000 /* producers' state still expires */
 #define STOP_MS_MAX 10000
@@ -59,7 +59,7 @@ void mqd_reactor_refresh_clock(struct mqd_reactor *r)
     r->now_ms = r->now_ns / 1000000;
     r->wall_ms = (int64_t)wall.tv_sec * 1000 + wall.tv_nsec / 1000000;
     if (mqd_load_relaxed(&r->header->lease_deadline_ns) != INT64_MAX)
-        mqd_leading_look_at_lease(r);
+        mqd_leading_check_lease(r);
     else
         r->lease_lost = false;
 }
@@ -240,7 +240,7 @@ static void note_turn(struct mqd_reactor *r, int event_count)
 {
     if (event_count == 0 && r->now_ms >= housekeeping_due_ms(r))
         return;
-    r->stirred = true;
+    r->active = true;
     struct mqd_event event = {.kind = MQD_EVENT_RESUMED, .slot = UINT32_MAX};
     if (r->quiet && mqd_reactor_emit(r, &event)) /* refused: the next turn repeats it */
         mqd_store_release(&r->quiet, 0u);
@@ -270,8 +270,8 @@ static void housekeeping(struct mqd_reactor *r, int event_count)
         if (r->owned[slot] && r->owned[slot]->truncating != MQD_TRUNCATION_UNDER_WAY)
             producers += mqd_partition_expire_producers(r->owned[slot]->partition, r->wall_ms);
     mqd_gauge(r, MQD_GAUGE_PRODUCERS, producers);
-    mqd_store_release(&r->quiet, (uint32_t)(!r->stirred && nothing_due(r)));
-    r->stirred = false;
+    mqd_store_release(&r->quiet, (uint32_t)(!r->active && nothing_due(r)));
+    r->active = false;
 }
 
 int mqd_reactor_is_quiet(const struct mqd_reactor *r)
@@ -369,7 +369,7 @@ static int64_t sleep_ns(struct mqd_reactor *r)
         until_ns = relay_ms * 1000000;
     int64_t limit_ns = r->stop                                     ? 1000000
                        : mqd_forward_pending(r)                    ? 100000
-                       : !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS
+                       : !r->serving && r->options.handoff_fd >= 0 ? SERVE_POLL_NS
                        : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->large_waiting) ||
                                !mqd_list_empty(&r->query_later) || !mqd_list_empty(&r->control_turns) ||
                                !mqd_list_empty(&r->check_queue)
@@ -400,8 +400,8 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
     return count;
 }
 
-/* True when all work in flight behind mqd_poll has ended and everything written is on disk. */
-static bool settled(struct mqd_reactor *r)
+/* True when everything submitted to mqd_poll has ended and everything written is on disk. */
+static bool work_done(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
@@ -436,7 +436,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
     for (;;) {
         mqd_reactor_turn(r, events, wait_events(r, events));
         int64_t waited_ms = r->now_ms - began_ms;
-        if (waited_ms > STOP_MS_MAX || (settled(r) && (answered(r) || waited_ms > STOP_RESPONSE_MS_MAX)))
+        if (waited_ms > STOP_MS_MAX || (work_done(r) && (answered(r) || waited_ms > STOP_RESPONSE_MS_MAX)))
             break;
     }
     for (uint32_t i = 0; i < r->connection_capacity; i++)

@@ -13,7 +13,7 @@
  *   R2  a batch is acknowledged only after mqd_slot_publish made it visible, and with acks=all and
  *       flush.on.ack only after its flush.
  *   R3  arena bytes are held from the receive until the last pwritev that reads them, not longer.
- *   R4  nothing here blocks on a disk: flushes, preallocation, read-ahead and snapshots run behind mqd_poll.
+ *   R4  nothing here blocks on a disk: flushes, preallocation, read-ahead and snapshots go through mqd_poll.
  *   R5  every list, queue and buffer has a bound; a connection that reaches it is not read until there is room.
  */
 #ifndef MQD_REACTOR_H
@@ -154,7 +154,7 @@ struct mqd_reactor {
     struct mqd_connection *run_first;
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
-    bool stirred;        /* something other than housekeeping has happened since the last */
+    bool active;         /* something else has happened since the last housekeeping */
     uint32_t quiet;      /* nothing is connected or due: housekeeping is rare. Read by the main thread */
     uint32_t turn_bytes; /* received since the last write; above a limit batches are written at once (L2 cache) */
 
@@ -361,7 +361,7 @@ void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned);
 
 /* server/replication/leading.c: the leader's side of replication */
 void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned);
-void mqd_leading_look_at_lease(struct mqd_reactor *r);
+void mqd_leading_check_lease(struct mqd_reactor *r);
 int16_t mqd_leading_may_append(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append);
 void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions);
 void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned);
@@ -429,7 +429,7 @@ const char *mqd_large_overdue(const struct mqd_reactor *r, const struct mqd_conn
 extern const char *const mqd_large_full;
 
 /* base/arena.c: allocates single extents from the low end again */
-void mqd_arena_settle(struct mqd_arena *arena);
+void mqd_arena_sort_free(struct mqd_arena *arena);
 
 /* server/output.c */
 void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes);
@@ -527,7 +527,7 @@ void mqd_owner_write_all(struct mqd_reactor *r);
 void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_owner_wake_all(struct mqd_reactor *r);
 void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t error);
-/* wakes every waiter to look at what was stored before the call */
+/* wakes every waiter; it sees what was stored before the call */
 void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot);
 /* the log directory of `owned` counts as full until Python reports that it has room */
 void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text);

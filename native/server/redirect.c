@@ -66,8 +66,8 @@ static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
 }
 
 /* D4. Without records of the transaction in p there is nothing to end: a marker would only keep p
- * from becoming empty. Whether the marker that ended it is safe is known when everything p has is
- * below the high watermark: so this one is acknowledged like a batch at the log's end. */
+ * from becoming empty. The marker that ended the transaction is safe once everything in p is below
+ * the high watermark, so this one is acknowledged like a batch at the log's end. */
 static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)
 {
@@ -84,7 +84,7 @@ static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct m
     return true;
 }
 
-static const char sealed[] = "the partition is being retired: its records go elsewhere soon";
+static const char sealed[] = "the partition is being retired: another partition will take its records";
 
 static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)
@@ -101,7 +101,7 @@ static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct m
     return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS, sealed);
 }
 
-static bool settled(const struct mqd_owned *owned) /* D1 */
+static bool may_redirect(const struct mqd_owned *owned) /* D1 */
 {
     return mqd_partition_leader_epoch(owned->partition) >= owned->retired_epoch &&
            owned->high_watermark >= owned->sealed_end;
@@ -117,7 +117,7 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
 }
 
 /* A client library that never accepts a smaller number of partitions (librdkafka) writes to the
- * partition until the client ends: the partition is not deleted before. */
+ * partition until the client ends; the partition is not deleted before then. */
 static void report_used(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};
@@ -134,7 +134,7 @@ static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd
     int64_t offset = -1;
     int16_t verdict = 0;
     report_used(r, owned);
-    if (!settled(owned) || owned->redirect_slot == MQD_SLOT_NONE) {
+    if (!may_redirect(owned) || owned->redirect_slot == MQD_SLOT_NONE) {
         if (batch->producer_id >= 0)
             mqd_partition_note_refused(owned->partition, batch, r->wall_ms);
         return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,

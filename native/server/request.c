@@ -253,7 +253,7 @@ void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c)
     while (c->head && !c->closing) {
         struct mqd_request *request = c->head;
         if (!request->complete && request->kind == MQD_REQUEST_FETCH && !request->set->request && !request->evaluated) {
-            /* a fetch is evaluated in its turn, so that its data is as fresh as its response */
+            /* a fetch is evaluated in its turn, so that its data are as recent as its response */
             request->set->request = request;
             /* a client that has hung up does not wait for records and does not delay later
              * requests */

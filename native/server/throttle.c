@@ -2,7 +2,7 @@
  * their client is over its quota (KIP-13, KIP-124, KIP-219).
  *
  * A request is never refused and its response never delayed because of a quota: it is charged,
- * answered at once with throttle_time_ms, and the connection is then not read (muted) until the
+ * answered immediately with throttle_time_ms, and the connection is then not read (muted) until the
  * debt is paid. What the client sends meanwhile stays in its socket. So later requests do not delay
  * a response, clients that know KIP-219 wait by themselves, and older clients are slowed by their
  * own full sockets. Memory is bounded as for any other connection.
@@ -11,7 +11,7 @@
  * workers. Each checks the debt before it receives and before each frame, so a new connection does
  * not avoid the quota, except for one large frame (its client id is not known before it has been
  * received). The user is the connection's principal, ANONYMOUS where the listener does not
- * authenticate; requests before authentication is bounded by server/authentication.h and not
+ * authenticate; requests before authentication are bounded by server/authentication.h and not
  * charged. A connection whose client has hung up is not muted: the debt may last for minutes and
  * the connection would stay as long, and a client that gives up and reconnects would add one more
  * each time. What its socket still holds is served and charged as usual.
@@ -32,7 +32,7 @@
 #include "server/reactor.h"
 #include "shm/quota.h"
 
-#define LOOK_AGAIN_TICKS (MQD_MUTE_TICK_COUNT - 2)
+#define RECHECK_TICKS (MQD_MUTE_TICK_COUNT - 2)
 #define CREATE_TOPICS 19
 #define DELETE_TOPICS 20
 #define CREATE_PARTITIONS 37
@@ -50,7 +50,7 @@ void mqd_throttle_refresh(struct mqd_reactor *r)
     r->quota_version = mqd_quota_limits_version(r->quota_limits);
 }
 
-/* The name of its principal, whatever type that has (KIP-55). */
+/* The name of its principal, of whatever type (KIP-55). */
 static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     static const char anonymous[] = "ANONYMOUS";
@@ -113,7 +113,7 @@ static void wheel_enter(struct mqd_reactor *r, struct mqd_connection *c, int64_t
         r->mute_tick = r->now_ms / MQD_MUTE_TICK_MS;
     c->muted = 1;
     c->muted_until_ns = until_ns;
-    int64_t tick = c->muted_until_ns / 1000000 / MQD_MUTE_TICK_MS + 1, last = r->mute_tick + LOOK_AGAIN_TICKS;
+    int64_t tick = c->muted_until_ns / 1000000 / MQD_MUTE_TICK_MS + 1, last = r->mute_tick + RECHECK_TICKS;
     if (tick > last)
         tick = last;
     if (tick <= r->mute_tick)
@@ -167,7 +167,7 @@ static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
     return most;
 }
 
-static void look(struct mqd_reactor *r, struct mqd_connection *c)
+static void check_muted(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t debt = debt_ns(r, c);
     mqd_throttle_untrack(r, c);
@@ -191,7 +191,7 @@ void mqd_throttle_run(struct mqd_reactor *r)
     r->mute_tick = now_tick;
     r->mute_due_tick = INT64_MAX;
     while (!mqd_list_empty(&due))
-        look(r, MQD_CONTAINER(due.next, struct mqd_connection, mute_node));
+        check_muted(r, MQD_CONTAINER(due.next, struct mqd_connection, mute_node));
     for (int64_t tick = now_tick + 1;
          r->muted_count && tick < now_tick + MQD_MUTE_TICK_COUNT && tick < r->mute_due_tick; tick++)
         if (!mqd_list_empty(&r->mute_wheel[tick % MQD_MUTE_TICK_COUNT]))

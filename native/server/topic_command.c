@@ -10,7 +10,7 @@
 
 #define BROKER_COUNT_MAX 65536
 
-/* ---- carrying out ---- */
+/* ---- execution ---- */
 
 static void clear_path(struct mqd_reactor *r, uint32_t slot)
 {

@@ -8,7 +8,8 @@
 #include "native.h"
 #include "wire/wire.h"
 
-/* What a topic without a log shows of another one (server/fetch/view.c). malloc'd. */
+/* The definition of a view: what it selects from another topic's log (server/fetch/view.c).
+ * malloc'd. */
 struct mqd_view {
     char base[MQD_TOPIC_NAME_BYTES_MAX + 1]; /* the name of the base topic, whose directories have the log */
     uint32_t filter_bytes;

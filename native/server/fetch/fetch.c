@@ -2,8 +2,8 @@
  * answers with ranges of segment files.
  *
  * Any worker serves any partition: positions come from the partition table, bytes from the files. A
- * parked fetch sets this worker's bit in each slot it waits on, then looks at the high watermark
- * again; the owner publishes, then looks at the bits. At least one side sees the other.
+ * parked fetch sets this worker's bit in each slot it waits on, then reads the high watermark
+ * again; the owner publishes, then checks the bits. At least one side sees the other.
  *
  *   on -> (its turn on the connection) evaluate -> parked | ranges found (server/fetch/range.c) ->
  *   (cold ranges: read ahead) -> encode (server/fetch/response.c)
@@ -120,7 +120,7 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     }
     request->wait_ms = fetch.wait_ms_max;
     request->bytes_min = fetch.bytes_min;
-    /* less than nothing is nothing, and so one batch at most */
+    /* a negative limit counts as 0: at most one batch is returned */
     request->bytes_max = fetch.bytes_max < 0                                      ? 0
                          : (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max ? (int32_t)r->options.fetch_bytes_max
                                                                                   : fetch.bytes_max;
@@ -139,7 +139,7 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     if (request->fetch_error)
         mqd_request_complete(r, request);
     if (c->peer_node >= 0 && c->head != request && c->head->kind == MQD_REQUEST_FETCH)
-        mqd_fetch_evaluate(r, c->head, true); /* a follower with another request pending does not want to wait */
+        mqd_fetch_evaluate(r, c->head, true); /* a follower that sends another request wants this one answered now */
     if (c->head == request && !mqd_list_linked(&c->response_node))
         mqd_list_append(&r->to_respond,
                         &c->response_node); /* evaluated when the connection is answered, in this turn */
@@ -148,7 +148,7 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 /* ---- one entry ---- */
 
 /* READ is checked at every evaluation: rights may have changed since. An unknown name is refused
- * like any other, an unknown id is unknown. */
+ * like a known one; an unknown id gets UNKNOWN_TOPIC_ID. */
 static bool may_read(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
 {
     const struct mqd_request *request = entry->set->request;
@@ -180,7 +180,7 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (topic->view && entry->set->replica_id >= 0)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID; /* it has no log */
     if (topic->view && entry->set->local)
-        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* the client would read the base's files; it fetches by TCP then */
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* it would read the base's files; with this error it fetches by TCP */
     bool away = entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
         return away ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
@@ -205,12 +205,12 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (away && mqd_load_acquire(&slot->lagging) &&
         (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
-    /* a follower may lag behind */
     if (__builtin_expect(topic->view != NULL, 0))
         mqd_view_recall(r, entry, leader_epoch);
+    /* a follower may lag, so there the client waits */
     bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS;
     if (beyond && r->lease_lost)
-        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* so may this host: another one may lead by now */
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* this host may lag too: another one may lead by now */
     if (beyond || mqd_fetch_position(entry) < positions->log_start_offset)
         return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     return 0;
@@ -290,8 +290,9 @@ static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int6
 }
 
 /* What one entry contributes to bytes_min; also makes it wait on its slot. If its high watermark
- * moved meanwhile, the owner may have looked before the bit was set: look again. An error must be
- * reported now, whatever else there is; other changes wait for records or the end of the wait. */
+ * moved meanwhile, the owner may have checked before the bit was set: evaluate again. An error must
+ * be reported now, whatever else there is; other changes wait for records or the end of the
+ * wait. */
 static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                             int64_t bytes_min)
 {
@@ -302,7 +303,7 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
             return bytes_min;
         bool at_end = mqd_fetch_position(entry) >= mqd_fetch_readable_end(request, &positions);
         if (entry->set->rack && mqd_nearest_replica(r, entry->set, slot) >= 0)
-            return bytes_min; /* to be reported at once */
+            return bytes_min; /* to be reported immediately */
         if (!at_end && bytes_min == 1)
             return 1;
         int64_t bytes = at_end ? 0 : entry_available(r, request, entry, slot, &positions);
@@ -471,7 +472,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
         if (mqd_range_just_written(r->reader, entry->topic->slots[entry->partition_index], &positions, &entry->range) ||
             mqd_range_cached(&entry->range))
             continue;
-        /* flushes need their places too: the client requests this one again */
+        /* leaves places for flushes; the client requests this partition again */
         if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) {
             drop(r, entry);
             continue;

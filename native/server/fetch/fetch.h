@@ -157,7 +157,7 @@ void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic,
 
 /* server/fetch/fetch.c again */
 void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot);
-/* every partition of the set is looked at again */
+/* every partition of the set is evaluated again */
 void mqd_fetch_wake_set(struct mqd_reactor *r, struct mqd_fetch_set *set);
 void mqd_fetch_run_woken(struct mqd_reactor *r);
 struct mqd_owned;

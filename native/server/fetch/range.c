@@ -5,9 +5,9 @@
 
 #include "server/reactor.h"
 
-/* transactions reported with one range; if there are more, only the first batch is returned */
+/* transactions reported with one range; if there are more, only the first batch is returned, */
 #define ABORTED_COUNT_MAX 4096
-#define VIEW_BYTES_SHORT (1u << 20) /* or, of a view, this much of its base */
+#define VIEW_BYTES_SHORT (1u << 20) /* or, for a view, this much of its base */
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
@@ -108,7 +108,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max)
                                                    : (uint32_t)(*budget < 0 ? 0 : *budget);
     bool is_view = entry->topic->view != NULL;
-    if (is_view) /* of what is read, little may be selected, and much of it is known (log/views/view_index.h) */
+    if (is_view) /* bytes_max bounds what is selected, not what is read */
         size_max = UINT32_MAX;
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
@@ -126,7 +126,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     }
     if (entry->range.size_bytes) {
         *first = false;
-        if (is_view) { /* the thread that filters them says how many are sent */
+        if (is_view) { /* how many of them are sent is known after filtering */
             int64_t size_bytes = entry->range.size_bytes;
             *budget -= size_bytes < entry->bytes_max ? size_bytes : entry->bytes_max;
             return;

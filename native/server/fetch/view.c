@@ -4,10 +4,11 @@
  *   collect -> range of the base found -> job -> something selected, or the fetch expires -> answer
  *                     ^                      -> nothing selected: `skipped` grows, and it is evaluated again
  *
- * Offsets at which nothing is selected are passed without a response: entry->skipped is how far above the client's
- * offset the reading stands. It is remembered, for the session or by topic, partition and offset, so that the next
- * fetch at the same offset continues there. Clients that advance over batches without records are answered with
- * one, so that their positions advance too; others would stay at it (connection->passes_empty).
+ * Offsets at which nothing is selected are passed without a response: entry->skipped is how far
+ * above the client's offset the view has been read. It is remembered, for the session or by topic,
+ * partition and offset, so that the next fetch at the same offset continues there. Clients that
+ * advance over batches without records are answered with one, so that their positions advance too;
+ * other clients would stay at that batch (connection->passes_empty).
  *
  * Invariants
  *   F1  between the client's offset and offset + skipped nothing is selected and there is no control batch, in the
@@ -37,7 +38,7 @@ struct mqd_view_job {
     uint8_t filter[];
 };
 
-/* ---- how far the reading stands ---- */
+/* ---- how far the view has been read ---- */
 
 static struct mqd_view_skip *place_of(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
 {
@@ -192,7 +193,7 @@ static struct mqd_fetch_entry *entry_of(const struct mqd_request *request, const
 }
 
 /* Whether there is nothing to answer yet. */
-static bool goes_on(const struct mqd_reactor *r, const struct mqd_request *request)
+static bool has_to_continue(const struct mqd_reactor *r, const struct mqd_request *request)
 {
     const struct mqd_fetch_set *set = request->set;
     if (!set || set->request != request || r->now_ms >= request->started_ns / 1000000 + request->wait_ms)
@@ -220,7 +221,7 @@ void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
         return;
     if (!request->connection) {
         mqd_request_free(r, request);
-    } else if (goes_on(r, request)) {
+    } else if (has_to_continue(r, request)) {
         for (uint32_t i = 0; i < request->set->included_count; i++)
             mqd_fetch_entry_release(r, request->set->included[i]);
         request->set->included_count = 0;

@@ -22,7 +22,7 @@
 /* the kernel doubles it: room for a few responses with a descriptor each, so that a client that
  * does not receive cannot have hundreds in flight */
 #define SOCKET_SEND_BYTES 4096
-#define OVERDUE_LOOKS 2
+#define OVERDUE_PERIODS 2
 #define UNMAP_BYTES_MAX (1u << 20) /* larger mappings are unmapped by the thread pool */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8u
@@ -285,7 +285,7 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
     local->watched = mqd_local_memory_watch(r, making->memory_fd, local->total_bytes);
     enlist(r, c, local);
     if (making->principal_bytes &&
-        !mqd_authentication_prove(c, MQD_PRINCIPAL_LOCAL, making->principal, making->principal_bytes)) {
+        !mqd_authentication_set_principal(c, MQD_PRINCIPAL_LOCAL, making->principal, making->principal_bytes)) {
         mqd_connection_close(r, c, "out of memory for its principal");
         return;
     }
@@ -386,5 +386,5 @@ void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_
 
 bool mqd_local_overdue(struct mqd_local *local)
 {
-    return local->connection->hangup && ++local->ended_looks >= OVERDUE_LOOKS;
+    return local->connection->hangup && ++local->ended_periods >= OVERDUE_PERIODS;
 }

@@ -6,7 +6,7 @@
  * client's memory into the receive window and are then handled exactly as if they had arrived by
  * TCP; answers are written to the reply ring instead of a socket (server/local/ring.c).
  *
- *   adopt -> welcome -> look ... read ... send -> hung up: submitted requests are taken, answers
+ *   adopt -> welcome -> poll ... read ... send -> hung up: submitted requests are taken, answers
  *   are discarded -> closed
  *
  * Invariants, in addition to those of the layout
@@ -22,7 +22,7 @@
  *       child keeps the socket open.
  *   B5  an attachment that has hung up is closed within two housekeeping periods, whatever it still
  *       waits for.
- * Bounds: local_count_max attachments, local_bytes_max of memory for all of them; ASKS_PER_TURN
+ * Bounds: local_count_max attachments, local_bytes_max of memory for all of them; QUERIES_PER_TURN
  * queries a turn each. A response that the socket does not take stops the reading of queries.
  * Concurrency: the reactor's thread.
  */
@@ -66,13 +66,13 @@ struct mqd_local {
     uint32_t index;                         /* in reactor->locals */
     uint8_t needs_room;                     /* the value in the header */
     bool watched;                           /* server/local/memory.c returns the bytes to the budget */
-    uint8_t ended_looks;                    /* housekeeping periods since it hung up */
+    uint8_t ended_periods;                  /* housekeeping periods since it hung up */
     int to_worker, to_client, pidfd;        /* pidfd -1: this kernel has no pidfds for sockets */
     uint64_t drain_bytes;                   /* hung up: how much may still be taken */
     uint32_t uid;
     int32_t pid;
     /* queries */
-    struct mqd_node query_node; /* in reactor->asking or query_later */
+    struct mqd_node query_node; /* in reactor->queries or query_later */
     bool response_waits;        /* the socket had no room for it */
     bool response_refused;      /* it has room, but refused for another reason: no edge will come */
     int response_fd;            /* -1 = none */
@@ -101,7 +101,7 @@ void mqd_local_memory_destroy(struct mqd_reactor *r);
 void mqd_locals_poll(struct mqd_reactor *r);          /* finds clients that have submitted requests or made room */
 bool mqd_locals_waiting(const struct mqd_reactor *r); /* mqd_locals_poll would find one */
 void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c);
-/* As send() and sendfile(): bytes taken; 0 = the ring is full and its client will notify (or
+/* Like send() and sendfile(): bytes taken; 0 = the ring is full and its client will notify (or
  * *file_end: the file is shorter than its range); -1 = the connection is broken. */
 int64_t mqd_local_send(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint64_t size_bytes);
 int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range,

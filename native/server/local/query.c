@@ -44,7 +44,7 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, 
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
     if (state == MQD_SLOT_OFFLINE && elsewhere)
-        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* its disk has failed; that of its leader has not */
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* its disk has failed, but not its leader's */
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return mqd_load_acquire(&slot->version) == 0 ? MQD_KAFKA_STORAGE_ERROR : 0;

@@ -19,7 +19,7 @@
 #define FRAME_ALIGN 64u
 #define FILE_STEP_BYTES (256u << 10)
 
-/* ---- looking ---- */
+/* ---- polling ---- */
 
 static bool has_submitted(const struct mqd_local *local)
 {
@@ -219,7 +219,7 @@ static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
         return room;
     mqd_local_publish(local);
     set_needs_room(local, true);
-    /* A4: the client moves reply_head, then looks at the word; we store the word, then look at
+    /* A4: the client moves reply_head, then reads the word; we store the word, then read
      * reply_head */
     mqd_fence_full();
     return reply_room(r, local);

@@ -107,7 +107,7 @@ static void unblock(struct mqd_reactor *r, struct mqd_relayed *entry)
     mqd_connection_resume(r, c);
 }
 
-/* All of it was given to the socket: the entry holds no bytes and no longer blocks its
+/* All its bytes were given to the socket: the entry holds none and no longer blocks its
  * connection. */
 void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
 {
@@ -195,7 +195,8 @@ void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, co
     mqd_reactor_emit(r, &event);
 }
 
-/* A host that cannot prove its identity, or does not accept ours, is not tried again at once. */
+/* A host that cannot prove its identity, or does not accept ours, is not tried again
+ * immediately. */
 void mqd_relay_broken(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     char reason[MQD_ERROR_MESSAGE_BYTES];

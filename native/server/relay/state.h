@@ -34,7 +34,7 @@ struct mqd_relay {
     uint32_t timeout_ms;
     uint8_t connect_requested;  /* a connection was requested from Python */
     int64_t connect_by_ms;      /* valid while `connect_requested` */
-    int64_t refuse_until_ms;    /* its host could not be reached: until then batches are refused at once */
+    int64_t refuse_until_ms;    /* its host could not be reached: until then batches are refused immediately */
     uint32_t correlation_id;    /* of the last request; may wrap during the lifetime of a relay */
     struct mqd_node entries;    /* oldest first */
     struct mqd_relayed *unsent; /* the oldest that was not given to the socket completely; NULL = none */

@@ -171,7 +171,7 @@ static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetch
     memcpy(followed->key.topic_id, slot->topic_id, sizeof followed->key.topic_id);
     followed->key.index = slot->partition_index;
     followed->owned = owned;
-    followed->complained_ms = INT64_MIN / 2;
+    followed->warned_ms = INT64_MIN / 2;
     mqd_list_init(&followed->member);
     mqd_list_init(&followed->change);
     struct mqd_followed **bucket = bucket_of(fetchers, &followed->key);

@@ -57,7 +57,7 @@ void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value); /* of its TLS h
 void mqd_fetchers_read(struct mqd_reactor *r);                   /* once a turn: receives and applies answers */
 /* once a turn, after the flushes were started: sends requests that are due */
 void mqd_fetchers_run(struct mqd_reactor *r);
-/* when there is work to do without an event (as r->now_ms); -1 = only on events, 0 = at once */
+/* when there is work to do without an event (as r->now_ms); -1 = only on events, 0 = immediately */
 int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r);
 /* once a second: sends events again that the main thread could not receive */
 void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r);

@@ -6,7 +6,7 @@
 
 #include "server/replication/fetcher_state.h"
 
-#define BURST_MS 100 /* the throttled lanes may use the allowance of this time at once */
+#define BURST_MS 100 /* the throttled lanes may use the allowance of this time in one burst */
 
 /* What the session should contain for this partition. false: nothing now. */
 static bool next_fetch(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)
@@ -45,7 +45,7 @@ static uint32_t handle_change(struct mqd_reactor *r, struct mqd_fetcher *fetcher
 {
     struct mqd_replica_fetch fetch;
     if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
-        /* a replica that fetches would count as one that keeps up */
+        /* if it were fetched, the leader would count it as keeping up */
         followed->put_off_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS;
     if (!next_fetch(r, followed, &fetch)) {
         mqd_followed_leave_session(followed);
@@ -147,8 +147,7 @@ static struct mqd_fetch_request_head request_head(struct mqd_reactor *r, struct 
 }
 
 /* The leader holds back its response until it has something to send. A second request, empty and
- * without a
- * session, makes it answer the first one now. */
+ * without a session, makes it answer the first one now. */
 static void request_response_now(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetch_request_head head = request_head(r, fetcher);
@@ -194,7 +193,7 @@ static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
     fetchers->allowance_bytes = fetchers->allowance_bytes + more > most ? most : fetchers->allowance_bytes + more;
 }
 
-/* Whether a request may be sent now. If only time prevents it, not_before_ms is set to when. */
+/* Whether a request may be sent now. If only time prevents it, sets not_before_ms. */
 static bool may_fetch(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     if (fetcher->outstanding || fetcher->unsettled_count || fetcher->not_before_ms > r->now_ms)

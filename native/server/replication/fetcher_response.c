@@ -6,16 +6,16 @@
 #include "server/replication/fetcher_state.h"
 
 #define FRAME_BYTES_MIN 16
-#define COMPLAIN_MS 10000 /* for one partition, at most this often */
-#define NOT_YET_MS 5      /* initially: a leader may learn its epoch a moment after its followers */
+#define WARN_INTERVAL_MS 10000 /* for one partition, at most this often */
+#define NOT_YET_MS 5           /* initially: a leader may learn its epoch a moment after its followers */
 
 /* ---- one partition ---- */
 
-static void complain(struct mqd_reactor *r, struct mqd_followed *followed, const char *what, const char *detail)
+static void warn(struct mqd_reactor *r, struct mqd_followed *followed, const char *what, const char *detail)
 {
-    if (r->now_ms - followed->complained_ms < COMPLAIN_MS)
+    if (r->now_ms - followed->warned_ms < WARN_INTERVAL_MS)
         return;
-    followed->complained_ms = r->now_ms;
+    followed->warned_ms = r->now_ms;
     mqd_log(r, 4, 0, followed->owned->slot, "following leader %d: %s%s%s; retrying", followed->owned->replica->leader,
             what, detail ? ": " : "", detail ? detail : "");
 }
@@ -95,8 +95,8 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
     return step;
 }
 
-/* The partition in the response, if the response may change it (G2). At most once per answer: not
- * while the records it brought are staged. */
+/* The partition in the response, if the response may change it (G2). At most once per response: not
+ * while its records are staged. */
 static struct mqd_followed *requested_partition(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->parser.partition.key);
@@ -114,7 +114,7 @@ static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *foll
 }
 
 /* Handles a partition without records. */
-static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const struct mqd_parsed_partition *partition)
+static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const struct mqd_parsed_partition *partition)
 {
     struct mqd_owned *owned = followed->owned;
     struct mqd_replica_step step = step_of(followed, partition);
@@ -170,7 +170,7 @@ static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error
         mqd_follow_truncate(r, followed->owned, followed->sent.fetch_offset, follow->next_offset);
         return;
     }
-    complain(r, followed, "its records are refused", follow->reason);
+    warn(r, followed, "its records are refused", follow->reason);
     put_off(r, followed);
 }
 
@@ -238,7 +238,7 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         return true;
     }
     if ((followed = requested_partition(r, fetcher)))
-        on_news(r, followed, partition);
+        on_empty(r, followed, partition);
     return true;
 }
 

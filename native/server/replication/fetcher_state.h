@@ -1,4 +1,4 @@
-/* Internal to mqd_fetcher*.c. */
+/* Internal to server/replication/fetcher*.c. */
 #ifndef MQD_FETCHER_STATE_H
 #define MQD_FETCHER_STATE_H
 
@@ -15,19 +15,19 @@
 /* A partition that follows. */
 struct mqd_followed {
     struct mqd_node member; /* in fetcher->members or fetchers->unserved */
-    struct mqd_node change; /* in fetcher->changes (the next request looks at it) or fetcher->put_off */
+    struct mqd_node change; /* in fetcher->changes (the next request handles it) or fetcher->put_off */
     struct mqd_owned *owned;
     struct mqd_fetcher *fetcher; /* NULL: no connection to its leader */
     struct mqd_followed *hash_next;
     struct mqd_fetch_key key;
     struct mqd_replica_fetch sent; /* what the session contains for it */
-    int64_t put_off_ms;            /* not fetched before */
+    int64_t put_off_ms;            /* not fetched before this time */
     int64_t leader_high_watermark; /* of the response whose records are being taken */
     int64_t leader_log_start;      /* the highest that was reported to Python */
     /* the highest that could not be reported: the event queue was full, or it is above the high
      * watermark */
     int64_t pending_log_start;
-    int64_t complained_ms;
+    int64_t warned_ms;
     uint8_t in_session;  /* the leader has it in the session */
     uint8_t unsettled;   /* something of the last response is not written or not flushed yet */
     uint8_t putting_off; /* in fetcher->put_off */
@@ -70,7 +70,7 @@ struct mqd_fetchers {
     uint32_t count;
     uint32_t generation;
     struct mqd_node unserved;
-    bool has_pending_log_start; /* some partition has an pending_log_start */
+    bool has_pending_log_start; /* some partition has a pending_log_start */
     struct mqd_followed *buckets[MQD_FOLLOWED_BUCKET_COUNT];
     struct mqd_fetch_item *items; /* of the request being built */
     uint32_t item_capacity;

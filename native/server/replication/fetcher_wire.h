@@ -1,5 +1,5 @@
-/* Fetch v17 from the follower's end: requests as bytes, responses as a stream. Pure: no I/O, no state
- * except the parser's; for mqd_fetcher*.c, tests and the fuzzer.
+/* Fetch v17 from the follower's end: requests as bytes, responses as a stream. Pure: no I/O, no
+ * state except the parser's; for server/replication/fetcher*.c, tests and the fuzzer.
  *
  *   request   header v2: 1, 17, correlation id, null client id, no tags | wait_ms_max | bytes_min |
  *             bytes_max | isolation_level 0 | session_id | session_epoch | topics[ topic_id |

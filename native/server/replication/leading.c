@@ -38,7 +38,7 @@ void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* Whether the controller may have given this host's partitions to other hosts. Checked once a turn,
  * unless this host alone is the quorum. */
-void mqd_leading_look_at_lease(struct mqd_reactor *r)
+void mqd_leading_check_lease(struct mqd_reactor *r)
 {
     int64_t deadline_ns = mqd_load_acquire(&r->header->lease_deadline_ns);
     struct timespec now;
@@ -93,7 +93,7 @@ static void publish_role(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_store_release(&slot->lagging, lagging);
     mqd_store_release(&slot->role, role);
     mqd_look_ups_notify(r, owned->slot);
-    if (!mqd_list_linked(&owned->publish_node)) /* readers here look again and are sent elsewhere */
+    if (!mqd_list_linked(&owned->publish_node)) /* readers that wait here are evaluated again and redirected */
         mqd_list_append(&r->to_wake, &owned->publish_node);
 }
 
@@ -195,7 +195,8 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
     return (int16_t)response.error;
 }
 
-/* A follower's request has arrived: its positions count at once, before its turn to be answered. */
+/* A follower's request has arrived: its positions count immediately, before the request's turn to
+ * be answered. */
 void mqd_leading_note(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
     MQD_LIST_EACH(node, spare, &set->ready) {

@@ -1,7 +1,7 @@
 /* Replicated partitions in the reactor: applies the metadata and the decisions of the replication
  * core (replica/rules.h) to their logs.
  *
- * owned->replica exists from the first assignment on and as long as there are other replicas. A
+ * owned->replica exists from the first assignment on, as long as there are other replicas. A
  * partition that was opened as replicated (mqd_partition_replicate) and has no assignment yet is
  * neither leader nor follower: it refuses Produce and is not fetched.
  *

@@ -114,7 +114,7 @@ static void drop(struct mqd_reactor *r, struct mqd_subject *subject)
 }
 
 /* Its last connection has gone. */
-static void rest(struct mqd_reactor *r, struct mqd_subject *subject)
+static void keep_unused(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     struct mqd_subjects *subjects = r->subjects;
     if (!subject->topics) {
@@ -179,11 +179,11 @@ void mqd_subject_detach(struct mqd_reactor *r, struct mqd_connection *c)
     c->subject = NULL;
     mqd_list_remove(&c->subject_node);
     if (--subject->connection_count == 0)
-        rest(r, subject);
+        keep_unused(r, subject);
 }
 
-/* S3 */
-static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
+/* S3: resumes the connection if it waited, and evaluates its fetches again. */
+static void apply_tables(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (c->awaits_subject) {
         c->awaits_subject = 0;
@@ -213,7 +213,7 @@ static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t 
     subject->version = ++r->subjects->next_version;
     memset(subject->masks, 0, sizeof subject->masks); /* S2 */
     if (!subject->connection_count) {
-        rest(r, subject);
+        keep_unused(r, subject);
         return;
     }
     const struct mqd_connection *any = MQD_CONTAINER(subject->connections.next, struct mqd_connection, subject_node);
@@ -225,7 +225,7 @@ static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t 
             mqd_fetch_wake_set(r, set);
     }
     MQD_LIST_EACH(node, next, &subject->connections)
-        look_again(r, MQD_CONTAINER(node, struct mqd_connection, subject_node));
+        apply_tables(r, MQD_CONTAINER(node, struct mqd_connection, subject_node));
 }
 
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command)
@@ -250,7 +250,7 @@ void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *comman
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
-void mqd_subject_take_back(struct mqd_reactor *r, const struct mqd_command *command)
+void mqd_subject_revoke(struct mqd_reactor *r, const struct mqd_command *command)
 {
     const uint32_t *slots = command->list;
     for (uint32_t i = 0; i < command->number; i++) {
@@ -267,9 +267,9 @@ void mqd_subject_take_back(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
-int mqd_reactor_take_back(struct mqd_reactor *r, uint64_t token, const uint32_t *slots, uint32_t count)
+int mqd_reactor_revoke(struct mqd_reactor *r, uint64_t token, const uint32_t *slots, uint32_t count)
 {
-    struct mqd_command command = {.kind = MQD_COMMAND_TAKE_BACK, .token = token, .number = count};
+    struct mqd_command command = {.kind = MQD_COMMAND_REVOKE, .token = token, .number = count};
     for (uint32_t i = 0; i < count; i++)
         if (slots[i] >= MQD_PARTITION_SLOT_COUNT)
             return mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slots[i], MQD_PARTITION_SLOT_COUNT);
@@ -303,8 +303,9 @@ int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subj
 
 /* ---- decisions ---- */
 
-/* Reports a denial, once in denied_again_ms for each resource and operation, with the number of those
- * in between; a denial whose hash has the same place is reported at once and takes the place. */
+/* Reports a denial; equal ones (of a resource and operation) are counted and reported once in
+ * denied_interval_ms. A different denial whose hash has the same entry is reported immediately and
+ * replaces it. */
 static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,
                    uint32_t name_bytes, enum mqd_operation operation)
 {
@@ -314,7 +315,7 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
     uint64_t hash = (hash_of(name, name_bytes) * 31 + (uint64_t)type) * 31 + (uint64_t)operation;
     uint32_t entry = hash % MQD_SUBJECT_DENIED_COUNT;
     bool same = subject->denied[entry] == hash;
-    if (same && r->now_ms - subject->denied_ms[entry] < r->options.denied_again_ms) {
+    if (same && r->now_ms - subject->denied_ms[entry] < r->options.denied_interval_ms) {
         subject->denied_since[entry]++;
         return;
     }

@@ -2,10 +2,10 @@
  * by the worker's Python (mqd/security/subject.py); all connections of that principal and address
  * share it.
  *
- *   requested   MQD_EVENT_SUBJECT_REQUESTED was emitted; its connections are not read
- *   known    mqd_reactor_subject_put has brought its tables; replaced as a whole when rules change
- *   unused   no connection has it; kept for the next one, within bounds, then dropped
- *            (MQD_EVENT_SUBJECT_GONE)
+ *   requested  MQD_EVENT_SUBJECT_REQUESTED was emitted; its connections are not read
+ *   known      mqd_reactor_subject_put has brought its tables; replaced as a whole when rules change
+ *   unused     no connection has it; kept for the next one, within bounds, then dropped
+ *              (MQD_EVENT_SUBJECT_GONE)
  *
  * Invariants
  *   S1  without tables nothing is allowed: no subject, no service.
@@ -17,8 +17,8 @@
  *       and what local clients write is not sent on to the leader, which does not check it (S5).
  *   S5  connections of other hosts of the cluster have no subject and may do everything; what they
  *       carry for clients was checked where it entered.
- *   S6  an active segment that a local client has, perhaps from before this worker was started, is rolled by
- *       mqd_reactor_take_back: a mapping also shows later appends, and cannot be revoked.
+ *   S6  an active segment that a local client has mapped, perhaps from before this worker was started, is rolled by
+ *       mqd_reactor_revoke: a mapping also shows later appends, and cannot be revoked.
  * Bounds: a subject with connections exists for those; UNUSED_COUNT_MAX and UNUSED_BYTES_MAX for
  * the others. Cost without rights: one predictable branch. Concurrency: the reactor's thread.
  */
@@ -65,7 +65,7 @@ struct mqd_subjects {
     uint32_t unused_count;
     uint64_t unused_bytes;
     uint64_t next_id, next_version;
-    /* S6: by slot: a local client may have its active segment */
+    /* S6: by slot: a local client may have mapped its active segment */
     uint8_t handed_out[MQD_PARTITION_SLOT_COUNT];
 };
 
@@ -73,7 +73,7 @@ bool mqd_subjects_create(struct mqd_reactor *r); /* false: no memory */
 void mqd_subjects_destroy(struct mqd_reactor *r);
 void mqd_subjects_tick(struct mqd_reactor *r); /* repeats events that found no place */
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command);
-void mqd_subject_take_back(struct mqd_reactor *r, const struct mqd_command *command); /* MQD_COMMAND_TAKE_BACK */
+void mqd_subject_revoke(struct mqd_reactor *r, const struct mqd_command *command); /* MQD_COMMAND_REVOKE */
 /* With rights: gives the connection its subject, once its principal is known. False: nothing may be
  * read yet, or c is closed. */
 bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c);
@@ -100,7 +100,7 @@ static inline bool mqd_subject_may(struct mqd_reactor *r, const struct mqd_conne
     uint64_t word = subject ? subject->masks[topic->serial % MQD_SUBJECT_MASK_COUNT] : 0;
     return (word >> 16 == topic->serial && word >> operation & 1) || mqd_subject_may_slow(r, c, topic, operation);
 }
-/* This host has lost its lease, so rights may have been taken away without its knowledge: S4. */
+/* This host has lost its lease, so rights may have been revoked without its knowledge: S4. */
 static inline bool mqd_subject_is_stale(const struct mqd_reactor *r)
 {
     return r->options.rights != MQD_RIGHTS_OFF && r->lease_lost;

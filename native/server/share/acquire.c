@@ -11,20 +11,20 @@
 #include "server/share/share.h"
 #include "wire/record_scan.h"
 
-#define RANGE_BYTES_MAX (4u << 20) /* looked at by one acquisition */
-#define HEADERS_APART_BYTES 4096   /* larger batches: their headers are read one by one */
-#define ROUNDS_MAX 8               /* of ranges in which all was skipped; then others get their turn */
+#define RANGE_BYTES_MAX (4u << 20)  /* searched by one acquisition */
+#define HEADERS_SEPARATE_BYTES 4096 /* larger batches: their headers are read one by one */
+#define ROUNDS_MAX 8                /* of ranges in which all was skipped; then others get their turn */
 
 struct walk {
     struct mqd_reactor *r;
     struct mqd_share_owned *owned;
     const struct mqd_share_owner_request *request;
     uint32_t slot;
-    int64_t from; /* of mqd_share_next */
+    int64_t from; /* offset, from mqd_share_next */
     struct mqd_positions positions;
     struct mqd_range range;
     struct mqd_aborted_list aborted;
-    struct mqd_share_batch *batches; /* of the range, */
+    struct mqd_share_batch *batches; /* of the range */
     uint32_t *places;                /* where each begins, and the end of the last */
     uint32_t batch_count;
 };
@@ -85,7 +85,7 @@ static int16_t find(struct walk *w)
         mqd_slot_positions(shared, &w->positions);
         code = find_once(w, generation, size_max);
     }
-    return code == -1 ? 0 : code; /* they change all the time: nothing for now */
+    return code == -1 ? 0 : code; /* the segments keep changing: nothing for now */
 }
 
 /* Whether its pages are in memory. If not, they are read ahead, once at a time. */
@@ -100,7 +100,7 @@ static bool is_warm(struct walk *w)
         return false;
     if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(w->range.segment), w->range.position, w->range.size_bytes,
                             mqd_token(MQD_TOKEN_SHARE, w->owned->index)) < 0)
-        return true; /* no place for it: this thread waits for the disk */
+        return true; /* the poll is full: this thread waits for the disk itself */
     w->owned->reads_ahead = 1;
     w->owned->warming = w->from + 1;
     mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
@@ -162,7 +162,7 @@ static bool read_headers(struct walk *w)
     while (at + MQD_BATCH_HEADER_BYTES <= end && w->batch_count < MQD_SHARE_BATCHES_PER_RANGE) {
         if (at < chunk_at || at + MQD_BATCH_HEADER_BYTES > chunk_end) {
             uint64_t chunk_bytes =
-                last_bytes && last_bytes < HEADERS_APART_BYTES ? MQD_SHARE_CHUNK_BYTES : MQD_BATCH_HEADER_BYTES;
+                last_bytes && last_bytes < HEADERS_SEPARATE_BYTES ? MQD_SHARE_CHUNK_BYTES : MQD_BATCH_HEADER_BYTES;
             ssize_t n = pread(fd, chunk, chunk_bytes < end - at ? chunk_bytes : end - at, (off_t)at);
             if (n < MQD_BATCH_HEADER_BYTES)
                 return false;
@@ -211,7 +211,7 @@ static void send_runs(struct walk *w, uint32_t from, const struct mqd_share_run 
     response->size_bytes = w->places[last + 1] - w->places[first];
 }
 
-/* One range. Returns whether the next one may be looked at. */
+/* Acquires from one range. Returns whether the next range may be searched. */
 static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *response)
 {
     struct mqd_share *state = &w->owned->partition.state;
@@ -274,7 +274,7 @@ void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
         response->error = error_of(find(&w));
         if (response->error || !w.range.size_bytes)
             more = false;
-        else if (request->kind == MQD_SHARE_REQUEST_LOOK) {
+        else if (request->kind == MQD_SHARE_REQUEST_MEASURE) {
             response->size_bytes = w.range.size_bytes;
             more = false;
         } else

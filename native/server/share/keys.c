@@ -1,8 +1,8 @@
 /* The keys of records, for groups with FIFO (share/fifo.c): read once a group, when the first member
  * comes to them, from pages that are in memory.
  *
- *   small batches    at once, each time that an acquisition needs them
- *   larger ones      one of a share-partition is kept, until all its keys are known to the state; a
+ *   small batches    immediately, each time that an acquisition needs them larger ones      one of
+ *   a share-partition is kept, until all its keys are known to the state; a
  *                    thread of the worker's pool decompresses it, and then the slot is woken
  *
  * A record's key is its own, or the value of its last header of a name. Only hashes are kept. */
@@ -14,7 +14,7 @@
 #include "server/share/share.h"
 #include "wire/record_scan.h"
 
-#define ROUND_BYTES_MAX (512u << 10) /* of batches that are read in one go; one at least */
+#define ROUND_BYTES_MAX (512u << 10) /* of batches whose keys one acquisition reads; one batch at least */
 #define INLINE_BYTES_MAX (8u << 10)  /* as in server/check/check_records.c */
 #define INLINE_RECORDS_BYTES_MAX (32u << 10)
 #define ATTRIBUTES_AT 22 /* their low byte, in a batch's header */
@@ -107,8 +107,8 @@ static bool is_of(const struct mqd_share_keys *keys, const struct mqd_share_owne
            keys->fifo == owned->partition.state.settings.fifo && keys->leader_epoch == owned->partition.leader_epoch;
 }
 
-/* Whether they are read. */
-static bool take_apart(struct mqd_share_owned *owned, struct mqd_share_batch *batch, int16_t *error)
+/* Takes the keys of a larger batch; false: they are not read yet. */
+static bool take_larger(struct mqd_share_owned *owned, struct mqd_share_batch *batch, int16_t *error)
 {
     if (!owned->keys || owned->reads_keys || !is_of(owned->keys, owned, batch))
         return false;
@@ -120,8 +120,8 @@ static bool take_apart(struct mqd_share_owned *owned, struct mqd_share_batch *ba
     return true;
 }
 
-/* Reads the keys of the batch whose bytes shares->keys has: with a codec, a thread does. */
-static int16_t read_apart(struct mqd_reactor *r, struct mqd_share_owned *owned, const struct mqd_share_batch *batch)
+/* Reads the keys of the batch whose bytes are in shares->keys; if it is compressed, on a thread. */
+static int16_t read_larger(struct mqd_reactor *r, struct mqd_share_owned *owned, const struct mqd_share_batch *batch)
 {
     struct mqd_share_keys *loaded = &r->shares->keys, *keys;
     if (owned->reads_keys)
@@ -143,7 +143,7 @@ static int16_t read_apart(struct mqd_reactor *r, struct mqd_share_owned *owned, 
     if (keys->codec && mqd_poll_run(r->poll, -1, run, keys, token) == 0)
         owned->reads_keys = 1;
     else
-        run(keys); /* or there is no place for it */
+        run(keys); /* not compressed, or the pool is full */
     return 0;
 }
 
@@ -163,8 +163,9 @@ static int16_t load(struct mqd_share_keys *keys, int fd, uint32_t position, uint
     return keys->codec && !mqd_codec_available(keys->codec) ? MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE : 0;
 }
 
-/* batch->records is `here` where they are the next ones of shares->keys, NULL where a thread reads them, or
- * where owned->keys would be needed, which an earlier batch uses (`is_kept_used`). */
+/* Reads the keys of one batch. Sets batch->records to `here` if they were appended to shares->keys.
+ * It remains NULL if a thread reads them, or if owned->keys would be needed but an earlier batch
+ * uses it (`is_kept_used`). */
 static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd, struct mqd_share_batch *batch,
                         uint32_t position, uint32_t size_bytes, bool is_kept_used)
 {
@@ -178,9 +179,9 @@ static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, in
         keys->count = before;
         if (is_kept_used)
             return 0;
-        error = read_apart(r, owned, batch);
+        error = read_larger(r, owned, batch);
         if (!error)
-            take_apart(owned, batch, &error);
+            take_larger(owned, batch, &error);
         return error;
     }
     batch->records = here;
@@ -208,7 +209,7 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
         uint32_t size_bytes = places[i + 1] - places[i];
         if (batches[i].skipped || batches[i].last < hashed)
             continue;
-        if (!take_apart(owned, &batches[i], &error)) {
+        if (!take_larger(owned, &batches[i], &error)) {
             error = read_one(r, owned, fd, &batches[i], places[i], size_bytes, is_kept_used);
             read_bytes += size_bytes;
         }

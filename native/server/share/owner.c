@@ -7,9 +7,9 @@
 
 #define OWNED_COUNT_MAX 65536 /* 16 bits of a token */
 #define SWEEP_MS 50
-#define AGAIN_MS 10           /* after there was no room for a request to the acceptor */
-#define FAILED_MS 1000        /* an error is returned for so long before the state is read again */
-#define EXPIRE_OFFSETS 100000 /* at once */
+#define RETRY_MS 10           /* after there was no room for a request to the acceptor */
+#define FAILED_MS 1000        /* an error is returned for this long before the state is read again */
+#define EXPIRE_OFFSETS 100000 /* in one pass */
 #define RANGE_BYTES_MIN (8 + 8 + 4)
 
 /* ---- the table ---- */
@@ -61,7 +61,7 @@ static uint32_t log_epochs(void *context, const struct mqd_share_partition *part
     const struct mqd_owned *led = r->owned[MQD_CONTAINER(partition, struct mqd_share_owned, partition)->slot];
     struct mqd_positions positions;
     uint32_t count = 0, used = 0;
-    if (!led) /* its leadership is looked at soon */
+    if (!led) /* check_leadership finds this soon */
         return 0;
     const struct mqd_epoch *epochs = mqd_partition_epochs(led->partition, &count);
     for (uint32_t i = count < MQD_SHARE_EPOCH_COUNT_MAX ? 0 : count - MQD_SHARE_EPOCH_COUNT_MAX + 1; i < count; i++)
@@ -144,8 +144,8 @@ static struct mqd_owned *led(const struct mqd_reactor *r, uint32_t slot, const u
     return same ? owned : NULL;
 }
 
-/* Another leader epoch, or another leader: what is kept here is obsolete. */
-static void look_at_leadership(struct mqd_reactor *r, struct mqd_share_owned *owned)
+/* With another leader or leader epoch, the state kept here is obsolete. */
+static void check_leadership(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     struct mqd_share_partition *partition = &owned->partition;
     const struct mqd_owned *led_here = led(r, owned->slot, partition->name.topic_id, partition->name.partition_index);
@@ -268,7 +268,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     expire(r, owned);
     int api_key = owned->lent < 0 ? mqd_share_partition_next_request(partition, r->now_ms) : 0;
     if (api_key && !send_to_acceptor(r, owned, api_key))
-        mqd_share_partition_unsent(partition, r->now_ms + AGAIN_MS);
+        mqd_share_partition_unsent(partition, r->now_ms + RETRY_MS);
     bool is_used = owned->lent >= 0 || owned->reads_ahead || owned->reads_keys || has_users(owned);
     if (!is_used && mqd_share_partition_is_idle(partition)) {
         release(shares, owned);
@@ -276,7 +276,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     }
     int64_t due_ms = mqd_share_partition_deadline(partition);
     if (owned->lent >= 0 && due_ms <= r->now_ms)
-        return; /* its response brings it back */
+        return; /* its response touches it again */
     if (due_ms < shares->due_ms)
         shares->due_ms = due_ms;
 }
@@ -291,7 +291,7 @@ void mqd_share_owners_run(struct mqd_reactor *r)
             if (!shares->owned[i])
                 continue;
             if (sweeps)
-                look_at_leadership(r, shares->owned[i]);
+                check_leadership(r, shares->owned[i]);
             mqd_list_remove(&shares->owned[i]->touched);
             run_one(r, shares->owned[i]);
         }
@@ -416,7 +416,7 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
     bool ends = request.kind == MQD_SHARE_REQUEST_FORGET || request.kind == MQD_SHARE_REQUEST_RELEASE;
     struct mqd_share_owned *owned = find(shares, &request, slot, group);
     if (owned)
-        look_at_leadership(r, owned);
+        check_leadership(r, owned);
     if (!ends && !led(r, slot, request.topic_id, request.partition_index))
         response.error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     else if (!ends && !owned && !(owned = make(r, &request, slot, group)))
@@ -432,7 +432,7 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
     touch(shares, owned);
     switch (request.kind) {
     case MQD_SHARE_REQUEST_ACQUIRE:
-    case MQD_SHARE_REQUEST_LOOK:
+    case MQD_SHARE_REQUEST_MEASURE:
         acquire(r, owned, from, &request, &response);
         break;
     case MQD_SHARE_REQUEST_ACKNOWLEDGE:
@@ -464,8 +464,8 @@ void mqd_share_archive_on(struct mqd_reactor *r, uint32_t slot, const uint8_t *p
     const uint8_t *group = payload + sizeof request;
     struct mqd_share_owned *owned = find(r->shares, &request, slot, group);
     if (!owned)
-        return; /* it is read again, and with it what is Archiving */
-    look_at_leadership(r, owned);
+        return; /* the state is read again, including what is Archiving */
+    check_leadership(r, owned);
     struct mqd_share_partition *partition = &owned->partition;
     uint64_t epochs = (uint64_t)(uint32_t)partition->state_epoch << 32 | (uint32_t)partition->leader_epoch;
     if (partition->phase != MQD_SHARE_ACTIVE || epochs != request.member)

@@ -14,7 +14,7 @@
 #define FINAL_EPOCH (-1)
 #define MEMBER_ID_CHARACTERS_MAX 36
 
-/* What a request has about one partition. */
+/* What a request says about one partition. */
 struct named {
     uint8_t topic_id[16];
     int32_t partition_index;
@@ -110,7 +110,7 @@ static bool is_full(const struct mqd_reactor *r)
     return count >= r->options.share_session_count_max;
 }
 
-/* The owner learns that the session does not name the partition any more. */
+/* Notifies the owner that the session no longer names the partition. */
 static void leave(struct mqd_reactor *r, const struct mqd_share_session *session, const struct mqd_share_entry *entry,
                   enum mqd_share_owner_request_kind kind)
 {
@@ -153,8 +153,8 @@ void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last,
     mqd_put_bytes(ranges, types, type_count);
 }
 
-/* The checks of KafkaApis, before it looks up the partition. `before`: the last offset of the one
- * before. */
+/* The checks that KafkaApis makes before it looks up the partition. `before`: the last offset of
+ * the previous acknowledgement. */
 static bool is_valid(const struct mqd_share_fetch_acknowledgement *given, int64_t before, bool is_renewal)
 {
     if (given->first > given->last || given->first < before)
@@ -339,7 +339,7 @@ static struct mqd_share_work *make_work(struct mqd_reactor *r, struct arrival *a
     work->fetches = wire->api_key == MQD_API_SHARE_FETCH && wire->session_epoch != FINAL_EPOCH && !wire->is_renewal &&
                     work->records_max && wire->bytes_max; /* a quota's bytes_max may be 0: one batch still comes */
     work->expired = wire->wait_ms_max <= 0;
-    work->looks = work->bytes_min > 1 && !work->expired;
+    work->measures = work->bytes_min > 1 && !work->expired;
     a->request->share = work;
     return work;
 }
@@ -372,7 +372,7 @@ static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_w
     memcpy(part->topic_id, topic_id, sizeof part->topic_id);
     mqd_list_init(&part->waiter);
     part->error = resolve(r, part);
-    /* another host leads it, or none: the client has to look for the leader */
+    /* another host leads it, or none: the client has to find the leader */
     work->failed |= work->fetches && part->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return part;
 }
@@ -444,7 +444,8 @@ static bool is_read(const struct arrival *a, const struct named *named)
             mqd_share_session_get(a->session, named->topic_id, named->partition_index));
 }
 
-/* Where few records are asked for, no tenth of them can be kept: one request in ten begins with the lowest. */
+/* If fewer than MQD_SHARE_KEPT records are requested, none can be kept for lower ranks; instead,
+ * one request in ten begins with the lowest rank. */
 static void rank(struct mqd_reactor *r, struct mqd_share_work *work, uint32_t turn)
 {
     bool lowest_first = work->records_max < MQD_SHARE_KEPT && turn % MQD_SHARE_KEPT == MQD_SHARE_KEPT - 1;

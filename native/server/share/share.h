@@ -1,8 +1,10 @@
 /* Share groups in the reactor: ShareFetch and ShareAcknowledge of this worker's connections, and the
  * share-partitions of the partitions that it owns (docs/design/share-groups.md).
  *
- *   request.c   a frame becomes a work: one part for each partition that it names
- *   work.c      a work's way: acknowledgements, acquiring part by part, waiting, reading, completion
+ *   request.c   a frame becomes a struct mqd_share_work (`a work`): one part for each partition
+ *               that it names
+ *   work.c      the steps of a work: acknowledgements, acquiring part by part, waiting, reading,
+ *               completion
  *   response.c  its response
  *   owner_requests.c
  *               from a work to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARED in; within one worker
@@ -34,13 +36,13 @@
 #define MQD_SHARE_WAIT_BUCKET_COUNT 256
 #define MQD_SHARE_OWNED_BUCKET_COUNT 4096
 #define MQD_SHARE_RUNS_PER_PART 64 /* acquired at a time */
-#define MQD_SHARE_KEPT 10          /* one in so many records is kept for partitions of lower priority */
+#define MQD_SHARE_KEPT 10          /* one in this many records is kept for partitions of lower priority */
 
 /* ---- requests to owners ---- */
 
 enum mqd_share_owner_request_kind {
     MQD_SHARE_REQUEST_ACQUIRE,
-    MQD_SHARE_REQUEST_LOOK, /* how many bytes there are to acquire */
+    MQD_SHARE_REQUEST_MEASURE, /* how many bytes there are to acquire */
     MQD_SHARE_REQUEST_ACKNOWLEDGE,
     MQD_SHARE_REQUEST_FORGET,  /* the session does not name the partition any more */
     MQD_SHARE_REQUEST_RELEASE, /* the same, and what its member holds is released */
@@ -60,10 +62,11 @@ struct mqd_share_owner_request {
     uint8_t strict;
     uint8_t joins; /* the session's first request about it */
 };
-/* Response: MQD_LINK_SHARED. With MQD_SHARED_RUN: a run that was acquired, first in a, last in b, count
- * in c; then one without: `error`; a and b: the offsets from which and up to which to read, size_bytes
- * of them (LOOK: how many there are); slot: how long locks last, in ms, 0 = not known. With
- * MQD_SHARED_REFUSED: the owner does not serve the partition now, and has not counted who joins. */
+/* Response: MQD_LINK_SHARED. With MQD_SHARED_RUN: a run that was acquired, first in a, last in b,
+ * count in c; then one without: `error`; a and b: the offsets from which and up to which to read,
+ * size_bytes of them (MEASURE: how many there are); slot: how long locks last, in ms, 0 = not
+ * known. With MQD_SHARED_REFUSED: the owner does not serve the partition now, and has not counted
+ * who joins. */
 #define MQD_SHARED_RUN 1
 #define MQD_SHARED_REFUSED 2
 
@@ -92,15 +95,15 @@ struct mqd_share_part {
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t slot;
-    uint8_t named;        /* by a request that acknowledges something, here or elsewhere */
+    uint8_t named;        /* by the request, which acknowledges records of this or another partition */
     uint8_t acknowledges; /* the request has acknowledgements for it */
     uint8_t unreported;   /* of the session: it is reported even without records */
     uint8_t reads;        /* records are acquired from it */
     uint8_t ready;        /* its owner may have records */
     uint8_t joins;        /* its next request is the session's first */
-    uint8_t rank;         /* parts of a higher one are asked first (share.priority) */
+    uint8_t rank;         /* records are requested from parts of a higher rank first (share.priority) */
     int16_t error, acknowledge_error;
-    uint32_t available; /* LOOK */
+    uint32_t available; /* MEASURE */
     uint32_t run_count;
     struct mqd_share_run *runs; /* MQD_SHARE_RUNS_PER_PART */
     int64_t read_first, read_end;
@@ -115,7 +118,7 @@ struct mqd_share_work {
     uint64_t member;
     uint64_t session_hash, session_number; /* 0 = none */
     struct mqd_share_part *parts;          /* in order of topic id and index */
-    uint32_t part_count, turn, next;       /* `next`: how many parts of this pass were looked at */
+    uint32_t part_count, turn, next;       /* `next`: how many parts this pass has handled */
     uint32_t awaits_owner;                 /* a request for records to a part's owner is in flight: 0 or 1 */
     uint32_t acknowledgements;             /* that wait for their outcome */
     uint32_t records_max, bytes_max;       /* left of them */
@@ -128,8 +131,8 @@ struct mqd_share_work {
     uint8_t strict;
     uint8_t opens;    /* the session: its partitions are reported even without records */
     uint8_t accepts;  /* some acknowledgements are well-formed, of a partition that may be read */
-    uint8_t fetches;  /* it asks for records */
-    uint8_t looks;    /* bytes_min is not reached yet */
+    uint8_t fetches;  /* it requests records */
+    uint8_t measures; /* bytes_min is not reached yet */
     uint8_t acquired; /* some are */
     uint8_t failed;   /* an owner refused: the response is sent at once */
     uint8_t expired;  /* it does not wait any longer */
@@ -155,7 +158,7 @@ struct mqd_share_keys {
 struct mqd_share_owned {
     struct mqd_share_partition partition;
     struct mqd_share_owned *next; /* in its bucket */
-    struct mqd_node touched;      /* in shares->touched: to be looked at in this turn */
+    struct mqd_node touched;      /* in shares->touched: handled in this turn */
     struct mqd_cursor cursor;
     uint64_t hash;
     uint32_t index, slot;
@@ -186,17 +189,18 @@ struct mqd_shares {
     struct mqd_node touched;
     struct mqd_share_owned *buckets[MQD_SHARE_OWNED_BUCKET_COUNT];
     uint64_t next_sequence;
-    int64_t due_ms;   /* no owned share-partition has anything to do before */
-    int64_t sweep_ms; /* leadership was last verified */
+    int64_t due_ms;   /* no owned share-partition has anything to do before this time */
+    int64_t sweep_ms; /* when leadership was last verified */
     uint8_t *chunk;   /* for headers of batches */
     struct mqd_share_batch *batches;
     uint32_t *places;
-    struct mqd_share_keys keys; /* of the batches that an acquisition looks at */
+    struct mqd_share_keys keys; /* of the batches of the current acquisition */
 };
 
 #define MQD_SHARE_CHUNK_BYTES 65536
 #define MQD_SHARE_BATCHES_PER_RANGE 4096
-#define MQD_SHARE_TOKEN_KEYS (1ull << 32) /* with the index of what is owned: a thread has read keys */
+#define MQD_SHARE_TOKEN_KEYS                                                                                           \
+    (1ull << 32) /* token flag, with the index of the share-partition: a thread has read its keys */
 
 /* ---- what the reactor calls ---- */
 
@@ -251,9 +255,10 @@ void mqd_share_owners_run(struct mqd_reactor *r);
 void mqd_shares_owned_destroy(struct mqd_shares *shares);
 
 /* ---- keys.c ---- */
-/* Sets the records of `count` batches, which begin at `places` in the file, as far as their keys are to
- * be known and can be read now; larger compressed ones are read by a thread, which wakes the slot. Until
- * mqd_share_keys_done. Returns an error: a batch is damaged. */
+/* Sets the records (with their keys) of `count` batches, which begin at `places` in the file, where
+ * the state needs the keys and they can be read now; keys of larger compressed batches are read by
+ * a thread, which then wakes the slot. Valid until mqd_share_keys_done. Returns 0, or the error of
+ * a damaged batch. */
 int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
                             struct mqd_share_batch *batches, const uint32_t *places, uint32_t count);
 void mqd_share_keys_done(struct mqd_shares *shares);

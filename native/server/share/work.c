@@ -1,4 +1,4 @@
-/* A work's way from its arrival to its response. See server/share/share.h.
+/* The steps of a work from its arrival to its response. See server/share/share.h.
  *
  *   pass over the parts, one after the other -> something was acquired | an owner refused | time is up
  *     -> ended -> (acknowledgements are persisted) -> (cold ranges: read ahead) -> complete
@@ -12,7 +12,7 @@
 #include "server/rights/subject.h"
 #include "server/share/share.h"
 
-#define COLD_READ_COUNT_MAX 128 /* as Fetch */
+#define COLD_READ_COUNT_MAX 128 /* as in server/fetch/fetch.c */
 
 void mqd_share_move(struct mqd_reactor *r, struct mqd_share_work *work)
 {
@@ -65,7 +65,7 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
         return;
     }
     if (!mqd_subject_may(r, work->request->connection, part->topic, MQD_OPERATION_READ)) {
-        refused(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* since it waits */
+        refused(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* revoked while it waited */
         return;
     }
     await(r, part);
@@ -79,7 +79,8 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
                                               .records_max = work->records_max,
                                               .bytes_max = work->bytes_max,
                                               .group_bytes = work->group_bytes,
-                                              .kind = work->looks ? MQD_SHARE_REQUEST_LOOK : MQD_SHARE_REQUEST_ACQUIRE,
+                                              .kind = work->measures ? MQD_SHARE_REQUEST_MEASURE
+                                                                     : MQD_SHARE_REQUEST_ACQUIRE,
                                               .strict = work->strict,
                                               .joins = part->joins};
     memcpy(request.topic_id, part->topic_id, sizeof request.topic_id);
@@ -100,7 +101,7 @@ static void forget_runs(struct mqd_share_part *part)
     part->read_bytes = 0;
 }
 
-/* They cannot be read now: other members may acquire them, or this one again. */
+/* Releases records that cannot be read now: any member may acquire them again. */
 static void release_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_share_work *work = part->work;
@@ -121,8 +122,9 @@ static void release_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
     forget_runs(part);
 }
 
-/* Sets part->range to the bytes from read_first to read_end. The reader ends a range where its sparse
- * index has an entry; from there on it goes from batch to batch. -1: they are not there, or not now. */
+/* Sets part->range to the bytes from read_first to read_end. The reader ends a range where its
+ * sparse index has an entry; from there on it goes from batch to batch. -1: they do not exist, or
+ * cannot be read now. */
 static int16_t find_bytes(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_positions *positions,
                           uint64_t generation)
 {
@@ -170,7 +172,7 @@ static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const s
     if (!part->runs) {
         part->runs = malloc(bytes);
         if (!part->runs)
-            return; /* no memory: the owner's lock returns what was acquired */
+            return; /* no memory: the records are available again when their locks expire */
         r->heap_bytes += bytes;
         part->work->request->heap_bytes += bytes;
         if (part->work->request->connection)
@@ -217,7 +219,7 @@ void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, u
         work->lock_ms = (int32_t)response->slot;
     if (response->error)
         refused(part, (int16_t)response->error);
-    else if (kind == MQD_SHARE_REQUEST_LOOK)
+    else if (kind == MQD_SHARE_REQUEST_MEASURE)
         part->available = response->size_bytes;
     else if (part->run_count)
         take_records(r, part, response);
@@ -278,7 +280,7 @@ static bool has_budget(const struct mqd_share_work *work)
     return work->records_max > 0 && (work->bytes_max > 0 || !work->acquired);
 }
 
-/* The highest rank below `rank` that there is something to read from. -1: none. */
+/* The highest rank below `rank` with a part to read from. -1: none. */
 static int32_t rank_below(const struct mqd_share_work *work, int32_t rank)
 {
     int32_t found = -1;
@@ -290,7 +292,7 @@ static int32_t rank_below(const struct mqd_share_work *work, int32_t rank)
     return found;
 }
 
-/* What was kept may be used now. A part of it is kept for ranks that are lower still. */
+/* The records and bytes kept for this rank may be used now. A fraction is kept for lower ranks. */
 static void begin_rank(struct mqd_share_work *work, int32_t rank)
 {
     work->rank = rank;
@@ -304,13 +306,13 @@ static void begin_rank(struct mqd_share_work *work, int32_t rank)
     work->bytes_max -= work->bytes_kept;
 }
 
-/* Requests records from the parts that are left of this pass, by rank. false: a response is awaited. */
+/* Requests records from the remaining parts of this pass, by rank. false: a response is awaited. */
 static bool pass(struct mqd_reactor *r, struct mqd_share_work *work)
 {
     if (work->ranked && work->rank < 0)
         begin_rank(work, rank_below(work, INT32_MAX));
     do {
-        while (work->next < work->part_count && (has_budget(work) || work->looks)) {
+        while (work->next < work->part_count && (has_budget(work) || work->measures)) {
             struct mqd_share_part *part = &work->parts[(work->turn + work->next++) % work->part_count];
             if (part->reads && part->ready && !part->error && !part->run_count &&
                 (!work->ranked || part->rank == work->rank))
@@ -325,7 +327,7 @@ static bool pass(struct mqd_reactor *r, struct mqd_share_work *work)
     return true;
 }
 
-/* After a pass that looked how much there is: whether it is enough. */
+/* After a pass that measured how much there is: whether it is enough. */
 static bool is_enough(struct mqd_share_work *work)
 {
     uint64_t available = 0;
@@ -335,7 +337,7 @@ static bool is_enough(struct mqd_share_work *work)
         return false;
     for (uint32_t i = 0; i < work->part_count; i++)
         work->parts[i].ready |= work->parts[i].available > 0;
-    work->looks = 0;
+    work->measures = 0;
     return true;
 }
 
@@ -363,7 +365,7 @@ static bool acquire(struct mqd_reactor *r, struct mqd_share_work *work)
     for (;;) {
         if (!pass(r, work))
             return false;
-        if (work->looks && is_enough(work))
+        if (work->measures && is_enough(work))
             continue;
         if (work->acquired || work->failed || work->expired || !any_reads(work))
             return true;

@@ -4,8 +4,8 @@
  *   Fetch            wait (for records)                 begun  disk                             completed  turn
  *   for the acceptor queue                              begun  acceptor                         completed  turn
  *
- * `turn` is the time behind earlier requests of the connection. `throttle` is added by quotas: the
- * connection is not read for that long after the response.
+ * `turn` is the time spent waiting for earlier requests of the connection. `throttle` is added by
+ * quotas: the connection is not read for that long after the response.
  */
 #include "server/slow/slow.h"
 
@@ -73,7 +73,7 @@ static void divide(const struct mqd_reactor *r, const struct mqd_request *reques
 
 void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request)
 {
-    if (c->peer_node >= 0) /* another host, which fetches, and waits for records */
+    if (c->peer_node >= 0) /* another host: a follower's fetch, which waits for records */
         return;
     struct mqd_event event = {.kind = MQD_EVENT_SLOW, .slot = request->slow.slot, .connection = c->id};
     bool fetches = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;

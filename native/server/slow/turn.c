@@ -1,7 +1,7 @@
-/* The time of a turn is what the thread ran, what it waited for a CPU, and what it was blocked. The
- * kernel tells the first two. Of the third, what passed in parts of the turn that use a disk belongs
- * to these; the rest to page faults if there was one that read from a disk, otherwise to locks,
- * those of the kernel (of the address space, of sockets) and those of the process.
+/* In a turn the thread runs, waits for a CPU, or is blocked. The kernel counts the first two.
+ * Blocked time in parts of the turn that use a disk is attributed to these parts; the rest to page
+ * faults if one of them read from a disk, otherwise to locks: those of the kernel (of the address
+ * space, of sockets) and those of the process.
  */
 #include "server/slow/turn.h"
 
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SPENT_NS_MIN 1000 /* less is what the measurement itself takes */
+#define SPENT_NS_MIN 1000 /* less than this is the cost of the measurement itself */
 
 int64_t mqd_turn_now_ns(void)
 {
@@ -35,7 +35,7 @@ static int64_t waited_ns(const struct mqd_reactor *r)
     return second ? strtoll(second, NULL, 10) : 0;
 }
 
-static struct mqd_turn_clock look(const struct mqd_reactor *r)
+static struct mqd_turn_clock read_clock(const struct mqd_reactor *r)
 {
     struct timespec ran;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
@@ -78,19 +78,19 @@ void mqd_turn_begin(struct mqd_reactor *r)
         return;
     memset(r->turn.spent_ns, 0, sizeof r->turn.spent_ns);
     r->turn.blocked_in_parts_ns = 0;
-    r->turn.begun = look(r);
+    r->turn.begun = read_clock(r);
 }
 
 void mqd_turn_part_begin(struct mqd_reactor *r)
 {
     if (mqd_turn_measured(r))
-        r->turn.part_begun = look(r);
+        r->turn.part_begun = read_clock(r);
 }
 
 void mqd_turn_part_end(struct mqd_reactor *r)
 {
     if (mqd_turn_measured(r))
-        r->turn.blocked_in_parts_ns += blocked_ns(r->turn.part_begun, look(r));
+        r->turn.blocked_in_parts_ns += blocked_ns(r->turn.part_begun, read_clock(r));
 }
 
 void mqd_turn_spent(struct mqd_reactor *r, enum mqd_histogram cause, int64_t since_ns)
@@ -103,7 +103,7 @@ void mqd_turn_end(struct mqd_reactor *r)
 {
     if (!mqd_turn_measured(r))
         return;
-    struct mqd_turn_clock end = look(r);
+    struct mqd_turn_clock end = read_clock(r);
     long faults = disk_faults();
     int64_t *spent_ns = r->turn.spent_ns;
     spent_ns[MQD_TIME_LOOP_SCHEDULING] = end.waited_ns - r->turn.waited_ns; /* since it was woken */

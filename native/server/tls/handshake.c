@@ -133,8 +133,8 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_tls_pool_submit(r->secure->pool, c->tls);
 }
 
-/* The client's certificate names it: its principal is awaited. False: c is closed. */
-static bool ask_for_principal(struct mqd_reactor *r, struct mqd_connection *c)
+/* Requests the principal for the name in the client's certificate. False: c is closed. */
+static bool request_principal(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_event event = {.kind = MQD_EVENT_TLS_NAME, .slot = c->listener_id, .token = mqd_tls_link(c->tls)->token};
     if (c->peer_node >= 0 || r->options.listeners[c->listener_id] & MQD_LISTENER_SASL)
@@ -164,7 +164,7 @@ void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *comma
         c->blocked--;
         if (!size_bytes || size_bytes > MQD_PRINCIPAL_BYTES_MAX) {
             mqd_connection_fail(r, c, "the client's certificate maps to no principal (ssl.principal.mapping.rules)");
-        } else if (!mqd_authentication_prove(c, MQD_PRINCIPAL_TLS, command->text, (uint16_t)size_bytes)) {
+        } else if (!mqd_authentication_set_principal(c, MQD_PRINCIPAL_TLS, command->text, (uint16_t)size_bytes)) {
             mqd_connection_fail(r, c, "out of memory for its principal");
         } else {
             mqd_connection_resume(r, c);
@@ -196,14 +196,14 @@ static void on_step(struct mqd_reactor *r, struct mqd_tls *tls)
     }
     c->writable = flushed;
     mqd_secure_count(r, c);
-    if (link->result == 1 && !ask_for_principal(r, c))
+    if (link->result == 1 && !request_principal(r, c))
         return;
     if (link->result == 1 && mqd_load_relaxed(&r->header->log_level) >= 7) {
         char text[96];
         mqd_tls_describe(c->tls, text, sizeof text);
         mqd_log(r, 7, c->id, UINT32_MAX, "TLS established: %s", text);
     }
-    c->readable = 1; /* more may have arrived, or lie in the session */
+    c->readable = 1; /* more may have arrived, or be buffered in the session */
     mqd_connection_resume(r, c);
 }
 

@@ -55,7 +55,7 @@ int mqd_outgoing_on_step(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
     if (flushed < 0)
         return mqd_error_system(errno, "the TLS handshake failed");
     outgoing->writable = flushed;
-    outgoing->readable = 1; /* more may have arrived, or lie in the session */
+    outgoing->readable = 1; /* more may have arrived, or be buffered in the session */
     if (link->result == 1 && mqd_load_relaxed(&r->header->log_level) >= 7) {
         char text[96];
         mqd_tls_describe(outgoing->tls, text, sizeof text);

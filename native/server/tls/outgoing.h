@@ -1,8 +1,9 @@
 /* A connection that this host has opened to another host's worker: plain text, or TLS with this host
  * as the client. Its owner (a fetcher, a relay) reads and writes it as a socket.
  *
- *   plain   ready at once
- *   TLS     lent to the pool -> taken back -> ... -> established: ready; mqd_outgoing_run moves it on
+ *   plain   ready immediately
+ *   TLS     lent to the pool -> taken back -> ... -> established: ready; mqd_outgoing_run makes the
+ *           next step
  *
  * Invariants: T1 and T2 of server/tls/secure.h; nothing is received or sent for the owner before
  * the other host's certificate has proved that it is the expected node. An error that ends the
@@ -29,7 +30,8 @@ struct mqd_outgoing {
     int64_t established_by_ms;
 };
 
-/* TLS from here on, with `node`, whose events have this token. -1 with the reason. */
+/* TLS from here on, as the client of `node`; events of the connection have this token. -1 with the
+ * reason. */
 int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token);
 /* its events have another token from here on */
 void mqd_outgoing_moved(struct mqd_outgoing *outgoing, uint64_t token);
@@ -44,8 +46,8 @@ static inline bool mqd_outgoing_ready(const struct mqd_outgoing *outgoing)
 {
     return !outgoing->tls || mqd_outgoing_established(outgoing);
 }
-/* As recv and send, of a connection that is ready: -1 with EAGAIN: not now. They clear `readable`
- * and `writable`. */
+/* Like recv and send, for a connection that is ready; -1 with EAGAIN: not now. They clear
+ * `readable` and `writable`. */
 ssize_t mqd_outgoing_receive(struct mqd_outgoing *outgoing, uint8_t *at, uint32_t capacity);
 ssize_t mqd_outgoing_send(struct mqd_reactor *r, struct mqd_outgoing *outgoing, const uint8_t *bytes,
                           uint32_t size_bytes);

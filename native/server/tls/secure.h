@@ -51,7 +51,7 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
 
 /* ---- transfer.c ---- */
 
-/* As recv: 1 received bytes, 0 none now, -1 closed. The memory must be safe to store to. */
+/* Like recv: 1 received bytes, 0 none now, -1 closed. The memory must be safe to store to. */
 int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got);
 /* Seals and sends the next part of the output: 1 progress, 0 the socket is full, -1 the connection
  * is broken. */

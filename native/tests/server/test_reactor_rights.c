@@ -8,7 +8,7 @@ enum { SASL_LISTENER = 1, DENIED = 29, DENIED_ID = 53 };
 static void rights(struct bench *b)
 {
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
-        b->options[worker].rights = MQD_RIGHTS_ON, b->options[worker].denied_again_ms = 10000;
+        b->options[worker].rights = MQD_RIGHTS_ON, b->options[worker].denied_interval_ms = 10000;
         b->options[worker].listeners[SASL_LISTENER] = MQD_LISTENER_SASL;
         b->options[worker].authentication_bytes_max = 4096;
         b->options[worker].authentication_ms_max = 600000;
@@ -421,7 +421,7 @@ BOTH(denials_are_reported_once_and_allowed_where_they_are_only_logged)
 static void rights_repeated(struct bench *b)
 {
     rights(b);
-    b->options[0].denied_again_ms = 20;
+    b->options[0].denied_interval_ms = 20;
 }
 
 BOTH(denials_between_two_reports_are_counted)

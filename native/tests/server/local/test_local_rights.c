@@ -80,7 +80,7 @@ BOTH(a_handed_out_segment_is_rolled)
     struct local local = local_as(b, NULL);
     struct client writer = client_open(b, 0);
     const uint32_t all[] = {0, 1, 2, 3};
-    CHECK_EQUAL(mqd_reactor_take_back(b->reactors[0], ++b->token, all, 4), 0); /* a predecessor's */
+    CHECK_EQUAL(mqd_reactor_revoke(b->reactors[0], ++b->token, all, 4), 0); /* a predecessor's */
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
     for (uint64_t round = 0; round < 2; round++)
         for (int32_t partition = 0; partition < 3; partition++) {
@@ -90,7 +90,7 @@ BOTH(a_handed_out_segment_is_rolled)
     uint64_t before[2] = {rolls(b, 0), rolls(b, 1)};
     for (int32_t partition = 0; partition < 2; partition++) /* of worker 0, of worker 1; not 2 */
         CHECK(has_active(&local, partition, (uint32_t)partition + 1));
-    CHECK_EQUAL(mqd_reactor_take_back(b->reactors[0], ++b->token, all, 4), 0);
+    CHECK_EQUAL(mqd_reactor_revoke(b->reactors[0], ++b->token, all, 4), 0);
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
     int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
     for (uint32_t worker = 0; worker < 2; worker++)

@@ -89,7 +89,7 @@ BOTH(aborted_records_are_never_acquired)
 
 static void with_rights(struct bench *b)
 {
-    b->options[0].rights = MQD_RIGHTS_ON, b->options[0].denied_again_ms = 10000;
+    b->options[0].rights = MQD_RIGHTS_ON, b->options[0].denied_interval_ms = 10000;
 }
 
 static void grant(struct coordinator *k, uint64_t subject, uint16_t topic, uint16_t group)
