@@ -22,28 +22,15 @@
 
 /* ---- staging area ---- */
 
-struct mqd_staged *mqd_partition_staged_at(struct mqd_partition *partition, uint32_t i)
-{
-    struct mqd_stage_chunk *chunk = partition->chunks;
-    for (; i >= MQD_STAGE_CHUNK_COUNT; i -= MQD_STAGE_CHUNK_COUNT)
-        chunk = chunk->next;
-    return &chunk->entries[i];
-}
-
 struct mqd_staged *mqd_partition_stage_next(struct mqd_partition *partition)
 {
-    uint32_t i = partition->staged_count % MQD_STAGE_CHUNK_COUNT;
-    if (i > 0)
-        return &partition->chunk_last->entries[i];
-    struct mqd_stage_chunk **link = partition->staged_count == 0 ? &partition->chunks : &partition->chunk_last->next;
-    if (!*link) {
-        *link = malloc(sizeof **link);
-        if (!*link)
-            return NULL;
-        (*link)->next = NULL;
-    }
-    partition->chunk_last = *link;
-    return &(*link)->entries[0];
+    uint32_t i = partition->staged_count;
+    if (!partition->stage && !(partition->stage = calloc(1, sizeof *partition->stage)))
+        return NULL;
+    struct mqd_staged **chunk = &partition->stage->chunks[i / MQD_STAGE_CHUNK_COUNT];
+    if (!*chunk && !(*chunk = malloc(MQD_STAGE_CHUNK_COUNT * sizeof **chunk)))
+        return NULL;
+    return mqd_partition_staged_at(partition, i);
 }
 
 void mqd_partition_stage_reset(struct mqd_partition *partition)
@@ -66,12 +53,11 @@ void mqd_partition_unstage(struct mqd_partition *partition)
 
 void mqd_partition_stage_free(struct mqd_partition *partition)
 {
-    while (partition->chunks) {
-        struct mqd_stage_chunk *chunk = partition->chunks;
-        partition->chunks = chunk->next;
-        free(chunk);
-    }
-    partition->chunk_last = NULL;
+    struct mqd_stage *stage = partition->stage;
+    for (uint32_t i = 0; stage && i < MQD_STAGE_COUNT_MAX / MQD_STAGE_CHUNK_COUNT; i++)
+        free(stage->chunks[i]);
+    free(stage);
+    partition->stage = NULL;
 }
 
 /* ---- staging ---- */

@@ -61,9 +61,9 @@ struct mqd_staged {
     struct mqd_aborted aborted;
 };
 
-struct mqd_stage_chunk {
-    struct mqd_stage_chunk *next;
-    struct mqd_staged entries[MQD_STAGE_CHUNK_COUNT];
+/* The batches of the next write; see mqd_partition_staged_at. */
+struct mqd_stage {
+    struct mqd_staged *chunks[MQD_STAGE_COUNT_MAX / MQD_STAGE_CHUNK_COUNT];
 };
 
 /* the segment that is appended to */
@@ -102,7 +102,7 @@ struct mqd_partition {
     int64_t deleted_bytes; /* its value at the end of the segments that were deleted before they were flushed */
     int64_t last_write_ms;
 
-    struct mqd_stage_chunk *chunks, *chunk_last;
+    struct mqd_stage *stage; /* NULL while the partition is idle */
     uint32_t staged_count;
     int64_t staged_end_offset;
 
@@ -175,7 +175,10 @@ struct mqd_staged *mqd_partition_stage_next(struct mqd_partition *partition);
  * memory. */
 int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_staged *staged,
                                  const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms);
-struct mqd_staged *mqd_partition_staged_at(struct mqd_partition *partition, uint32_t i);
+static inline struct mqd_staged *mqd_partition_staged_at(const struct mqd_partition *partition, uint32_t i)
+{
+    return &partition->stage->chunks[i / MQD_STAGE_CHUNK_COUNT][i % MQD_STAGE_CHUNK_COUNT];
+}
 /* Drops the staged batches and undoes their producer changes. */
 void mqd_partition_unstage(struct mqd_partition *partition);
 /* After a commit: frees the entries. */

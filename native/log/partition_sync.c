@@ -274,7 +274,7 @@ uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t
         mqd_verifications_expire(&partition->verifications, now_ms - VERIFICATION_MS);
     mqd_partition_release_marks(partition);
     bool holds = partition->active.allocated_bytes > partition->active.size_bytes || partition->active.index.fd >= 0 ||
-                 partition->active.index.time_fd >= 0 || partition->active.txn_index.fd >= 0 || partition->chunks;
+                 partition->active.index.time_fd >= 0 || partition->active.txn_index.fd >= 0 || partition->stage;
     if (holds && partition->staged_count == 0 && !partition->fenced && now_ms - partition->last_write_ms > IDLE_MS)
         release_idle(partition);
     return partition->producers.count;

@@ -283,8 +283,7 @@ static bool adjoins(struct mqd_partition *partition, const struct gather *gather
         return true;
     if (i + 1 == end)
         return false;
-    const struct mqd_staged *next =
-        (i + 1) % MQD_STAGE_CHUNK_COUNT ? staged + 1 : mqd_partition_staged_at(partition, i + 1);
+    const struct mqd_staged *next = mqd_partition_staged_at(partition, i + 1);
     return next->header_bytes == 0 && next->bytes == staged->bytes + staged->batch.size_bytes;
 }
 
@@ -543,9 +542,10 @@ static int write_staged(struct mqd_partition *partition, int64_t now_ms, struct 
 
 int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *rolled)
 {
-    struct checkpoint old = {.taken = false};
+    struct checkpoint old; /* large: its other fields are set when it is taken */
     int64_t base_offset = partition->active.base_offset;
     int index_error = 0;
+    old.taken = false;
     *rolled = false;
     if (partition->staged_count == 0)
         return 0;

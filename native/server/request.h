@@ -155,7 +155,6 @@ struct mqd_request {
     uint32_t pending; /* appends not done; or cold reads not done */
     uint64_t id;
     uint64_t heap_bytes; /* charged to heap_bytes_max until the request is freed */
-    struct mqd_slow slow;
     /* produce */
     int64_t arena_offset; /* -1 = none */
     uint32_t arena_pins;
@@ -174,6 +173,7 @@ struct mqd_request {
     struct mqd_append inline_append;
     struct mqd_produce_topic_entry inline_topic;
     struct mqd_request_order order; /* when order_read */
+    struct mqd_slow slow;           /* while slow requests are logged */
     /* Fetch; from here on no field is set for a Produce */
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;
