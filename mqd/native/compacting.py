@@ -111,7 +111,7 @@ class Compaction:
 
     def figures(self) -> CompactFigures:
         figures = ffi.new("struct mqd_compact_figures *")
-        lib.mqd_compact_look(self._open(), figures)
+        lib.mqd_compact_read_figures(self._open(), figures)
         return CompactFigures(*[getattr(figures, name) for name in CompactFigures.__struct_fields__])
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segme
 
 /* Called after a load and the following walk: adds the last entries like mqd_index_seal, but writes
  * the files only if they differ. 1 they were changed, 0 not, -1 with errno. */
-int mqd_index_settle(struct mqd_index *index, const char *directory, int64_t segment_base);
+int mqd_index_finish_load(struct mqd_index *index, const char *directory, int64_t segment_base);
 
 /* Look-ups in the files only: the last entry with offset <= `offset`; the last with timestamp <=
  * `timestamp_ms`. 1 found, 0 none, -1 disk failure. */

@@ -166,7 +166,7 @@ static int64_t file_size(const char *directory, int64_t segment_base, enum mqd_f
 
 /* Whether the files already hold what `index` would write: time entries that the load ignored only
  * to create them again. 1, 0, or -1 on disk failure. */
-static int settled(const struct mqd_index *index, const char *directory, int64_t segment_base)
+static int files_match(const struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     int64_t time_bytes = index->time_file_bytes + index->time_pending_count * (int64_t)MQD_TIME_INDEX_ENTRY_BYTES;
     uint8_t bytes[MQD_INDEX_PENDING_MAX * MQD_TIME_INDEX_ENTRY_BYTES];
@@ -192,10 +192,10 @@ static int settled(const struct mqd_index *index, const char *directory, int64_t
     return result;
 }
 
-int mqd_index_settle(struct mqd_index *index, const char *directory, int64_t segment_base)
+int mqd_index_finish_load(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     mqd_index_note_end(index, segment_base);
-    int same = settled(index, directory, segment_base);
+    int same = files_match(index, directory, segment_base);
     if (same < 0) {
         errno = EIO;
         return -1;

@@ -308,10 +308,10 @@ uint32_t mqd_partition_staged_count(const struct mqd_partition *partition)
     return partition->staged_count;
 }
 
-/* ---- retired (server/redirect.h) ---- */
+/* ---- retired partitions (server/redirect.h) ---- */
 
-int16_t mqd_partition_look(const struct mqd_partition *partition, const struct mqd_batch *batch, bool *duplicate,
-                           int64_t *base_offset)
+int16_t mqd_partition_check_sequence(const struct mqd_partition *partition, const struct mqd_batch *batch,
+                                     bool *duplicate, int64_t *base_offset)
 {
     return mqd_producers_check(&partition->producers, batch, (struct mqd_producer_batch_kind){0}, duplicate,
                                base_offset);
@@ -370,14 +370,14 @@ void mqd_partition_advance_marks(struct mqd_partition *partition)
     mqd_partition_normalise_mark(partition, &partition->durable);
     mqd_partition_normalise_mark(partition, &partition->high_watermark);
     if (!partition->writing) /* a write that may be undone has not ended any transaction */
-        mqd_partition_settle(partition);
+        mqd_partition_decide(partition);
 }
 
-void mqd_partition_settle(struct mqd_partition *partition)
+void mqd_partition_decide(struct mqd_partition *partition)
 {
-    mqd_transactions_settle(&partition->producers.transactions, partition->high_watermark.offset);
+    mqd_transactions_forget_decided(&partition->producers.transactions, partition->high_watermark.offset);
     if (partition->dedup)
-        mqd_ids_settle(&partition->dedup->ids, partition->high_watermark.offset);
+        mqd_ids_decide(&partition->dedup->ids, partition->high_watermark.offset);
 }
 
 /* A transaction that began below the log start still holds back the last stable offset in the rest
@@ -472,8 +472,9 @@ static int64_t at_least(int64_t value, int64_t least)
     return value < least ? least : value;
 }
 
-/* Ids count from now on where the setting is new; a log that is opened with it is read for them. If
- * there is no memory for them, batches are refused until the settings are applied again. */
+/* If the setting is new, only ids from now on are known; a log that is opened with it is read for
+ * its ids. If there is no memory for the ids, batches are refused until the settings are applied
+ * again. */
 static void set_dedup(struct mqd_partition *partition)
 {
     const struct mqd_log_options *options = &partition->options;

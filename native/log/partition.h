@@ -87,7 +87,7 @@ struct mqd_stage_result {
  *   56  KAFKA_STORAGE_ERROR (the partition is fenced)
  *   59  UNKNOWN_PRODUCER_ID (sequences of a transaction that has ended)
  *   87  INVALID_RECORD (a control batch from a client, or one that is not a transaction marker; a
- *       record without the id that the topic demands)
+ *       record without the id that the topic requires)
  *
  * or MQD_STAGE_FULL, MQD_STAGE_VERIFY, MQD_STAGE_UNKNOWN. flags: enum mqd_stage_flags. guard: 0 =
  * not verified, otherwise the result->guard that was verified for this batch. now_ms: wall clock,
@@ -100,8 +100,8 @@ uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
 /* For a retired partition (server/redirect.h): checks an idempotent producer's batch against its
  * producer state. 0: it would be staged; 45, 46, 47, 48; *duplicate: it is in the log, at
  * *base_offset. Stages nothing and verifies nothing. */
-int16_t mqd_partition_look(const struct mqd_partition *partition, const struct mqd_batch *batch, bool *duplicate,
-                           int64_t *base_offset);
+int16_t mqd_partition_check_sequence(const struct mqd_partition *partition, const struct mqd_batch *batch,
+                                     bool *duplicate, int64_t *base_offset);
 /* note_refused records that this batch of an idempotent producer was refused temporarily.
  * refused_before: whether an earlier one was refused, so that this one must not become the first.
  * Only for a producer that is unknown here. Bounded: the oldest entry is dropped, and then any
@@ -144,10 +144,10 @@ struct mqd_sync_fd {
 int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd out[4]);
 void mqd_partition_sync_done(struct mqd_partition *partition, int error);
 bool mqd_partition_syncing(const struct mqd_partition *partition);
-/* Sealed segments wait for a flush that has not begun; crowded: so many that the next roll may have
- * to flush synchronously. */
+/* sealed_waiting: sealed segments wait for a flush that has not begun. sync_nearly_full: so many
+ * files wait that the next roll may have to flush synchronously. */
 bool mqd_partition_sealed_waiting(const struct mqd_partition *partition);
-bool mqd_partition_sync_crowded(const struct mqd_partition *partition);
+bool mqd_partition_sync_nearly_full(const struct mqd_partition *partition);
 
 /* Whether preallocation is due. Fills in a job for a helper thread: fallocate(fd,
  * FALLOC_FL_KEEP_SIZE, offset, size); done reports the outcome. One at a time. */

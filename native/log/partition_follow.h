@@ -18,7 +18,7 @@
  *       afterwards is on disk (mqd_truncation_forget).
  *   F5  only mqd_partition_raise_high_watermark moves a replicated partition's high watermark; it
  *       never exceeds log end, and decreases only with a truncation below it.
- * Concurrency: as log/partition.h. mqd_partition_truncate and _restart_at block (they flush and
+ * Concurrency: as in log/partition.h. mqd_partition_truncate and _restart_at block (they flush and
  * read). They run on a helper thread while no other thread touches the partition; neither is called
  * while it has a flush, a preallocation or a snapshot under way, or anything staged.
  */
@@ -37,7 +37,7 @@ bool mqd_partition_replicated(const struct mqd_partition *partition);
 /* A partition opened as replicated (struct mqd_recovery) starts with the high watermark given
  * there. */
 /* Raises it to `offset`, at most log end; never lowers it. An offset inside a batch counts as its
- * beginning. Returns whether it moved. Settles transactions. */
+ * beginning. Returns whether it moved. Transactions whose markers are below it become decided. */
 bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t offset);
 
 /* ---- appending ---- */

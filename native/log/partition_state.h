@@ -1,5 +1,5 @@
-/* The internal state of a partition's log, shared only by mqd_partition*.c and
- * log/recovery/recovery.c.
+/* The internal state of a partition's log, shared only by log/partition*.c, log/compaction/swap.c
+ * and log/recovery/.
  *
  * Open files of one partition: the active .log always; its two index files while it is busy; sealed
  * files until a sync has covered them; never the directory.
@@ -185,8 +185,8 @@ void mqd_partition_unstage(struct mqd_partition *partition);
 void mqd_partition_stage_reset(struct mqd_partition *partition);
 void mqd_partition_stage_free(struct mqd_partition *partition);
 
-/* What is below the high watermark is decided: transactions whose markers are there, and their ids. */
-void mqd_partition_settle(struct mqd_partition *partition);
+/* Transactions whose markers are below the high watermark are decided, and so are their ids. */
+void mqd_partition_decide(struct mqd_partition *partition);
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition);
 /* high_watermark follows durable or log end; a mark at the end of a deleted sealed segment moves to
  * the beginning of the next one. */
@@ -218,9 +218,9 @@ int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base
 /* Takes ownership of the fd. Blocks in fdatasync when the queue is full. -1 with errno: that flush
  * failed, and the partition is fenced. */
 int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const struct mqd_mark *mark);
-/* Files of segments that were deleted before their flush: they are flushed no more, and closed, so that the
- * kernel drops what it has not written. Those of a running flush wait until it is done. durable moves with the next
- * flush. */
+/* Closes files of segments that were deleted before their flush instead of flushing them, so that
+ * the kernel drops what it has not written. Those of a running flush wait until it is done. durable
+ * moves with the next flush. */
 void mqd_partition_forget_syncs(struct mqd_partition *partition);
 /* Frees reserved blocks after the end of the active segment; best effort. */
 void mqd_partition_trim(struct mqd_partition *partition);

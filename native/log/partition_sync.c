@@ -94,7 +94,7 @@ bool mqd_partition_sealed_waiting(const struct mqd_partition *partition)
     return false;
 }
 
-bool mqd_partition_sync_crowded(const struct mqd_partition *partition)
+bool mqd_partition_sync_nearly_full(const struct mqd_partition *partition)
 {
     return partition->sync_queue_count >= MQD_SYNC_QUEUE_MAX / 2;
 }

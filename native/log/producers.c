@@ -10,7 +10,7 @@
 #define CAPACITY_MIN 8u
 #define CAPACITY_MAX (1u << 26)
 #define TRANSACTIONAL_BIT 0x10
-#define NO_EPOCH (-1) /* Kafka's NO_PRODUCER_EPOCH: below it is none, and with it any sequence is right */
+#define NO_EPOCH (-1) /* Kafka's NO_PRODUCER_EPOCH: lower epochs are invalid; after it any sequence is accepted */
 #define CONTROL_BIT 0x20
 
 void mqd_producers_free(struct mqd_producers *producers)

@@ -35,7 +35,7 @@
  *
  * Invariants
  *   R1  add and undo are inverse: after undoing the adds since, in reverse order, every check
- *       answers as before.
+ *       returns the same as before.
  *   R2  at most count_max producers without an ongoing transaction after mqd_producers_trim; the
  *       least recently used are removed first, so only an idle producer loses its state.
  *   R3  a producer with an ongoing transaction is in no use list: it is never trimmed nor expired.

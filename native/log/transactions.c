@@ -124,7 +124,7 @@ void mqd_transactions_remove(struct mqd_transactions *transactions, uint32_t lin
     transactions->free_list = link;
 }
 
-void mqd_transactions_settle(struct mqd_transactions *transactions, int64_t high_watermark)
+void mqd_transactions_forget_decided(struct mqd_transactions *transactions, int64_t high_watermark)
 {
     uint32_t link;
     while ((link = transactions->ended_first) && transactions->entries[link - 1].last_offset < high_watermark) {

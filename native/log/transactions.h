@@ -57,9 +57,9 @@ void mqd_transactions_end(struct mqd_transactions *transactions, uint32_t link, 
 /* Undo of end, and of begin. */
 void mqd_transactions_resume(struct mqd_transactions *transactions, uint32_t link);
 void mqd_transactions_remove(struct mqd_transactions *transactions, uint32_t link);
-/* Forgets transactions whose marker is below the high watermark. */
-void mqd_transactions_settle(struct mqd_transactions *transactions, int64_t high_watermark);
-/* INT64_MAX = none. The first includes transactions that have ended and are not settled. */
+/* Forgets transactions whose marker is below the high watermark: they are decided. */
+void mqd_transactions_forget_decided(struct mqd_transactions *transactions, int64_t high_watermark);
+/* INT64_MAX = none. The first includes transactions that have ended but are not decided. */
 int64_t mqd_transactions_first_unstable(const struct mqd_transactions *transactions);
 int64_t mqd_transactions_first_ongoing(const struct mqd_transactions *transactions);
 static inline int64_t mqd_transaction_first_offset(const struct mqd_transactions *transactions, uint32_t link)

@@ -284,7 +284,7 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
 
 /* Entries without a checksum are the beginning of an append that has not been published yet, or
  * damage. 1, 0, -1 with errno. */
-static int extra_may_be(const struct files *files, int64_t sound_below)
+static int extra_allowed(const struct files *files, int64_t sound_below)
 {
     uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
     if (files->entry_count <= files->count)
@@ -293,14 +293,14 @@ static int extra_may_be(const struct files *files, int64_t sound_below)
     return got < 0 ? -1 : got == 0 || decode(bytes).last_offset >= sound_below;
 }
 
-int mqd_txn_index_proves(const char *directory, int64_t segment_base, int64_t sound_below)
+int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t sound_below)
 {
     uint8_t bytes[CHUNK_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
     struct files files;
     if (files_open(&files, directory, segment_base) < 0)
         return mqd_error_system(errno, "%s: cannot open the .txnindex of segment %lld", directory,
                                 (long long)segment_base);
-    int result = extra_may_be(&files, sound_below);
+    int result = extra_allowed(&files, sound_below);
     for (uint32_t at = 0; result == 1 && at < files.count; at += CHUNK_COUNT)
         if (read_chunk(&files, at, CHUNK_COUNT, bytes) < 0)
             result = errno == EBADMSG ? 0 : -1;
@@ -413,7 +413,7 @@ int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrit
 /* ---- look-up ---- */
 
 /* Index of the first entry whose marker is at or after `offset`; -1 with errno. */
-static int64_t first_behind(const struct files *files, int64_t offset)
+static int64_t first_at_or_after(const struct files *files, int64_t offset)
 {
     uint32_t low = 0, high = files->count;
     uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
@@ -432,7 +432,7 @@ static int64_t first_behind(const struct files *files, int64_t offset)
 static int collect(const struct files *files, int64_t from_offset, int64_t to_offset, struct mqd_aborted_list *out)
 {
     uint8_t bytes[CHUNK_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
-    int64_t at = first_behind(files, from_offset);
+    int64_t at = first_at_or_after(files, from_offset);
     int count = at < 0 ? -1 : 1;
     for (; count > 0; at += count) {
         count = read_chunk(files, (uint32_t)at, CHUNK_COUNT, bytes);
@@ -453,7 +453,7 @@ int mqd_txn_index_collect(const char *directory, int64_t segment_base, int64_t f
     struct files files;
     if (files_open(&files, directory, segment_base) < 0)
         return -1;
-    int result = extra_may_be(&files, stable_offset);
+    int result = extra_allowed(&files, stable_offset);
     if (result == 1)
         result = collect(&files, from_offset, to_offset, out);
     else if (result == 0) {

@@ -70,7 +70,7 @@ void mqd_txn_index_close(struct mqd_txn_index *index);
 
 /* Whether the file passes verification. 1, 0, or -1: disk failure. Entries without a checksum are
  * accepted if their markers are at or after sound_below: a crash leaves such entries. */
-int mqd_txn_index_proves(const char *directory, int64_t segment_base, int64_t sound_below);
+int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t sound_below);
 /* The verified entries of a file, up to the first that violates X1 or is torn, or whose marker is
  * outside [segment_base, offset_end). No file: none. -1: disk failure. */
 int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offset_end, struct mqd_aborted_list *out);
@@ -82,8 +82,8 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
  * failed). */
 int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrite);
 /* Adds the entries whose transaction overlaps [from_offset, to_offset). stable_offset: a last
- * stable offset that was read before. 1: no later segment has more; 0: look there too; -1 with
- * errno; EBADMSG: the file fails verification. */
+ * stable offset that was read before. 1: no later segment has more; 0: later segments may have
+ * more; -1 with errno; EBADMSG: the file fails verification. */
 int mqd_txn_index_collect(const char *directory, int64_t segment_base, int64_t from_offset, int64_t to_offset,
                           int64_t stable_offset, struct mqd_aborted_list *out);
 

@@ -91,7 +91,8 @@ static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct m
 {
     bool duplicate = false;
     int64_t offset;
-    int16_t error = batch->producer_id >= 0 ? mqd_partition_look(owned->partition, batch, &duplicate, &offset) : 0;
+    int16_t error =
+        batch->producer_id >= 0 ? mqd_partition_check_sequence(owned->partition, batch, &duplicate, &offset) : 0;
     if (duplicate)
         return false;
     if (error == DUPLICATE_SEQUENCE_NUMBER || SEQUENCES_ARE_NOT_ALL(error))
@@ -110,7 +111,7 @@ static bool may_redirect(const struct mqd_owned *owned) /* D1 */
 int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct mqd_batch *batch, int64_t *offset)
 {
     bool duplicate;
-    int16_t verdict = mqd_partition_look(partition, batch, &duplicate, offset);
+    int16_t verdict = mqd_partition_check_sequence(partition, batch, &duplicate, offset);
     if (duplicate)
         return VERDICT_DUPLICATE;
     return !verdict && mqd_partition_refused_before(partition, batch) ? OUT_OF_ORDER_SEQUENCE_NUMBER : verdict; /* D2 */

@@ -71,12 +71,12 @@ void mqd_compact_close(struct mqd_compact *compact); /* deletes incomplete files
  * cannot be compacted), MQD_E_FULL (the table cannot hold even one key), MQD_E_STALE (try again
  * later), or an errno; ENOENT: a segment was deleted. */
 int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd_compact_work *work);
-/* Returns like a step; the next conversion may be requested at once. */
+/* Returns like a step; it may request the next conversion immediately. */
 int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
                        struct mqd_compact_work *work);
 int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_t count);
 int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group *out);
-void mqd_compact_look(const struct mqd_compact *compact, struct mqd_compact_figures *out);
+void mqd_compact_read_figures(const struct mqd_compact *compact, struct mqd_compact_figures *out);
 
 /* The new files of `base_offset` replace it and old_bases (the segments after it, ascending). After
  * a crash, recovery finishes the swap if prepare has completed, and undoes it otherwise. */

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-/* ---- life ---- */
+/* ---- opening and closing ---- */
 
 static void name_segments(struct mqd_compact *compact, struct mqd_compact_input *input)
 {
@@ -109,7 +109,7 @@ void mqd_compact_close(struct mqd_compact *compact)
     free(compact);
 }
 
-void mqd_compact_look(const struct mqd_compact *compact, struct mqd_compact_figures *out)
+void mqd_compact_read_figures(const struct mqd_compact *compact, struct mqd_compact_figures *out)
 {
     *out = compact->figures;
     out->read_bytes = compact->input.read_bytes + compact->scan_input.read_bytes;

@@ -153,7 +153,7 @@ int mqd_compact_transaction_index(struct mqd_compact *compact);
 int mqd_compact_recover(const char *directory);
 /* Whether this log was ever compacted: its offsets then have gaps, whatever its current policy. */
 bool mqd_compact_has_gaps(const char *directory);
-int mqd_compact_note_gaps(
-    const char *directory); /* records that the log was compacted; durable on return. -1: mqd_error set */
+/* Records that the log was compacted; durable on return. -1: mqd_error set. */
+int mqd_compact_note_gaps(const char *directory);
 
 #endif

@@ -96,7 +96,7 @@ int mqd_compact_transaction_index(struct mqd_compact *compact)
     for (uint32_t i = compact->group_first; i < compact->group_end && result == 0; i++) {
         struct mqd_aborted_list list = {0};
         int64_t end_offset = i + 1 < compact->options.segment_count ? compact->bases[i + 1] : INT64_MAX;
-        int proven = mqd_txn_index_proves(compact->directory, compact->bases[i], INT64_MAX);
+        int proven = mqd_txn_index_verify(compact->directory, compact->bases[i], INT64_MAX);
         if (proven == 0)
             result = mqd_error_set(MQD_E_CORRUPT,
                                    "%s: the .txnindex of segment %lld is damaged or lost; restart the broker, which "

@@ -66,8 +66,8 @@ static bool id_of(const struct mqd_dedup *dedup, const struct mqd_record *record
     return true;
 }
 
-/* While the clock is behind, nothing expires; if it was set back by more than the window, it is
- * followed. */
+/* While the clock is behind the latest time seen, nothing expires; if it was set back by more than
+ * the window, all times move back with it. */
 static void advance(struct mqd_dedup *dedup, int64_t now_ms)
 {
     if (now_ms < dedup->last_ms - dedup->window_ms) {
@@ -187,7 +187,8 @@ static inline bool is_known(const struct mqd_dedup *dedup, const struct mqd_id_h
     return mqd_ids_find(&dedup->ids, hash, -1, &offset) != MQD_ID_FREE;
 }
 
-/* What has the id of an older record was written because the leader had forgotten that one. */
+/* A record with the id of an older one was written because the leader had forgotten the older
+ * one. */
 void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes)
 {
     struct mqd_records records;

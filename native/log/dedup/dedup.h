@@ -3,8 +3,8 @@
  * written again.
  *
  * The ids are a function of the log: leader, follower and recovery read them from the same batches
- * (log/dedup/load.c), so a new leader knows what the old one knew. That requires what the
- * configuration demands: batches are not compressed, and their time is the broker's (LogAppendTime).
+ * (log/recovery/learn_ids.c), so a new leader knows what the old one knew. For this, the
+ * configuration requires uncompressed batches with the broker's time (LogAppendTime).
  *
  * Invariants
  *   D1  two committed records of a partition with the same id were appended more than
@@ -51,7 +51,7 @@ bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_option
 int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,
                        int64_t base_offset, int64_t now_ms, struct mqd_dedup_taken *taken);
 /* A batch that is in the log, or comes from the leader, with its time. Records without an id are
- * skipped; where there are too many ids, the oldest go. */
+ * skipped; if there are too many ids, the oldest are dropped. */
 void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes);
 
 #endif

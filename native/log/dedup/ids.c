@@ -13,7 +13,7 @@
 
 #define CHUNK_ENTRIES 4096u
 #define SLOT_COUNT_MIN 64u
-#define MARKS_OF_A_WINDOW 1000
+#define MARKS_PER_WINDOW 1000
 #define FREE 0ull                /* as an entry's hash */
 #define PLACE_MASK 0x7fffffffull /* more than the queue's length */
 
@@ -171,7 +171,7 @@ static bool reserve_slot(struct mqd_ids *ids)
     return true;
 }
 
-/* Later entries of the probe move up, so that none is behind an unused slot. */
+/* Later entries of the probe move up, so that no unused slot is before any of them. */
 static void clear_slot(struct mqd_ids *ids, uint32_t i)
 {
     uint32_t mask = ids->slot_count - 1;
@@ -265,12 +265,12 @@ void mqd_ids_end(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t 
     transaction->commit = commit;
 }
 
-void mqd_ids_settle(struct mqd_ids *ids, int64_t high_watermark)
+void mqd_ids_decide(struct mqd_ids *ids, int64_t high_watermark)
 {
     for (uint32_t i = ids->transaction_count; i-- > 0;) {
         const struct mqd_ids_transaction *transaction = &ids->transactions[i];
         if (transaction->marker_offset < 0 ||
-            (transaction->marker_offset >= high_watermark && !PLANTED_DEDUP(SETTLE_AT_ONCE)))
+            (transaction->marker_offset >= high_watermark && !PLANTED_DEDUP(DECIDE_EARLY)))
             continue;
         for (uint32_t j = 0; !transaction->commit && !PLANTED_DEDUP(ABORTED_USED) && j < transaction->count; j++)
             if (transaction->entries[j] >= ids->head)
@@ -326,14 +326,14 @@ static struct mqd_ids_mark *mark_at(const struct mqd_ids *ids, uint32_t i)
 void mqd_ids_mark(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms)
 {
     struct mqd_ids_mark *last = ids->mark_count ? mark_at(ids, ids->mark_count - 1) : NULL;
-    if (last && now_ms - last->first_ms <= window_ms / MARKS_OF_A_WINDOW) {
+    if (last && now_ms - last->first_ms <= window_ms / MARKS_PER_WINDOW) {
         last->last_ms = now_ms > last->last_ms ? now_ms : last->last_ms;
         return;
     }
     if (ids->mark_count == ids->mark_capacity) {
         uint32_t capacity = ids->mark_capacity ? ids->mark_capacity * 2 : 16;
         struct mqd_ids_mark *marks = malloc(capacity * sizeof *marks);
-        if (!marks) { /* the last mark also stands for what follows */
+        if (!marks) { /* the last mark also covers later entries */
             if (last)
                 last->last_ms = now_ms;
             return;

@@ -80,8 +80,8 @@ void mqd_ids_drop(struct mqd_ids *ids);
 
 /* A marker at this offset ends the producer's transaction. */
 void mqd_ids_end(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t offset);
-/* Markers below stay: their transactions are decided. */
-void mqd_ids_settle(struct mqd_ids *ids, int64_t high_watermark);
+/* Markers below the high watermark stay in the log: their transactions are decided. */
+void mqd_ids_decide(struct mqd_ids *ids, int64_t high_watermark);
 /* Batches at and above `offset` were not written: see I3. */
 void mqd_ids_cut(struct mqd_ids *ids, int64_t offset);
 

@@ -7,7 +7,7 @@
 #ifdef MQD_PLANTED_DEDUP
 enum mqd_dedup_planted {
     MQD_PLANTED_ABORTED_USED = 1,    /* D2: ids of an aborted transaction stay */
-    MQD_PLANTED_SETTLE_AT_ONCE = 2,  /* D2: a marker decides before it is below the high watermark */
+    MQD_PLANTED_DECIDE_EARLY = 2,    /* D2: a marker decides before it is below the high watermark */
     MQD_PLANTED_UNDECIDED_USED = 4,  /* D2: what is undecided counts as known */
     MQD_PLANTED_UNDECIDED_FREE = 8,  /* D1: what is undecided counts as new */
     MQD_PLANTED_CUT_NOTHING = 16,    /* I3: ids of a failed write stay */

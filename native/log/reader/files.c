@@ -358,7 +358,7 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     return 0;
 }
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
 struct mqd_reader *mqd_reader_create(uint32_t fd_count_max)
 {

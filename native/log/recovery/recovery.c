@@ -53,7 +53,7 @@ static int make_active(struct recovery *recovery, struct tail *tail, int64_t now
         recovery->io->truncated_bytes += tail->file_bytes - tail->valid_bytes;
         recovery->changed = true;
     }
-    int changed = mqd_index_settle(&partition->active.index, partition->path, tail->base_offset);
+    int changed = mqd_index_finish_load(&partition->active.index, partition->path, tail->base_offset);
     if (changed < 0 && !tolerable(errno))
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
                                 (long long)tail->base_offset);
@@ -135,7 +135,7 @@ static int note_shortened(const struct recovery *recovery, const struct tail *ta
 {
     bool more = i + 1 < recovery->listing.log_count;
     if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->io->replicated ||
-        !(tail->sound_behind || more))
+        !(tail->sound_after || more))
         return 0;
     return mqd_recovery_note_shortened(recovery->partition->path);
 }
@@ -164,7 +164,7 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
         mqd_recovery_note_missing(recovery->io, tail->next_offset, recovery->io->recovery_point_offset);
     if (!tail->unreadable && (!lost || recovery->io->has_others))
         return make_active(recovery, tail, now_ms) < 0 ? -1 : 1;
-    int result = mqd_tail_settle(recovery, tail);
+    int result = mqd_tail_finish_indexes(recovery, tail);
     mqd_tail_close(tail);
     return result < 0 || create_active(recovery, recovery->io->recovery_point_offset) < 0 ? -1 : 1;
 }
@@ -197,7 +197,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
                 mqd_tail_close(&tail);
             return done;
         }
-        int result = mqd_tail_settle(recovery, &tail);
+        int result = mqd_tail_finish_indexes(recovery, &tail);
         mqd_tail_close(&tail);
         if (result < 0)
             return -1;
@@ -244,7 +244,7 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
 /* ---- opening ---- */
 
 /* Called after log start, log end and replay: makes the checkpoint agree with the log. */
-static int settle_epochs(struct recovery *recovery, bool changed)
+static int update_epochs(struct recovery *recovery, bool changed)
 {
     struct mqd_partition *partition = recovery->partition;
     if (!(mqd_epochs_cut(&partition->epochs, partition->log_start_offset, partition->log_end_offset) | changed))
@@ -294,7 +294,7 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
                                        recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX,
                                        io->replicated ? io->high_watermark : INT64_MAX, now_ms);
     recovery->changed |= replayed == 1;
-    if (replayed < 0 || settle_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
+    if (replayed < 0 || update_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
         return -1;
     if (recovery->mode != MODE_CLEAN && !recovery->read_only &&
         mqd_recovery_flush(partition, io, recovery->changed) < 0)
@@ -304,7 +304,7 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
         return -1;
     if (io->replicated && !recovery->cutting && restore_high_watermark(partition, io->high_watermark) < 0)
         return -1;
-    mqd_partition_settle(partition);
+    mqd_partition_decide(partition);
     io->log_start_offset = partition->log_start_offset;
     io->log_end_offset = partition->log_end_offset;
     io->segment_count = (int32_t)partition->segment_count;

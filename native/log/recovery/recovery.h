@@ -51,12 +51,12 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
 /* Restores producers and transactions from the newest usable snapshot and the batches after it;
  * leader epochs from their file and the batches; and the .txnindex of every segment that has
  * batches after the snapshot, or after sound_below: entries for markers below it are in the files.
- * The partition's segments and log end must be known and its other indexes flushed. settle_below:
+ * The partition's segments and log end must be known and its other indexes flushed. decided_below:
  * the offset known to be committed; transactions that ended after it still bound the last stable
  * offset. Deletes useless snapshots and all but the newest two. -1: mqd_error set; 1: an index was
  * changed (and flushed). */
 int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
-                        int64_t settle_below, int64_t now_ms);
+                        int64_t decided_below, int64_t now_ms);
 
 /* Where the walk of a segment may begin to meet every batch at or above `offset`: an index entry
  * that names a batch, or the segment's beginning. */

@@ -94,7 +94,7 @@ struct replay {
     struct mqd_partition *partition;
     int64_t producers_from; /* batches below are in the snapshot */
     int64_t aborted_from;   /* entries of markers below this are in the files */
-    int64_t settle_below;   /* transactions that ended below this no longer matter */
+    int64_t decided_below;  /* transactions that ended below this no longer matter */
     int64_t now_ms;
     /* of the current segment: entries in its file; entries of the markers at or after
      * aborted_from */
@@ -161,7 +161,7 @@ static int add_producer(struct replay *replay, const struct mqd_batch *batch, co
     *ended_first_offset = undo.change == MQD_TRANSACTION_ENDED
                               ? mqd_transaction_first_offset(&partition->producers.transactions, undo.transaction)
                               : -1;
-    mqd_transactions_settle(&partition->producers.transactions, replay->settle_below);
+    mqd_transactions_forget_decided(&partition->producers.transactions, replay->decided_below);
     if (partition->producers.count > 2u * (uint32_t)partition->options.producer_id_count_max)
         mqd_producers_trim(&partition->producers, (uint32_t)partition->options.producer_id_count_max);
     return 0;
@@ -278,7 +278,7 @@ static bool same_entries(const struct mqd_aborted *left, const struct mqd_aborte
 
 /* Makes the segment's file match the walk: first the entries that were trusted, then the rebuilt
  * ones. *file_bytes is set to its size. */
-static int settle_aborted(struct replay *replay, int64_t base_offset, uint32_t *file_bytes)
+static int write_aborted(struct replay *replay, int64_t base_offset, uint32_t *file_bytes)
 {
     char path[PATH_MAX];
     struct stat status;
@@ -320,7 +320,7 @@ static int replay_segment(struct replay *replay, uint32_t i, int64_t from_offset
         return -1;
     if (replay->lost)
         return 0;
-    if (settle_aborted(replay, base_offset, &file_bytes) < 0)
+    if (write_aborted(replay, base_offset, &file_bytes) < 0)
         return mqd_error_code() == EROFS ? 0 : -1;
     if (last)
         partition->active.txn_index.file_bytes = file_bytes;
@@ -364,23 +364,23 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
 {
     int64_t base_offset = replay->partition->segments[i];
     uint32_t file_bytes;
-    int proven = mqd_txn_index_proves(replay->partition->path, base_offset, replay->aborted_limit);
+    int proven = mqd_txn_index_verify(replay->partition->path, base_offset, replay->aborted_limit);
     replay->made.count = replay->known.count = 0; /* none of it is trusted */
     if (proven < 0 || walk_segment(replay, i, replay->aborted_from) < 0)
         return -1;
     if (proven)
         return 0;
-    return settle_aborted(replay, base_offset, &file_bytes) < 0 && mqd_error_code() != EROFS ? -1 : 0;
+    return write_aborted(replay, base_offset, &file_bytes) < 0 && mqd_error_code() != EROFS ? -1 : 0;
 }
 
 /* Walks from the snapshot below the first such file, so that the beginning of every transaction is
  * met, to the last one. The producer state of this walk is discarded. */
-static int rebuild_unproven(struct replay *replay, const struct mqd_listing *listing)
+static int rebuild_unverified(struct replay *replay, const struct mqd_listing *listing)
 {
     struct mqd_partition *partition = replay->partition;
     uint32_t first = UINT32_MAX, last = 0;
     for (uint32_t i = 0; i < partition->segment_count; i++) {
-        int proven = mqd_txn_index_proves(partition->path, partition->segments[i], replay->aborted_limit);
+        int proven = mqd_txn_index_verify(partition->path, partition->segments[i], replay->aborted_limit);
         if (proven < 0)
             return -1;
         if (proven)
@@ -401,11 +401,11 @@ static int rebuild_unproven(struct replay *replay, const struct mqd_listing *lis
 }
 
 int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
-                        int64_t settle_below, int64_t now_ms)
+                        int64_t decided_below, int64_t now_ms)
 {
-    struct replay replay = {.partition = partition, .settle_below = settle_below, .now_ms = now_ms};
+    struct replay replay = {.partition = partition, .decided_below = decided_below, .now_ms = now_ms};
     replay.aborted_limit = sound_below < partition->log_end_offset ? sound_below : partition->log_end_offset;
-    int result = rebuild_unproven(&replay, listing);
+    int result = rebuild_unverified(&replay, listing);
     if (result == 0)
         result = replay_all(&replay, listing, partition->log_end_offset, sound_below);
     if (result == 1)

@@ -106,7 +106,7 @@ static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_wal
         return 0;
     int found = mqd_walk_resync(walk);
     if (is_end) {
-        tail->sound_behind = found == 1;
+        tail->sound_after = found == 1;
         return found < 0 ? -1 : 0;
     }
     tail->unreadable = found == 0;
@@ -175,9 +175,9 @@ int mqd_tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bo
     return result;
 }
 
-int mqd_tail_settle(struct recovery *recovery, struct tail *tail)
+int mqd_tail_finish_indexes(struct recovery *recovery, struct tail *tail)
 {
-    int changed = mqd_index_settle(&tail->index, recovery->partition->path, tail->base_offset);
+    int changed = mqd_index_finish_load(&tail->index, recovery->partition->path, tail->base_offset);
     if (changed < 0 && !tolerable(errno))
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", recovery->partition->path,
                                 (long long)tail->base_offset);
@@ -195,7 +195,7 @@ int mqd_tail_check_sealed(struct recovery *recovery, int64_t base_offset, int64_
     if (result == 0 && tail.sound && tail.next_offset < next_base && !recovery->partition->has_gaps)
         mqd_recovery_note_missing(recovery->io, tail.next_offset, next_base);
     if (result == 0 && recovery->mode != MODE_CLEAN)
-        result = mqd_tail_settle(recovery, &tail);
+        result = mqd_tail_finish_indexes(recovery, &tail);
     mqd_tail_close(&tail);
     if (recovery->mode != MODE_CHECKED) {
         recovery->io->corrupt_position = corrupt_position;

@@ -34,7 +34,7 @@ struct tail {
     int64_t entry_position; /* of the batch at which the walk began, if it has an index entry; 0 = it has none */
     bool sound;             /* sound to the end of the file */
     bool unreadable;        /* C1: damage below the recovery point, and nothing valid after it */
-    bool sound_behind;      /* C5: whole batches follow the damage at which the log will end */
+    bool sound_after;       /* C5: whole batches follow the damage at which the log will end */
 };
 
 struct bounds {
@@ -53,7 +53,7 @@ int mqd_tail_open(struct recovery *recovery, struct tail *tail, int64_t base_off
 void mqd_tail_close(struct tail *tail);
 int mqd_tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bounds);
 /* Makes the index files match what was walked. */
-int mqd_tail_settle(struct recovery *recovery, struct tail *tail);
+int mqd_tail_finish_indexes(struct recovery *recovery, struct tail *tail);
 /* A sealed segment below the boundary: its bytes are trusted; missing index entries are added. */
 int mqd_tail_check_sealed(struct recovery *recovery, int64_t base_offset, int64_t next_base);
 

@@ -17,11 +17,11 @@ uint32_t mqd_view_planted;
 #endif
 
 #define BUCKET_COUNT 16384u
-#define SELECTED_PART 8 /* one byte in so many is little */
+#define SELECTED_PART 8 /* what is selected from a piece is kept if it is at most this fraction of it */
 #define SIZE_AT 8       /* of a batch, in its header */
 #define LENGTH_BYTES (SIZE_AT + 4)
 #define NOT_KNOWN 2
-#define STOPPED 3 /* as `take` returns 0, and the position is behind what was taken */
+#define STOPPED 3 /* like 0 from `take`, but the position is after the last batch taken */
 
 struct piece {
     struct piece *next;
@@ -110,7 +110,8 @@ void mqd_view_index_figures(struct mqd_view_index *index, struct mqd_view_index_
 
 /* ---- pieces ---- */
 
-/* X2. The mutex is held: a header is read from the page cache, or with some milliseconds from the disk. */
+/* X2. The mutex is held meanwhile: the header is read from the page cache, or within milliseconds
+ * from the disk. */
 static bool is_current(const struct mqd_view_read *read, const struct piece *piece)
 {
     uint8_t header[MQD_BATCH_HEADER_BYTES];
@@ -145,7 +146,8 @@ static uint64_t room_left(const struct mqd_view_read *read)
     return read->output_bytes_max > read->found.size_bytes ? read->output_bytes_max - read->found.size_bytes : 0;
 }
 
-/* Appends the selected batches that a piece has. 1: all of them; 0: as many as there is room for; below: an error. */
+/* Appends the selected batches that a piece has. 1: all of them; 0: as many as there is room for;
+ * negative: an error. */
 static int take(struct mqd_view_read *read, const struct piece *piece)
 {
     struct mqd_filtered *out = &read->found;
@@ -167,7 +169,7 @@ static int take(struct mqd_view_read *read, const struct piece *piece)
     return 1;
 }
 
-/* What is known of the piece from *position on. As `take`, or NOT_KNOWN. */
+/* Takes what is known of the piece from *position on. Returns like `take`, or NOT_KNOWN. */
 static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position)
 {
     int taken = NOT_KNOWN;
@@ -344,7 +346,7 @@ static struct piece *piece_of(const struct mqd_view_index *index, const struct m
     return piece;
 }
 
-/* Leaves out what is more than the room, from found.bytes + began on. As `take`. */
+/* Drops batches that exceed the room, from found.bytes + began on. Returns like `take`. */
 static int trim(struct mqd_view_read *read, uint64_t began)
 {
     struct mqd_filtered *out = &read->found, all = *out;
@@ -364,7 +366,8 @@ static int trim(struct mqd_view_read *read, uint64_t began)
     return 1;
 }
 
-/* Reads the piece from *position on, selects from it, and keeps what is little. As `take`, or STOPPED. */
+/* Reads the piece from *position on, selects from it, and keeps the selection if it is small.
+ * Returns like `take`, or STOPPED. */
 static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position,
                         struct buffer **buffer)
 {
@@ -375,7 +378,7 @@ static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read
     *position += size_bytes;
     if (PLANTED_VIEW(BORDER) && last && (*position - 1) / index->piece_bytes > (*buffer)->position / index->piece_bytes)
         size_bytes = last;
-    if (!error) /* perhaps more than there is room for: all that is selected is to be known */
+    if (!error) /* perhaps more than there is room for: the index needs all that is selected */
         error = mqd_filter_append(read->filter, read->filter_bytes, (*buffer)->bytes, size_bytes, read->from_offset,
                                   room > index->selected_bytes_max ? room : index->selected_bytes_max, out,
                                   &consumed_bytes);

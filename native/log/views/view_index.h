@@ -1,4 +1,5 @@
-/* Reading a view: what a filter selects from a stretch of a segment file, and a memory of what it selected before.
+/* Reading a view: what a filter selects from a stretch of a segment file, and a cache of what it
+ * selected before.
  *
  * A segment file is divided into pieces of piece_bytes; a piece has the batches that begin in it. What is
  * selected from a piece, if it is little, is kept: whole batches without the other records, as wire/filter.h makes
@@ -14,8 +15,8 @@
  *   X2  before it is used, the header of the piece's last batch (offset, leader epoch, CRC) is compared with the
  *       file's. Logs with the same batch of the same leader epoch are the same up to it, so a truncation is noticed
  *       where records of a piece are gone.
- *   X3  a file is named by a number that is never used again (mqd_segment_ref_serial), a filter by its topic's.
- *       Compaction and deletion leave pieces that no reader asks for.
+ *   X3  a file is named by a number that is never used again (mqd_segment_ref_serial), a filter by
+ *       its topic's. Compaction and deletion leave pieces that no reader requests.
  *   X4  a piece that ends above the reader's limit (its last stable offset) is not used.
  *
  * Any thread: a mutex protects the table. */
@@ -52,7 +53,8 @@ struct mqd_view_read {
     uint64_t filtered_bytes;
     struct mqd_filtered found; /* to be freed in any case */
 };
-/* Returns 0 or a Kafka error code. If something was selected before an error, that is returned without it. */
+/* Returns 0 or a Kafka error code. If something was selected before an error, the selection is
+ * returned and the error is not. */
 int16_t mqd_view_read(struct mqd_view_index *index, struct mqd_view_read *read);
 
 #endif

@@ -141,7 +141,7 @@ static int compact_all(struct mqd_partition *partition, struct model *model, str
         mqd_compact_close(compact);
         return -1;
     }
-    mqd_compact_look(compact, figures);
+    mqd_compact_read_figures(compact, figures);
     mqd_compact_close(compact);
     if (!group.changed)
         return 0;

@@ -417,7 +417,7 @@ TEST(transactions_in_any_order)
                 }
             } else {
                 high_watermark += (int64_t)(test_random(&random) % (uint64_t)(offset - high_watermark + 1));
-                mqd_transactions_settle(&transactions, high_watermark);
+                mqd_transactions_forget_decided(&transactions, high_watermark);
                 uint32_t kept = 0;
                 for (uint32_t i = 0; i < count; i++)
                     if (account[i].last < 0 || account[i].last >= high_watermark)

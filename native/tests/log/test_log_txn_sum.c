@@ -155,7 +155,7 @@ TEST(a_txnindex_that_is_lost_or_damaged_is_noticed_by_readers_and_made_from_the_
             CHECK_OR(count_aborted(partition, end) == -1, test_message("damage %d is not noticed by a reader", damage));
             CHECK_EQUAL(mqd_partition_close(partition, way < 2), 0);
             if (way < 2) /* closing has not touched it */
-                CHECK_OR(mqd_txn_index_proves(log_path, base, INT64_MAX) == 0,
+                CHECK_OR(mqd_txn_index_verify(log_path, base, INT64_MAX) == 0,
                          test_message("damage %d way %d", damage, way));
             struct mqd_recovery recovery = log_untrusted();
             recovery.clean_shutdown = way < 2;
@@ -189,7 +189,7 @@ TEST(an_entry_whose_number_was_not_written_yet_is_not_counted_on)
     partition = log_open(&options, &recovery);
     CHECK_EQUAL(log_positions(partition).log_end_offset, 3);
     CHECK_EQUAL(log_file_bytes(0, ".txnindex"), MQD_TXN_INDEX_ENTRY_BYTES);
-    CHECK_EQUAL(mqd_txn_index_proves(log_path, 0, INT64_MAX), 1);
+    CHECK_EQUAL(mqd_txn_index_verify(log_path, 0, INT64_MAX), 1);
     CHECK(end == 4);
     mqd_partition_close(partition, 0);
 }
@@ -206,7 +206,7 @@ TEST(a_number_that_cannot_be_written_takes_its_entry_back)
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), -1);
     mqd_file_watch(NULL, NULL);
     CHECK_EQUAL(log_file_bytes(0, ".txnindex"), MQD_TXN_INDEX_ENTRY_BYTES);
-    CHECK_EQUAL(mqd_txn_index_proves(log_path, 0, INT64_MAX), 1);
+    CHECK_EQUAL(mqd_txn_index_verify(log_path, 0, INT64_MAX), 1);
     CHECK_EQUAL(log_append(partition, marker(7, 0, false, 0)), 0);
     CHECK_EQUAL(count_aborted(partition, 4), 2);
     mqd_partition_close(partition, 0);

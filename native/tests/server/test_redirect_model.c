@@ -192,7 +192,7 @@ static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, 
     bool duplicate;
     *log = RETIRED;
     if (m->step == MQD_RETIRING_SEALED) {
-        error = mqd_partition_look(retired, &batch, &duplicate, base_offset);
+        error = mqd_partition_check_sequence(retired, &batch, &duplicate, base_offset);
         if (duplicate || error == FORGOTTEN)
             return error;
         mqd_partition_note_refused(retired, &batch, NOW);

@@ -197,7 +197,7 @@ class ProducerState:
     def last_stable_offset(self, high_watermark: int) -> int:
         """last_stable_offset() of native/log/partition.c, of a log that begins at 0."""
         self.sync()
-        lib.mqd_transactions_settle(self._transactions, high_watermark)
+        lib.mqd_transactions_forget_decided(self._transactions, high_watermark)
         return min(lib.mqd_transactions_first_unstable(self._transactions), high_watermark)
 
     def aborted_between(self, start: int, end: int) -> tuple[Aborted, ...]:
