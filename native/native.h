@@ -74,7 +74,7 @@ struct mqd_partition_view {
     uint64_t owner_generation;
 };
 
-/* of clients with this host's replica, since its slot was assigned */
+/* traffic of clients with this host's replica, since its slot was assigned */
 struct mqd_partition_traffic {
     uint64_t records_in;
     uint64_t bytes_in;
@@ -231,9 +231,10 @@ enum mqd_descriptor_kind {
     /* owner -> workers and acceptor: a flush of the slot ended, or it is no longer served; see
      * mqd_slot_await_flush */
     MQD_LINK_FLUSHED,
-    /* worker -> owner: a client that may not read the slot's partition any more has its active segment */
+    /* worker -> owner: a client that may no longer read the slot's partition has mapped its active
+     * segment */
     MQD_LINK_ROLL,
-    /* worker -> owner: of a share-partition of the slot's partition; payload: struct
+    /* worker -> owner: request about a share-partition of the slot's partition; payload: struct
      * mqd_share_owner_request (server/share/share.h); c: the owner's generation */
     MQD_LINK_SHARE,
     /* owner -> worker: its response, which needs no RELEASE */
@@ -247,8 +248,8 @@ enum mqd_descriptor_kind {
 };
 
 #define MQD_RESPONSE_MORE 1 /* flags of RESPONSE: more fragments of the same response follow */
-/* the body depends only on the request bytes and the metadata version (in `a`), while this host has
- * its lease */
+/* while this host has its lease, the body depends only on the request bytes and the metadata
+ * version (in `a`) */
 #define MQD_RESPONSE_CACHEABLE 2
 #define MQD_RESPONSE_NONE 4 /* no response is sent; the request is done */
 /* the body begins with a struct mqd_authenticated and the principal's bytes; the response follows */
@@ -289,10 +290,10 @@ enum mqd_descriptor_kind {
  *           codec's level in the low half, in the high half how large the batch may become. error: as
  *           in REQUEST. The payload stays until CHECKED.
  * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order queried;
- *           or no payload and one code for all in `error`. Others: `error` 0; where a codec was
- *           named, with the batch in it, in pieces, whose size is `a`. Or `error` 87 with a
- *           payload: struct mqd_check_refusal, its indexes, its message's bytes. Indexes without a
- *           message are of records without a key. */
+ *           or no payload and one code for all in `error`. Others: `error` 0; if CHECK named a
+ *           codec, the payload is the batch in that codec, in pieces whose total size is `a`. Or
+ *           `error` 87 with a payload: struct mqd_check_refusal, its indexes, its message's bytes.
+ *           Indexes without a message are of records without a key. */
 struct mqd_check_transaction {
     int64_t producer_id;
     int16_t producer_epoch;
@@ -474,21 +475,23 @@ struct mqd_log_options {
     int64_t timestamp_before_max_ms, timestamp_after_max_ms;
     int64_t flush_interval_messages; /* Kafka's flush.messages */
     int64_t flush_interval_ms;       /* Kafka's flush.ms; background flush of what no acknowledgement waits for */
-    int64_t queue_memory_bytes;      /* without flush_on_ack: flushed when there are so many; 0 = as the broker likes */
+    /* without flush_on_ack: flush after this many unflushed bytes; 0 = the broker decides */
+    int64_t queue_memory_bytes;
     int32_t producer_id_count_max;
     int32_t producer_id_expiration_ms;
     uint8_t log_append_time; /* message.timestamp.type is LogAppendTime */
     uint8_t flush_on_ack, compacted;
     uint8_t validation; /* enum mqd_record_validation */
     uint8_t readonly;   /* refuses Produce */
-    /* compression.type: 0 = producer; otherwise the codec + 1, to which clients' batches are brought */
+    /* compression.type: 0 = producer; otherwise the codec + 1 to which clients' batches are
+     * converted */
     uint8_t compression;
     int32_t compression_level;
     uint8_t transaction_verification; /* by the coordinator, before a transaction begins here (KIP-890) */
     int64_t dedup_window_ms;          /* for how long a record's id (a header's value) is known; 0 = no ids */
     uint32_t dedup_count_max;
     char dedup_header[64];  /* ends with a NUL */
-    uint8_t share_priority; /* members of share groups get records of higher ones first */
+    uint8_t share_priority; /* members of share groups get records of partitions with a higher one first */
 };
 
 /* record.validation: which client batches are parsed before they are accepted; for compacted topics
@@ -533,8 +536,8 @@ struct mqd_recovery {              /* in: what may be trusted; out: the result *
 };
 
 struct mqd_partition;
-/* Opens (or creates) the log in directory `path`, as `recovery` says. Called off the reactor. NULL on
- * error (EIO, ENOSPC, MQD_E_CORRUPT...). */
+/* Opens (or creates) the log in directory `path`, according to `recovery`. Called off the reactor.
+ * NULL on error (EIO, ENOSPC, MQD_E_CORRUPT...). */
 struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch,
                                          int64_t now_ms, struct mqd_recovery *recovery);
 /* Writes indexes and a producer snapshot, syncs, closes. Called off the reactor, after the reactor

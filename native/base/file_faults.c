@@ -155,7 +155,7 @@ int mqd_file_faults_configure(const char *spec)
 }
 
 /* Whether the rule applies to this call. Counts the call. */
-static bool strikes(struct rule *rule, uint64_t size_bytes, struct mqd_file_fault *fault)
+static bool applies(struct rule *rule, uint64_t size_bytes, struct mqd_file_fault *fault)
 {
     if (rule->after > 0) {
         rule->after--;
@@ -194,7 +194,7 @@ bool mqd_file_faults_may_delay(enum mqd_file_call call)
     return false;
 }
 
-struct mqd_file_fault mqd_file_faults_judge(enum mqd_file_call call, const char *path, uint64_t size_bytes)
+struct mqd_file_fault mqd_file_faults_apply(enum mqd_file_call call, const char *path, uint64_t size_bytes)
 {
     struct mqd_file_fault fault = {.bytes_max = -1};
     if (faults.control[0])
@@ -203,7 +203,7 @@ struct mqd_file_fault mqd_file_faults_judge(enum mqd_file_call call, const char 
         struct rule *rule = &faults.rules[i];
         if ((rule->call != call && rule->call != MQD_CALL_ANY) || (rule->path[0] && !strstr(path, rule->path)))
             continue;
-        if (!strikes(rule, size_bytes, &fault))
+        if (!applies(rule, size_bytes, &fault))
             continue;
         if (rule->what != WHAT_DELAY)
             break;

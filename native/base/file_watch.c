@@ -169,9 +169,9 @@ static uint64_t journal_add(struct record record, const char *path, const struct
 
 /* Mutex held on entry and return; released while a DELAY sleeps. -1 with errno when the call is
  * refused. */
-static int judge(enum mqd_file_call call, const char *path, uint64_t size_bytes, int64_t *bytes_max)
+static int apply_faults(enum mqd_file_call call, const char *path, uint64_t size_bytes, int64_t *bytes_max)
 {
-    struct mqd_file_fault fault = mqd_file_faults_judge(call, path, size_bytes);
+    struct mqd_file_fault fault = mqd_file_faults_apply(call, path, size_bytes);
     if (fault.delay_ms) {
         pthread_mutex_unlock(&watch.mutex);
         struct timespec pause = {fault.delay_ms / 1000, (long)(fault.delay_ms % 1000) * 1000000};
@@ -194,7 +194,7 @@ int mqd_watched_open(const char *path, int flags, mode_t mode)
     int fd = -1;
     struct stat before;
     bool existed = stat(path, &before) == 0;
-    if (judge(MQD_CALL_OPEN, name, 0, NULL) == 0)
+    if (apply_faults(MQD_CALL_OPEN, name, 0, NULL) == 0)
         fd = open(path, flags, mode);
     if (fd >= 0 && (flags & O_CREAT))
         journal_add((struct record){.op = MQD_FILE_CREATE, .reference = !existed}, name, NULL, 0);
@@ -238,7 +238,7 @@ ssize_t mqd_watched_pwritev(int fd, const struct iovec *iov, int count, int64_t 
     int64_t bytes_max;
     ssize_t written = -1;
     pthread_mutex_lock(&watch.mutex);
-    if (judge(MQD_CALL_WRITE, name, iovec_bytes(iov, count), &bytes_max) == 0)
+    if (apply_faults(MQD_CALL_WRITE, name, iovec_bytes(iov, count), &bytes_max) == 0)
         written = write_some(fd, iov, count, offset, bytes_max);
     if (written > 0)
         journal_add(
@@ -254,7 +254,7 @@ static int sync_through(enum mqd_file_call call, enum mqd_file_op begin, enum mq
 {
     pthread_mutex_lock(&watch.mutex);
     uint64_t sequence = journal_add((struct record){.op = begin}, name, NULL, 0);
-    int result = judge(call, name, 0, NULL);
+    int result = apply_faults(call, name, 0, NULL);
     pthread_mutex_unlock(&watch.mutex);
     if (result == 0)
         result = flush(fd);
@@ -316,7 +316,7 @@ int mqd_watched_synced(int fd, int result)
             memmove(&watch.syncs[i], &watch.syncs[i + 1], (size_t)(--watch.sync_count - i) * sizeof watch.syncs[0]);
             break;
         }
-    if (judge(MQD_CALL_SYNC, name, 0, NULL) < 0)
+    if (apply_faults(MQD_CALL_SYNC, name, 0, NULL) < 0)
         result = -errno;
     journal_add((struct record){.op = MQD_FILE_SYNC_DONE, .reference = sequence, .result = result}, name, NULL, 0);
     pthread_mutex_unlock(&watch.mutex);
@@ -328,7 +328,7 @@ int mqd_watched_truncate(int fd, int64_t size_bytes)
     char name[PATH_MAX];
     path_of(fd, name);
     pthread_mutex_lock(&watch.mutex);
-    int result = judge(MQD_CALL_TRUNCATE, name, 0, NULL);
+    int result = apply_faults(MQD_CALL_TRUNCATE, name, 0, NULL);
     if (result == 0)
         result = ftruncate(fd, size_bytes);
     if (result == 0)
@@ -343,7 +343,7 @@ int mqd_watched_rename(const char *from, const char *to)
     path_absolute(from, old_name);
     path_absolute(to, new_name);
     pthread_mutex_lock(&watch.mutex);
-    int result = judge(MQD_CALL_RENAME, old_name, 0, NULL);
+    int result = apply_faults(MQD_CALL_RENAME, old_name, 0, NULL);
     if (result == 0)
         result = rename(from, to);
     struct iovec target = {new_name, strlen(new_name)};
@@ -359,7 +359,7 @@ int mqd_watched_unlink(const char *path)
     char name[PATH_MAX];
     path_absolute(path, name);
     pthread_mutex_lock(&watch.mutex);
-    int result = judge(MQD_CALL_UNLINK, name, 0, NULL);
+    int result = apply_faults(MQD_CALL_UNLINK, name, 0, NULL);
     if (result == 0)
         result = unlink(path);
     if (result == 0)
@@ -373,7 +373,7 @@ int mqd_watched_mkdir(const char *path, mode_t mode)
     char name[PATH_MAX];
     path_absolute(path, name);
     pthread_mutex_lock(&watch.mutex);
-    int result = judge(MQD_CALL_MKDIR, name, 0, NULL);
+    int result = apply_faults(MQD_CALL_MKDIR, name, 0, NULL);
     if (result == 0)
         result = mkdir(path, mode);
     if (result == 0)
@@ -387,7 +387,7 @@ int mqd_watched_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes)
     char name[PATH_MAX];
     path_of(fd, name);
     pthread_mutex_lock(&watch.mutex);
-    int result = judge(MQD_CALL_FALLOCATE, name, (uint64_t)size_bytes, NULL);
+    int result = apply_faults(MQD_CALL_FALLOCATE, name, (uint64_t)size_bytes, NULL);
     if (result == 0)
         result = fallocate(fd, mode, offset, size_bytes);
     if (result == 0)

@@ -1,5 +1,5 @@
 /* Called by base/file.c instead of the plain system calls while a journal or faults are configured;
- * for mqd_file*.c and tests.
+ * for base/file*.c and tests.
  *
  * Journal: PATH.PID, one record per change, appended in order of effect. Little endian:
  *
@@ -108,6 +108,6 @@ struct mqd_file_fault {
 };
 int mqd_file_faults_configure(const char *spec);
 bool mqd_file_faults_may_delay(enum mqd_file_call call);
-struct mqd_file_fault mqd_file_faults_judge(enum mqd_file_call call, const char *path, uint64_t size_bytes);
+struct mqd_file_fault mqd_file_faults_apply(enum mqd_file_call call, const char *path, uint64_t size_bytes);
 
 #endif

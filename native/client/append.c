@@ -4,9 +4,9 @@
  *   record    length varint | attributes 0 | timestamp delta varlong | offset delta varint | key
  *             size varint, key | value size varint, value | header count varint, headers
  *
- * A full batch is closed, stamped and sent at once, while its bytes are in the caches, and answers
- * that have arrived are handled. So one call may carry more records than the memory holds, as long
- * as the worker keeps up.
+ * A full batch is closed, stamped and sent immediately, while its bytes are in the caches, and
+ * responses that have arrived are handled. So one call may carry more records than the memory
+ * holds, as long as the worker keeps up.
  */
 #include "client/producer.h"
 
@@ -108,7 +108,7 @@ static struct mqd_producer_batch *entry(struct mqd_producer *producer)
     return batch;
 }
 
-static void entry_back(struct mqd_producer *producer, struct mqd_producer_batch *batch)
+static void return_entry(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     mqd_list_append(&producer->free, &batch->node);
 }
@@ -152,7 +152,7 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
                       : UINT32_MAX;
     if (first == UINT32_MAX) {
         if (batch)
-            entry_back(producer, batch);
+            return_entry(producer, batch);
         return NULL;
     }
     uint64_t limit = (uint64_t)got * producer->memory.chunk_bytes - frame_bytes(topic, 0),

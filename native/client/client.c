@@ -2,15 +2,15 @@
  * shm/local_layout.h; invariants: client/internal.h.
  *
  * How a waiter and other threads avoid missed wake-ups:
- *   worker -> waiter   the waiter stores client_sleeping, full fence, looks again (at replies, and
- *                      at room if it is wanted), blocks in ppoll on to_client. A4.
- *   others -> waiter   a thread that begins to want room raises client_sleeping from REPLY to ROOM
- *                      after a full fence; the waiter looks at needs_room after its own fence. At
+ *   worker -> waiter   the waiter stores client_sleeping, full fence, checks again (replies, and
+ *   room if a thread waits for it), blocks in ppoll on to_client. A4. others -> waiter   a thread
+ *   that begins to wait for room raises client_sleeping from REPLY to ROOM after a full fence; the
+ *   waiter reads needs_room after its own fence. At
  *                      least one side sees the other.
  *   appends -> waiter  replies taken in outside mqd_client_poll, by an append or a submit, concern
  *                      a waiter too, because they add outcomes and responses. `signalled` is set
  *                      before the counters advance that the waiter would otherwise have noticed;
- *                      the waiter looks at the counters first and at `signalled` last.
+ *                      the waiter reads the counters first and `signalled` last.
  *
  * to_client, and wake_fd (written by mqd_client_wake), are drained only by mqd_client_poll, never
  * by a waiter, so they are level-triggered for all waiters.
@@ -31,7 +31,7 @@
 #include "shm/layout.h"
 
 #define RESPONSE_BYTES_MAX (128u << 20) /* larger than any broker's response: a length above it is invalid */
-/* after this many polls without news, the socket is checked for a hang-up */
+/* after this many polls that found nothing, the socket is checked for a hang-up */
 #define IDLE_POLLS_MAX 256u
 
 enum { SIGNAL_READABLE = 1 /* to_client or wake_fd must be drained */, SIGNAL_TAKEN = 2 };
@@ -211,7 +211,7 @@ static int answered(struct mqd_client *client, const uint8_t *bytes, uint32_t si
     return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent an unexpected or unreadable response to a Produce");
 }
 
-/* A complete response: the producer handles its own at once; the caller's are queued. */
+/* A complete response: the producer handles its own immediately; the caller's are queued. */
 static int arrived(struct mqd_client *client)
 {
     struct mqd_response *response = client->arriving;
@@ -322,11 +322,11 @@ static bool other_end_has_died(const struct mqd_client *client)
     return poll(&socket, 1, 0) == 1 && (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
 }
 
-/* The keeper's proof of death costs one load; the socket is checked now and then. Bytes that have
- * arrived are handled first. */
-static int check_peer_alive(struct mqd_client *client, bool news)
+/* The worker's generation, which changes when the keeper has proved its death, costs one load; the
+ * socket is checked now and then. Bytes that have arrived are handled first. */
+static int check_peer_alive(struct mqd_client *client, bool found_data)
 {
-    if (news) {
+    if (found_data) {
         client->idle_polls = 0;
         return 0;
     }
@@ -391,7 +391,7 @@ uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes)
 
 /* ---- waiting: any thread ---- */
 
-static bool has_news(struct mqd_client *client)
+static bool has_changes(struct mqd_client *client)
 {
     uint64_t reply_head = mqd_load_acquire(&client->header->reply_head), head = mqd_load_acquire(&client->head);
     if (mqd_load_acquire(&client->header->reply_tail) != reply_head)
@@ -412,7 +412,7 @@ static bool spin(struct mqd_client *client, int64_t until_ns)
 {
     do {
         for (int i = 0; i < 32; i++) {
-            if (has_news(client))
+            if (has_changes(client))
                 return true;
             mqd_cpu_relax();
         }
@@ -420,7 +420,7 @@ static bool spin(struct mqd_client *client, int64_t until_ns)
     return false;
 }
 
-/* Announces that it sleeps, then looks again. True: do not sleep. */
+/* Announces that this thread sleeps, then checks again. True: do not sleep. */
 static bool announce_sleep(struct mqd_client *client)
 {
     uint32_t needs_room;
@@ -429,10 +429,10 @@ static bool announce_sleep(struct mqd_client *client)
         mqd_store_seq_cst(&client->header->client_sleeping, needs_room ? MQD_LOCAL_SLEEP_ROOM : MQD_LOCAL_SLEEP_REPLY);
         mqd_fence_full();
     } while (!needs_room && mqd_load_relaxed(&client->needs_room));
-    return has_news(client);
+    return has_changes(client);
 }
 
-/* 1 = look, 0 = time-out, -1. */
+/* 1 = poll the attachment, 0 = time-out, -1. */
 static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
 {
     struct pollfd fds[3] = {{.fd = client->to_client_fd, .events = POLLIN},
@@ -449,16 +449,16 @@ static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
         mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
         return 1;
     }
-    if ((fds[0].revents || fds[2].revents) && !has_news(client)) /* only the worker had the other end of the pipe */
+    if ((fds[0].revents || fds[2].revents) && !has_changes(client)) /* only the worker had the other end of the pipe */
         return mqd_client_fail(client, EPIPE, NULL);
-    return count > 0 || has_news(client);
+    return count > 0 || has_changes(client);
 }
 
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us)
 {
     if (mqd_client_check(client))
         return -1;
-    if (has_news(client))
+    if (has_changes(client))
         return 1;
     if (timeout_us == 0)
         return 0;

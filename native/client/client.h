@@ -56,7 +56,7 @@ int mqd_client_poll(struct mqd_client *client);
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
 /* Waits until something arrives, there is room again after MQD_E_FULL, the time-out ends (-1 =
  * none), or mqd_client_wake is called. 1 = call mqd_client_poll (until then the next wait returns
- * at once), 0 = time-out, -1 EPIPE. */
+ * immediately), 0 = time-out, -1 EPIPE. */
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
 /* of the producer's memory; without a producer, of the memory for requests */
@@ -81,10 +81,10 @@ struct mqd_client_position {
     int64_t offset; /* of the next record */
 };
 /* Requests a notification when any of the partitions has a record at its offset: a response then
- * arrives (or after wait_ms, or at once when a partition has an error, which its reader reports).
- * The response contains nothing else and need not be parsed; mqd_client_wait sleeps until it
- * arrives. Until then, responses to later requests on this attachment wait behind it, as on every
- * Kafka connection: a program that also produces should attach twice. */
+ * arrives (or after wait_ms, or immediately when a partition has an error, which its reader
+ * reports). The response contains nothing else and need not be parsed; mqd_client_wait sleeps until
+ * it arrives. Until then, responses to later requests on this attachment wait behind it, as on
+ * every Kafka connection: a program that also produces should attach twice. */
 int mqd_client_park(struct mqd_client *client, const struct mqd_client_position *positions, uint32_t count,
                     int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id);
 

@@ -109,7 +109,7 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
 /* Finds the next batch to send after a failure, keeping the order. A SENT batch that precedes it may
  * have been sent before a retry of an earlier batch: that one will fail too, or has been written out
  * of order, so nothing is sent until its response has arrived. */
-static void settle(struct mqd_producer_partition *partition)
+static void find_next(struct mqd_producer_partition *partition)
 {
     uint32_t sent = 0;
     uint64_t last = 0;
@@ -137,7 +137,7 @@ void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer
     batch->state = MQD_BATCH_QUEUED;
     mqd_list_append(&partition->closed, &batch->node);
     if (partition->reordered)
-        settle(partition);
+        find_next(partition);
     else if (!partition->next)
         partition->next = batch;
 }
@@ -192,7 +192,7 @@ bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_prod
             return false;
         }
         if (partition->reordered)
-            settle(partition);
+            find_next(partition);
         else
             partition->next = batch->node.next == &partition->closed ? NULL : BATCH_OF(batch->node.next);
     }
@@ -237,7 +237,7 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
 /* ---- responses ---- */
 
 /* Requeues a batch whose error follows from an earlier one (P4), else records the outcome. */
-static void settle_outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error,
+static void record_outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error,
                            int64_t base_offset, int64_t log_append_time_ms)
 {
     bool first = batch->partition->closed.next == &batch->node;
@@ -293,12 +293,12 @@ static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *ba
         mqd_producer_batch_free(producer, batch);
     } else if (error ==
                MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER) { /* in the log, at an offset that the broker does not know */
-        settle_outcome(producer, batch, 0, -1, -1);
+        record_outcome(producer, batch, 0, -1, -1);
     } else {
-        settle_outcome(producer, batch, error, base_offset, log_append_time_ms);
+        record_outcome(producer, batch, error, base_offset, log_append_time_ms);
     }
     if (error || partition->reordered)
-        settle(partition);
+        find_next(partition);
 }
 
 /* Produce v9..12: one topic, one partition; the rest is skipped. */
@@ -407,7 +407,7 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
         mqd_list_remove(&batch->node);
         if (mqd_list_linked(&batch->outcome_node))
             mqd_list_remove(&batch->outcome_node);
-        settle(batch->partition);
+        find_next(batch->partition);
         mark_ready(producer, batch->partition);
     }
     mqd_producer_batch_free(producer, batch);

@@ -161,7 +161,7 @@ static int read_slot(struct mqd_segment_reader *reader, struct mqd_partition_vie
 }
 
 /* Whether the slot has kept its files since the query for aborted transactions. S5 */
-static bool same_files_since_question(struct mqd_segment_reader *reader)
+static bool same_files_since_query(struct mqd_segment_reader *reader)
 {
     struct mqd_partition_view view;
     if (!reader->source.control)
@@ -176,7 +176,7 @@ static bool same_files_since_question(struct mqd_segment_reader *reader)
 int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
                                    const int64_t *first_offsets, uint32_t count, int64_t until_offset)
 {
-    if (!same_files_since_question(reader)) {
+    if (!same_files_since_query(reader)) {
         forget_aborted(reader);
         return 0;
     }
@@ -370,7 +370,7 @@ static uint32_t batch_begin(struct walk *walk)
     if (reader->isolation_level) {
         if (reader->source.control && reader->aborted_generation != reader->file_generation)
             forget_aborted(reader);
-        enum mqd_aborted_verdict verdict = mqd_aborted_judge(&reader->aborted, batch, bytes);
+        enum mqd_aborted_verdict verdict = mqd_aborted_classify(&reader->aborted, batch, bytes);
         if (verdict == MQD_BATCH_LOCATE)
             return MQD_READ_ABORTED;
         if (verdict == MQD_BATCH_LEAVE_OUT) {
@@ -455,7 +455,7 @@ static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
 
 /* The aborted transactions must belong to the version of the file that is read (S5), so the newest
  * is mapped before the query. */
-static int before_question(struct walk *walk, uint32_t *stop)
+static int before_query(struct walk *walk, uint32_t *stop)
 {
     struct mqd_segment_reader *reader = walk->reader;
     if (!reader->source.control || reader->file_generation == reader->slot_generation) {
@@ -486,7 +486,7 @@ static int step(struct walk *walk, uint32_t *stop)
     if (*stop == STOP_NONE && !failed)
         *stop = batch_begin(walk);
     if (*stop == MQD_READ_ABORTED && !failed)
-        return before_question(walk, stop);
+        return before_query(walk, stop);
     return failed ? -1 : 0;
 }
 

@@ -54,8 +54,8 @@ static uint32_t find_open(const struct mqd_aborted_filter *filter, int64_t produ
     return i;
 }
 
-enum mqd_aborted_verdict mqd_aborted_judge(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
-                                           const uint8_t *bytes)
+enum mqd_aborted_verdict mqd_aborted_classify(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
+                                              const uint8_t *bytes)
 {
     if (!(batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL))
         return MQD_BATCH_READ;

@@ -21,7 +21,7 @@
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 #define WINDOW_BYTES (1u << 20)
-#define BEHIND_BYTES (16u << 20) /* of the walked part: stays mapped in, for views still in use */
+#define BEHIND_BYTES (16u << 20) /* this much of the walked part stays resident, for views still in use */
 
 static struct mqd_segment_mapping *mapping_new(const uint8_t *bytes, uint64_t map_bytes, bool mapped)
 {
@@ -102,8 +102,8 @@ void mqd_mapping_release(struct mqd_segment_mapping *mapping)
     free(mapping);
 }
 
-/* Releases in steps as large as the part that stays: the total cost equals that of unmapping once
- * at the end. */
+/* Releases pages in steps as large as the part that stays: the total cost equals that of unmapping
+ * once at the end. */
 static void drop_pages(struct mqd_segment_mapping *mapping, uint64_t from)
 {
     if (from < mapping->dropped_bytes + 2 * (uint64_t)BEHIND_BYTES)

@@ -54,9 +54,9 @@ int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uin
 struct mqd_segment_source {
     void *context;
     void *control; /* the control segment, read-only; NULL: every segment is complete and the only one */
-    /* Finds the segment of ask->offset. 0; answer->error has the details; without an error *mapping
-     * is a new reference, or `current` (without another reference) when it is the same file. -1:
-     * EPIPE, ETIMEDOUT... */
+    /* Finds the segment of the query's offset. 0; the response's error has the details; without an
+     * error *mapping is a new reference, or `current` (without another reference) when it is the
+     * same file. -1: EPIPE, ETIMEDOUT... */
     int (*locate)(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                   struct mqd_local_segment *response, struct mqd_segment_mapping **mapping);
     /* Between enter and leave the control segment stays mapped; -1: the attachment has ended. All
@@ -98,8 +98,8 @@ int mqd_aborted_set(struct mqd_aborted_filter *filter, const int64_t *producer_i
 void mqd_aborted_free(struct mqd_aborted_filter *filter);
 enum mqd_aborted_verdict { MQD_BATCH_READ, MQD_BATCH_LEAVE_OUT, MQD_BATCH_LOCATE };
 /* `bytes`: the whole batch. Batches must come in order. */
-enum mqd_aborted_verdict mqd_aborted_judge(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
-                                           const uint8_t *bytes);
+enum mqd_aborted_verdict mqd_aborted_classify(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
+                                              const uint8_t *bytes);
 
 /* ---- the reader (client/reader.c) ---- */
 
@@ -115,8 +115,8 @@ struct mqd_segment_reader {
     struct mqd_segment_mapping *mapping;   /* NULL: the segment of `position` must be queried */
     struct mqd_segment_mapping *viewed;    /* of the last view */
     int64_t base_offset, next_base_offset; /* of the segment; next_base_offset only when it is sealed */
-    /* segments_generation (S5): of the mapped file; of the slot at the last look; and at the last
-     * query for aborted transactions */
+    /* segments_generation (S5): of the mapped file; of the slot when it was last read; of the slot
+     * at the last query for aborted transactions */
     uint64_t file_generation, slot_generation, aborted_generation;
     uint32_t size_bytes; /* of a sealed segment */
     uint32_t map_bytes;

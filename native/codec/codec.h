@@ -26,9 +26,9 @@ enum mqd_codec_error {
 bool mqd_codec_available(uint8_t codec);
 const char *mqd_codec_library(uint8_t codec); /* the name of its file */
 
-/* How many bytes the data becomes, at most `size_max`, and where they are: until this thread's next
- * call of any function here. Negative: enum mqd_codec_error; DAMAGED sets `reason`. The codec must be
- * available. */
+/* Returns the decompressed size, at most `size_max`; *records points to the bytes, until this
+ * thread's next call of any function here. Negative: enum mqd_codec_error; DAMAGED sets `reason`.
+ * The codec must be available. */
 int64_t mqd_decompress(uint8_t codec, const uint8_t *data, size_t size_bytes, size_t size_max, const uint8_t **records,
                        const char **reason);
 /* Gives a large buffer back to the system. */

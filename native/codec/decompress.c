@@ -15,7 +15,8 @@
 #define KEPT_BYTES_MAX ((size_t)1 << 20) /* of a thread's buffer, after mqd_decompress_trim() */
 #define GZIP_WINDOW (16 + 15)            /* inflateInit2: a gzip header, a window of 32 KiB */
 #define XERIAL_HEADER_BYTES 16
-/* two or three bytes copy 64 at most, and the claimed size is allocated */
+/* an element of two or three bytes yields at most 64; the claimed size is checked against this,
+ * because it is allocated */
 #define SNAPPY_RATIO_MAX ((size_t)64)
 #define LZ4_FLAGS_AT 4
 #define LZ4_FLAG_INDEPENDENT 0x20
@@ -77,7 +78,7 @@ static bool make_room(struct workspace *own, size_t start_bytes, size_t size_max
         return true;
     size_t new_capacity = own->capacity ? own->capacity * GROWTH : start_bytes;
     if (new_capacity > size_max + 1)
-        new_capacity = size_max + 1; /* one more tells "exactly the bound" from "beyond it" */
+        new_capacity = size_max + 1; /* one more distinguishes "exactly the bound" from "beyond it" */
     if (new_capacity <= own->capacity)
         new_capacity = own->capacity + 1;
     uint8_t *bytes = realloc(own->bytes, new_capacity);
@@ -167,8 +168,8 @@ static const struct stream {
                [MQD_CODEC_LZ4] = {lz4_reset, lz4_step, true},
                [MQD_CODEC_ZSTD] = {zstd_reset, zstd_step, false}};
 
-static int unfold(struct workspace *own, const struct stream *stream, const uint8_t *data, size_t size_bytes,
-                  size_t size_max, const char **reason)
+static int decompress_stream(struct workspace *own, const struct stream *stream, const uint8_t *data, size_t size_bytes,
+                             size_t size_max, const char **reason)
 {
     size_t start_bytes = size_bytes * GROWTH > START_BYTES ? size_bytes * GROWTH : START_BYTES;
     if (!stream->reset(own))
@@ -202,8 +203,8 @@ static int unfold(struct workspace *own, const struct stream *stream, const uint
 
 /* ---- snappy: blocks, not a stream ---- */
 
-static int unfold_block(struct workspace *own, const uint8_t *data, size_t size_bytes, size_t size_max,
-                        const char **reason)
+static int decompress_block(struct workspace *own, const uint8_t *data, size_t size_bytes, size_t size_max,
+                            const char **reason)
 {
     size_t length;
     *reason = "not a snappy block";
@@ -230,12 +231,12 @@ static int unfold_block(struct workspace *own, const uint8_t *data, size_t size_
     return 0;
 }
 
-static int unfold_snappy(struct workspace *own, const uint8_t *data, size_t size_bytes, size_t size_max,
-                         const char **reason)
+static int decompress_snappy(struct workspace *own, const uint8_t *data, size_t size_bytes, size_t size_max,
+                             const char **reason)
 {
     static const uint8_t magic[8] = "\x82SNAPPY";
     if (size_bytes < sizeof magic || memcmp(data, magic, sizeof magic))
-        return unfold_block(own, data, size_bytes, size_max, reason);
+        return decompress_block(own, data, size_bytes, size_max, reason);
     *reason = "a snappy stream's header is cut off";
     if (size_bytes < XERIAL_HEADER_BYTES)
         return MQD_CODEC_DAMAGED;
@@ -248,7 +249,7 @@ static int unfold_snappy(struct workspace *own, const uint8_t *data, size_t size
         at += 4;
         if (block_bytes == 0 || block_bytes > (size_t)(end - at))
             return MQD_CODEC_DAMAGED;
-        int error = unfold_block(own, at, block_bytes, size_max, reason);
+        int error = decompress_block(own, at, block_bytes, size_max, reason);
         if (error)
             return error;
         *reason = "a snappy block is cut off";
@@ -269,8 +270,8 @@ int64_t mqd_decompress(uint8_t codec, const uint8_t *data, size_t size_bytes, si
         *reason = "its blocks depend on each other, which Java's consumers do not read";
         error = MQD_CODEC_DAMAGED;
     } else {
-        error = codec == MQD_CODEC_SNAPPY ? unfold_snappy(own, data, size_bytes, size_max, reason)
-                                          : unfold(own, &streams[codec], data, size_bytes, size_max, reason);
+        error = codec == MQD_CODEC_SNAPPY ? decompress_snappy(own, data, size_bytes, size_max, reason)
+                                          : decompress_stream(own, &streams[codec], data, size_bytes, size_max, reason);
     }
     *records = own->bytes;
     return error ? error : (int64_t)own->length;

@@ -52,7 +52,7 @@ int mqd_poll_read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t
 /* Runs work(argument) on the pool; its return value is the event's result. fd: any file on the
  * device that the job uses, needed only during this call; -1 = it uses none. */
 int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), void *argument, uint64_t token);
-/* Makes the current wait, or the next one, return at once (with whatever events there are). Any
+/* Makes the current wait, or the next one, return immediately (with whatever events there are). Any
  * thread; async-signal-safe. */
 void mqd_poll_interrupt(struct mqd_poll *poll);
 /* timeout_ns < 0: no limit; 0: do not block. Returns the number of events, 0 on time-out or

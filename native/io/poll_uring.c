@@ -59,7 +59,7 @@ struct body {
     uint32_t watched_count;
     uint32_t waiting_count;
     bool wake_waiting;
-    uint32_t under_way;
+    uint32_t running_count;
     uint32_t free_operation;
     struct operation operation[OPERATION_COUNT_MAX];
     struct iovec pieces[READ_PIECE_COUNT];
@@ -140,8 +140,8 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
 }
 
 /* ASYNC_CANCEL rather than POLL_REMOVE: the latter refuses a poll whose event is just being
- * delivered, which would then keep the file open forever. Submitted at once, so that close() by the
- * caller really closes. */
+ * delivered, which would then keep the file open forever. Submitted immediately, so that close() by
+ * the caller really closes. */
 static int remove_fd(struct mqd_poll *poll, int fd)
 {
     struct body *body = poll->body;
@@ -253,7 +253,7 @@ static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token
     submission->user_data = operation_data(body, KIND_SYNC, operation);
     /* before the kernel starts: later writes do not count as covered */
     mqd_file_sync_begin(fd);
-    body->under_way++;
+    body->running_count++;
     return 0;
 }
 
@@ -286,7 +286,7 @@ static int read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t s
     operation->left_bytes = size_bytes;
     if (!queue_read(body, operation))
         return refuse_operation(body, operation);
-    body->under_way++;
+    body->running_count++;
     return 0;
 }
 
@@ -294,7 +294,7 @@ static int complete(struct body *body, struct operation *operation, int32_t resu
 {
     *event = (struct mqd_poll_event){.token = operation->token, .flags = MQD_POLL_DONE, .result = result};
     free_operation(body, operation);
-    body->under_way--;
+    body->running_count--;
     return 1;
 }
 
@@ -400,10 +400,10 @@ static void destroy(struct mqd_poll *poll)
     struct mqd_poll_event events[64];
     bool woken;
     for (int result = 0;
-         body->under_way && (result == 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);) {
+         body->running_count && (result == 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);) {
         while (reap(body, events, 64, &woken) > 0) {
         }
-        result = body->under_way ? mqd_uring_enter(&body->ring, 1, -1) : 0;
+        result = body->running_count ? mqd_uring_enter(&body->ring, 1, -1) : 0;
     }
     while (reap(body, events, 64, &woken) > 0) {
     }

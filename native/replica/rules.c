@@ -399,7 +399,7 @@ static bool lags(const struct mqd_replica *replica, const struct mqd_replica_fol
 
 /* R-4. While the set is below min_insync the high watermark does not move, so having reached it
  * means little: a follower that joined for that reason alone, far behind the log's end, would be
- * removed at once. Requiring half of the allowed lag time keeps the set from flapping. */
+ * removed immediately. Requiring half of the allowed lag time keeps the set from flapping. */
 static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
     if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark ||
@@ -414,9 +414,9 @@ static bool may_join(const struct mqd_replica *replica, const struct mqd_replica
 
 /* ---- spares: R-6 ---- */
 
-/* Against set_max. A member that is shutting down leaves when a spare has joined, as one that is
- * being removed. */
-static bool counts(const struct mqd_replica_follower *follower)
+/* Whether the member counts against set_max. One that is shutting down or being removed does not:
+ * it leaves when a spare has joined. */
+static bool counts_in_set(const struct mqd_replica_follower *follower)
 {
     return !follower->member.moving && follower->member.eligible;
 }
@@ -426,8 +426,8 @@ static bool slow(const struct mqd_replica *replica, const struct mqd_replica_fol
     return !caught_up_within(replica, follower, now_ms, MQD_REPLICA_SLOW_MS) || PLANTED(replica, SWAP_OFTEN);
 }
 
-/* Which of two replicas should rather be in the set: one that is not slow, then the preferred one,
- * then the longer log, then the earlier in the list. */
+/* Whether `one` should rather be in the set than `other`: one that is not slow, then the preferred
+ * one, then the longer log, then the earlier in the list. */
 static bool better(const struct mqd_replica *replica, const struct mqd_replica_follower *one,
                    const struct mqd_replica_follower *other, int64_t now_ms)
 {
@@ -439,11 +439,11 @@ static bool better(const struct mqd_replica *replica, const struct mqd_replica_f
     return one->position != other->position ? one->position > other->position : one < other;
 }
 
-/* `within_ms`: it had everything so long ago at most. */
+/* `within_ms`: how long ago the replica may have had everything. */
 static bool is_spare(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms,
                      int64_t within_ms)
 {
-    if (follower->member.node_id == replica->node_id || !counts(follower) || follower->member.in_sync ||
+    if (follower->member.node_id == replica->node_id || !counts_in_set(follower) || follower->member.in_sync ||
         follower->proposed)
         return false;
     return (may_join(replica, follower, now_ms) && caught_up_within(replica, follower, now_ms, within_ms)) ||
@@ -460,21 +460,21 @@ static struct mqd_replica_follower *best_spare(struct mqd_replica *replica, int6
     return best;
 }
 
-/* Among those that are to be in the set; never this node. */
+/* The worst of the replicas that are to be in the set; never this node. */
 static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *worst = NULL;
     for (uint32_t i = 0; i < replica->follower_count; i++) {
         struct mqd_replica_follower *follower = &replica->followers[i];
-        if (follower->proposed && counts(follower) && follower->member.node_id != replica->node_id &&
+        if (follower->proposed && counts_in_set(follower) && follower->member.node_id != replica->node_id &&
             (!worst || better(replica, worst, follower, now_ms)))
             worst = follower;
     }
     return worst;
 }
 
-/* Slow members for which a record waits, each for a spare that is ahead of it; or another member
- * for the preferred replica, which can lead only from within the set. */
+/* Exchanges slow members for which a record waits, each for a spare that is ahead of it; or another
+ * member for the preferred replica, which can lead only from within the set. */
 static bool exchange(struct mqd_replica *replica, int64_t now_ms)
 {
     bool waits = replica->high_watermark < replica->log_end, exchanged = false;
@@ -509,7 +509,7 @@ static bool limit(struct mqd_replica *replica, int64_t now_ms)
     bool differs = false;
     for (uint32_t i = 0; i < replica->follower_count; i++) {
         follower = &replica->followers[i];
-        if (!counts(follower))
+        if (!counts_in_set(follower))
             continue;
         follower->proposed =
             follower->proposed && (follower->member.in_sync || follower->member.node_id == replica->node_id);

@@ -27,10 +27,12 @@
  *   R-4  a follower that joins has reached the high watermark and the epoch's start, has caught up
  *        within half of lag_ms_max, has fetched in this epoch, and is eligible under the broker
  *        epoch it fetched with (R7).
+ *   R-5  a node whose metadata do not yet include its own registration leads nothing and answers
+ *        nothing (R10).
  *   R-6  with acks_replicas, a leader proposes no more members than that (besides those that a
- *        reassignment moves, or that are shutting down), exchanges a slow member for a spare in one proposal, and does
- * so at most once in MQD_REPLICA_SWAP_MS. R-5  a node whose metadata do not yet include its own registration leads
- * nothing and answers nothing (R10). Concurrency: one thread at a time; the partition's owner.
+ *        reassignment moves, or that are shutting down), exchanges a slow member for a spare in one
+ *        proposal, and does so at most once in MQD_REPLICA_SWAP_MS.
+ * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_REPLICA_H
 #define MQD_REPLICA_H
@@ -43,10 +45,10 @@
 /* per partition, including during a reassignment: current and target replicas together */
 #define MQD_REPLICA_COUNT_MAX 16
 #define MQD_REPLICA_NO_RECORD_BOUND -1
-/* acks_replicas: a member is slow when a record has waited for it for so long. It is exchanged for a
- * spare that has had everything within half of that. */
+/* acks_replicas: a member is slow when a record has waited for it for this long. It is exchanged
+ * for a spare that has had everything within half of that. */
 #define MQD_REPLICA_SLOW_MS 100
-#define MQD_REPLICA_HOLD_MS 2000     /* records wait so long for a spare when too few replicas are in sync */
+#define MQD_REPLICA_HOLD_MS 2000     /* records wait this long for a spare when too few replicas are in sync */
 #define MQD_REPLICA_SWAP_MS 1000     /* between two exchanges */
 #define MQD_REPLICA_PREFER_MS 300000 /* without an exchange, before the preferred replica is taken for another */
 
@@ -77,7 +79,8 @@ struct mqd_replica_assignment {
      * set */
     int64_t lag_ms_max;
     int64_t lag_records_max; /* replica.lag.max.messages, or MQD_REPLICA_NO_RECORD_BOUND */
-    /* acks.replicas: the in-sync set is kept at so many members, or at min_insync if that is more; 0 = no limit */
+    /* acks.replicas: the in-sync set is kept at this many members, or at min_insync if that is
+     * more; 0 = no limit */
     int32_t acks_replicas;
     uint8_t flush_on_ack;
     /* not used by the core: while not in sync, this node's replica is fetched at the rate of the

@@ -80,7 +80,7 @@ static int check_held(const struct mqd_share *share, uint64_t member, const stru
         return MQD_SHARE_INVALID_RECORD_STATE;
     if (given->last >= share->end)
         return MQD_SHARE_INVALID_REQUEST;
-    uint64_t before = CELL_STATE; /* no cell is like this */
+    uint64_t before = CELL_STATE; /* no cell has this value */
     for (int64_t offset = first; offset <= given->last; offset++) {
         uint64_t cell = cell_of(share, offset);
         if (cell == before)
@@ -140,7 +140,7 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
     if (!is_well_formed(list, count))
         return MQD_SHARE_INVALID_REQUEST;
     for (uint32_t index = 0; index < count; index++) {
-        /* no longer held by then */
+        /* a repeated offset is no longer held: the previous range has acknowledged it */
         bool again = index && list[index].first == list[index - 1].last && list[index].first >= share->start;
         int error = again ? MQD_SHARE_INVALID_RECORD_STATE : check_held(share, member, &list[index], now_ms);
         if (error)
@@ -231,7 +231,7 @@ uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int6
     return released;
 }
 
-/* A planted bug: a backoff ends whenever the queues are looked at. */
+/* A planted bug: a backoff ends whenever the queues are checked. */
 static bool is_early(const struct mqd_share *share, uint32_t queue)
 {
     (void)share;

@@ -60,7 +60,7 @@ static struct mqd_share_page *page_to_change(struct mqd_share *share, int64_t of
 
 /* ---- archiving ---- */
 
-/* Nothing is open: what is skipped needs no cells. */
+/* Nothing is open, so skipped offsets need no cells. */
 static void jump(struct mqd_share *share, int64_t offset)
 {
     mqd_share_page_drop(share, share->start);
@@ -111,7 +111,7 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
     return true;
 }
 
-/* Passes what has no keys: as archive. */
+/* Archives offsets that have no keys, and passes them. Returns like archive. */
 static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 {
     if (!archive(share, first, last))
@@ -176,7 +176,7 @@ static bool take_alike(struct taking *t, struct mqd_share_page *page, int64_t fi
     return true;
 }
 
-/* An Available offset below the end. false: nothing more can be acquired */
+/* Acquires an Available offset below the end. false: nothing more can be acquired */
 static bool take_one(struct taking *t, struct mqd_share_page *page, int64_t offset)
 {
     struct mqd_share *share = t->share;
@@ -241,7 +241,7 @@ static bool take(struct taking *t, int64_t first, int64_t last)
     return true;
 }
 
-/* With FIFO: the first offset whose key is new here. */
+/* With FIFO: opens the offset with its key, and acquires it unless it has to wait. */
 static bool take_hashed(struct taking *t, int64_t offset, uint32_t hash)
 {
     struct mqd_share *share = t->share;
@@ -272,7 +272,7 @@ static uint32_t record_at(const struct mqd_share_batch *batch, int64_t offset)
     return low;
 }
 
-/* As take, where records of a key are in order. */
+/* Like take, but in the order of each key's records. */
 static bool take_in_order(struct taking *t, const struct mqd_share_batch *batch, int64_t position)
 {
     struct mqd_share *share = t->share;

@@ -1,4 +1,5 @@
-/* All invariants of a share-partition's state, by looking at everything. See share/state.h. */
+/* Checks all invariants of a share-partition's state, over all pages and rows; for tests. See
+ * share/state.h. */
 #include "base/assert.h"
 #include "share/internal.h"
 

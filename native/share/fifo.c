@@ -1,18 +1,19 @@
 /* FIFO: the records of a key are delivered one after the other (F1). See share/state.h.
  *
- * A slot of 16 bytes for each open offset that has a key, in blocks of 512 beside the pages. The first
- * open record of each key is in a bucket by its hash; the later ones, Waiting, are linked behind it. So
- * what a record costs does not depend on how many there are, and finishing one needs no memory.
+ * A slot of 16 bytes for each open offset that has a key, in blocks of 512 beside the pages. The
+ * first open record of each key is in a bucket by its hash; the later ones, Waiting, are linked
+ * after it. So the cost of a record does not depend on their number, and finishing one needs no
+ * memory.
  *
- * The buckets grow one by one, each time by splitting one (linear hashing), when there are more keys
- * than buckets. Without memory they stay as many, and are longer. */
+ * The buckets grow one by one, each time by splitting one (linear hashing), when there are more
+ * keys than buckets. Without memory their number stays, and their chains grow. */
 #include <string.h>
 
 #include "base/assert.h"
 #include "share/internal.h"
 
 #define NONE UINT32_MAX
-#define LATER (UINT32_MAX - 1) /* `tail` of what is not the first of its key */
+#define LATER (UINT32_MAX - 1) /* `tail` of a record that is not the first of its key */
 #define PLACE_MASK ((1u << 21) - 1)
 #define SLOT_BITS 9    /* of a block */
 #define BUCKET_BITS 11 /* of a block */
@@ -68,7 +69,7 @@ static struct slot **block_of(const struct mqd_share_fifo *fifo, uint32_t place)
     return blocks ? &blocks[place >> SLOT_BITS & ((1u << POINTER_BITS) - 1)] : NULL;
 }
 
-/* Of a place that has one. */
+/* The slot of a place, which must have one. */
 static struct slot *slot_of(const struct mqd_share_fifo *fifo, uint32_t place)
 {
     return &(*block_of(fifo, place))[place & ((1u << SLOT_BITS) - 1)];
@@ -132,7 +133,8 @@ static uint32_t *bucket_of(struct mqd_share_fifo *fifo, uint32_t hash)
     return bucket_at(fifo, index);
 }
 
-/* Where the first one of a key is linked from, or NONE is. */
+/* The link to the first record of the key; if it has none, the link at the end of its bucket, which
+ * is NONE. */
 static uint32_t *link_of(struct mqd_share_fifo *fifo, uint32_t hash)
 {
     uint32_t *link = bucket_of(fifo, hash);
@@ -177,7 +179,7 @@ static void split_one(struct mqd_share *share)
     }
 }
 
-/* There are no keys. */
+/* Called when there are no keys. */
 static void buckets_shrink(struct mqd_share *share)
 {
     struct mqd_share_fifo *fifo = share->fifo;
@@ -251,8 +253,8 @@ void mqd_share_fifo_pass(struct mqd_share *share, int64_t offset)
         share->fifo->hashed = offset;
 }
 
-/* Behind what is open of its key. */
-static void link_behind(struct mqd_share *share, struct slot *first, struct slot *slot, int64_t offset)
+/* Links the slot after the open records of its key. */
+static void link_last(struct mqd_share *share, struct slot *first, struct slot *slot, int64_t offset)
 {
     uint64_t cell = cell_of(share, offset);
     struct slot *before = PLANTED(share, NOT_LAST) ? first : slot_of(share->fifo, first->tail);
@@ -279,7 +281,7 @@ bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
         uint32_t *link = link_of(fifo, hash);
         slot->hash = hash;
         if (*link != NONE) {
-            link_behind(share, slot_of(fifo, *link), slot, offset);
+            link_last(share, slot_of(fifo, *link), slot, offset);
         } else {
             slot->next = slot->chain = NONE;
             slot->tail = *link = place;
@@ -291,8 +293,8 @@ bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
     return true;
 }
 
-/* The next one of a key takes the place of the first. */
-static void succeed(struct mqd_share *share, const struct slot *first, uint32_t *link)
+/* The next record of a key becomes its first, in the bucket's chain. */
+static void promote_next(struct mqd_share *share, const struct slot *first, uint32_t *link)
 {
     struct slot *next = slot_of(share->fifo, first->next);
     int64_t offset = offset_of(share, first->next);
@@ -303,7 +305,8 @@ static void succeed(struct mqd_share *share, const struct slot *first, uint32_t 
         make_available(share, offset);
 }
 
-/* What was acquired before FIFO began ends in any order. */
+/* Records that were acquired before FIFO began end in any order, so one in the middle is
+ * unlinked. */
 static void unlink_later(struct mqd_share *share, uint32_t first, uint32_t place)
 {
     struct mqd_share_fifo *fifo = share->fifo;
@@ -318,7 +321,7 @@ static void unlink_later(struct mqd_share *share, uint32_t first, uint32_t place
         slot_of(fifo, first)->tail = before;
 }
 
-/* It is not open any more. */
+/* Unlinks a record that is no longer open. */
 static void unlink_one(struct mqd_share *share, struct slot *slot, uint32_t place)
 {
     struct mqd_share_fifo *fifo = share->fifo;
@@ -330,7 +333,7 @@ static void unlink_one(struct mqd_share *share, struct slot *slot, uint32_t plac
     if (*link != place) {
         unlink_later(share, *link, place);
     } else if (slot->next != NONE) {
-        succeed(share, slot, link);
+        promote_next(share, slot, link);
     } else {
         *link = slot->chain;
         if (--fifo->key_count == 0)

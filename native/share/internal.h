@@ -59,7 +59,8 @@ static inline bool cell_finished(uint64_t cell)
 {
     return (cell & CELL_STATE) == MQD_SHARE_ACKNOWLEDGED || (cell & CELL_STATE) == MQD_SHARE_ARCHIVED;
 }
-/* What is archived without having been accepted, now or when its dead letter is written (L1). */
+/* The state of records that are archived without having been accepted: now, or once their dead
+ * letter is written (L1). */
 static inline uint32_t archived_state(const struct mqd_share *share)
 {
     return share->settings.dead_letters && !PLANTED(share, NO_LETTER) ? MQD_SHARE_ARCHIVING : MQD_SHARE_ARCHIVED;
@@ -69,7 +70,7 @@ static inline bool cell_has_row(uint64_t cell)
 {
     return cell_state(cell) == MQD_SHARE_ACQUIRED || cell_state(cell) == MQD_SHARE_DELAYED;
 }
-/* State and count as they are persisted: what is acquired as before its acquisition. */
+/* State and count as they are persisted; of an acquired offset, those before its acquisition. */
 static inline uint64_t cell_key(uint64_t cell)
 {
     switch (cell_state(cell)) {
@@ -125,23 +126,24 @@ void mqd_share_pass(struct mqd_share *share);
 void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last);
 
 /* ---- fifo.c ---- */
-/* Begins or ends FIFO as the settings say now. false: the pool is used up; nothing is to be acquired. */
+/* Begins or ends FIFO according to the current settings. false: the pool is used up; nothing is to
+ * be acquired. */
 bool mqd_share_fifo_follow(struct mqd_share *share);
-/* The key of the next open offset, of a split page. false: the pool is used up. */
+/* Adds the key of the next open offset, which is in a split page. false: the pool is used up. */
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);
-/* What there is below `offset` and has no key is not waited for. */
+/* All keys below `offset` are known: mqd_share_hashed moves there. */
 void mqd_share_fifo_pass(struct mqd_share *share, int64_t offset);
-/* Cells were replaced: what waits for them may be acquired, or they wait. */
+/* Cells were replaced: records that waited for them become Available, or they themselves wait. */
 void mqd_share_fifo_changed(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell);
-/* No offset of the page is open any more. */
+/* Called when no offset of the page is open any more. */
 void mqd_share_fifo_page_drop(struct mqd_share *share, int64_t offset);
 void mqd_share_fifo_check(const struct mqd_share *share);
-/* Returns the memory, and leaves the cells as they are. */
+/* Returns the memory to the pool; the cells stay unchanged. */
 void mqd_share_fifo_free(struct mqd_share *share);
 
 /* Appends an acquisition without offsets to the queue of locks. ROW_NONE: the pool is used up. */
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms);
-/* Where what was delivered `count` times waits for its backoff. */
+/* The queue in which offsets that were delivered `count` times wait for their backoff. */
 static inline uint32_t queue_of(const struct mqd_share *share, uint32_t count)
 {
     (void)share;
@@ -150,11 +152,11 @@ static inline uint32_t queue_of(const struct mqd_share *share, uint32_t count)
 /* The row to which offsets from first to last, released after `count` deliveries, are added: in the
  * queue of this count, until its backoff ends. */
 uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t first, int64_t last, int64_t now_ms);
-/* How long what was delivered `count` times waits before the next time. */
+/* How long an offset that was delivered `count` times waits before the next delivery. */
 int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t count);
 /* Removes offsets from a row, which is freed with its last one. */
 void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t count);
-/* To the end of the queue, with a new deadline. */
+/* Moves the row to the end of its queue, with a new deadline. */
 void mqd_share_row_renew(struct mqd_share *share, uint32_t index, int64_t now_ms);
 
 #endif

@@ -1,6 +1,6 @@
 /* One share-partition at its owner: its state (share/state.h) is read from the share coordinator,
- * every change is written there, and responses to acknowledgements wait for that. Pure: no clock
- * (times are arguments), no system call; the owner carries requests and responses
+ * every change is written there, and responses to acknowledgements wait for the write. Pure: no
+ * clock (times are arguments), no system call; the owner carries requests and responses
  * (docs/design/share-groups.md, sections 2 to 4).
  *
  *   LOADING   READ is in flight or due
@@ -24,10 +24,10 @@
 #include "share/state.h"
 #include "wire/share_state.h"
 
-#define MQD_SHARE_SETTINGS_BYTES 32 /* then a header's name, as long as byte 15 says */
+#define MQD_SHARE_SETTINGS_BYTES 32 /* followed by a header's name, whose length is byte 15 */
 #define MQD_SHARE_FIFO_HEADER_BYTES_MAX 63
 #define MQD_SHARE_EPOCH_COUNT_MAX 64
-#define MQD_SHARE_LAZY_MS 100 /* changes that no response waits for are written after so long */
+#define MQD_SHARE_LAZY_MS 100 /* changes that no response waits for are written after this time */
 
 enum mqd_share_phase { MQD_SHARE_LOADING, MQD_SHARE_UNPLACED, MQD_SHARE_ACTIVE, MQD_SHARE_FAILED };
 enum mqd_share_reset { MQD_SHARE_RESET_LATEST, MQD_SHARE_RESET_EARLIEST, MQD_SHARE_RESET_BY_DURATION };
@@ -37,11 +37,11 @@ struct mqd_share_group_settings {
     struct mqd_share_settings state;
     uint8_t committed;         /* share.isolation.level=read_committed */
     uint8_t reset;             /* enum mqd_share_reset */
-    int64_t reset_offset;      /* of by_duration, where READ's start is -1; -1 = no record is that new */
+    int64_t reset_offset;      /* for by_duration, if READ's start is -1; -1 = no record is that new */
     uint8_t fifo_header_bytes; /* with state.fifo: the header whose value is a record's key; 0: its key is */
     uint8_t fifo_header[MQD_SHARE_FIFO_HEADER_BYTES_MAX];
 };
-/* How many bytes they are, or -1: they are invalid. */
+/* Returns the size of the settings, or -1 if they are invalid. */
 int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct mqd_share_group_settings *out);
 
 /* A response that waits for persistence. */
@@ -62,21 +62,22 @@ struct mqd_share_partition {
     struct mqd_share_group_settings settings;
     uint8_t phase;
     uint8_t in_flight;     /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
-    uint8_t verifies;      /* a READ, or the WRITE in flight, has to confirm `state` */
-    uint8_t reports;       /* by a READ alone, from which the acceptor learns what is Archiving */
+    uint8_t verifies;      /* `state` is not used before a READ, or the WRITE in flight, confirms it */
+    uint8_t reports;       /* a READ must report to the acceptor what is Archiving */
     uint8_t write_pending; /* `body` is a WRITE whose outcome is not known yet */
     int16_t error;
     int32_t leader_epoch, state_epoch;
     int32_t backoff_ms;
-    int64_t due_ms;   /* no request before */
+    int64_t due_ms;   /* no request before this time */
     int64_t dirty_ms; /* when changes without a waiter were first seen; -1 = there are none */
     int64_t failed_ms;
     struct mqd_buffer body;
     struct mqd_node waiting, covered; /* struct mqd_share_waiter: not in a WRITE yet; in the one in `body` */
     /* sends the response; takes the waiter, which is in no list any more */
     void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error);
-    /* Where the log's leader epochs begin, as a READ has them; at most MQD_SHARE_EPOCH_COUNT_MAX, the newest.
-     * Returns their number. NULL: the state is not compared with the log. */
+    /* Fills in where the log's leader epochs begin, for a READ: the newest, at most
+     * MQD_SHARE_EPOCH_COUNT_MAX. Returns their number. NULL: the state is not compared with the
+     * log. */
     uint32_t (*log_epochs)(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out);
     void *context;
 };
@@ -86,16 +87,17 @@ void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_
                               const struct mqd_share_name *name, int32_t leader_epoch,
                               void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error),
                               void *context);
-/* All waiters get `error`; then it is FAILED. */
+/* All waiters get `error`; then the partition is FAILED. */
 void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t error, int64_t now_ms);
 void mqd_share_partition_restart(struct mqd_share_partition *partition, int32_t leader_epoch);
-/* It fails, if it has not yet, and returns its memory. */
+/* Fails the partition, unless it has failed already, and returns its memory to the pool. */
 void mqd_share_partition_free(struct mqd_share_partition *partition);
 /* UNPLACED -> ACTIVE; the start is written. */
 void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start);
 
-/* A session joins after a time without any, in which backoffs kept the state: an administrator may have
- * set other offsets meanwhile. Nothing is to be acquired while it `verifies`. */
+/* Called when a session joins a state that was kept without sessions, because of backoffs: an
+ * administrator may have set other offsets meanwhile. Nothing may be acquired while it
+ * `verifies`. */
 void mqd_share_partition_verify(struct mqd_share_partition *partition);
 
 /* What is Archiving is to be reported to a new acceptor, by a READ that changes nothing else. */
@@ -104,13 +106,13 @@ void mqd_share_partition_report(struct mqd_share_partition *partition);
 /* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
  * response; 0: none. It then counts as in flight. */
 int mqd_share_partition_next_request(struct mqd_share_partition *partition, int64_t now_ms);
-/* It could not be sent, or its receiver has died: it is sent again from `due_ms` on. */
+/* The request could not be sent, or its receiver has died: it is sent again from `due_ms` on. */
 void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t due_ms);
 /* `bytes`: the settings, then the response's body. */
 void mqd_share_partition_on_response(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
                                      int64_t now_ms);
 
-/* The waiter's change is made: its response follows once that is persisted. */
+/* The waiter's change is made: its response follows once the change is persisted. */
 void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd_share_waiter *waiter);
 /* When to call _next_request again, or expire locks; MQD_SHARE_NEVER. */
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition);

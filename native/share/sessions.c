@@ -132,7 +132,7 @@ static int compare(const struct mqd_share_entry *entry, const uint8_t topic_id[1
     return order ? order : entry->partition_index < partition_index ? -1 : entry->partition_index > partition_index;
 }
 
-/* The first entry that is not before it. */
+/* The index of the first entry that is not before this partition. */
 static uint32_t place_of(const struct mqd_share_session *session, const uint8_t topic_id[16], int32_t partition_index)
 {
     uint32_t low = 0, high = session->entry_count;

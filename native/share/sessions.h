@@ -1,8 +1,8 @@
 /* Share sessions (KIP-932) of one worker: which partitions a member of a group reads here, and the
- * epoch of its next request. Pure, as all of share/.
+ * epoch of its next request. Pure, like all of share/.
  *
- * A session is (group, member). Epoch 0 opens it, in the place of one that there is, then requests
- * count from 1 to 2^31-1 and continue at 1; -1 ends it. It belongs to the connection that opened it, and
+ * A session is (group, member). Epoch 0 opens it and replaces an existing one; then requests count
+ * from 1 to 2^31-1 and continue at 1; -1 ends it. It belongs to the connection that opened it, and
  * ends with it.
  *
  * Invariants
@@ -25,16 +25,16 @@
 struct mqd_share_entry {
     uint8_t topic_id[16];
     int32_t partition_index;
-    uint32_t slot : 31;      /* where this session was reported to its owner, */
+    uint32_t slot : 31;      /* slot under which this session was reported to its owner */
     uint32_t unreported : 1; /* added after the session was opened, and not in a response since */
-    uint64_t joined;         /* and the owner's generation + 1; 0 = it was not reported */
+    uint64_t joined;         /* generation of that owner + 1; 0 = it was not reported */
 };
 
 struct mqd_share_session {
     struct mqd_share_session *next; /* in its bucket */
     struct mqd_node node;           /* of the connection's sessions */
-    uint64_t hash, member;          /* of group and member; of the member alone, which owners know it by */
-    uint64_t number;                /* of no other session */
+    uint64_t hash, member;          /* hash of group and member; of the member alone, by which owners know it */
+    uint64_t number;                /* unique among sessions */
     int32_t epoch;                  /* of the next request */
     int32_t lock_ms;                /* last reported by an owner */
     uint32_t entry_count, entry_capacity;
@@ -66,8 +66,8 @@ struct mqd_share_session *mqd_share_session_numbered(const struct mqd_share_sess
 int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t epoch,
                                 enum mqd_share_session_need need);
 void mqd_share_session_step(struct mqd_share_session *session);
-/* A new one, with epoch 1 as the next; there is none of that name. `owner`: the connection's list.
- * NULL: no memory. */
+/* Opens a session whose next epoch is 1; none of that name may exist. `owner`: the connection's
+ * list. NULL: no memory. */
 struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sessions, struct mqd_text group,
                                                  struct mqd_text member, struct mqd_node *owner);
 void mqd_share_session_close(struct mqd_share_sessions *sessions, struct mqd_share_session *session);

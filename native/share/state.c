@@ -98,7 +98,8 @@ void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last
         share->changed_last = last;
 }
 
-/* How many more neighbours differ from `key` than from `old_key`, beside a stretch of cells. */
+/* By how much the number of unequal neighbours grows at the two ends of a stretch of cells that
+ * changes from `old_key` to `key`. */
 static uint32_t boundaries_more(const struct mqd_share *share, int64_t first, int64_t last, uint64_t key,
                                 uint64_t old_key)
 {
@@ -219,7 +220,7 @@ struct mqd_share_run mqd_share_at(const struct mqd_share *share, int64_t offset)
 
 /* ---- rows ---- */
 
-/* Memory for more rows: they are unused ones then. false: the pool is used up. */
+/* Adds memory for more rows, which are unused at first. false: the pool is used up. */
 static bool rows_grow(struct mqd_share *share)
 {
     uint32_t index = share->row_count;
@@ -338,7 +339,7 @@ uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t fi
         row->first = first;
     if (last > row->last)
         row->last = last;
-    if (row->deadline_ms < deadline_ms) /* no memory: what is in the row waits longer */
+    if (row->deadline_ms < deadline_ms) /* no memory for a row: the offsets in this one wait longer */
         row->deadline_ms = deadline_ms;
     return tail;
 }

@@ -2,8 +2,8 @@
  * Pure: no system call, no clock (times are arguments), memory only from the pool that its owner
  * provides. The broker links it and tests load it by cffi: it is the same code.
  *
- * It reads no log. The owner lists the record batches that there are, and marks those that are not
- * to be delivered; it reads the records itself.
+ * It reads no log. The owner reads the records, passes the list of record batches, and marks those
+ * that must not be delivered.
  *
  * Terms: the start (Kafka's SPSO) is the first offset that is not finished, the end (SPEO) follows
  * the last offset that was ever acquired or skipped. Finished: Acknowledged or Archived. Open: at
@@ -32,7 +32,7 @@
  *   S3  a delivery count never falls, and nothing is acquired whose count has reached the limit.
  *   S4  the start never falls, and all below it is finished or gone from the log.
  *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never fall; a
- *       row without acquired offsets is freed at once.
+ *       row without acquired offsets is freed immediately.
  *   S6  a change is part of the next differences until one has listed it, or the start has passed
  *       it.
  *   S7  at most open_max offsets are open, the span is at most MQD_SHARE_SPAN_MAX, and nothing new
@@ -44,8 +44,8 @@
  *       and is never acquired.
  *   S9  what is released is not acquired before its backoff has ended, not even for lack of memory:
  *       a row is kept free for each queue of backoffs that is empty.
- *   F1  with FIFO, nothing is acquired while an earlier record of its key is open. What is released keeps
- *       its place. Hashes that happen to be equal only wait for each other.
+ *   F1  with FIFO, nothing is acquired while an earlier record of its key is open. What is released
+ *       keeps its place. Keys whose hashes happen to be equal wait for each other, nothing worse.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_SHARE_STATE_H
@@ -87,7 +87,7 @@ struct mqd_share_settings {
     /* before the second delivery, doubled for each further one; 0: no delay */
     int32_t backoff_ms, backoff_ms_max;
     uint8_t dead_letters; /* what is rejected or exhausted gets one before it is archived */
-    uint32_t fifo;        /* what the owner takes as a record's key, by a number of its own; 0: no FIFO */
+    uint32_t fifo; /* identifies what the owner uses as a record's key (fifo_id in share/partition.c); 0: no FIFO */
 };
 
 /* Offsets of equal state and delivery count; of acquired ones, `count` includes this delivery. */
@@ -114,7 +114,7 @@ struct mqd_share {
     int64_t start, end;
     int64_t log_start;                   /* of the partition's log, as far as known here */
     int64_t first_maybe;                 /* no offset below it is Available */
-    int64_t changed_first, changed_last; /* changes since the last difference lie within; first > last: none */
+    int64_t changed_first, changed_last; /* changes since the last difference are within; first > last: none */
     uint32_t open_count, acquired_count, delayed_count, archiving_count, waiting_count;
     uint32_t boundary_count;             /* neighbours from start to end that differ, as they are persisted */
     uint8_t start_moved;                 /* since the last difference */
@@ -144,18 +144,19 @@ int64_t mqd_share_next(struct mqd_share *share);
  * MQD_SHARE_NEVER. */
 int64_t mqd_share_hashed(const struct mqd_share *share);
 
-/* No offset at or above it can be acquired now (S7): batches that begin there need not be looked at. */
+/* No offset at or above it can be acquired now (S7): batches that begin there need not be read. */
 int64_t mqd_share_reach(const struct mqd_share *share);
 
 struct mqd_share_record {
     int32_t delta; /* of its offset from the batch's first one */
-    uint32_t hash; /* of its key; 0: it has none, and no order */
+    uint32_t hash; /* of its key; 0: it has none: its order does not matter */
 };
 /* a record batch in the log */
 struct mqd_share_batch {
     int64_t first, last;
     uint8_t skipped; /* control records, or an aborted transaction under read_committed: archived */
-    /* With FIFO: all that it has from mqd_share_hashed on. NULL: not known, it is not acquired now. */
+    /* With FIFO: its records from mqd_share_hashed on. NULL: not known yet, so the batch is not
+     * acquired now. */
     const struct mqd_share_record *records;
     uint32_t record_count;
 };
@@ -168,11 +169,12 @@ struct mqd_share_acquisition {
     uint8_t strict;
 };
 /* Acquires for a member what is Available in `batches`, which are all that the log has from `from`
- * (of mqd_share_next) to the end of the last one. What lies between them is archived: it is not in
- * the log. Fills `out` with the acquired runs, at most out_max, and returns their number.
+ * (from mqd_share_next) to the end of the last one. Offsets between batches are archived: they are
+ * not in the log. Fills `out` with the acquired runs, at most out_max, and returns their number.
  *
  * A record that was delivered half of the limit's times (2 at least) comes with fewer neighbours
- * each time, and alone the last time, so that poison does not archive its neighbours. */
+ * each time, and alone the last time, so that one bad record does not get its neighbours
+ * archived. */
 uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition, int64_t from,
                            const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
                            uint32_t out_max);
@@ -207,7 +209,7 @@ void mqd_share_log_start(struct mqd_share *share, int64_t log_start);
 struct mqd_share_difference {
     int64_t start;      /* -1: as in the last difference */
     uint32_t run_count; /* in `out` */
-    uint32_t finished;  /* offsets at or above the start that are (KIP-1226) */
+    uint32_t finished;  /* offsets at or above the start that are finished (KIP-1226) */
     uint8_t is_whole;   /* all changes are listed; otherwise the next difference continues */
     uint8_t is_empty;   /* nothing to write */
 };

@@ -2,14 +2,14 @@
  *
  * Links segment: rings of MQD_LINK_DESCRIPTOR_COUNT, index from * endpoint_count + to.
  *
- * Sleeping (Dekker's pattern; tests/test_sleep_model.c checks every interleaving):
- *   consumer  S1 sleeping = 1; S2 full fence; S3 look into all inbound rings; S4 block on the
- *             eventfd if they are empty
+ * Sleeping (Dekker's pattern; native/tests/shm/test_sleep_model.c checks every interleaving):
+ *   consumer  S1 sleeping = 1; S2 full fence; S3 check all inbound rings; S4 block on the eventfd
+ *             if they are empty
  *   producer  P1 publish tails; P2 full fence; P3 if sleeping, and exchange(sleeping, 0) was 1:
  *             write the eventfd
  *
  * With the fences it is impossible that both S3 misses the tail and P3 misses the flag. Several
- * producers may exchange; one of them writes. A needless wake-up only costs another look. An
+ * producers may exchange; one of them writes. A needless wake-up only costs another check. An
  * eventfd is never reset here: a level-triggered caller reads it before mqd_endpoint_drain;
  * edge-triggered waiting needs no read.
  *
@@ -23,8 +23,8 @@
  *       perhaps with its flag showing it as awake, so that no other process wakes it either. A
  *       consumer that had taken the published descriptors and slept again before the flag was
  *       exchanged sleeps the same way beside an empty ring. So the producer's successor writes all
- *       eventfds (wake_forgotten), and a consumer that sleeps without a time limit looks when it
- *       learns of the death.
+ *       eventfds (wake_forgotten), and a consumer that sleeps without a time limit checks its rings
+ *       when it learns of the death.
  * Concurrency: one thread per endpoint.
  */
 #include <errno.h>

@@ -23,12 +23,12 @@
  *       from its counterpart than the length of the ring ends the attachment.
  *   A3  submission_head passes a submission after its bytes were copied: from then on the client
  *       may overwrite them.
- *   A4  sleep: the client publishes, full fence, then looks at the worker's `sleeping` word in the
+ *   A4  sleep: the client publishes, full fence, then reads the worker's `sleeping` word in the
  *       control segment and writes `to_worker` if it is set; the worker stores `sleeping`, full
- *       fence, looks at all its attachments again, blocks. In the other direction with
- *       `client_sleeping` (the worker exchanges it to 0, then writes `to_client`): the worker looks
- *       at it after moving reply_tail (wakes when it is not 0) and after moving submission_head
- *       (wakes when it is MQD_LOCAL_SLEEP_ROOM).
+ *       fence, checks all its attachments again, blocks. In the other direction with
+ *       `client_sleeping` (the worker exchanges it to 0, then writes `to_client`): the worker reads
+ *       it after moving reply_tail (wakes when it is not 0) and after moving submission_head (wakes
+ *       when it is MQD_LOCAL_SLEEP_ROOM).
  *   A5  `to_client` is the read end of a pipe: eight bytes for each wake-up, without meaning; read
  *       it until it is empty. It is not an eventfd, because the client could clear its O_NONBLOCK
  *       flag and the worker would block in a write. The worker only polls `to_worker`. A client's
@@ -163,7 +163,8 @@ _Static_assert(sizeof(struct mqd_local_welcome) == 256, "packet");
 _Static_assert(sizeof(struct mqd_local_query) == 40, "packet");
 _Static_assert(sizeof(struct mqd_local_segment) == 64, "packet");
 
-/* Of everything here and the control segment's layout: a client from another build is refused. */
+/* Hash of everything here and of the control segment's layout: a client from another build is
+ * refused. */
 uint64_t mqd_local_abi_hash(void);
 
 #endif

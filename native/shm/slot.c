@@ -1,7 +1,7 @@
 /* The protocols by which partition slots and blobs of the control segment are published.
  *
  * Everything is copied word by word with atomic accesses (release stores, acquire loads; plain
- * moves on x86), because a reader may look while the owner writes. Two protocols:
+ * moves on x86), because a reader may read while the owner writes. Two protocols:
  *
  *   double copy (positions, blobs)  version v: copy v & 1 is complete. Writer: fill copy (v + 1) &
  *                                   1, store v + 1. Reader: load v, copy, load again; the same v
@@ -210,7 +210,7 @@ int mqd_slot_await_flush(void *control, uint32_t index)
     if (!slot)
         return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u", index);
     mqd_store_seq_cst(&slot->flush_awaited, (uint8_t)1);
-    mqd_fence_full(); /* orders the request before the caller's look at the positions */
+    mqd_fence_full(); /* orders the request before the caller reads the positions */
     return 0;
 }
 

@@ -144,7 +144,7 @@ BIO_METHOD *mqd_tls_transport_create(void)
     return method;
 }
 
-/* ---- life ---- */
+/* ---- creating and freeing ---- */
 
 static struct mqd_tls *create(struct mqd_tls_context *context, int fd, int32_t node)
 {

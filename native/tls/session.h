@@ -69,7 +69,7 @@ int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes
 /* Sends what is unsent: 1 nothing is left, 0 the socket is full, -1 error (errno). */
 int mqd_tls_flush(struct mqd_tls *tls);
 uint32_t mqd_tls_unsent(const struct mqd_tls *tls);
-/* Sends close_notify, if that is possible at once. */
+/* Sends close_notify, if that is possible without waiting. */
 void mqd_tls_close(struct mqd_tls *tls);
 
 /* ---- for the pool and the owner ---- */

@@ -13,7 +13,7 @@ bool mqd_filter_check(const uint8_t *filter, uint32_t filter_bytes);
 struct mqd_filtered {
     uint8_t *bytes; /* malloc'd: whole batches; NULL = none */
     uint64_t size_bytes, capacity_bytes;
-    int64_t next_offset; /* nothing below it is missing */
+    int64_t next_offset; /* every selected record below it is included */
     /* the last batch that was read is not among them, and this one, without records, may take its place */
     bool has_empty;
     uint8_t empty[61];

@@ -92,10 +92,10 @@ static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
     return NONE;
 }
 
-/* As Kafka: a negative producer id is none, and then nothing that belongs to one counts: clients
- * that are not idempotent send arbitrary numbers. A transaction's coordinator, which Kafka queries
- * first, knows no negative epoch; for other producers the log checks the epoch. Control batches
- * have no sequence. */
+/* As in Kafka, a negative producer id means none, and the other fields of a producer are then not
+ * checked: clients that are not idempotent send arbitrary numbers there. A transaction's
+ * coordinator, which Kafka queries first, knows no negative epoch; for other producers the log
+ * checks the epoch. Control batches have no sequence. */
 static int16_t check_producer(const struct mqd_batch *batch, const char **reason)
 {
     if (batch->producer_id < 0 || batch->attributes & ATTRIBUTE_CONTROL)

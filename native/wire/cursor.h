@@ -1,8 +1,8 @@
 /* Reading primitives of the wire format: big-endian words, strings, arrays and tagged fields, read
  * in sequence from bytes that a peer wrote.
  *
- * Private to the mqd_wire_*.c files; inline, because a Produce request with one batch needs ten of
- * these calls and must cost only tens of nanoseconds.
+ * For the parsers of wire/, server/ and client/; inline, because a Produce request with one batch
+ * needs ten of these calls and must cost only tens of nanoseconds.
  *
  *   C1  begin <= at <= end always; nothing is read at or after `end`.
  *   C2  before use, a length is checked against the remaining bytes, and an array's count against

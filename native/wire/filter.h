@@ -24,8 +24,9 @@
 
 /* Whether the filter, which mqd_filter_check has accepted, selects the record. */
 bool mqd_filter_match(const uint8_t *filter, uint32_t filter_bytes, const struct mqd_record *record);
-/* mqd_filter_batches behind what `out` has: adds output_bytes_max, or more with the last batch. Whole batches of
- * *consumed_bytes were read. With an error, `out` has what was selected before the batch that cannot be read. */
+/* Like mqd_filter_batches, but appends to `out`: at most output_bytes_max, or more with the last
+ * batch. *consumed_bytes: the size of the whole batches that were read. After an error, `out` has
+ * what was selected before the batch that cannot be read. */
 int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
                           int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out,
                           uint64_t *consumed_bytes);

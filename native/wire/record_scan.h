@@ -10,8 +10,8 @@
  * tombstones of this batch may be dropped. Records keep their times, so their timestamp deltas are
  * rewritten once, when the horizon is set.
  */
-#ifndef MQD_COMPACT_RECORDS_H
-#define MQD_COMPACT_RECORDS_H
+#ifndef MQD_RECORD_SCAN_H
+#define MQD_RECORD_SCAN_H
 
 #include "native.h"
 

@@ -119,14 +119,13 @@ int mqd_fetch_next_forgotten_partition(struct mqd_fetch_request *request, int32_
 int mqd_fetch_end(struct mqd_fetch_request *request);
 
 /* -- ListOffsets 1..11 -- */
-/* -1 before v10 */
 struct mqd_list_offsets_request {
     struct mqd_cursor_bytes cursor;
     int16_t version;
     int32_t replica_id;
     int8_t isolation_level;
     int32_t topic_count;
-    int32_t timeout_ms;
+    int32_t timeout_ms; /* -1 before v10 */
     int32_t topics_left;
     int32_t partitions_left; /* private */
 };
