@@ -237,7 +237,7 @@ static struct outcomes client_take(struct client *client)
 
 static uint64_t check_answer_at; /* in its arena, used cyclically: a worker takes it over long before it is reused */
 
-/* One code for each partition asked for. */
+/* One code for each partition of the check. */
 __attribute__((unused)) static void check_answer(struct bench *b, uint32_t to, const struct mqd_descriptor *check,
                                                  const int16_t *codes, uint32_t count)
 {

@@ -31,7 +31,7 @@ struct log {
     int query_count;
     int fail_errno;  /* the next query fails */
     int16_t error;   /* of the next responses */
-    bool skips_gaps; /* for an offset behind a segment's last batch, the following segment is returned */
+    bool skips_gaps; /* for an offset after a segment's last batch, the following segment is returned */
     bool changing;   /* a compaction is replacing files */
     bool heap;       /* sealed segments are in memory of exactly their size */
 };
@@ -89,7 +89,7 @@ __attribute__((unused)) static void log_close(struct log *log)
         spare_control = log->control;
 }
 
-static void log_expose(struct log *log) /* all there is becomes readable */
+static void log_expose(struct log *log) /* everything appended becomes readable */
 {
     struct log_segment *last = &log->segments[log->segment_count - 1];
     log->positions.high_watermark = log->positions.log_end_offset = log->positions.last_stable_offset = log->end_offset;
@@ -206,7 +206,7 @@ __attribute__((unused)) static void log_append_marker(struct log *log, int64_t p
     log->end_offset++;
 }
 
-/* Of the batch that contains `offset`, or the first after it, or the end. */
+/* The position of the batch that contains `offset`, or of the first after it, or the end. */
 static uint32_t log_position(const struct log_segment *segment, uint32_t end, int64_t offset)
 {
     uint8_t header[MQD_BATCH_HEADER_BYTES];
@@ -298,7 +298,7 @@ static struct mqd_record_view *test_view(struct test_view *v, uint32_t capacity)
     return &v->view;
 }
 
-/* Is record `i` what log_append wrote at that offset? */
+/* Whether record `i` is what log_append wrote at that offset. */
 __attribute__((unused)) static bool view_is_right(const struct mqd_record_view *view, uint32_t i)
 {
     char key[32], value[32];

@@ -38,12 +38,12 @@ struct fake {
     int listener, socket, memory_fd, to_worker, to_client, client_end, control_fd;
     void *control;
     struct mqd_local_hello hello;
-    /* what the welcome says; changed by tests before fake_attach */
+    /* contents of the welcome; changed by tests before fake_attach */
     struct mqd_local_welcome welcome;
     uint64_t abi_hash;
     uint32_t fd_count;
-    bool mute;           /* takes the hello and says nothing */
-    uint64_t data_bytes; /* 0 = as wanted */
+    bool mute;           /* accepts the hello and does not respond */
+    uint64_t data_bytes; /* 0 = as requested */
     uint32_t request_bytes_max;
     /* the attachment */
     struct mqd_local_header *header;
@@ -122,7 +122,7 @@ static void fake_make_memory(struct fake *fake)
     fake->to_worker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 }
 
-/* The broker's half of attaching, in a thread, for mqd_client_open waits. */
+/* The broker's half of attaching, in a thread, because mqd_client_open waits for it. */
 static void *fake_accept(void *argument)
 {
     struct fake *fake = argument;
@@ -184,7 +184,7 @@ static void fake_forget(struct fake *fake)
     fake->socket = fake->memory_fd = -1;
 }
 
-/* As the kernel ends a killed worker: memory and descriptors go, nothing is said. */
+/* Like the end of a killed worker: its memory and descriptors are closed, without a message. */
 __attribute__((unused)) static void fake_die(struct fake *fake)
 {
     fake_forget(fake);
@@ -212,7 +212,8 @@ static void fake_wake(struct fake *fake, bool moved_head_only)
     }
 }
 
-/* A produce frame of one topic and one partition, whose batch is what a broker takes. */
+/* Parses a Produce frame of one topic and one partition, with a batch that a broker would
+ * accept. */
 static void fake_parse_produce(struct fake *fake)
 {
     struct mqd_produce_topic topic;
@@ -268,7 +269,7 @@ __attribute__((unused)) static bool fake_next(struct fake *fake)
     return true;
 }
 
-/* As far as the ring has room; returns the bytes that went in. */
+/* Writes as much as the ring has room for; returns the number of bytes written. */
 static uint32_t fake_put(struct fake *fake, const uint8_t *bytes, uint32_t size_bytes)
 {
     uint64_t head = mqd_load_acquire(&fake->header->reply_head);

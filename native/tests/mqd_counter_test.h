@@ -20,7 +20,7 @@ __attribute__((unused)) static void wait_for_count(struct bench *b, enum mqd_cou
     CHECK(counted(b, counter) >= at_least);
 }
 
-/* False: others are still connected. */
+/* Waits until worker 0 has `count` connections. False: it has another number at the time limit. */
 __attribute__((unused)) static bool connections_left(struct bench *b, uint32_t count)
 {
     int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;

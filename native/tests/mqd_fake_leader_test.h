@@ -201,7 +201,8 @@ __attribute__((unused)) static int64_t log_end(struct fake *fake, int32_t partit
     return positions_of(fake->two, FOLLOWED(partition)).log_end_offset;
 }
 
-/* ... skipping those that only urge: the request before them already has its response. */
+/* Like receive_any, but skips requests that only urge: the request before them already has its
+ * response. */
 __attribute__((unused)) static bool receive(struct fake *fake, struct request *out)
 {
     bool more;

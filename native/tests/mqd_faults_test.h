@@ -7,7 +7,8 @@
 
 static char rules_path[128];
 
-/* From now on; lines of base/file_watch.h's language. A new inode, so that the change is seen. */
+/* Sets the rules from now on, in the syntax of base/file_watch.h. A new inode, so that the change
+ * is noticed. */
 static void faults(const char *rules)
 {
     char fresh[160];

@@ -51,7 +51,7 @@ __attribute__((unused)) static void note(struct two *two, const struct mqd_event
         fprintf(stderr, "worker 1: kind %u slot %u error %d %s\n", event->kind, event->slot, event->error, event->text);
 }
 
-/* As bench_done for worker 1, but its other events are recorded. */
+/* Like bench_done for worker 1, but its other events are recorded. */
 __attribute__((unused)) static struct mqd_event done(struct two *two, uint64_t token)
 {
     struct mqd_event event;

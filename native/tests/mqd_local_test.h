@@ -31,7 +31,7 @@ struct local {
     uint64_t sleeps;
 };
 
-/* As `change` of bench_start. */
+/* For the `change` argument of bench_start. */
 __attribute__((unused)) static void local_options(struct bench *b)
 {
     for (uint32_t worker = 0; worker < REACTORS; worker++)
@@ -57,7 +57,7 @@ static uint64_t local_counter(struct bench *b, uint32_t worker, enum mqd_counter
     return mqd_counter_read(b->control, worker, counter);
 }
 
-/* Until no client is attached and no memory is accounted to them. */
+/* Waits until no client is attached and no memory is accounted to them. */
 __attribute__((unused)) static void local_wait_none(struct bench *b)
 {
     int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
@@ -79,14 +79,14 @@ __attribute__((unused)) static void local_bench_stop(struct bench *b)
         close(fds[worker]);
 }
 
-struct local_wish {
+struct local_sizes {
     uint64_t data_bytes;
     uint32_t reply_bytes, submission_count;
 };
 
 /* Hands over one end of a socket like the acceptor; returns the other one. principal: NULL =
  * rights are off. */
-static int local_hand_as(struct bench *b, uint32_t worker, struct local_wish wish, const char *principal)
+static int local_hand_as(struct bench *b, uint32_t worker, struct local_sizes sizes, const char *principal)
 {
     int ends[2];
     struct timeval limit = {LIMIT_MS / 1000, 0};
@@ -96,9 +96,9 @@ static int local_hand_as(struct bench *b, uint32_t worker, struct local_wish wis
     struct mqd_local_handoff handoff = {.magic = 0x31434e4fu,
                                         .listener_id = MQD_LISTENER_LOCAL,
                                         .flags = MQD_HANDOFF_LOCAL,
-                                        .data_bytes = wish.data_bytes,
-                                        .reply_bytes = wish.reply_bytes,
-                                        .submission_count = wish.submission_count,
+                                        .data_bytes = sizes.data_bytes,
+                                        .reply_bytes = sizes.reply_bytes,
+                                        .submission_count = sizes.submission_count,
                                         .uid = 12,
                                         .pid = 34,
                                         .client_id = "test"};
@@ -143,15 +143,15 @@ static ssize_t local_receive_packet(int fd, void *bytes, size_t size_bytes, int 
     return n < 0 && errno == ECONNRESET ? 0 : n;
 }
 
-static inline int local_hand(struct bench *b, uint32_t worker, struct local_wish wish)
+static inline int local_hand(struct bench *b, uint32_t worker, struct local_sizes sizes)
 {
-    return local_hand_as(b, worker, wish, NULL);
+    return local_hand_as(b, worker, sizes, NULL);
 }
 
-/* welcome.error says whether it was refused. */
-static struct local local_open_as(struct bench *b, uint32_t worker, struct local_wish wish, const char *principal)
+/* welcome.error shows whether it was refused. */
+static struct local local_open_as(struct bench *b, uint32_t worker, struct local_sizes sizes, const char *principal)
 {
-    struct local local = {.b = b, .client.fd = local_hand_as(b, worker, wish, principal)};
+    struct local local = {.b = b, .client.fd = local_hand_as(b, worker, sizes, principal)};
     uint32_t fd_count;
     CHECK_OR(local_receive_packet(local.client.fd, &local.welcome, sizeof local.welcome, local.fds, MQD_LOCAL_FD_COUNT,
                                   &fd_count) == sizeof local.welcome,
@@ -178,9 +178,9 @@ static struct local local_open_as(struct bench *b, uint32_t worker, struct local
     return local;
 }
 
-static inline struct local local_open(struct bench *b, uint32_t worker, struct local_wish wish)
+static inline struct local local_open(struct bench *b, uint32_t worker, struct local_sizes sizes)
 {
-    return local_open_as(b, worker, wish, NULL);
+    return local_open_as(b, worker, sizes, NULL);
 }
 
 __attribute__((unused)) static void local_close(struct local *local)
@@ -209,7 +209,7 @@ static void local_wake(struct local *local)
         eventfd_write(local->fds[1], 1);
 }
 
-/* Announces a request there, valid or not; seen with the next local_publish. */
+/* Submits a request at this offset, valid or not; visible with the next local_publish. */
 static void local_put(struct local *local, uint64_t offset, uint32_t size_bytes)
 {
     struct mqd_local_submission *place = &local->submissions[local->tail++ & (local->submission_count - 1)];
@@ -301,7 +301,7 @@ static bool local_take(struct local *local, uint8_t *out, uint32_t size_bytes)
     return true;
 }
 
-/* As client_receive: 1, or 0 at the end. */
+/* Like client_receive: 1, or 0 at the end. */
 static int local_receive(struct local *local)
 {
     uint8_t length[4];
@@ -356,7 +356,7 @@ __attribute__((unused)) static bool local_query(struct local *local, int32_t par
     return send(local->client.fd, &query, sizeof query, MSG_NOSIGNAL) == sizeof query;
 }
 
-/* False at the end. *fd -1: without. */
+/* False at the end of the attachment. *fd: the descriptor that came with it, -1 = none. */
 __attribute__((unused)) static bool local_answer(struct local *local, struct mqd_local_segment *out, int *fd)
 {
     uint32_t fd_count;

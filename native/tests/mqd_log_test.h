@@ -180,7 +180,7 @@ __attribute__((unused)) static int log_append(struct mqd_partition *partition, s
     return error;
 }
 
-/* The reactor's steps, in one go: until clean. Returns the first error. */
+/* Flushes with the reactor's steps until the partition is clean. Returns the first error. */
 __attribute__((unused)) static int log_sync(struct mqd_partition *partition)
 {
     struct mqd_sync_fd fds[4];

@@ -19,8 +19,7 @@
 
 #define LONG_NS 20000000000ll
 
-/* ---- the file layer, as far as the poll uses it; it counts, and replaces results on request
- * ---- */
+/* ---- the file layer that the poll uses: counts calls, replaces results on request ---- */
 
 static uint32_t sync_calls, syncfs_calls, begin_calls, synced_calls;
 static int32_t fault; /* errno that flushes end with */

@@ -8,7 +8,7 @@
  *
  *   slot 5       not assigned yet; worker 1 would own it
  *
- * Every wait ends after LIMIT_MS with a failure, so that what is lost shows. */
+ * Every wait ends after LIMIT_MS with a failure, so that a lost event is noticed. */
 #ifndef MQD_REACTOR_TEST_H
 #define MQD_REACTOR_TEST_H
 
@@ -44,7 +44,7 @@
 struct bench {
     void *control, *links;
     uint8_t *arenas[ENDPOINTS];
-    uint64_t mapped_bytes; /* each arena is a mapping of so many; 0: it is on the heap */
+    uint64_t mapped_bytes; /* size of each arena's mapping; 0: arenas are on the heap */
     int eventfds[ENDPOINTS];
     struct mqd_reactor_options options[REACTORS];
     struct mqd_reactor *reactors[REACTORS];
@@ -275,7 +275,7 @@ static bool bench_take(struct bench *b, uint32_t endpoint, struct mqd_descriptor
     }
 }
 
-/* The next of `kind`; RELEASE notes and other kinds are passed over. */
+/* The next of `kind`; RELEASE notes and other kinds are skipped. */
 __attribute__((unused)) static struct mqd_descriptor bench_expect(struct bench *b, uint32_t endpoint, uint16_t kind,
                                                                   uint32_t *from)
 {
@@ -295,7 +295,7 @@ __attribute__((unused)) static void bench_put(struct bench *b, uint32_t endpoint
     mqd_endpoint_flush(b->endpoints[endpoint]);
 }
 
-/* The acceptor's response to `request`: correlation id and `body`, laid at `at` in its arena. */
+/* The acceptor's response to `request`: correlation id and `body`, placed at `at` in its arena. */
 __attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, const struct mqd_descriptor *request,
                                                   const char *body, uint16_t flags, bool first, uint64_t at)
 {
@@ -315,8 +315,9 @@ __attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, 
                                       .a = (int64_t)mqd_control_metadata_version(b->control)});
 }
 
-/* BOTH(test) { ... backend ... }: once for io_uring, where it is permitted, and once for epoll. Under ThreadSanitizer
- * the short pass has epoll alone: the threads are the same, and what the kernel does for io_uring it does not see. */
+/* BOTH(test) { ... backend ... }: once for io_uring, where it is permitted, and once for epoll.
+ * Under ThreadSanitizer the short pass has epoll alone: the threads are the same, and it does not
+ * see what the kernel does for io_uring. */
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define TEST_THREAD_SANITIZER true
@@ -352,7 +353,7 @@ __attribute__((unused)) static bool backend_works(int backend)
 
 #include "mqd_frames_test.h"
 
-/* The block before the response that lets a client in; returns its size. */
+/* The block before the response that authenticates a client; returns its size. */
 static inline uint32_t authenticated_put(uint8_t *at, const char *principal, uint8_t kind, uint64_t session_ms)
 {
     struct mqd_authenticated block = {

@@ -9,7 +9,7 @@
 #include "server/relay/relay.h"
 
 #define LEADER 1 /* node id, and worker */
-#define WISH ((struct local_wish){2 << 20, 1 << 16, 256})
+#define SIZES ((struct local_sizes){2 << 20, 1 << 16, 256})
 #define NOT_LEADER 6
 #define TIMED_OUT 7
 

@@ -1,11 +1,11 @@
 /* fuzz: -max_len=600 */
-/* A local client over any replies, as a worker may leave them that dies in the middle of anything:
- * nothing is read outside the ring, nothing is reported twice, no memory is lost.
+/* A local client with any bytes in the reply ring, as a worker that dies at any moment may leave
+ * them: nothing is read outside the ring, nothing is reported twice, no memory is lost.
  *
  *   byte 0   bits 0-2 batches that are sent, bit 3 idempotent, bits 4-7 how large the pieces are in
  *            which the replies come
  *   rest     what the worker writes into the reply ring; correlation ids of the batches are
- *            0x40100000 + place, of the topic that is looked for 7
+ *            0x40100000 + index; of the topic look-up 7
  */
 #include <stdlib.h>
 #include <string.h>

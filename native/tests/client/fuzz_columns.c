@@ -5,7 +5,7 @@
  *   byte 0   bits 0-2 rows of the small buffers - 1, bits 3-5 their headers, bit 6 read_committed
  *            with producer 1 aborted, bit 7 no headers are wanted
  *   byte 1   bytes of the small buffers' data
- *   rest     batches; their checksums are not looked at
+ *   rest     batches; their checksums are not verified
  */
 #include <stdlib.h>
 #include <string.h>

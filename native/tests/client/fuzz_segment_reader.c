@@ -1,6 +1,6 @@
 /* fuzz: -max_len=1500 */
-/* The segment reader of a local client over any bytes: whatever it gives out lies within the
- * segment, it comes to an end, and cutting its reads into pieces changes nothing.
+/* The segment reader of a local client over any bytes: whatever it returns is within the segment,
+ * it terminates, and smaller reads return the same records.
  *
  *   byte 0   bit 0 read_committed, bit 1 CRCs are checked, bit 2 producers 1 and 2 have aborted
  *            transactions, bits 3.. where the reading begins
@@ -59,7 +59,7 @@ static int locate(void *context, const struct mqd_local_query *query, struct mqd
     return *mapping ? 0 : -1;
 }
 
-static uint64_t look_at(const struct mqd_record_view *view, uint32_t i, uint64_t hash)
+static uint64_t hash_record(const struct mqd_record_view *view, uint32_t i, uint64_t hash)
 {
     const uint64_t positions[] = {view->key_positions[i], view->value_positions[i], view->header_positions[i]};
     const int32_t sizes[] = {view->key_bytes[i], view->value_bytes[i], view->header_bytes[i]};
@@ -83,7 +83,7 @@ static void read_compressed(const struct mqd_record_view *outer, const struct mq
     mqd_segment_records(batch, batch + MQD_BATCH_HEADER_BYTES, state->compressed_bytes - MQD_BATCH_HEADER_BYTES, from,
                         prepare(&inner, CAPACITY));
     for (uint32_t i = 0; i < inner.view.count; i++)
-        look_at(&inner.view, i, 0);
+        hash_record(&inner.view, i, 0);
 }
 
 /* Reads the whole segment in steps of `capacity`. Returns a digest of the records. */
@@ -106,7 +106,7 @@ static uint64_t walk(const struct input *input, uint8_t flags, uint32_t capacity
         for (uint32_t i = 0; i < c.view.count; i++) {
             require(c.offsets[i] > last);
             last = c.offsets[i];
-            hash = look_at(&c.view, i, hash);
+            hash = hash_record(&c.view, i, hash);
         }
         if (state.stop == MQD_READ_COMPRESSED || state.stop == MQD_READ_CORRUPT) {
             if (state.stop == MQD_READ_COMPRESSED)

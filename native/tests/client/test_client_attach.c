@@ -235,7 +235,7 @@ static void *wake_later(void *argument)
     return NULL;
 }
 
-TEST(a_waiter_hears_replies_wakes_and_death)
+TEST(a_wait_ends_on_replies_wakes_and_death)
 {
     struct fake fake;
     struct mqd_client_options options = small();
@@ -269,7 +269,7 @@ TEST(a_waiter_hears_replies_wakes_and_death)
     fake_close(&fake);
 }
 
-TEST(a_waiter_hears_of_room)
+TEST(a_wait_ends_when_there_is_room)
 {
     struct fake fake;
     struct mqd_client_options options = small();
@@ -372,7 +372,7 @@ TEST(a_sleeping_worker_is_woken)
 
 /* The child has no attachment, the parent loses nothing, and the worker detects the parent's end
  * while the child lives. */
-TEST(fork_parts_the_child)
+TEST(fork_detaches_the_child)
 {
     struct fake fake;
     struct mqd_client_options options = small();

@@ -35,8 +35,8 @@ TEST(acks_0_is_answered_by_being_taken)
     end(&s);
 }
 
-/* The first fails, and those behind it because of it; the caller only decides about the first,
- * and all are resent in order with their sequence numbers. */
+/* The first batch fails, and later ones because of it; the caller only decides about the first, and
+ * all are resent in order with their sequence numbers. */
 TEST(retry_in_the_original_order)
 {
     struct setup s;

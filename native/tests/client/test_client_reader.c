@@ -352,8 +352,8 @@ TEST(bytes_max_and_a_file_alone)
     log_close(&log);
 }
 
-/* Truncated during the read: data behind the file's end cannot be read, which is reported
- * instead of killing the process. */
+/* Truncated during the read: data beyond the file's end cannot be read, which is reported instead
+ * of killing the process. */
 TEST(a_file_that_was_cut_off)
 {
     static struct test_view v;

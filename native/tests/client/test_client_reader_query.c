@@ -7,12 +7,12 @@
 
 #include "mqd_client_test.h"
 
-enum mood { ANSWER, LATE_FIRST, NO_DESCRIPTOR, NO_FILE, NONSENSE, HANG_UP, SILENT };
+enum behaviour { ANSWER, LATE_FIRST, NO_DESCRIPTOR, NO_FILE, NONSENSE, HANG_UP, SILENT };
 struct worker {
     struct fake fake;
     struct log log;
     struct mqd_client *client;
-    enum mood mood;
+    enum behaviour behaviour;
     pthread_t thread;
     int pipe[2]; /* open all the time, so that other descriptors are the reader's */
 };
@@ -51,7 +51,7 @@ static void answer_one(struct worker *worker, const struct mqd_local_query *quer
                                        .position = log_position(segment, segment->size_bytes, query->offset),
                                        .size_bytes = segment->size_bytes,
                                        .map_bytes = active ? 1u << 31 : segment->size_bytes};
-    switch (worker->mood) {
+    switch (worker->behaviour) {
     case LATE_FIRST: /* to an abandoned query, and of an unknown kind */
         answer.number--;
         send_answer(worker->fake.socket, &answer, segment->fd);
@@ -90,16 +90,16 @@ static void *answer_all(void *argument)
     return NULL;
 }
 
-static void worker_attach(struct worker *worker, enum mood mood)
+static void worker_attach(struct worker *worker, enum behaviour behaviour)
 {
     struct mqd_client_options options = {.data_bytes = 1 << 16, .client_id = "reader", .timeout_ms = 5000};
-    worker->mood = mood;
+    worker->behaviour = behaviour;
     CHECK_OR((worker->client = fake_attach(&worker->fake, &options)) != NULL, abort());
     pthread_create(&worker->thread, NULL, answer_all, worker);
 }
 
 /* Three segments of ten records. */
-static void worker_start(struct worker *worker, enum mood mood)
+static void worker_start(struct worker *worker, enum behaviour behaviour)
 {
     memset(worker, 0, sizeof *worker);
     CHECK_OR(pipe2(worker->pipe, O_CLOEXEC) == 0, abort());
@@ -111,7 +111,7 @@ static void worker_start(struct worker *worker, enum mood mood)
         log_append(&worker->log, 10, 0, -1, 0, 0);
     }
     log_expose(&worker->log);
-    worker_attach(worker, mood);
+    worker_attach(worker, behaviour);
 }
 
 static void worker_detach(struct worker *worker)
@@ -169,7 +169,7 @@ static struct mqd_segment_reader *open_reader(struct worker *worker)
 
 TEST(queries_once_a_segment_and_leaks_nothing)
 {
-    static const enum mood moods[] = {ANSWER, LATE_FIRST};
+    static const enum behaviour moods[] = {ANSWER, LATE_FIRST};
     for (int i = 0; i < 2; i++) {
         struct worker worker;
         worker_start(&worker, moods[i]);
@@ -187,7 +187,7 @@ TEST(queries_once_a_segment_and_leaks_nothing)
 
 TEST(answers_that_make_no_sense)
 {
-    static const enum mood moods[] = {NO_DESCRIPTOR, NO_FILE, NONSENSE};
+    static const enum behaviour moods[] = {NO_DESCRIPTOR, NO_FILE, NONSENSE};
     for (int i = 0; i < 3; i++) {
         struct worker worker;
         worker_start(&worker, moods[i]);
@@ -233,7 +233,7 @@ static void *drain_until_the_end(void *argument)
 
 TEST(close_ends_waiting_and_reading_threads)
 {
-    static const enum mood moods[] = {SILENT, ANSWER};
+    static const enum behaviour moods[] = {SILENT, ANSWER};
     for (int i = 0; i < 2; i++) {
         struct worker worker;
         struct mqd_segment_reader *readers[3];

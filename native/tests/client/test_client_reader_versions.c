@@ -57,7 +57,7 @@ TEST(aborted_transactions_are_of_the_files_that_are_read)
     log_close(&log);
 }
 
-TEST(a_list_is_not_taken_if_files_changed_after_the_question)
+TEST(a_list_is_not_taken_if_files_changed_after_the_query)
 {
     struct log log;
     struct mqd_read_state state;

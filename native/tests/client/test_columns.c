@@ -80,7 +80,7 @@ static void source_begin(struct source *s)
                                        .header_bytes = s->header_bytes};
 }
 
-static int32_t lay(struct source *s, const void *bytes, int32_t size, uint64_t *position)
+static int32_t append_blob(struct source *s, const void *bytes, int32_t size, uint64_t *position)
 {
     *position = s->view.base_bytes;
     if (size > 0)
@@ -94,9 +94,9 @@ static void source_add(struct source *s, const char *key, const char *value, con
     uint32_t i = s->view.count++;
     s->offsets[i] = 100 + i;
     s->timestamps[i] = 1000 + i;
-    s->key_bytes[i] = lay(s, key, key ? (int32_t)strlen(key) : -1, &s->key_positions[i]);
-    s->value_bytes[i] = lay(s, value, value ? (int32_t)strlen(value) : -1, &s->value_positions[i]);
-    s->header_bytes[i] = lay(s, section, section_bytes, &s->header_positions[i]);
+    s->key_bytes[i] = append_blob(s, key, key ? (int32_t)strlen(key) : -1, &s->key_positions[i]);
+    s->value_bytes[i] = append_blob(s, value, value ? (int32_t)strlen(value) : -1, &s->value_positions[i]);
+    s->header_bytes[i] = append_blob(s, section, section_bytes, &s->header_positions[i]);
 }
 
 static int bit(const uint8_t *bitmap, int i)

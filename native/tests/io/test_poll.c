@@ -103,7 +103,7 @@ BOTH(time_limits)
 }
 
 /* More sockets than entries in the kernel's queues and in the caller's array. */
-static void crowd(struct mqd_poll *poll, int count_max)
+static void many_sockets(struct mqd_poll *poll, int count_max)
 {
     enum { PAIRS = 40 };
     int pair[PAIRS][2];
@@ -137,8 +137,8 @@ static void crowd(struct mqd_poll *poll, int count_max)
 
 BOTH(small_event_array)
 {
-    crowd(poll, 1);
-    crowd(poll, 3);
+    many_sockets(poll, 1);
+    many_sockets(poll, 3);
 }
 
 TEST(uring_tiny_queues_lose_nothing)
@@ -151,8 +151,8 @@ TEST(uring_tiny_queues_lose_nothing)
     mqd_poll_uring_completion_count = completions;
     if (!poll)
         return;
-    crowd(poll, 1);
-    crowd(poll, 8);
+    many_sockets(poll, 1);
+    many_sockets(poll, 8);
     int fd = file_make(10000);
     for (uint64_t i = 0; i < 100; i++)
         CHECK_EQUAL(mqd_poll_sync(poll, fd, false, i), 0);

@@ -100,7 +100,7 @@ static void check_files(struct mqd_partition *partition, const struct model *mod
             uint64_t mark = 0;
             memcpy(&key, record.key, 4);
             if (!record.tombstone)
-                memcpy(&mark, record.key + 5, 8); /* behind the value's length */
+                memcpy(&mark, record.key + 5, 8); /* after the value's length */
             found[key] = mark;
         }
     }

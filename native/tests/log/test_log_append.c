@@ -295,8 +295,8 @@ static uint32_t queued_before(const struct mqd_partition *partition, int64_t seg
     return count;
 }
 
-/* Deleted before they were flushed: no flush covers them, their files are closed, and they are
- * not dirty. Files queued before a flush began wait until it is done. */
+/* Segments that were deleted before they were flushed: no flush covers them, their files are
+ * closed, and they are not dirty. Files queued before a flush began wait until it is done. */
 TEST(deleted_segments_are_not_flushed)
 {
     for (int running = 0; running < 2; running++) {

@@ -8,9 +8,9 @@
 
 #include <dirent.h>
 
-enum { LIFE_STEPS = 60, PRODUCER_COUNT = 3, TRANSACTIONAL = 2, STAGED_MAX = 8 };
+enum { STEPS_COUNT = 60, PRODUCER_COUNT = 3, TRANSACTIONAL = 2, STAGED_MAX = 8 };
 
-struct life {
+struct history {
     uint64_t random;
     struct mqd_partition *partition;
     int64_t end, durable, sync_end;
@@ -20,9 +20,9 @@ struct life {
     int sync_count;  /* 0: no flush is in progress */
 };
 
-static uint64_t pick(struct life *life, uint64_t below)
+static uint64_t pick(struct history *history, uint64_t below)
 {
-    return test_random(&life->random) % below;
+    return test_random(&history->random) % below;
 }
 
 static uint32_t entries(const char *path, const char *suffix)
@@ -38,136 +38,137 @@ static uint32_t entries(const char *path, const char *suffix)
 }
 
 /* For one call in two: some of the next calls are refused. */
-static void refuse(struct life *life)
+static void refuse(struct history *history)
 {
     static const char *const calls[] = {"write",  "write",  "write", "open", "truncate",
                                         "rename", "unlink", "any",   "sync"};
     static const char *const errors[] = {"ENOSPC", "ENOSPC", "EDQUOT", "EMFILE", "ENOMEM", "EIO"};
     static const char *const files[] = {"", ".log", "index", ".timeindex", ".txnindex", "leader-epoch"};
     char rule[96];
-    if (pick(life, 2))
+    if (pick(history, 2))
         return;
-    snprintf(rule, sizeof rule, "%s:%s:%s:after=%d:count=%d", calls[pick(life, 9)], errors[pick(life, 6)],
-             files[pick(life, 6)], (int)pick(life, 8), 1 + (int)pick(life, 6));
+    snprintf(rule, sizeof rule, "%s:%s:%s:after=%d:count=%d", calls[pick(history, 9)], errors[pick(history, 6)],
+             files[pick(history, 6)], (int)pick(history, 8), 1 + (int)pick(history, 6));
     CHECK_EQUAL(mqd_file_watch(NULL, rule), 0);
 }
 
-static void flush_begins(struct life *life)
+static void flush_begins(struct history *history)
 {
     struct stat status;
-    if (life->sync_count)
+    if (history->sync_count)
         return;
-    refuse(life);
-    life->sync_count = mqd_partition_sync_begin(life->partition, life->fds);
-    life->sync_end = life->end;
-    for (int i = 0; i < life->sync_count; i++) {
-        CHECK_EQUAL(fstat(life->fds[i].fd, &status), 0);
-        life->inodes[i] = status.st_ino;
+    refuse(history);
+    history->sync_count = mqd_partition_sync_begin(history->partition, history->fds);
+    history->sync_end = history->end;
+    for (int i = 0; i < history->sync_count; i++) {
+        CHECK_EQUAL(fstat(history->fds[i].fd, &status), 0);
+        history->inodes[i] = status.st_ino;
     }
 }
 
-static void flush_ends(struct life *life)
+static void flush_ends(struct history *history)
 {
     struct stat status;
-    if (!life->sync_count)
+    if (!history->sync_count)
         return;
-    for (int i = 0; i < life->sync_count; i++)
-        CHECK(fstat(life->fds[i].fd, &status) == 0 && status.st_ino == life->inodes[i]);
-    mqd_partition_sync_done(life->partition, 0);
-    life->sync_count = 0;
-    int64_t durable = log_positions(life->partition).durable_offset;
-    CHECK(durable == life->durable || (durable > life->durable && durable <= life->sync_end));
-    life->durable = durable;
+    for (int i = 0; i < history->sync_count; i++)
+        CHECK(fstat(history->fds[i].fd, &status) == 0 && status.st_ino == history->inodes[i]);
+    mqd_partition_sync_done(history->partition, 0);
+    history->sync_count = 0;
+    int64_t durable = log_positions(history->partition).durable_offset;
+    CHECK(durable == history->durable || (durable > history->durable && durable <= history->sync_end));
+    history->durable = durable;
 }
 
-static struct log_batch some_batch(struct life *life)
+static struct log_batch some_batch(struct history *history)
 {
-    int producer = (int)pick(life, PRODUCER_COUNT);
-    struct log_batch batch = {.mark = 2, .producer_id = 100 + producer, .body_bytes = 20 + (int)pick(life, 300)};
-    if (producer == TRANSACTIONAL && pick(life, 3) == 0) {
-        batch.marker = 1 + (int)pick(life, 2);
+    int producer = (int)pick(history, PRODUCER_COUNT);
+    struct log_batch batch = {.mark = 2, .producer_id = 100 + producer, .body_bytes = 20 + (int)pick(history, 300)};
+    if (producer == TRANSACTIONAL && pick(history, 3) == 0) {
+        batch.marker = 1 + (int)pick(history, 2);
         return batch;
     }
     batch.attributes = producer == TRANSACTIONAL ? 0x10 : 0;
-    batch.base_sequence = life->next_sequence[producer]++;
+    batch.base_sequence = history->next_sequence[producer]++;
     return batch;
 }
 
 /* A fenced partition may or may not have it. */
-static void write_some(struct life *life)
+static void write_some(struct history *history)
 {
     static uint8_t bytes[STAGED_MAX][512];
     int32_t before[PRODUCER_COUNT];
-    int count = 1 + (int)pick(life, STAGED_MAX);
+    int count = 1 + (int)pick(history, STAGED_MAX);
     bool rolled;
-    memcpy(before, life->next_sequence, sizeof before);
+    memcpy(before, history->next_sequence, sizeof before);
     for (int i = 0; i < count; i++)
-        CHECK_EQUAL(log_stage(life->partition, bytes[i], some_batch(life), NULL), 0);
-    refuse(life);
-    if (mqd_partition_write(life->partition, NOW, &rolled) == 0)
-        life->end += count;
-    else if (mqd_partition_fenced(life->partition))
-        life->end = mqd_partition_log_end_offset(life->partition);
+        CHECK_EQUAL(log_stage(history->partition, bytes[i], some_batch(history), NULL), 0);
+    refuse(history);
+    if (mqd_partition_write(history->partition, NOW, &rolled) == 0)
+        history->end += count;
+    else if (mqd_partition_fenced(history->partition))
+        history->end = mqd_partition_log_end_offset(history->partition);
     else
-        memcpy(life->next_sequence, before, sizeof before);
+        memcpy(history->next_sequence, before, sizeof before);
 }
 
-static void step(struct life *life, bool slow)
+static void step(struct history *history, bool slow)
 {
-    switch (pick(life, 10)) {
+    switch (pick(history, 10)) {
     case 0:
-        mqd_partition_set_leader_epoch(life->partition, life->leader_epoch += (int32_t)pick(life, 2));
+        mqd_partition_set_leader_epoch(history->partition, history->leader_epoch += (int32_t)pick(history, 2));
         break;
     case 1:
-        refuse(life);
-        mqd_partition_roll(life->partition, NOW);
+        refuse(history);
+        mqd_partition_roll(history->partition, NOW);
         break;
     case 2:
     case 3:
-        flush_begins(life);
+        flush_begins(history);
         break;
     case 4:
-        if (!slow || pick(life, 5) == 0)
-            flush_ends(life);
+        if (!slow || pick(history, 5) == 0)
+            flush_ends(history);
         break;
     default:
-        write_some(life);
+        write_some(history);
     }
     mqd_file_watch(NULL, NULL);
 }
 
-static void check_whole(const struct life *life)
+static void check_whole(const struct history *history)
 {
-    struct mqd_partition *partition = life->partition;
-    CHECK_EQUAL(mqd_partition_log_end_offset(partition), life->end);
+    struct mqd_partition *partition = history->partition;
+    CHECK_EQUAL(mqd_partition_log_end_offset(partition), history->end);
     if (mqd_partition_fenced(partition))
         return;
-    CHECK_EQUAL(log_verify(partition, NULL), life->end);
+    CHECK_EQUAL(log_verify(partition, NULL), history->end);
     CHECK_EQUAL(entries(log_path, ".log"), partition->segment_count);
-    CHECK(!partition->epochs.count || partition->epochs.entries[partition->epochs.count - 1].start_offset < life->end);
+    CHECK(!partition->epochs.count ||
+          partition->epochs.entries[partition->epochs.count - 1].start_offset < history->end);
 }
 
-static void live(uint64_t seed)
+static void run_history(uint64_t seed)
 {
-    struct life life = {.random = seed};
+    struct history history = {.random = seed};
     struct mqd_log_options options = log_options();
     log_fresh();
-    options.segment_bytes = 400 + (int32_t)pick(&life, 3000);
-    options.index_interval_bytes = 50 + (int32_t)pick(&life, 500);
+    options.segment_bytes = 400 + (int32_t)pick(&history, 3000);
+    options.index_interval_bytes = 50 + (int32_t)pick(&history, 500);
     uint32_t descriptors = entries("/proc/self/fd", "");
-    life.partition = log_open(&options, NULL);
-    for (int i = 0; i < LIFE_STEPS && !test_failed && !mqd_partition_fenced(life.partition); i++) {
-        step(&life, seed % 2);
-        check_whole(&life);
+    history.partition = log_open(&options, NULL);
+    for (int i = 0; i < STEPS_COUNT && !test_failed && !mqd_partition_fenced(history.partition); i++) {
+        step(&history, seed % 2);
+        check_whole(&history);
     }
-    flush_ends(&life);
+    flush_ends(&history);
     struct mqd_recovery recovery = log_untrusted();
-    recovery.clean_shutdown = mqd_partition_close(life.partition, 1) == 0;
+    recovery.clean_shutdown = mqd_partition_close(history.partition, 1) == 0;
     CHECK_EQUAL(entries("/proc/self/fd", ""), descriptors);
-    life.partition = log_open(&options, &recovery);
-    CHECK(recovery.log_end_offset >= life.end);
-    CHECK_EQUAL(log_verify(life.partition, NULL), recovery.log_end_offset);
-    mqd_partition_close(life.partition, 0);
+    history.partition = log_open(&options, &recovery);
+    CHECK(recovery.log_end_offset >= history.end);
+    CHECK_EQUAL(log_verify(history.partition, NULL), recovery.log_end_offset);
+    mqd_partition_close(history.partition, 0);
 }
 
 TEST(after_any_disk_error_the_log_is_intact_and_no_file_stays_open)
@@ -175,7 +176,7 @@ TEST(after_any_disk_error_the_log_is_intact_and_no_file_stays_open)
     const char *alone = getenv("MQD_TEST_SEED");
     uint64_t first = alone ? strtoull(alone, NULL, 10) : 1, count = alone ? 1 : test_long() ? 5000 : 40;
     for (uint64_t seed = first; seed < first + count && !test_failed; seed++) {
-        live(seed);
+        run_history(seed);
         if (test_failed)
             test_message("seed %llu", (unsigned long long)seed);
     }

@@ -388,7 +388,7 @@ TEST(state_survives_restarts)
     }
 }
 
-TEST(bad_snapshots_are_passed_over)
+TEST(bad_snapshots_are_skipped)
 {
     for (int damage = 0; damage < 4; damage++) {
         log_fresh();
@@ -410,7 +410,7 @@ TEST(bad_snapshots_are_passed_over)
             log_flip(log_file(30, ".snapshot"), 30);
         if (damage == 1)
             CHECK_EQUAL(truncate(log_file(30, ".snapshot"), 0), 0);
-        if (damage == 2) { /* one that stands for another offset, and one beyond the end */
+        if (damage == 2) { /* one that contains another offset, and one beyond the end */
             CHECK_EQUAL(unlink(log_file(30, ".snapshot")), 0);
             CHECK_EQUAL(link(log_file(20, ".snapshot"), log_file(30, ".snapshot")), 0);
             CHECK_EQUAL(link(log_file(20, ".snapshot"), log_file(31, ".snapshot")), 0);

@@ -259,7 +259,7 @@ TEST(a_clean_shutdown_reads_almost_nothing)
 }
 
 /* The marker existed, but the file does not match it. */
-TEST(a_lying_marker_is_found_out)
+TEST(a_wrong_marker_is_detected)
 {
     struct mqd_log_options options = log_options();
     make_log(&options, 10);
@@ -278,7 +278,7 @@ static void check_time_index(struct mqd_partition *partition, int count)
         int64_t base = partition->segments[i],
                 end = i + 1 < partition->segment_count ? partition->segments[i + 1] : count;
         struct mqd_time_index_entry entry;
-        /* timestamps equal offsets here: the entry may not lie behind */
+        /* timestamps equal offsets here, so the entry must not be after the offset */
         for (int64_t offset = base; offset < end; offset += 7) {
             int found = mqd_time_index_lookup(log_path, base, NOW + offset, &entry);
             CHECK(found >= 0);
@@ -288,7 +288,7 @@ static void check_time_index(struct mqd_partition *partition, int count)
         if (i + 1 == partition->segment_count)
             break;
         CHECK_EQUAL(mqd_time_index_lookup(log_path, base, INT64_MAX, &entry), 1);
-        CHECK_EQUAL(entry.timestamp_ms, NOW + end - 1); /* a sealed segment tells its largest */
+        CHECK_EQUAL(entry.timestamp_ms, NOW + end - 1); /* a sealed segment has its largest timestamp */
     }
 }
 

@@ -174,7 +174,7 @@ TEST(a_txnindex_that_is_lost_or_damaged_is_noticed_by_readers_and_made_from_the_
         }
 }
 
-TEST(an_entry_whose_number_was_not_written_yet_is_not_counted_on)
+TEST(an_entry_without_its_checksum_is_not_trusted)
 {
     struct mqd_log_options options;
     struct mqd_partition *partition = open_with_aborted(&options, 2);
@@ -194,7 +194,7 @@ TEST(an_entry_whose_number_was_not_written_yet_is_not_counted_on)
     mqd_partition_close(partition, 0);
 }
 
-TEST(a_number_that_cannot_be_written_takes_its_entry_back)
+TEST(a_checksum_that_cannot_be_written_removes_its_entry)
 {
     struct mqd_log_options options;
     struct mqd_partition *partition = open_with_aborted(&options, 1);

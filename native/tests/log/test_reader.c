@@ -154,9 +154,9 @@ TEST(the_ends_of_the_log)
     plain_end(reader);
 }
 
-/* A client that reads the files itself continues with the next segment where readable_bytes end,
- * so the next segment must not be reported before this one is readable completely: the writer rolls
- * while unflushed batches are behind the high watermark. */
+/* A client that reads the files itself continues with the next segment where readable_bytes end, so
+ * the next segment must not be reported before this one is readable completely: the writer rolls
+ * while unflushed batches are above the high watermark. */
 TEST(the_next_segment_is_named_when_this_one_is_fully_readable)
 {
     struct mqd_reader *reader = plain_partition(4, 100);

@@ -1,14 +1,15 @@
 /* fuzz: -max_len=1024 */
-/* What strangers send to a listener with SASL, in any pieces, and whatever the acceptor answers: a
- * reactor without a thread, whose turns the harness takes, and one connection at a time. After each
- * turn, what must hold whatever came:
+/* Any bytes that unauthenticated clients send to a listener with SASL, in any pieces, and any
+ * response of the acceptor: a reactor without a thread, whose turns the harness runs, and one
+ * connection at a time. Checked after each turn:
  *
  *   A1  before a principal was given, the acceptor sees ApiVersions, SaslHandshake, SaslAuthenticate
  *       and bare tokens only, COUNT_MAX of them, none larger than FRAME_BYTES_MAX
  *   A2  afterwards each request carries the principal, byte for byte, which never changes
  *   A3  while a request of an exchange is unanswered, no other request of the connection comes
  *   A4  the acceptor sees what the client has sent, in its order, and nothing else
- *   A5  a principal that is none, is for another request, or is another's, ends the connection
+ *   A5  an invalid principal, one in the response to another request, or a different user's ends
+ *       the connection
  *
  * The input is a list of steps: a byte whose low bits are enum step, then what the step takes. */
 #include <fcntl.h>
@@ -44,8 +45,8 @@ enum {
     STREAM_BYTES_MAX = 1 << 20,
     UNANSWERED_MAX = 16
 };
-enum step { BYTES, FRAME, TOKEN, LARGE, ANSWER, PRINCIPAL, HAPPENING, NOTHING };
-enum happening { SESSION_ENDS, TOO_LATE, ACCEPTOR_DIES, CLIENT_LEAVES, ACCEPTOR_CLOSES, ACCEPTOR_PARKS };
+enum step { BYTES, FRAME, TOKEN, LARGE, ANSWER, PRINCIPAL, INCIDENT, NOTHING };
+enum incident { SESSION_ENDS, TOO_LATE, ACCEPTOR_DIES, CLIENT_LEAVES, ACCEPTOR_CLOSES, ACCEPTOR_PARKS };
 
 static struct mqd_reactor *r;
 static struct mqd_endpoint *acceptor;
@@ -58,7 +59,7 @@ struct input {
     size_t left;
 };
 
-/* Of the connection that is open. */
+/* The open connection, as the model knows it. */
 static struct {
     int client; /* the client's end */
     struct mqd_connection *c;
@@ -144,7 +145,7 @@ static void answer(const struct mqd_descriptor *one, uint16_t flags, const void 
     mqd_endpoint_flush(acceptor);
 }
 
-static void take_turns(void)
+static void run_turns(void)
 {
     struct mqd_descriptor one;
     uint8_t bytes[4096];
@@ -204,7 +205,7 @@ static void put_frame(struct input *input, enum step step)
     uint32_t total = (uint32_t)(at - frame), first = head & 32 ? total / 2 : total;
     put(frame, first);
     if (first < total) {
-        take_turns();
+        run_turns();
         put(frame + first, total - first);
     }
 }
@@ -335,7 +336,7 @@ static void close_connection(void)
     mqd_reactor_turn(r, NULL, 0);
 }
 
-static void happen(enum happening what)
+static void cause(enum incident what)
 {
     struct mqd_descriptor one;
     bool exchange;
@@ -419,7 +420,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!r)
         open_reactor();
     open_connection();
-    take_turns();
+    run_turns();
     while (input.left) {
         uint8_t what = take(&input);
         uint32_t count = 1u + (what >> 3);
@@ -440,13 +441,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case PRINCIPAL:
             name_principal(&input);
             break;
-        case HAPPENING:
-            happen((what >> 3) % 6);
+        case INCIDENT:
+            cause((what >> 3) % 6);
             break;
         case NOTHING:
             break;
         }
-        take_turns();
+        run_turns();
     }
     close_connection();
     NEED(r->connection_count == 0 && r->heap_bytes == 0);

@@ -175,7 +175,7 @@ static void answer_until_readable(struct bench *b, struct client *client)
     struct mqd_descriptor request, held = {0};
     struct pollfd wait = {client->fd, POLLIN, 0};
     uint32_t from;
-    static uint64_t at; /* lent until the worker has taken it over: round and round, no question waits that long */
+    static uint64_t at; /* used cyclically: the worker has taken a response over long before its memory is reused */
     for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll; poll(&wait, 1, 0) == 0 && test_now_ns() < end_ns;) {
         bool got = bench_take(b, ACCEPTOR, &request, &from, 2);
         if (got && request.kind != MQD_LINK_REQUEST)
@@ -200,7 +200,7 @@ BOTH(replies_keep_their_order)
     struct client client = client_open(b, 0);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct frame frame = {0};
-    enum { COUNT = 600 }; /* inflight_count_max is 16, and many lie in one window */
+    enum { COUNT = 600 }; /* inflight_count_max is 16, and many are in one window */
     mqd_control_set_api_versions(b->control, 0, (const uint8_t *)"abc", 3);
     for (int32_t i = 0; i < COUNT; i++) {
         struct fetch_position requested = {i % 4, 0};
@@ -264,7 +264,7 @@ BOTH(a_client_that_leaves_cancels_its_waiting_request)
             bench_put(b, ACCEPTOR, from, parked);
         client_close(&client);
         frame.size_bytes = 0;
-        /* behind the end of that connection, for the reactor has seen both */
+        /* after the end of that connection, because the reactor has seen both */
         frame_end(&frame, frame_begin(&frame, 10, 1, i));
         CHECK(client_send(&other, &frame));
         if (i % 2 == 0)

@@ -150,7 +150,7 @@ static bool carries(struct bench *b, struct client *client, int32_t number, cons
     return is_answered(client, number, 0) && same;
 }
 
-/* The same for an unauthenticated client, behind requests of disconnected clients. */
+/* The same for an unauthenticated client, after requests of disconnected clients. */
 static bool carries_soon(struct bench *b, struct client *client, int32_t number)
 {
     CHECK_OR(post(client, FIND_COORDINATOR, 1, number, "frame"), return false);
@@ -369,7 +369,7 @@ BOTH(an_exchange_that_takes_too_long_ends)
     struct client proven = authenticate(b, "User:alice", 0), silent = sasl_open(b), slow = sasl_open(b);
     CHECK(post(&slow, SASL_AUTHENTICATE, 1, 1, "token"));
     CHECK_EQUAL(client_receive(&silent), 0);
-    CHECK_EQUAL(client_receive(&slow), 0); /* also while the acceptor thinks about it */
+    CHECK_EQUAL(client_receive(&slow), 0); /* also while the acceptor has not responded */
     struct mqd_descriptor late = next_auth(b);
     authenticated(b, &late, 1, "User:mallory", 0);
     CHECK(carries(b, &proven, 1, "User:alice"));
@@ -467,7 +467,7 @@ BOTH(a_token_that_waits_for_its_answer_is_not_kept)
     CHECK(post(&client, SASL_AUTHENTICATE, 1, 2, "token"));
     one = next_auth(b);
     bench_put(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = one.token});
-    CHECK(post(&other, SASL_HANDSHAKE, 1, 3, "PLAIN")); /* what was said before has arrived */
+    CHECK(post(&other, SASL_HANDSHAKE, 1, 3, "PLAIN")); /* everything sent before has arrived */
     struct mqd_descriptor next = next_auth(b);
     respond(b, &next, 0, 3, 0);
     CHECK(is_answered(&other, 3, 0));
@@ -493,7 +493,7 @@ BOTH(an_answer_with_an_impossible_principal_ends_the_connection)
         client = sasl_open(b);
         CHECK(post(&client, i == 3 ? SASL_HANDSHAKE : SASL_AUTHENTICATE, 1, 7, "token"));
         struct mqd_descriptor one = next_auth(b);
-        proven_by = i == 4 ? MQD_PRINCIPAL_LOCAL : MQD_PRINCIPAL_SASL; /* the former is no client's of SASL */
+        proven_by = i == 4 ? MQD_PRINCIPAL_LOCAL : MQD_PRINCIPAL_SASL; /* a client of SASL cannot have the former */
         uint32_t block_bytes = authenticated_put(bytes, principals[i], proven_by, 0);
         proven_by = MQD_PRINCIPAL_SASL;
         answer(b, &one, MQD_RESPONSE_AUTHENTICATED, bytes, i == 2 ? block_bytes - 1 : block_bytes + 10);

@@ -156,12 +156,11 @@ BOTH(batches_that_cannot_be_in_a_transaction)
     CHECK_EQUAL(out.of[0].error, 0);
     CHECK_EQUAL(out.of[1].error, 49);
     CHECK_EQUAL(out.of[2].error, 49);
-    /* a transactional id alone asks for nothing */
+    /* a transactional id alone requires no check */
     CHECK(client_produce_one(&client, 3, "id", 1, LIMIT_MS, 1, raw_noise((struct log_batch){.mark = 4})));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
     CHECK(client_produce_one(&client, 4, "id", 1, LIMIT_MS, 1, raw_transactional(-1, 0, 0, 0)));
-    CHECK_EQUAL(client_take(&client).of[0].error,
-                0); /* as in Kafka: without a producer id the flag counts for nothing */
+    CHECK_EQUAL(client_take(&client).of[0].error, 0); /* as in Kafka: without a producer id the flag is ignored */
     char *huge = calloc(1, 32768);
     memset(huge, 'x', 32767);
     CHECK(client_produce_one(&client, 5, huge, 1, LIMIT_MS, 3, raw_transactional(7, 1, 0, 0)));
@@ -172,7 +171,7 @@ BOTH(batches_that_cannot_be_in_a_transaction)
     CHECK(memcmp(b->arenas[0] + check.offset + sizeof head + sizeof(struct mqd_check_partition), huge, 32767) == 0);
     check_answer_all(b, 0, &check, 42);
     CHECK_EQUAL(client_take(&client).of[0].error, 42);
-    /* the coordinator's to refuse */
+    /* for the coordinator to refuse */
     CHECK(client_produce_one(&client, 6, "", 1, LIMIT_MS, 3, raw_transactional(7, 1, 0, 0)));
     check = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
     check_answer_all(b, 0, &check, 42);
@@ -195,11 +194,11 @@ BOTH(a_check_takes_too_long)
         again = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
         CHECK(again.token != check.token);
         CHECK(again.offset != check.offset); /* the first is still lent */
-        check_answer_all(b, 0, &check, 0);   /* too late: nothing comes of it */
+        check_answer_all(b, 0, &check, 0);   /* too late: ignored */
         check_answer_all(b, 0, &again, 48);
         CHECK_EQUAL(client_take(&client).of[0].error, 48);
     }
-    /* acks=0: told by the end of the connection */
+    /* acks=0: reported by the end of the connection */
     CHECK(client_produce_one(&client, 3, "id", 0, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200)));
     struct mqd_descriptor check = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
     check_answer_all(b, 0, &check, 48);
@@ -256,7 +255,7 @@ BOTH(the_owner_dies_while_a_batch_is_verified)
     mqd_endpoint_close(b->endpoints[FAKE]);
     b->endpoints[FAKE] = mqd_endpoint_open(b->control, b->links, FAKE, ENDPOINTS, b->eventfds);
     bench_fake_slot(b);
-    /* an owner that forgets what it said: the client is to try again */
+    /* an owner that forgets the guard that it returned: the client must retry */
     CHECK(client_produce_one(&client, 2, "id", 1, LIMIT_MS, 4, raw_transactional(5, 1, 0, 200)));
     for (int i = 0; i < 2; i++) {
         lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);

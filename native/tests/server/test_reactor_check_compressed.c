@@ -37,7 +37,8 @@ BOTH(sound_batches)
     struct bench *b = bench_start(backend, all);
     struct client client = client_open(b, 0);
     int64_t next[2] = {0};
-    for (uint32_t count = 3; count <= 6000; count *= 6) { /* here; on a thread, copied; where it is */
+    for (uint32_t count = 3; count <= 6000;
+         count *= 6) { /* on the reactor; on a thread, copied; on a thread, in place */
         int32_t partition = count & 1;
         /* a later batch, which needs no thread, does not overtake it */
         CHECK(

@@ -2,10 +2,11 @@
 /* Random checks: producers that pipeline transactional batches over both workers, an acceptor
  * that answers late, out of order, with errors, never, and that dies.
  *
- * What must hold, whatever happens:
- *   a batch is refused as out of sequence only when an earlier one of its producer and partition
- *   was refused: nothing overtakes what was acknowledged is in the log, at its offset, once, and
- *   the batches of a producer lie there in their order */
+ * Checked, whatever happens:
+ *   order       a batch is refused as out of sequence only when an earlier one of its producer and
+ *               partition was refused: nothing overtakes
+ *   durability  what was acknowledged is in the log, at its offset, once, and the batches of a
+ *               producer are there in their order */
 #include "mqd_check_test.h"
 
 #include <pthread.h>
@@ -60,7 +61,7 @@ static void *accept_checks(void *argument)
     uint64_t seed = mix->seed;
     while (!__atomic_load_n(&mix->ended, __ATOMIC_ACQUIRE)) {
         bool got = bench_take(mix->b, ACCEPTOR, &check, &from, 1);
-        /* as the real one: what its predecessor was asked it drops */
+        /* like the real one, drops requests to its predecessor */
         bool own = got && (uint64_t)check.error == (mqd_endpoint_generation(mix->b->control, ACCEPTOR) & 0x7fffffff);
         if (own && check.kind == MQD_LINK_CHECK) {
             mix->check_count++;

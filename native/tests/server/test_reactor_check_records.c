@@ -110,10 +110,10 @@ BOTH(records_that_cannot_be_parsed)
         CHECK_CONTAINS(out.of[0].record_message, cases[i].why);
         CHECK_CONTAINS(out.of[0].message, "record 1 of the batch cannot be parsed");
     }
-    /* keys are not asked for */
+    /* keys are not required */
     CHECK(client_produce_one(&client, 100, NULL, -1, LIMIT_MS, 0, raw_records(3, UINT64_MAX, 5)));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
-    /* nor is it looked into a compressed one */
+    /* and compressed batches are not parsed */
     CHECK(client_produce_one(&client, 101, NULL, -1, LIMIT_MS, 0,
                              raw_noise((struct log_batch){.attributes = 4, .mark = 7})));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
@@ -171,7 +171,7 @@ BOTH(hostile_records)
     bench_stop(b);
 }
 
-BOTH(compressed_batches_are_looked_at_by_the_acceptor)
+BOTH(compressed_batches_are_checked_by_the_acceptor)
 {
     mqd_check_by_acceptor = true;
     struct bench *b = bench_start(backend, compacted);
@@ -185,7 +185,7 @@ BOTH(compressed_batches_are_looked_at_by_the_acceptor)
         struct mqd_descriptor check = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
         CHECK_EQUAL(check.flags, MQD_CHECK_RECORDS);
         CHECK_EQUAL(check.slot, partition);
-        for (uint64_t i = 0; i < 64; i++) { /* the window goes round */
+        for (uint64_t i = 0; i < 64; i++) { /* the window is replaced */
             CHECK(client_produce_one(&other, 3, NULL, 1, LIMIT_MS, 3, raw_records(3, 0, 20)));
             CHECK_EQUAL(client_take(&other).of[0].error, 0);
         }
@@ -230,7 +230,7 @@ static void scheduled(struct bench *b)
     b->log_options.validation = MQD_VALIDATION_SCHEDULES;
 }
 
-BOTH(scheduled_batches_are_looked_at_by_the_acceptor)
+BOTH(scheduled_batches_are_checked_by_the_acceptor)
 {
     struct bench *b = bench_start(backend, scheduled);
     struct client client = client_open(b, 0);
@@ -288,7 +288,7 @@ BOTH(compressed_and_transactional)
     CHECK_EQUAL(check.flags, MQD_CHECK_TRANSACTION);
     struct mqd_check_transaction head;
     memcpy(&head, b->arenas[0] + check.offset, sizeof head);
-    CHECK_EQUAL(head.partition_count, 2); /* one check, when all are looked at */
+    CHECK_EQUAL(head.partition_count, 2); /* one check, after all were parsed */
     /* the frame is gone by now */
     CHECK(memcmp(b->arenas[0] + check.offset + sizeof head + 2 * sizeof(struct mqd_check_partition), "the-id", 6) == 0);
     check_answer_all(b, 0, &check, 0);

@@ -36,7 +36,7 @@ static void fetch_all(int backend, void (*change)(struct bench *b), uint64_t col
     produce(&client, 1, BATCHES);
     fetch(&client, 0, BATCHES);
     CHECK_EQUAL(counted(b, MQD_COUNT_FETCH_COLD), cold_count);
-    produce(&client, BATCHES + 1, 1); /* since the first look, and the end of all */
+    produce(&client, BATCHES + 1, 1); /* written since the reader first used the partition, and at its end */
     fetch(&client, BATCHES, 1);
     CHECK_EQUAL(counted(b, MQD_COUNT_FETCH_COLD), cold_count);
     client_close(&client);
@@ -54,7 +54,7 @@ static void none_is_read_ahead(int backend)
 
 /* A broker that starts with an existing log, as after a reboot: its newest records may be as
  * cold as the rest. */
-static void what_lay_there_is_read_ahead(int backend)
+static void existing_records_are_read_ahead(int backend)
 {
     fetch_all(backend, NULL, BATCHES);
 }
@@ -63,7 +63,7 @@ BOTH(unknown_pages_are_read_ahead)
 {
     where_refused(ENOSYS, EPERM, all_are_read_ahead, backend);
     where_refused(EPERM, EPERM, all_are_read_ahead, backend);
-    where_refused(ENOSYS, EPERM, what_lay_there_is_read_ahead, backend);
+    where_refused(ENOSYS, EPERM, existing_records_are_read_ahead, backend);
 }
 
 BOTH(cached_pages_are_sent_at_once)

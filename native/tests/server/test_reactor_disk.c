@@ -53,7 +53,7 @@ BOTH(a_flush_under_way_is_shown_until_it_ends)
 {
     struct bench *b = bench_start(backend, watch);
     struct client client = client_open(b, 0);
-    faults("sync:DELAY:.log:ms=2500"); /* housekeeping looks once a second */
+    faults("sync:DELAY:.log:ms=2500"); /* housekeeping runs once a second */
     int64_t began_ns = test_now_ns();
     send_produce(&client, 0, 1, -1, LIMIT_MS);
     wait_for_count(b, MQD_GAUGE_SYNC_OLDEST_NS, 1);
@@ -431,7 +431,7 @@ BOTH(of_many_partitions_none_is_flushed_for_8_MiB)
             if (slot != 4)
                 CHECK_EQUAL(client_produce(&client, 1, &lone, 1).error[0], 0);
         }
-    usleep(2000000); /* it looks once a second */
+    usleep(2000000); /* it runs once a second */
     for (int i = 0; i < 90; i++) {
         struct part lone = {0, {.mark = ++mark, .body_bytes = 100000}};
         CHECK_EQUAL(client_produce(&client, 1, &lone, 1).error[0], 0);

@@ -41,7 +41,7 @@ BOTH(command_answers_always_have_room)
         }
     }
     CHECK(left[MQD_EVENT_LOG] >= 1000);
-    CHECK_EQUAL(left[MQD_EVENT_FETCHER_ENDED], 100); /* it is not repeated: all else gives way */
+    CHECK_EQUAL(left[MQD_EVENT_FETCHER_ENDED], 100); /* it is not repeated: other events are dropped for it */
     CHECK_EQUAL(left[MQD_EVENT_RELAY_REQUESTED], 100);
     bench_stop(b);
 }

@@ -42,7 +42,7 @@ BOTH(a_connection_that_meets_a_full_descriptor_table_is_counted)
     bench_stop(b);
 }
 
-/* The channel is edge-triggered: messages behind the failed one cause no edge. */
+/* The channel is edge-triggered: messages after the failed one cause no edge. */
 static int failures; /* by __atomic */
 
 ssize_t recvmsg(int fd, struct msghdr *message, int flags)

@@ -62,7 +62,7 @@ BOTH(a_length_prefix_alone_allocates_nothing)
     struct client other = client_open(b, 0), halves[COUNT];
     send_halves(b, halves, COUNT, CRUMB_COUNT, 4);
     others_are_served(b, &other);
-    struct frame rest = {0}; /* in pieces that grow: its last ones lie in larger memory than its first */
+    struct frame rest = {0}; /* in pieces that grow: the last ones are in larger memory than the first */
     struct part part = {0, {.mark = 2, .body_bytes = 30000}};
     put_produce(&rest, 5, -1, LIMIT_MS, &part, 1);
     uint64_t bytes_in = counted(b, MQD_COUNT_BYTES_IN);
@@ -149,12 +149,14 @@ BOTH(a_request_in_two_pieces_has_room_though_halves_have_taken_their_share)
     send_halves(b, halves, COUNT, CRUMB_COUNT, HALF_BYTES_MAX);
     usleep(500000); /* from now on they are idle */
     produce_in_two_pieces(b);
-    CHECK(mqd_worker_connection_count(b->control, 0) > HEAP_BYTES / 2 / 32768); /* no more of them left than had to */
+    CHECK(mqd_worker_connection_count(b->control, 0) >
+          HEAP_BYTES / 2 / 32768); /* no more of them were closed than necessary */
     close_all(halves, COUNT);
     bench_stop(b);
 }
 
-/* A long poll and half a request behind it. False: not read, since there is no space for it. */
+/* Sends a long poll and half a request after it. False: not read, since there is no space for
+ * it. */
 static bool send_poll_and_half(struct bench *b, struct client *client, uint32_t half_bytes)
 {
     static const uint8_t rest[HALF_BYTES_MAX];

@@ -41,7 +41,7 @@ static void large_memory_of_small_batches(struct bench *b)
     b->log_options.max_message_bytes = 1 << 20;
 }
 
-/* As where /dev/shm is full: pages behind the file's end cannot be allocated. */
+/* As if /dev/shm were full: pages beyond the file's end cannot be allocated. */
 static void no_memory(struct bench *b)
 {
     large_memory(b);
@@ -192,7 +192,7 @@ BOTH(a_stalled_client_is_closed_and_a_waiting_one_served)
         usleep(1000);
     }
     CHECK_EQUAL(counted(b, MQD_COUNT_LARGE_STALLS), 1);
-    CHECK(pages_held(0) < ARENA_BYTES + LARGE_BYTES / 2); /* what has come, not what was declared */
+    CHECK(pages_held(0) < ARENA_BYTES + LARGE_BYTES / 2); /* the received bytes, not the declared size */
     served(&other, 0);
     served(&other, 1 << 20); /* a run of the arena */
     CHECK(open_still(&slow[0]) && open_still(&slow[1]) && open_still(&third));

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* Leaders of partitions: what a worker returns to clients it cannot serve (KIP-951), and whom it
- * wakes when the leader changes. */
+/* Leaders of partitions: what a worker returns to clients it cannot serve (KIP-951), and which
+ * waiters it wakes when the leader changes. */
 #include "mqd_reactor_test.h"
 
 #include "server/topics.h"
@@ -109,7 +109,7 @@ static struct led produce_flexible(struct client *client)
     return out;
 }
 
-BOTH(whoever_leads_elsewhere_is_named_with_its_address)
+BOTH(a_leader_on_another_host_is_named_with_its_address)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client own = client_open(b, 0), other = client_open(b, 1);

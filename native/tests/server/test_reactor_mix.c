@@ -1,7 +1,7 @@
 /* tsan: long */
-/* Everything at once, at random: many clients that produce, fetch, query, pipeline, stop
- * half-way and disconnect, while partitions close and open, logs roll, and the acceptor and a
- * worker die. From a seed, though threads make no two runs alike.
+/* Everything together, at random: many clients that produce, fetch, query, pipeline, stop half-way
+ * and disconnect, while partitions close and open, logs roll, and the acceptor and a worker die.
+ * From a seed, though threads make no two runs alike.
  *
  * Checked: replies come in order and to the last byte; every batch that is read is one that was
  * sent, at the offset that was acknowledged, with a right CRC; everything acknowledged can be read
@@ -248,7 +248,7 @@ static void pull(struct mix *m, struct actor *actor)
     ssize_t n = recv(actor->client.fd, actor->in + actor->in_bytes, actor->in_capacity - actor->in_bytes, MSG_DONTWAIT);
     if (n < 0 && errno == EAGAIN)
         return;
-    if (n <= 0) { /* nonsense, or what its acceptor had to do with */
+    if (n <= 0) { /* it sent nonsense, or a change was pending when the acceptor died */
         leave(m, actor);
         return;
     }

@@ -1,6 +1,6 @@
 /* tsan: long */
-/* Quotas on the reactor: responses are sent at once with the throttle time; later requests wait in the
- * socket; no other client waits; nothing is lost.
+/* Quotas on the reactor: responses are sent immediately with the throttle time; later requests wait
+ * in the socket; no other client waits; nothing is lost.
  *
  * Delays have only a lower bound, because a slow machine makes everything later; tests of clients that
  * must not wait also have an upper bound, LIMIT_MS. */

@@ -136,7 +136,7 @@ BOTH(a_redirected_batch_is_in_the_other_partition_under_the_rewritten_producer)
     for (int32_t p = 1; p < 4; p++) {
         expect(&client[0], p, sequenced(7, 3, 2, 2), 0, end);
         expect(&client[1], p, sequenced(7, 3, 4, 1), 0, end + 2);
-        expect(&client[0], p, sequenced(7, 3, 2, 2), 0, end); /* said again: in the target */
+        expect(&client[0], p, sequenced(7, 3, 2, 2), 0, end); /* sent again: in the target */
         expect(&client[1], p, sequenced(7, 3, 0, 2), 0, 0);   /* ... and in the retired one */
         expect(&client[0], p, sequenced(7, 3, 6, 1), OUT_OF_ORDER, -1);
         expect(&client[1], p, sequenced(7, 2, 5, 1), FENCED, -1);
@@ -332,11 +332,12 @@ BOTH(a_transaction_over_the_step_ends_in_both)
         CHECK_EQUAL(transactional(b, &client, worker, p, sequence, true).base_offset, 0);
         CHECK_EQUAL(transactional(b, &client, worker, p, 1, true).error, TRY_AGAIN);
         step(b, 1, REDIRECTED);
-        /* in the target it begins: its coordinator is asked of the partition that the client knows */
+        /* in the target it begins: its coordinator is queried about the partition that the client
+         * knows */
         struct outcome out = transactional(b, &client, worker, p, 1, false);
         CHECK(out.error == 0 && out.base_offset == start);
         CHECK_EQUAL(transactional(b, &client, worker, p, 2, true).base_offset, start + 1);
-        CHECK_EQUAL(transactional(b, &client, worker, p, 1, true).base_offset, start); /* said again */
+        CHECK_EQUAL(transactional(b, &client, worker, p, 1, true).base_offset, start); /* sent again */
         read_committed(b, 0, fetched);
         CHECK_EQUAL(fetched->last_stable_offset[0], start);
         struct mqd_descriptor answer = marker(b, (uint32_t)p, 7, worker == 0);

@@ -161,7 +161,7 @@ BOTH(connections_that_leave_before_their_rights_arrive)
     CHECK(client_send(&client, &frame));
     uint64_t subject = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token;
     client_close(&client);
-    /* its socket is not read: that it has gone shows when it is */
+    /* its socket is not read yet: its end is noticed when it is */
     CHECK_EQUAL(rights_grant(b, subject, WRITE, 0), 0);
     client = client_of(b, "User:bob");
     uint64_t other = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token;
@@ -208,7 +208,7 @@ BOTH(a_revoked_right_ends_waiting_requests)
     client_fetch(&waits, fetch, NULL, 0, &fetched);
     CHECK_EQUAL(fetched.error[0], 0);
     CHECK_EQUAL(fetched.batch_count, 1);
-    /* taken away while no fetch is under way, and the session has nothing to look at */
+    /* revoked while no fetch is in progress and the session has no partition to evaluate */
     fetch.session_epoch = 4, fetch.wait_ms = 0;
     requested.offset = 1;
     client_fetch(&waits, fetch, &requested, 1, &fetched);
@@ -333,7 +333,7 @@ BOTH(a_cached_answer_is_reused_only_for_the_same_rights)
                   other = client_with(b, "User:bob", 0, &bob);
     request_metadata(&first);
     struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    uint64_t at = 4096; /* behind the block with the principal is the frame */
+    uint64_t at = 4096; /* the frame follows the block with the principal */
     memcpy(b->arenas[ACCEPTOR] + at, "\0\0\0\5all topics", 14);
     struct mqd_descriptor answer = {.kind = MQD_LINK_RESPONSE,
                                     .flags = MQD_RESPONSE_CACHEABLE,
@@ -454,7 +454,7 @@ BOTH(without_the_lease_nothing_is_read)
     int64_t offset;
     struct client client = client_with(b, "User:alice", EVERYTHING, &subject);
     CHECK_EQUAL(fetch_error(&client, &fetched), 0);
-    mqd_control_set_broker(b->control, EPOCH_OF(1), 1, 1); /* long over */
+    mqd_control_set_broker(b->control, EPOCH_OF(1), 1, 1); /* expired long ago */
     CHECK_EQUAL(list_offset(&client, -2, &offset), 0);     /* what follows is read in a later turn */
     CHECK_EQUAL(fetch_error(&client, &fetched), 6);
     mqd_control_set_broker(b->control, EPOCH_OF(1), 1, INT64_MAX);

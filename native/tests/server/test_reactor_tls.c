@@ -450,7 +450,7 @@ BOTH(a_client_that_does_not_read_the_certificates_delays_only_itself)
     openssl.SSL_ctrl(client.ssl, SSL_CTRL_SET_MAX_CERT_LIST, 1 << 20, NULL);
     int flags = fcntl(client.fd, F_GETFL);
     fcntl(client.fd, F_SETFL, flags | O_NONBLOCK);
-    TLS_CALL(int, SSL_connect, (SSL *), client.ssl); /* says hello, and reads nothing yet */
+    TLS_CALL(int, SSL_connect, (SSL *), client.ssl); /* sends ClientHello, and reads nothing yet */
     static const uint8_t change_cipher_spec[] = {20, 3, 3, 0, 1, 1};
     for (int i = 0; i < 20; i++) {
         CHECK(send(client.fd, change_cipher_spec, sizeof change_cipher_spec, MSG_NOSIGNAL) > 0);

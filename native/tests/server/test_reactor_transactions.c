@@ -147,7 +147,7 @@ BOTH(read_committed_stops_at_the_last_stable_offset)
         take_fetched(&reader[worker], fetched);
         CHECK_EQUAL(fetched->batches[0].offset, 1);
         CHECK_EQUAL(fetched->last_stable_offset[0], 34);
-        CHECK_EQUAL(fetched->aborted_count, 1); /* its marker lies segments behind */
+        CHECK_EQUAL(fetched->aborted_count, 1); /* its marker is in a later segment */
         CHECK(fetched->aborted_producer[0] == 7 && fetched->aborted_first[0] == 1);
         struct fetch_position behind = {0, 33};
         client_fetch(&reader[worker], committed(LIMIT_MS), &behind, 1, fetched);
@@ -160,7 +160,7 @@ BOTH(read_committed_stops_at_the_last_stable_offset)
     bench_stop(b);
 }
 
-BOTH(a_session_hears_of_the_last_stable_offset)
+BOTH(a_session_is_sent_the_last_stable_offset)
 {
     struct bench *b = bench_start(backend, NULL);
     struct fetched *fetched = calloc(1, sizeof *fetched);

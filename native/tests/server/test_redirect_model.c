@@ -4,7 +4,7 @@
  * a new epoch; every step of the retirement at any moment.
  *
  * What must hold: what was acknowledged (or reported as written before) is in the logs once; the
- * batches of a producer lie in the order of its sequences, first in the retired partition, then in
+ * batches of a producer are in the order of its sequences, first in the retired partition, then in
  * the other, without a gap; a producer never gets an error on which its library would give up.
  *
  * The logs, producer states, verdicts and outcomes are the broker's own; replication is simulated:
@@ -273,7 +273,7 @@ static void send(struct model *m, struct producer *producer)
         if (pick(m, 2))
             send_again_from(producer, producer->first);
         else if (error)
-            sent->fate = UNSENT; /* those behind it are on their way already */
+            sent->fate = UNSENT; /* later ones are on their way already */
         else
             sent->fate = SENT, sent->end_offset = base_offset + 2, sent->leader_epoch = -1;
         return;

@@ -1,7 +1,7 @@
 /* fuzz: -max_len=1024 */
-/* One share-partition at its owner: responses of the share coordinator as bytes (settings, READ, WRITE),
- * and between them requests of members. Byte 0 and 1: how long the first response is; then it; then
- * steps of a byte and its operands.
+/* One share-partition at its owner: responses of the share coordinator as bytes (settings, READ,
+ * WRITE), and between them requests of members. Bytes 0 and 1: the length of the first response;
+ * then the response; then steps of a byte and its operands.
  *
  * Beyond what the sanitizers see: the state's invariants hold (mqd_share_check), every waiter gets one answer, and all
  * memory goes back to the pool. */

@@ -60,7 +60,7 @@ TEST(a_record_is_acquired_once_and_acknowledged_by_its_holder)
     CHECK_EQUAL(mqd_share_at(&share, 5).state, MQD_SHARE_ACQUIRED);
     CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_ACCEPT, 1), 0);
     CHECK_EQUAL(share.start, 10);
-    CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_ACCEPT, 1), 0); /* again: it is over */
+    CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_ACCEPT, 1), 0); /* again: the acquisition has ended */
     CHECK_EQUAL(acknowledge(&share, 1, 5, 10, MQD_SHARE_ACCEPT, 1), MQD_SHARE_INVALID_RECORD_STATE);
     CHECK_EQUAL(acknowledge(&share, 2, 5, 12, MQD_SHARE_ACCEPT, 1), 0);
     CHECK_EQUAL(share.start, 13);

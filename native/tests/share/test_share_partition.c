@@ -159,8 +159,8 @@ static void owner_end(struct owner *o)
     free(o);
 }
 
-/* Sends the request that is due, and processes the response at once. Returns the request. */
-static int ask(struct owner *o)
+/* Sends the request that is due, and processes the response immediately. Returns the request. */
+static int run_request(struct owner *o)
 {
     int api_key = mqd_share_partition_next_request(&o->partition, o->now_ms);
     if (!api_key)
@@ -194,18 +194,18 @@ static int acknowledge(struct owner *o, int64_t offset, uint8_t type)
 
 /* ---- single rules ---- */
 
-TEST(it_is_read_before_anything_else_and_begins_where_the_owner_says)
+TEST(the_state_is_read_first_and_begins_where_the_owner_places_it)
 {
     struct owner *o = owner_of(-1, 0);
-    CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+    CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
     CHECK_EQUAL(o->partition.phase, MQD_SHARE_UNPLACED);
     CHECK_EQUAL(o->partition.settings.state.lock_ms, 100);
-    CHECK_EQUAL(ask(o), 0);
+    CHECK_EQUAL(run_request(o), 0);
     mqd_share_partition_place(&o->partition, 11);
-    CHECK_EQUAL(ask(o), 0); /* no response waits for it */
+    CHECK_EQUAL(run_request(o), 0); /* no response waits for it */
     o->now_ms += MQD_SHARE_LAZY_MS;
     CHECK(mqd_share_partition_deadline(&o->partition) <= o->now_ms);
-    CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+    CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
     CHECK_EQUAL(o->coordinator.start, 11);
     CHECK(mqd_share_partition_is_idle(&o->partition));
     owner_end(o);
@@ -218,7 +218,7 @@ static uint32_t two_epochs(void *context, const struct mqd_share_partition *part
     return 2;
 }
 
-TEST(a_read_says_where_the_leader_epochs_of_the_log_begin)
+TEST(a_read_contains_where_the_leader_epochs_of_the_log_begin)
 {
     static const uint8_t tail[] = {
         1,    0x8c, 0x47, 1 + 2 * 13, 2 + 1,                               /* tag 9100, its size, two of */
@@ -236,7 +236,7 @@ TEST(an_answer_waits_for_the_write_that_carries_it)
 {
     struct owner *o = owner_of(0, 0);
     struct mqd_share_run runs[8];
-    ask(o);
+    run_request(o);
     acquire(o, 4, runs);
     CHECK_EQUAL(acknowledge(o, 0, MQD_SHARE_ACCEPT), 0);
     CHECK_EQUAL(mqd_share_partition_next_request(&o->partition, o->now_ms), MQD_SHARE_WRITE);
@@ -246,10 +246,10 @@ TEST(an_answer_waits_for_the_write_that_carries_it)
     answer_to(&o->coordinator, MQD_SHARE_WRITE, &o->partition.body, &o->answer);
     mqd_share_partition_on_response(&o->partition, o->answer.bytes, o->answer.size_bytes, o->now_ms);
     CHECK(o->answered[0] && !o->answered[1]);
-    CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+    CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
     CHECK(o->answered[1]);
     CHECK_EQUAL(acknowledge(o, 2, MQD_SHARE_RENEW), 0); /* nothing to write: answered at once */
-    CHECK_EQUAL(ask(o), 0);
+    CHECK_EQUAL(run_request(o), 0);
     CHECK_EQUAL(o->answers, 3);
     owner_end(o);
 }
@@ -258,21 +258,21 @@ TEST(a_retriable_error_repeats_the_same_write_later_each_time)
 {
     struct owner *o = owner_of(0, 0);
     struct mqd_share_run runs[8];
-    ask(o);
+    run_request(o);
     acquire(o, 1, runs);
     acknowledge(o, 0, MQD_SHARE_ACCEPT);
     o->coordinator.error = MQD_KAFKA_NOT_COORDINATOR;
     int64_t waits[] = {100, 200, 400, 800, 1600, 3200, 5000, 5000};
     for (size_t i = 0; i < sizeof waits / sizeof *waits; i++) {
-        CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+        CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
         CHECK_EQUAL(mqd_share_partition_deadline(&o->partition), o->now_ms + waits[i]);
         o->now_ms += waits[i] - 1;
-        CHECK_EQUAL(ask(o), 0);
+        CHECK_EQUAL(run_request(o), 0);
         o->now_ms++;
     }
     o->coordinator.error = 0;
     CHECK_EQUAL(o->answers, 0);
-    CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+    CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
     CHECK(o->answered[0]);
     owner_end(o);
 }
@@ -283,11 +283,11 @@ TEST(a_definite_refusal_ends_the_state_with_the_contracts_error)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct owner *o = owner_of(0, 0);
         struct mqd_share_run runs[8];
-        ask(o);
+        run_request(o);
         acquire(o, 3, runs);
         acknowledge(o, 0, MQD_SHARE_ACCEPT);
         o->coordinator.error = cases[i][0];
-        CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+        CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
         CHECK_EQUAL(o->answers, 1);
         CHECK_EQUAL(o->last_error, cases[i][1]);
         CHECK_EQUAL(o->pool.used, 0);
@@ -308,31 +308,31 @@ static void release_with_backoff(struct owner *o)
 TEST(a_state_that_backoffs_kept_is_confirmed_before_it_is_used)
 {
     struct owner *o = owner_of(0, 0);
-    ask(o);
+    run_request(o);
     mqd_share_partition_verify(&o->partition);
     CHECK(!o->partition.verifies); /* no backoff kept it */
     release_with_backoff(o);
     mqd_share_partition_verify(&o->partition);
-    CHECK_EQUAL(ask(o), MQD_SHARE_WRITE); /* confirms it as well */
+    CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE); /* confirms it as well */
     CHECK(!o->partition.verifies && !mqd_share_partition_is_idle(&o->partition));
     mqd_share_partition_verify(&o->partition);
     CHECK(mqd_share_partition_deadline(&o->partition) <= o->now_ms);
-    CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+    CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
     CHECK(!o->partition.verifies);
     CHECK_EQUAL(o->partition.state.delayed_count, 1);
-    CHECK_EQUAL(ask(o), 0);
+    CHECK_EQUAL(run_request(o), 0);
     for (int other_start = 0; other_start < 2; other_start++) {
         o->coordinator.state_epoch += !other_start;
         o->coordinator.start += other_start;
         mqd_share_partition_verify(&o->partition);
-        CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+        CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
         CHECK_EQUAL(o->partition.phase, MQD_SHARE_LOADING);
-        CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+        CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
         CHECK_EQUAL(o->partition.phase, MQD_SHARE_ACTIVE);
         CHECK_EQUAL(o->partition.state.delayed_count, 0);
         CHECK_EQUAL(o->partition.state.start, o->coordinator.start);
         release_with_backoff(o);
-        CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+        CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
     }
     owner_end(o);
 }
@@ -343,34 +343,34 @@ TEST(what_is_archiving_is_reported_by_a_read)
 {
     struct owner *o = owner_of(0, 0);
     struct mqd_share_run runs[8];
-    ask(o);
+    run_request(o);
     o->partition.state.settings.dead_letters = 1;
     CHECK_EQUAL(acquire(o, 2, runs), 1);
     CHECK_EQUAL(acknowledge(o, 0, MQD_SHARE_REJECT), 0);
-    CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+    CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
     CHECK_EQUAL(o->coordinator.state[0], MQD_SHARE_ARCHIVING);
     CHECK_EQUAL(acknowledge(o, 1, MQD_SHARE_ACCEPT), 0);
     mqd_share_partition_report(&o->partition);
-    CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
+    CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
     CHECK(o->partition.verifies);
-    CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+    CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
     CHECK(!o->partition.verifies && !mqd_share_partition_is_idle(&o->partition));
-    CHECK_EQUAL(ask(o), 0);
+    CHECK_EQUAL(run_request(o), 0);
     mqd_share_partition_fail(&o->partition, 6, o->now_ms); /* a failover */
     mqd_share_partition_restart(&o->partition, 1);
-    CHECK_EQUAL(ask(o), MQD_SHARE_READ);
+    CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
     CHECK_EQUAL(o->partition.state.archiving_count, 1);
     CHECK_EQUAL(mqd_share_archive(&o->partition.state, 0, OFFSETS), 1);
     o->now_ms += MQD_SHARE_LAZY_MS;
-    ask(o);
+    run_request(o);
     o->now_ms += MQD_SHARE_LAZY_MS;
-    ask(o);
+    run_request(o);
     CHECK_EQUAL(o->coordinator.start, 2);
     CHECK(mqd_share_partition_is_idle(&o->partition));
     owner_end(o);
 }
 
-TEST(what_is_no_answer_is_refused)
+TEST(malformed_responses_are_refused)
 {
     struct owner *o = owner_of(0, 0);
     struct mqd_share_response answer;
@@ -379,7 +379,7 @@ TEST(what_is_no_answer_is_refused)
     uint32_t size_bytes = o->answer.size_bytes - MQD_SHARE_SETTINGS_BYTES;
     CHECK_EQUAL(mqd_share_response_parse(body, size_bytes, MQD_SHARE_READ, &name, &answer), 0);
     for (uint32_t cut = 0; cut < size_bytes; cut++) {
-        uint8_t *copy = malloc(cut ? cut : 1); /* of its own size, so that reading on is noticed */
+        uint8_t *copy = malloc(cut ? cut : 1); /* of exactly its size, so that a read beyond it is detected */
         memcpy(copy, body, cut);
         CHECK_EQUAL(mqd_share_response_parse(copy, cut, MQD_SHARE_READ, &name, &answer), -1);
         free(copy);
@@ -482,7 +482,7 @@ static int histories(uint32_t planted)
     return 0;
 }
 
-TEST(no_history_delivers_again_what_was_answered)
+TEST(no_history_delivers_again_what_was_acknowledged)
 {
     CHECK_EQUAL(histories(0), 0);
 }

@@ -268,7 +268,8 @@ TEST(of_two_buckets_of_one_key_the_first_counts)
 {
     void *control = control_new();
     struct mqd_quota_bucket *set = &mqd_control_quotas(control)->bucket[5 * MQD_QUOTA_WAY_COUNT];
-    /* as a worker leaves it that died after it had claimed, beside another that claimed too */
+    /* as left by a worker that died after it had claimed the bucket, while another claimed one
+     * too */
     set[6].key = key_in_set(3);
     set[6].arrival_ns[0] = 100 * SECOND_NS;
     set[2].key = key_in_set(3);
@@ -343,7 +344,7 @@ TEST(a_reader_never_mixes_two_publications)
     for (int64_t end_ns = test_now_ns() + 30 * SECOND_NS; whole < 200 && test_now_ns() < end_ns;) {
         mqd_quota_refresh(control, limits);
         if (mqd_quota_limits_version(limits) == 0 || mqd_quota_version(control) != mqd_quota_limits_version(limits))
-            continue; /* it says itself that it has to be looked at again */
+            continue; /* the versions show that a refresh is needed again */
         whole++;
         uint64_t sent = (uint64_t)mqd_quota_limits_burst_ns(limits, MQD_QUOTA_PRODUCE);
         for (uint64_t k = 0; k < 64; k++) {

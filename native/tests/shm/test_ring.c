@@ -272,7 +272,7 @@ TEST(drain_is_fair)
             CHECK(next[1] == 3 && next[2] == 3 && next[3] == 3);
     }
     CHECK_EQUAL(next[0], MQD_LINK_DESCRIPTOR_COUNT);
-    /* with room for one, the turn goes round */
+    /* with room for one, the links take turns */
     for (uint32_t i = 0; i < 4; i++) {
         mqd_endpoint_send(writer[i], 4, &(struct mqd_descriptor){0});
         mqd_endpoint_send(writer[i], 4, &(struct mqd_descriptor){0});
@@ -315,7 +315,7 @@ TEST(only_sleepers_are_woken_and_only_once)
     CHECK_EQUAL(wakeups(&host, 1), 1);
     mqd_endpoint_awake(b);
     CHECK_EQUAL(mqd_endpoint_drain(b, out, from, 8), 3);
-    /* what was staged is not slept on */
+    /* the endpoint does not sleep with staged descriptors */
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(c), 0);
     mqd_endpoint_send(b, 2, &descriptor);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
@@ -369,7 +369,7 @@ TEST(a_successor_wakes_whom_its_predecessor_forgot)
     mqd_endpoint_send(a, 1, &(struct mqd_descriptor){.token = 1});
     struct mqd_ring *a_to_b =
         (struct mqd_ring *)((uint8_t *)host.links + 1 * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
-    mqd_store_release(&a_to_b->tail, 1); /* published, and killed before it looked at the flag */
+    mqd_store_release(&a_to_b->tail, 1); /* published, and killed before it read the flag */
     free(a);
     CHECK_EQUAL(wakeups(&host, 1), 0);
     a = host_open(&host, 0);
@@ -411,7 +411,7 @@ TEST(a_successor_wakes_whose_flag_was_taken_beside_an_empty_ring)
     mqd_endpoint_flush(a);
     CHECK_EQUAL(mqd_endpoint_drain(b, &out, &from, 1), 1);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
-    /* as a, which is late with its look at the flag, and is killed */
+    /* like a, which reads the flag late, and is killed */
     CHECK_EQUAL(mqd_exchange(&mqd_control_worker(host.control, 1)->sleeping, 0u), 1);
     free(a);
     mqd_endpoint_send(c, 1, &(struct mqd_descriptor){.token = 2});

@@ -142,7 +142,7 @@ TEST(slots_are_assigned_viewed_and_cleared)
     CHECK_EQUAL(mqd_slot_assign(control, 5, topic_a, 2, 2, 1, 8), 0);
     mqd_slot_view(control, 5, &view);
     CHECK(view.state == MQD_SLOT_OPENING && view.owner == 2 && view.positions.log_end_offset == 3);
-    /* another partition has no business here */
+    /* another partition's assignment is refused */
     CHECK_EQUAL(mqd_slot_assign(control, 5, topic_b, 2, 2, 1, 8), -1);
     CHECK_CONTAINS(mqd_error_message(), "clear it first");
     CHECK_EQUAL(mqd_slot_assign(control, 5, topic_a, 3, 2, 1, 8), -1);

@@ -6,9 +6,9 @@
  * order, where each thread's stores wait in a buffer of its own and reach memory at any later time,
  * as on x86 (and where a fence or an exchange waits until the own buffer is empty).
  *
- * A state in which no thread can continue while the consumer has not got every message is a lost wake-up.
- * So that the model is known to see, it is also run with each fence left out, without the second
- * look, and with the flag read before the publication.
+ * A state in which no thread can continue while the consumer has not got every message is a lost
+ * wake-up. To prove that the model detects errors, it is also run with each fence left out, without
+ * the second check, and with the flag read before the publication.
  */
 #include "mqd_test.h"
 
@@ -49,7 +49,7 @@ struct state {
 struct model {
     bool store_buffers;
     int producers, messages;
-    bool no_consumer_fence, no_producer_fence, no_second_look, flag_before_publish;
+    bool no_consumer_fence, no_producer_fence, no_second_check, flag_before_publish;
     struct step program[THREADS_MAX][STEPS_MAX];
     /* result */
     uint64_t state_count;
@@ -77,7 +77,7 @@ static void write_consumer(struct model *model)
     if (!model->no_consumer_fence)
         at = emit(program, at, FENCE, 0, 0, 0); /* S2 */
     at = emit(program, at, CLEAR, 0, 0, 0);
-    for (int producer = 0; producer < model->producers && !model->no_second_look; producer++)
+    for (int producer = 0; producer < model->producers && !model->no_second_check; producer++)
         at = emit(program, at, PEEK, 0, producer, 0); /* S3 */
     emit(program, at, IF_SET, 0, 0, at + 2);
     at = emit(program, at + 1, EVENT_WAIT, 0, 0, 0);    /* S4 */
@@ -128,7 +128,7 @@ static bool drain_one(struct state *state, int thread)
     return true;
 }
 
-static bool look_at_tail(struct state *state, int thread, int producer, bool receive)
+static bool read_tail(struct state *state, int thread, int producer, bool receive)
 {
     uint8_t tail = load(state, thread, WORD_TAIL + producer);
     if (tail != state->received[producer])
@@ -186,10 +186,10 @@ static bool advance(struct model *model, struct state *state, int thread)
         state->event = 0;
         break;
     case TAKE:
-        look_at_tail(state, thread, step->value, true);
+        read_tail(state, thread, step->value, true);
         break;
     case PEEK:
-        look_at_tail(state, thread, step->value, false);
+        read_tail(state, thread, step->value, false);
         break;
     case CLEAR:
         state->held[thread] = 0;
@@ -318,5 +318,5 @@ TEST(no_wakeup_is_lost)
     }
 PLANTED(a_missing_consumer_fence_is_seen, .no_consumer_fence = true, false)
 PLANTED(a_missing_producer_fence_is_seen, .no_producer_fence = true, false)
-PLANTED(a_missing_second_look_is_seen, .no_second_look = true, true)
+PLANTED(a_missing_second_check_is_seen, .no_second_check = true, true)
 PLANTED(a_flag_read_too_early_is_seen, .flag_before_publish = true, true)

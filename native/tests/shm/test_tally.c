@@ -61,7 +61,7 @@ TEST(unused_tallies_are_taken_and_a_full_set_does_not_count)
     free(control);
 }
 
-TEST(keys_that_stand_for_free_and_locked_are_keys_too)
+TEST(keys_equal_to_the_values_for_free_and_locked_are_counted_too)
 {
     void *control = control_new();
     uint32_t sum;

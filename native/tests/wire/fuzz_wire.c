@@ -2,8 +2,8 @@
 /* Byte 0: which parser (api and version, or the request header); the rest is what the peer sent.
  *
  * Beyond what the sanitizers see: a body that the parser accepted is walked to its end without a
- * failure (W1), what it points to lies inside it, counts are bounded by its size, and a response
- * built from what it asked for can be finished. */
+ * failure (W1), what it points to is inside it, counts are bounded by its size, and a response
+ * built from what it requested can be finished. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -217,7 +217,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     uint8_t choice = data[0] % 52;
     uint32_t size_bytes = (uint32_t)size - 1;
-    uint8_t *body = malloc(size_bytes ? size_bytes : 1); /* its own block: a byte read too far is seen */
+    uint8_t *body =
+        malloc(size_bytes ? size_bytes : 1); /* its own block, so that reading one byte too far is detected */
     memcpy(body, data + 1, size_bytes);
     body_begin = body;
     body_end = body + size_bytes;

@@ -85,7 +85,7 @@ TEST(base_offset_and_leader_epoch_are_outside_the_checksum)
     put(0, 8, 77);
     put(12, 4, 5);
     CHECK_EQUAL(validate(SIZE, &reason), 0);
-    for (int at = 17; at < SIZE; at++) { /* every other byte lies inside */
+    for (int at = 17; at < SIZE; at++) { /* every other byte is inside */
         batch[at] ^= 0x40;
         CHECK_EQUAL(validate(SIZE, &reason), 2);
         batch[at] ^= 0x40;
@@ -168,7 +168,7 @@ TEST(producer_fields)
     make();
     put(43, 8, 7), seal(SIZE);
     REFUSED(SIZE, 87, "base sequence");
-    put(53, 4, 0), seal(SIZE); /* a negative epoch is the log's to judge */
+    put(53, 4, 0), seal(SIZE); /* a negative epoch is checked by the log */
     CHECK_EQUAL(validate(SIZE, &reason), 0);
     put(21, 2, 0x10), seal(SIZE);
     REFUSED(SIZE, 47, "producer epoch");

@@ -1,14 +1,16 @@
 /* The wire code as a filter, for the differential test against independent codecs
  * (tests/property/test_wire_oracle.py). One line in, one line out:
  *
- *   request API VERSION HEX       -> ok TOKEN...   | error CODE MESSAGE       the body, walked by the iterators to its
- * end header HEX                    -> ok KNOWN API VERSION CORRELATION CLIENT HEADER_BYTES | error
- *                                 ...
- *   response API VERSION CORRELATION TOKEN... -> ok HEX                       a whole frame, length word and all
- *   flexible API VERSION          -> ok 0|1
+ *   request API VERSION HEX   the body, walked by the iterators to its end
+ *                             -> ok TOKEN... | error CODE MESSAGE
+ *   header HEX                -> ok KNOWN API VERSION CORRELATION CLIENT HEADER_BYTES
+ *                                | error CODE MESSAGE
+ *   response API VERSION CORRELATION TOKEN...
+ *                             a whole frame, with its length word -> ok HEX
+ *   flexible API VERSION      -> ok 0|1
  *
  * A token is a decimal number, or text and bytes as x + hex, - for null. Buffers are exactly as
- * long as what is in them, so that ASan sees the first byte read too far.
+ * long as what is in them, so that ASan detects the first byte read too far.
  */
 #include <inttypes.h>
 #include <stdio.h>

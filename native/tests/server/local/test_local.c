@@ -5,12 +5,12 @@
 
 #include <sys/wait.h>
 
-#define WISH ((struct local_wish){1 << 20, 1 << 16, 256})
+#define SIZES ((struct local_sizes){1 << 20, 1 << 16, 256})
 
 BOTH(a_record_goes_in_and_comes_out)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     CHECK_EQUAL(local.welcome.error, 0);
     CHECK_EQUAL(local_counter(b, 0, MQD_GAUGE_LOCAL_ATTACHMENTS), 1);
@@ -36,7 +36,7 @@ BOTH(a_record_goes_in_and_comes_out)
 static void sizes(struct bench *b, uint64_t seed)
 {
     struct local local =
-        local_open(b, (uint32_t)(seed % 2), (struct local_wish){seed % 3 ? 1 << 19 : 1 << 17, 1 << 12, 16});
+        local_open(b, (uint32_t)(seed % 2), (struct local_sizes){seed % 3 ? 1 << 19 : 1 << 17, 1 << 12, 16});
     CHECK_EQUAL(local.submission_count, 16);
     CHECK_EQUAL(local.reply_bytes, 1 << 12);
     struct fetched *fetched = calloc(1, sizeof *fetched);
@@ -74,7 +74,7 @@ BOTH(every_size_through_small_rings)
 BOTH(pipelined_in_order)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 1, (struct local_wish){1 << 20, 1 << 12, 16});
+    struct local local = local_open(b, 1, (struct local_sizes){1 << 20, 1 << 12, 16});
     for (int32_t first = 0; first < 3000; first += 300) {
         for (int32_t i = 0; i < 300; i++) {
             struct frame frame = {0};
@@ -103,7 +103,7 @@ BOTH(pipelined_in_order)
 BOTH(requests_submitted_before_the_end_are_written)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 12, 256});
+    struct local local = local_open(b, 0, (struct local_sizes){1 << 20, 1 << 12, 256});
     struct frame frame = {0};
     for (int32_t i = 0; i < 200; i++) {
         struct part part = {0, {.mark = (uint64_t)i, .body_bytes = 2000}};
@@ -146,7 +146,7 @@ struct pace {
 static void *round_trips(void *argument)
 {
     struct pace *pace = argument;
-    struct local local = local_open(pace->b, pace->worker, (struct local_wish){1 << 16, 1 << 12, 16});
+    struct local local = local_open(pace->b, pace->worker, (struct local_sizes){1 << 16, 1 << 12, 16});
     for (uint32_t i = 0; i < pace->rounds; i++) {
         struct part part = {pace->partition, {.mark = i}};
         CHECK_OR(local_produce(&local, 1, &part, 1).error[0] == 0, break);
@@ -194,7 +194,7 @@ BOTH(no_wake_up_is_lost_beside_a_spinning_worker)
 BOTH(positions_only)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, WISH), other = local_open(b, 1, WISH);
+    struct local local = local_open(b, 0, SIZES), other = local_open(b, 1, SIZES);
     struct client client = client_open(b, 1);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct frame frame = {0};
@@ -210,7 +210,7 @@ BOTH(positions_only)
     CHECK_EQUAL(fetched->partition_count, 1);
     CHECK_EQUAL(fetched->high_watermark[0], 1);
     CHECK_EQUAL(fetched->batch_count, 0);
-    /* there already: answered at once, and again, and for read_committed with a list */
+    /* records exist already: answered immediately, and again, and for read_committed with a list */
     for (int i = 0; i < 3; i++) {
         local_fetch(&local,
                     (struct fetch){.correlation_id = 10, .wait_ms = LIMIT_MS, .bytes_min = 1, .committed = i == 2},
@@ -234,7 +234,7 @@ BOTH(positions_only)
 BOTH(positions_only_in_a_session)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct fetch_position requested[2] = {{0, 0}, {1, 0}};
     local_fetch(&local, (struct fetch){.correlation_id = 1, .bytes_min = 1}, requested, 2, fetched);
@@ -251,7 +251,7 @@ BOTH(positions_only_in_a_session)
                                  .session_epoch = epoch},
                   &(struct fetch_position){1, epoch - 1}, epoch > 1);
         struct part part = {1, {.mark = (uint64_t)epoch}};
-        put_produce(&frame, 3, 1, LIMIT_MS, &part, 1); /* answered behind the fetch, which waits for it */
+        put_produce(&frame, 3, 1, LIMIT_MS, &part, 1); /* answered after the fetch, which waits for it */
         CHECK_EQUAL(local_send(&local, &frame), 1);
         frame_free(&frame);
         CHECK_EQUAL(local_receive(&local), 1);
@@ -305,7 +305,7 @@ static void small_segments(struct bench *b)
 BOTH(segment_queries)
 {
     struct bench *b = local_bench(backend, small_segments);
-    struct local local = local_open(b, 1, WISH); /* partition 0 is another worker's */
+    struct local local = local_open(b, 1, SIZES); /* partition 0 is another worker's */
     struct mqd_local_segment answer;
     int fd;
     check_place(&local, 0, 0, 0);
@@ -345,13 +345,13 @@ BOTH(segment_queries)
 BOTH(limits)
 {
     struct bench *b = local_bench(backend, NULL);
-    /* gets what there is, in shorter rings */
-    struct local big = local_open(b, 0, (struct local_wish){UINT64_MAX, UINT32_MAX, UINT32_MAX});
+    /* gets the rest of the memory, in shorter rings */
+    struct local big = local_open(b, 0, (struct local_sizes){UINT64_MAX, UINT32_MAX, UINT32_MAX});
     CHECK_EQUAL(big.welcome.error, 0);
     CHECK(big.total_bytes <= LOCAL_BYTES_MAX && big.data_bytes >= MQD_LOCAL_DATA_BYTES_MIN);
     struct part part = {0, {.mark = 1}};
     CHECK_EQUAL(local_produce(&big, 1, &part, 1).error[0], 0);
-    struct local refused = local_open(b, 0, (struct local_wish){1 << 30, 1 << 16, 256});
+    struct local refused = local_open(b, 0, (struct local_sizes){1 << 30, 1 << 16, 256});
     CHECK_EQUAL(refused.welcome.error, MQD_E_FULL);
     CHECK(strstr(refused.welcome.reason, "local.memory.max.bytes"));
     uint8_t byte;
@@ -361,18 +361,18 @@ BOTH(limits)
     local_wait_none(b);
     struct local all[LOCAL_COUNT_MAX];
     for (uint32_t i = 0; i < LOCAL_COUNT_MAX; i++) {
-        all[i] = local_open(b, 0, (struct local_wish){0, 0, 0});
+        all[i] = local_open(b, 0, (struct local_sizes){0, 0, 0});
         CHECK_EQUAL(all[i].welcome.error, 0);
         CHECK_EQUAL(all[i].data_bytes, MQD_LOCAL_DATA_BYTES_MIN);
     }
-    refused = local_open(b, 0, (struct local_wish){0, 0, 0});
+    refused = local_open(b, 0, (struct local_sizes){0, 0, 0});
     CHECK_EQUAL(refused.welcome.error, MQD_E_FULL);
     CHECK(strstr(refused.welcome.reason, "local.attachments.max"));
     local_close(&refused);
     local_close(&all[7]); /* another one in its place */
     while (local_counter(b, 0, MQD_GAUGE_LOCAL_ATTACHMENTS) == LOCAL_COUNT_MAX)
         poll(NULL, 0, 1);
-    all[7] = local_open(b, 0, (struct local_wish){0, 0, 0});
+    all[7] = local_open(b, 0, (struct local_sizes){0, 0, 0});
     CHECK_EQUAL(all[7].welcome.error, 0);
     for (uint32_t i = 0; i < LOCAL_COUNT_MAX; i++) {
         CHECK_EQUAL(local_produce(&all[i], 1, &part, 1).error[0], 0);
@@ -386,7 +386,7 @@ BOTH(limits)
 BOTH(where_there_are_none)
 {
     struct bench *b = bench_start(backend, NULL);
-    struct local refused = local_open(b, 0, WISH);
+    struct local refused = local_open(b, 0, SIZES);
     CHECK_EQUAL(refused.welcome.error, MQD_E_INVALID);
     CHECK(strstr(refused.welcome.reason, "connect by TCP"));
     local_close(&refused);
@@ -397,7 +397,7 @@ BOTH(where_there_are_none)
 BOTH(the_end_of_a_worker)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct frame frame = {0};
     struct fetch_position requested = {0, 0};
     put_fetch(&frame, (struct fetch){.correlation_id = 9, .wait_ms = LIMIT_MS, .bytes_min = 1}, &requested, 1);
@@ -457,7 +457,7 @@ BOTH(retained_memory_counts_until_released)
         uint64_t bytes = 0;
         uint32_t count = 0;
         for (; count < LOCAL_COUNT_MAX; count++) {
-            kept[count] = local_open(b, 0, (struct local_wish){3 << 20, 4096, 16});
+            kept[count] = local_open(b, 0, (struct local_sizes){3 << 20, 4096, 16});
             if (kept[count].welcome.error)
                 break;
             bytes += kept[count].total_bytes;
@@ -476,7 +476,7 @@ BOTH(retained_memory_counts_until_released)
         while (count--) /* a later child has the pipes of the earlier ones */
             let_go(&kept[count], keep, children[count]);
         local_wait_none(b);
-        struct local next = local_open(b, 0, (struct local_wish){3 << 20, 4096, 16});
+        struct local next = local_open(b, 0, (struct local_sizes){3 << 20, 4096, 16});
         CHECK_EQUAL(next.welcome.error, 0);
         local_close(&next);
         local_wait_none(b);

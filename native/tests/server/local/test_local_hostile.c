@@ -143,16 +143,16 @@ static void talk(struct hostile *h, uint64_t *seed)
     }
 }
 
-static void tear_at_memory(struct hostile *h, uint64_t *seed)
+static void damage_memory(struct hostile *h, uint64_t *seed)
 {
     int memory = h->local.fds[0];
     CHECK(ftruncate(memory, (off_t)some_number(seed) & 0xfffff) < 0);
     CHECK(fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE) < 0);
     CHECK_EQUAL(fallocate(memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)h->local.total_bytes), 0);
-    /* full: to be written no more, and the worker only looks whether it is readable */
+    /* full: further writes would block, but the worker only polls it for readability */
     eventfd_write(h->local.fds[1], UINT64_MAX - 1);
     fcntl(h->local.fds[2], F_SETFL,
-          0); /* blocking, were it shared: the worker must not block when no process reads it */
+          0); /* blocking, if the flag were shared: the worker must not block when no process reads it */
     mqd_store_release(&h->local.header->client_sleeping, 1u);
 }
 
@@ -160,7 +160,7 @@ static void leave(struct hostile *h, uint64_t *seed)
 {
     if (!h->open)
         return;
-    for (int i = 0; i < MQD_LOCAL_FD_COUNT && h->kept_count < 4; i++) /* some continue living somewhere else */
+    for (int i = 0; i < MQD_LOCAL_FD_COUNT && h->kept_count < 4; i++) /* some stay open in another process */
         if (test_random(seed) % 4 == 0)
             h->kept[h->kept_count++] = dup(h->local.fds[i]);
     local_close(&h->local);
@@ -178,8 +178,8 @@ static void act(struct bench *b, struct hostile *h, uint64_t *seed)
     if (!h->open) {
         forget(h);
         h->local = local_open(b, (uint32_t)(test_random(seed) % 2),
-                              (struct local_wish){some_number(seed) & 0xfffff, (uint32_t)some_number(seed) & 0xffff,
-                                                  (uint32_t)some_number(seed) & 0xfff});
+                              (struct local_sizes){some_number(seed) & 0xfffff, (uint32_t)some_number(seed) & 0xffff,
+                                                   (uint32_t)some_number(seed) & 0xfff});
         h->open = h->local.welcome.error == 0;
         if (!h->open)
             local_close(&h->local);
@@ -197,7 +197,7 @@ static void act(struct bench *b, struct hostile *h, uint64_t *seed)
         talk(h, seed);
         break;
     case 4:
-        tear_at_memory(h, seed);
+        damage_memory(h, seed);
         break;
     case 5:
         leave(h, seed);
@@ -221,7 +221,7 @@ struct scene {
 static void *change_bytes(void *argument)
 {
     struct scene *scene = argument;
-    struct local local = local_open(scene->b, 0, (struct local_wish){1 << 17, 1 << 12, 64});
+    struct local local = local_open(scene->b, 0, (struct local_sizes){1 << 17, 1 << 12, 64});
     uint64_t seed = scene->seed;
     struct frame frame = {0};
     struct part part = {1, {.mark = 3, .body_bytes = 30000}};
@@ -281,7 +281,7 @@ static void run(struct bench *b, uint64_t seed, uint32_t rounds, struct fetched 
 {
     struct hostile hostile[HOSTILE] = {0};
     struct scene scene = {.b = b, .seed = seed};
-    struct local good = local_open(b, (uint32_t)(seed % 2), (struct local_wish){1 << 17, 1 << 12, 64});
+    struct local good = local_open(b, (uint32_t)(seed % 2), (struct local_sizes){1 << 17, 1 << 12, 64});
     struct client tcp = client_open(b, (uint32_t)(seed / 2 % 2));
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, change_bytes, &scene) == 0);
@@ -338,7 +338,7 @@ BOTH(hostile_clients)
 BOTH(a_closed_client_is_freed_despite_its_requests)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, (struct local_wish){1 << 17, 1 << 12, 1024});
+    struct local local = local_open(b, 0, (struct local_sizes){1 << 17, 1 << 12, 1024});
     struct frame frame = {0};
     for (int32_t i = 0; i < 40; i++) { /* more than inflight_count_max: it is not even read to its end */
         uint32_t begin = frame_begin(&frame, 12, 0, i);
@@ -358,7 +358,7 @@ BOTH(a_closed_client_is_freed_despite_its_requests)
 BOTH(a_client_that_never_reads)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 12, 4096});
+    struct local local = local_open(b, 0, (struct local_sizes){1 << 20, 1 << 12, 4096});
     struct part part = {0, {.mark = 1, .body_bytes = 100000}};
     CHECK_EQUAL(local_produce(&local, 1, &part, 1).error[0], 0);
     struct frame frame = {0};
@@ -367,7 +367,7 @@ BOTH(a_client_that_never_reads)
         put_fetch(&frame, (struct fetch){.correlation_id = i, .bytes_max = 1 << 20}, &requested, 1);
     CHECK_EQUAL(local_send(&local, &frame), 1);
     frame_free(&frame);
-    struct local other = local_open(b, 0, (struct local_wish){1 << 20, 1 << 12, 16});
+    struct local other = local_open(b, 0, (struct local_sizes){1 << 20, 1 << 12, 16});
     for (int i = 0; i < 50; i++)
         CHECK_EQUAL(local_produce(&other, 1, &part, 1).error[0], 0);
     struct fetched *fetched = calloc(1, sizeof *fetched);

@@ -1,5 +1,5 @@
 /* tsan: long */
-/* Responses to queries of local clients: those that the kernel does not accept at once, and
+/* Responses to queries of local clients: those that the kernel does not accept immediately, and
  * those of a host without its lease. */
 #include "mqd_local_test.h"
 
@@ -22,8 +22,8 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256}),
-                 leaves = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256});
+    struct local local = local_open(b, 0, (struct local_sizes){1 << 20, 1 << 16, 256}),
+                 leaves = local_open(b, 0, (struct local_sizes){1 << 20, 1 << 16, 256});
     struct mqd_local_segment answer;
     int fd;
     for (int round = 0; round < 3; round++) {
@@ -57,7 +57,7 @@ BOTH(queries_beyond_the_end_without_the_lease)
         int32_t error;
     } sent[] = {{1, 6}, {INT64_MAX, 1}};
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256});
+    struct local local = local_open(b, 0, (struct local_sizes){1 << 20, 1 << 16, 256});
     struct client client = client_open(b, 0);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct fetch_position requested = {0, 0};

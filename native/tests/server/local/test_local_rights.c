@@ -13,7 +13,7 @@ static void rights(struct bench *b)
 
 static struct local local_as(struct bench *b, const char *principal)
 {
-    struct local local = local_open_as(b, 0, (struct local_wish){1 << 20, 1 << 16, 256}, principal);
+    struct local local = local_open_as(b, 0, (struct local_sizes){1 << 20, 1 << 16, 256}, principal);
     CHECK_OR(!local.welcome.error, fprintf(stderr, "%s\n", local.welcome.reason); abort());
     return local;
 }
@@ -60,7 +60,7 @@ static uint64_t rolls(struct bench *b, uint32_t worker)
     return local_counter(b, worker, MQD_COUNT_ROLLS);
 }
 
-/* Asks for the segment of `partition` and says whether it is the active one. */
+/* Queries the segment of `partition`. Returns whether it is the active one. */
 static bool has_active(struct local *local, int32_t partition, uint32_t number)
 {
     struct mqd_local_segment answer;

@@ -1,25 +1,26 @@
 /* fuzz: -max_len=1024 */
-/* What a leader on another host answers to the batches that local clients wrote here
- * (mqd_relay*.c): any bytes, in any pieces, while clients leave, leaders change, time passes and
- * the socket is full. A model that knows only the stream and what has been sent predicts the response
- * to each client; the responses are compared with it, whole and in order.
+/* Responses of a leader on another host to the batches that local clients wrote here
+ * (server/relay/): any bytes, in any pieces, while clients leave, leaders change, time passes and
+ * the socket is full. A model that knows only the stream and what has been sent predicts the
+ * response to each client; the responses are compared with it, whole and in order.
  *
- *   byte 0     bits 0-2 requests under way - 1, bits 3-6 their version - 3 (modulo 11), bit 7 the
- *              heap is full when the responses come
- *   byte 1, 2  bit i: request i is about partition 1; has acks=0 (else -1 and 1 in turn). Of two
- *              clients, request i is that of number i % 2
- *   byte 3     bits 0-5 how much of the requests the socket takes, in 63rds; bits 4-6 all: the last
- *              one is larger than may wait (seldom, for it is slow); bit 7 correlation ids are
- *              about to wrap
- *   byte 4     seed of the pieces, 0: one
- *   byte 5     bits 0-2 what happens on the way (enum happening), bits 3-4 how it ends (enum
- *              ending), bit 5 reads are interrupted, bit 6 the rest is frames
- *   byte 6     when it happens, in 256ths of what comes
- *   rest       what comes; correlation ids from 1 on, "quick" or sixteen times 7. As frames: a byte
- *              length and what follows the correlation id; both words are put before it
+ *   byte 0     bits 0-2 number of requests - 1, bits 3-6 their version - 3 (modulo 11), bit 7 the
+ *              heap is full when the responses arrive
+ *   byte 1, 2  bit i: request i is about partition 1; has acks=0 (else -1 and 1 in turn). Request i
+ *              is of client i % 2
+ *   byte 3     bits 0-5 how much of the requests the socket takes, in 63rds; bits 4-6 all set: the
+ *              last request is larger than may wait (rare, because it is slow); bit 7 correlation
+ *              ids are about to wrap
+ *   byte 4     seed of the pieces, 0: one piece
+ *   byte 5     bits 0-2 enum incident, bits 3-4 how the stream ends (enum ending), bit 5 reads are
+ *              interrupted, bit 6 the rest is frames
+ *   byte 6     when the incident happens, in 256ths of the stream
+ *   rest       the stream; correlation ids from 1 on, the topic is "quick" or sixteen times 7. As
+ *              frames: a byte length and what follows the correlation id; the harness puts length
+ *              word and correlation id before it
  *
- * Memory behind what was received is poisoned, and each frame is parsed in a block of its own: a
- * byte read too far is seen. */
+ * Memory after the received bytes is poisoned, and each frame is parsed in a block of its own, so
+ * that reading one byte too far is detected. */
 #include <errno.h>
 #include <sanitizer/asan_interface.h>
 #include <stdio.h>
@@ -51,7 +52,7 @@ enum {
     FLOOD_BYTES = 70000
 };
 enum { HERE = 2, LEADER = 1, OTHER = 3, CLIENT_ID = 5000, BEGAN_MS = 1000000, REQUEST_MS = 100, ANSWER_MS = 1000 };
-enum happening {
+enum incident {
     NOTHING,
     CLIENT_LEAVES,
     OTHER_LEADS,
@@ -259,7 +260,7 @@ static void answer_all(void)
 }
 
 /* After every step: nothing is late, nothing is lost, and only pending requests hold memory. */
-static void look(void)
+static void check_state(void)
 {
     const struct mqd_relay *relay = r->relays->relay[0];
     uint32_t entries = 0, relaying[CLIENTS] = {0};
@@ -296,7 +297,7 @@ static void turn(uint32_t there, int end)
     mqd_relay_on_event(r, (uint64_t)relay->generation << 16 | relay->index, end ? MQD_POLL_HANGUP : MQD_POLL_READABLE);
     mqd_relays_read(r);
     mqd_relays_run(r);
-    look();
+    check_state();
 }
 
 static void receive_until(uint32_t end)
@@ -319,7 +320,7 @@ static void connect_leader(void)
         .leader_node = LEADER, .leader_worker = 1, .lane = MQD_RELAY_LANE_PLAIN, .timeout_ms = ANSWER_MS};
     int64_t now_ms = r->now_ms;
     NEED(mqd_reactor_relay_put(r, ++token, eventfd(0, EFD_CLOEXEC), &options) == 0);
-    r->now_ms = now_ms; /* a command looks at the clock */
+    r->now_ms = now_ms; /* a command reads the clock */
     wire.room = UINT64_MAX;
     wire.sent = 0;
     model.ended = false;
@@ -338,7 +339,7 @@ static void pass(int64_t elapsed_ms)
         r->now_ms > BEGAN_MS + ANSWER_MS + (model.requests[model.oldest].acks == -1 ? REQUEST_MS : 0))
         model_end(true);
     mqd_relays_run(r);
-    look();
+    check_state();
 }
 
 static void leave(struct mqd_connection *c)
@@ -347,7 +348,7 @@ static void leave(struct mqd_connection *c)
     model.gone = true;
     for (uint32_t i = model.oldest; i < model.count; i++)
         model.requests[i].decided |= model.requests[i].client == 1;
-    for (; request; request = next) { /* as mqd_connection_close */
+    for (; request; request = next) { /* like mqd_connection_close */
         next = request->next;
         mqd_request_orphan(r, request);
     }
@@ -367,7 +368,7 @@ static void place(int32_t leader)
     r->now_ms = now_ms;
 }
 
-static void happen(enum happening what)
+static void cause(enum incident what)
 {
     const struct mqd_relay *relay = r->relays->relay[0];
     switch (what) {
@@ -403,7 +404,7 @@ static void happen(enum happening what)
         connect_leader();
         break;
     }
-    look();
+    check_state();
 }
 
 /* ---- a world ---- */
@@ -415,7 +416,7 @@ static void *zeroed(size_t size_bytes)
     return memory;
 }
 
-/* A reactor without a thread: the harness takes its turns. */
+/* A reactor without a thread: the harness runs its turns. */
 static void open_reactor(void)
 {
     static const int eventfds[ENDPOINTS] = {-1, -1, -1};
@@ -470,11 +471,11 @@ static void submit(uint32_t i)
                                         .partition_index = sent_request->partition,
                                         .records = records,
                                         .records_bytes = large ? sizeof records : 70};
-    /* the entry refuses at once what is not one whole batch; the rest of it is the leader's to judge */
+    /* this worker refuses what is not one whole batch; everything else is checked by the leader */
     mqd_put_be32(records + 8, (uint32_t)request.records_bytes - 12);
     records[16] = 2;
     struct mqd_buffer frame = {0};
-    mqd_relay_encode(&frame, &request); /* to a leader a request is what it was from the client */
+    mqd_relay_encode(&frame, &request); /* the leader gets the client's request unchanged */
     int64_t offset = mqd_arena_allocate(r->arena, frame.size_bytes);
     NEED(!frame.failed && offset >= 0);
     memcpy(r->options.arenas[0] + offset, frame.bytes, frame.size_bytes);
@@ -516,7 +517,7 @@ static void begin(const uint8_t *data)
     if (model.heap_full)
         r->options.heap_bytes_max = 0;
     wire.interrupts = data[5] & 32;
-    look();
+    check_state();
 }
 
 static void write_stream(const uint8_t *bytes, uint32_t size_bytes, bool frames, bool flood)
@@ -578,14 +579,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     enum ending ending = data[5] >> 3 & 3;
     write_stream(data + HEAD_BYTES, (uint32_t)size - HEAD_BYTES, data[5] & 64, ending == ZEROS);
     receive_until((uint32_t)((uint64_t)model.size_bytes * data[6] / 256));
-    happen(data[5] & 7);
+    cause(data[5] & 7);
     receive_until(model.size_bytes);
     if (ending == SILENT)
         pass(ANSWER_MS * 4);
     else if (!model.ended)
         turn(model.there, ending == RESET ? ECONNRESET : -1);
     if (!model.ended)
-        happen(RELAY_REMOVED); /* no relay was waited for */
+        cause(RELAY_REMOVED); /* no relay was waited for */
     finish();
     return 0;
 }

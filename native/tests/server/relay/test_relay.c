@@ -12,7 +12,7 @@
 BOTH(written_at_the_leader)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct client reader = client_open(b, 1);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct part first = one_record(1, 41, 64);
@@ -54,7 +54,7 @@ BOTH(pipelined_in_order)
 {
     enum { COUNT = 1200, UNDER_WAY = 14 };
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     relay_put(b, client_open_as(b, 1, 2).fd, MQD_RELAY_LANE_PLAIN, LIMIT_MS);
     int64_t next[PARTITIONS] = {0};
     int32_t last[PARTITIONS] = {-1, -1, -1, -1, -1};
@@ -81,7 +81,7 @@ BOTH(pipelined_in_order)
 BOTH(its_own_producer_id_and_sequence)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct part part = {1,
                         {.mark = 9, .producer_id = 4711, .producer_epoch = 3, .base_sequence = 0, .record_count = 5}};
     for (int round = 0; round < 2; round++) {
@@ -102,7 +102,7 @@ BOTH(its_own_producer_id_and_sequence)
 BOTH(refused_while_the_host_cannot_be_reached)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct mqd_relay_options options = relay_options(MQD_RELAY_LANE_PLAIN, LIMIT_MS * 10);
     submit(&local, 1, 1, one_record(1, 1, 64));
     submit(&local, 2, 1, one_record(1, 2, 64));
@@ -111,7 +111,7 @@ BOTH(refused_while_the_host_cannot_be_reached)
     for (int i = 0; i < 2; i++)
         CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
     CHECK_EQUAL(outcome((submit(&local, 3, 1, one_record(3, 3, 64)), &local)).error[0], NOT_LEADER); /* at once */
-    /* not the fault of the others */
+    /* other leaders are not affected */
     CHECK_EQUAL(outcome((submit(&local, 4, 1, one_record(0, 4, 64)), &local)).error[0], 0);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     submit(&local, 5, 1, one_record(1, 5, 64));
@@ -134,7 +134,7 @@ static void small_heap(struct bench *b)
 BOTH(a_batch_that_never_fits_is_too_large)
 {
     struct bench *b = relay_bench_of(backend, small_heap);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     submit(&local, 1, 1, one_record(1, 1, 1100000));
     CHECK_EQUAL(outcome(&local).error[0], 10); /* MESSAGE_TOO_LARGE */
     submit(&local, 2, 1, one_record(1, 2, 64));
@@ -151,7 +151,7 @@ BOTH(a_batch_that_never_fits_is_too_large)
 BOTH(unsent_and_unknown_differ_at_a_connections_end)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 8192);
     submit(&local, 1, 1, one_record(1, 1, 64));
     relayed(&leader);
@@ -165,7 +165,7 @@ BOTH(unsent_and_unknown_differ_at_a_connections_end)
         CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
     relay_event(b, MQD_EVENT_RELAY_ENDED);
     CHECK_EQUAL(local_counter(b, 0, MQD_COUNT_RELAY_FAILURES), 3);
-    submit(&local, 4, 1, one_record(1, 4, 64)); /* wanted again, at once */
+    submit(&local, 4, 1, one_record(1, 4, 64)); /* a connection is requested again immediately */
     relay_event(b, MQD_EVENT_RELAY_REQUESTED);
     leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 5});
@@ -179,7 +179,7 @@ BOTH(unsent_and_unknown_differ_at_a_connections_end)
 BOTH(a_leader_that_does_not_answer)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, 50, 0);
     submit(&local, 1, 1, one_record(1, 1, 64));
     CHECK_EQUAL(outcome(&local).error[0], TIMED_OUT);
@@ -194,11 +194,11 @@ BOTH(a_leader_that_does_not_answer)
 BOTH(another_leader)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     submit(&local, 1, 1, one_record(1, 1, 64));
     int32_t id = relayed(&leader).correlation_id;
-    place(b, LEADER, 6); /* the same one in another epoch: it answers by itself */
+    place(b, LEADER, 6); /* the same leader in another epoch: it answers without help */
     struct pollfd none = {local.fds[2], POLLIN, 0};
     CHECK_EQUAL(poll(&none, 1, 0), 0);
     place(b, 3, 7);
@@ -221,13 +221,13 @@ BOTH(held_back_while_the_leader_takes_nothing)
 {
     enum { BODY = 60000, COUNT = 120 };
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, (struct local_wish){16 << 20, 1 << 16, 256});
+    struct local local = local_open(b, 0, (struct local_sizes){16 << 20, 1 << 16, 256});
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 8192);
     uint64_t mark = 0;
     for (; mark < COUNT; mark++)
         submit(&local, (int32_t)mark, 0, one_record(1, mark, BODY)); /* acks=0: no bound on those under way but bytes */
     uint64_t seen = 0;
-    for (int still = 0; still < 20; still++, poll(NULL, 0, 5)) { /* until it moves no more */
+    for (int still = 0; still < 20; still++, poll(NULL, 0, 5)) { /* until nothing moves any more */
         uint64_t now = local_counter(b, 0, MQD_COUNT_RELAYED_BYTES);
         still = now == seen ? still : 0;
         seen = now;
@@ -254,7 +254,7 @@ BOTH(held_back_while_the_leader_takes_nothing)
 BOTH(a_silent_leader_holds_up_nothing_else)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     int32_t first = (submit(&local, 1, 1, one_record(1, 1, 64)), relayed(&leader).correlation_id);
@@ -285,7 +285,7 @@ BOTH(a_silent_leader_holds_up_nothing_else)
 BOTH(entries_are_reused)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     for (int32_t node = 100; node < 100 + MQD_RELAY_COUNT_MAX + 3; node++) {
         struct mqd_relay_options options = {.leader_node = node, .leader_worker = 1, .lane = 0, .timeout_ms = 1};
         int ends[2];
@@ -311,7 +311,7 @@ BOTH(entries_are_reused)
 BOTH(closed_clients_and_others)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0), client = client_open(b, 0);
     submit(&local, 1, 1, one_record(1, 1, 64));
     int32_t id = relayed(&leader).correlation_id;
@@ -320,7 +320,7 @@ BOTH(closed_clients_and_others)
     answer(&leader, (struct answer){id, 1, 0, 3});
     struct part part = one_record(1, 1, 64);
     CHECK_EQUAL(client_produce(&client, 1, &part, 1).error[0], NOT_LEADER);
-    local = local_open(b, 0, WISH);
+    local = local_open(b, 0, SIZES);
     submit(&local, 2, 1, one_record(1, 2, 64));
     relayed(&leader); /* never answered: the broker stops */
     client_close(&client);
@@ -340,11 +340,11 @@ static void rights(struct bench *b)
 BOTH(nothing_is_sent_on_without_the_lease)
 {
     struct bench *b = relay_bench_of(backend, rights);
-    struct local local = local_open_as(b, 0, WISH, "User:alice");
+    struct local local = local_open_as(b, 0, SIZES, "User:alice");
     CHECK_EQUAL(rights_grant(b, rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token, WRITE, 0), 0);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     for (int lease = 0; lease < 2; lease++) {
-        mqd_control_set_broker(b->control, 1, 1, lease ? INT64_MAX : 1 /* long over */);
+        mqd_control_set_broker(b->control, 1, 1, lease ? INT64_MAX : 1 /* expired long ago */);
         submit(&local, 1, 1, one_record(0, 1, 64)); /* what follows is read in a later turn */
         outcome(&local);
         submit(&local, 2, 1, one_record(1, 2, 64));
@@ -379,7 +379,7 @@ static void relay_put_secure(struct bench *b, int fd)
 }
 
 /* Batches wait for the handshake. From a leader that does not authenticate its node id they are
- * returned unwritten, and no other connection is requested at once. */
+ * returned unwritten, and no other connection is requested immediately. */
 BOTH(written_over_tls)
 {
     enum { COUNT = 200, UNDER_WAY = 14 };
@@ -388,7 +388,7 @@ BOTH(written_over_tls)
     mqd_secure_handshake_ms = TLS_CONNECT_MS;
     mqd_tls_key_records_max = 10;
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct tls_identity ca = tls_identity("ca"), leader = tls_node(&ca, "URI:mqd://node/1", 2),
                         other = tls_node(&ca, "URI:mqd://node/2", 2);
     relay_certificate(b, 0, &other, &ca);
@@ -416,7 +416,7 @@ BOTH(written_over_tls)
     mqd_secure_handshake_ms = 200;
     CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, abort());
     silent.fd = ends[0];
-    relay_put_secure(b, ends[1]); /* a leader that says nothing */
+    relay_put_secure(b, ends[1]); /* a leader that sends nothing */
     CHECK_EQUAL(outcome((submit(&local, 3, -1, one_record(1, 3, 64)), &local)).error[0], NOT_LEADER);
     CHECK_EQUAL(relay_event(b, MQD_EVENT_RELAY_ENDED).error, ETIMEDOUT);
     client_close(&silent);

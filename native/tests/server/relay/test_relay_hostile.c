@@ -44,7 +44,7 @@ static void complete_answer(struct frame *frame, struct answer reported)
 BOTH(malformed_answers_end_the_connection)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct frame frame = {0};
     struct answer wrong[] = {{2, 1, 0, 0} /* of the second before the first */,
                              {0, 1, 0, 0},
@@ -58,7 +58,7 @@ BOTH(malformed_answers_end_the_connection)
         complete_answer(&frame, wrong[i]);
         answered_with(b, &local, frame.bytes, frame.size_bytes, TIMED_OUT);
     }
-    for (uint32_t size = 0; size < 12; size++) { /* sizes that cannot be, and the beginning of one that is too large */
+    for (uint32_t size = 0; size < 12; size++) { /* impossible sizes, and the beginning of a frame that is too large */
         static const uint32_t sent[12] = {0,
                                           1,
                                           7,
@@ -103,7 +103,7 @@ BOTH(malformed_answers_end_the_connection)
 BOTH(answers_with_bytes_changed)
 {
     struct bench *b = relay_bench(backend);
-    struct local local = local_open(b, 0, WISH);
+    struct local local = local_open(b, 0, SIZES);
     struct frame frame = {0};
     uint64_t seed = 7;
     for (int round = 0; round < (test_long() ? 3000 : 150); round++) {

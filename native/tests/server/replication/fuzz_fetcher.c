@@ -1,9 +1,9 @@
 /* fuzz: -max_len=2048 */
-/* A leader's response to a follower, walked in one piece and in pieces: the same steps, nothing
- * beyond what is there, always an end.
+/* A leader's response to a follower, parsed whole and in pieces: both give the same steps, read
+ * nothing beyond the available bytes, and end.
  *
- * Input: 2 bytes seed of the pieces; 1 byte, bit 0: the frame is what there is; 4 bytes: how long
- * it claims to be otherwise; then the frame. */
+ * Input: 2 bytes seed of the pieces; 1 byte, bit 0: the frame's length is that of the rest of the
+ * input; 4 bytes: otherwise its claimed length; then the frame. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +54,7 @@ static void note_step(struct steps *steps, enum mqd_parsed_step step, const stru
             note(steps, (uint64_t)partition->leader_epoch);
 }
 
-/* seed 0: all at once; else pieces of 1..63 bytes. Each piece lies alone in memory. */
+/* seed 0: in one piece; otherwise in pieces of 1..63 bytes. Each piece is in memory of its own. */
 static struct steps walk(const uint8_t *frame, uint32_t size_bytes, uint32_t frame_bytes, uint64_t seed)
 {
     struct steps steps = {.hash = 14695981039346656037ull};

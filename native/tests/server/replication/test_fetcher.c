@@ -172,7 +172,7 @@ BOTH(records_unknown_to_the_leader_are_cut_off)
     CHECK_EQUAL(positions_of(two, FOLLOWED(0)).log_end_offset, 8);
     CHECK_EQUAL(hold(two, 0), 0);
     UNTIL(two->observed.truncated == 1);
-    CHECK_EQUAL(hold(two, -1), 1); /* what was read before is not to be put into place */
+    CHECK_EQUAL(hold(two, -1), 1); /* files made from data read before must not be put into place */
     CHECK_EQUAL(two->observed.offset, 5);
     UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 6);
     UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 6);
@@ -315,8 +315,8 @@ BOTH(a_follower_whose_flush_is_under_way_when_flush_on_ack_is_switched_on_goes_o
     role.partition_epoch++;
     assign_follower(two, 0, role);
     assign_leader(two, 0, role);
-    /* the fetcher has asked again: the first partition left its session, unless its flush is over
-     * already */
+    /* the fetcher has sent another request: the first partition left its session, unless its flush
+     * is over already */
     CHECK_EQUAL(client_produce(&client, -1, &parts[1], 1).error[0], 0);
     produced = client_produce(&client, -1, parts, 1);
     CHECK_EQUAL(produced.error[0], 0);
@@ -364,10 +364,11 @@ BOTH(a_follower_on_a_full_disk_is_not_one_that_keeps_up)
     assign_follower(two, 0, role);
     assign_leader(two, 0, role);
     follower_full(two, 1);
-    role.in_sync = 2, role.partition_epoch = 3, role.leader_epoch = 2; /* its host has said so to the controller */
+    role.in_sync = 2, role.partition_epoch = 3,
+    role.leader_epoch = 2; /* its host has reported the full disk to the controller */
     assign_leader(two, 0, role);
     assign_follower(two, 0, role);
-    usleep(500000); /* no request waits so long for news */
+    usleep(500000); /* no request waits this long at the leader */
     CHECK_EQUAL(proposed(two), 0);
     follower_full(two, 0);
     UNTIL(proposed(two) == 2);

@@ -6,7 +6,7 @@
 struct mqd_reactor;
 bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event);
 
-/* The leader says it once. */
+/* The leader reports it only once. */
 BOTH(a_log_start_is_reported_when_there_is_room_again)
 {
     struct fake fake = fake_start(backend);
@@ -76,7 +76,7 @@ BOTH(an_earlier_leaders_log_start_is_not_attributed_to_its_successors)
            (struct piece[]){
                {.partition = 2, .high_watermark = 3, .log_start = 1, .records = bytes, .records_bytes = size_bytes}},
            1);
-    /* what is untold is looked through in the order of slots: partition 0 comes before 2 */
+    /* unreported log starts are handled in the order of slots: partition 0 comes before 2 */
     UNTIL(two->observed.log_start > 0);
     CHECK_EQUAL(two->observed.log_start, 1);
     CHECK_EQUAL(two->observed.offset, 1);

@@ -181,7 +181,7 @@ BOTH(a_leader_that_does_not_know_the_partition_yet_is_retried_soon)
     fake_stop(&fake);
 }
 
-/* ---- answers that are wrong ---- */
+/* ---- wrong responses ---- */
 
 /* Whatever is wrong with one partition's records, the other's are accepted; it is requested
  * again from its position. */
@@ -220,7 +220,7 @@ BOTH(wrong_records_harm_no_other_partition)
         CHECK(receive(&fake, &request));
         CHECK_EQUAL(log_end(&fake, 0), end + 2);
         CHECK_EQUAL(log_end(&fake, 2), other_end + 1);
-        CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, end + 2); /* not what is not there */
+        CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, end + 2); /* at most the log's end */
         CHECK_EQUAL(request.one[2].offset, other_end + 1);
         /* unless the machine paused for as long as the partition is put off */
         if (test_now_ns() - began_ns < (int64_t)quick_options().backoff_ms * 1000000)
@@ -257,12 +257,12 @@ BOTH(unrequested_partitions_are_refused)
     CHECK_EQUAL(log_end(&fake, 0), 2);
     struct role next = in_step;
     next.leader_epoch = 5, next.partition_epoch = 2;
-    assign_follower(two, 0, next); /* the response below is to a question of epoch 4 */
+    assign_follower(two, 0, next); /* the response below is to a request of epoch 4 */
     answer(&fake, &request, (struct piece[]){{.partition = 0, .records = other, .records_bytes = other_bytes}}, 1);
     CHECK(receive(&fake, &request));
     CHECK_EQUAL(log_end(&fake, 0), 2);
     CHECK(request.one[0].epoch == 5 && request.one[0].offset == 2);
-    /* what it has already */
+    /* records that it has already */
     answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
     CHECK(receive(&fake, &request));
     CHECK_EQUAL(log_end(&fake, 0), 2);
@@ -322,7 +322,7 @@ static void damage(struct frame *frame, int kind)
         break; /* ... of nothing */
     case 3:
         put(frame, 4, 20);
-        break; /* bytes behind the response */
+        break; /* bytes after the response */
     case 4:
         frame->bytes[14] = 1;
         break; /* the leader refuses as a whole */
@@ -343,13 +343,13 @@ static void damage(struct frame *frame, int kind)
         break; /* the frame ends in its last byte */
     case 10:
         put(frame, 1, 0), frame->bytes[3]++;
-        break; /* ... and behind it */
+        break; /* ... and after it */
     }
 }
 
 /* The connection ends, Python is notified, the logs are unchanged, and the next connection
  * works. */
-BOTH(an_answer_that_is_none_ends_the_connection)
+BOTH(an_invalid_response_ends_the_connection)
 {
     struct fake fake = fake_start(backend);
     struct two *two = fake.two;
@@ -386,7 +386,7 @@ static void slow_writes(struct bench *b)
 
 /* Half a response and the end of the connection arrive while the follower writes: one event
  * reports both, and there is no other. */
-BOTH(an_end_of_stream_behind_an_answer_is_seen)
+BOTH(an_end_of_stream_after_a_response_is_noticed)
 {
     struct fake fake = fake_start_with(backend, slow_writes);
     struct two *two = fake.two;

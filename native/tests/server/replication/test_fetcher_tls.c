@@ -79,7 +79,7 @@ struct network {
     int ends[2];           /* to the follower, to the leader */
     int64_t cut_after;     /* bytes from the leader, then the end; -1 = never */
     int64_t damage_at;     /* a byte from the leader that arrives changed; -1 = none */
-    uint64_t bytes, clear; /* that passed; records of TLS would begin with 20 to 23, what did not */
+    uint64_t bytes, clear; /* bytes passed; records that were not TLS, which begin with 20 to 23 */
     pthread_t thread;
 };
 
@@ -89,7 +89,7 @@ struct framing {
     uint32_t header_bytes, left;
 };
 
-static void look(struct network *network, struct framing *framing, const uint8_t *bytes, ssize_t count)
+static void count_records(struct network *network, struct framing *framing, const uint8_t *bytes, ssize_t count)
 {
     for (ssize_t i = 0; i < count;) {
         if (framing->left) {
@@ -133,7 +133,7 @@ static void *network_main(void *argument)
                 return NULL;
             }
             from_leader += from ? n : 0;
-            look(network, &framing[from], bytes, n);
+            count_records(network, &framing[from], bytes, n);
             __atomic_add_fetch(&network->bytes, (uint64_t)n, __ATOMIC_SEQ_CST);
         }
     }

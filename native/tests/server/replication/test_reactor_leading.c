@@ -34,7 +34,7 @@ BOTH(an_acknowledgement_waits_for_every_member)
     CHECK_EQUAL(response.batch_count, 2);
     CHECK_EQUAL(high_watermark(b), 0);
     follow(b, &third, (struct follower_fetch){.node = 3, .leader_epoch = 1, .last_epoch = 1, .offset = 5});
-    CHECK_EQUAL(produce_take(&client).error[0], 0); /* when the leader's own disk has it, too */
+    CHECK_EQUAL(produce_take(&client).error[0], 0); /* when the leader's own disk has it too */
     CHECK_EQUAL(produce_take(&other).error[0], 0);
     response = follow(b, &third, (struct follower_fetch){.node = 3, .leader_epoch = 1, .last_epoch = 1, .offset = 5});
     CHECK_EQUAL(response.high_watermark, 5);
@@ -84,7 +84,7 @@ BOTH(a_marker_that_is_here_is_refused_when_it_is_replicated)
     assign(b, all_in_sync);
     send_marker(b, 1, -1);
     send_marker(b, 2, -1); /* the same again */
-    send_marker(b, 3, 99); /* what is refused at once overtakes both */
+    send_marker(b, 3, 99); /* a marker that is refused immediately overtakes both */
     expect_produced(b, 3, 6);
     for (int round = 0; round < 2; round++) {
         struct follower_fetch request = {.node = 2,
@@ -156,7 +156,7 @@ BOTH(only_followers_may_fetch_as_followers)
     request = good, request.leader_epoch = 2;
     CHECK_EQUAL(follow(b, &second, request).error, 75);
     request = good, request.broker_epoch = EPOCH_OF(2) - 1;
-    CHECK_EQUAL(follow(b, &second, request).error, 77); /* an earlier life */
+    CHECK_EQUAL(follow(b, &second, request).error, 77); /* an earlier incarnation of its process */
     request = good, request.offset = 7;
     CHECK_EQUAL(follow(b, &second, request).error, 1);
     CHECK_EQUAL(follow(b, &second, good).error, 0);
@@ -377,8 +377,8 @@ BOTH(a_new_leader_does_not_report_its_end_at_once)
     follow(b, &second, (struct follower_fetch){.node = 2, .leader_epoch = 2, .last_epoch = 1, .offset = 1});
     int16_t error = list_offset(&client, -1, &offset);
     for (int i = 0; i < LIMIT_MS && error == 78; i++, error = list_offset(&client, -1, &offset))
-        /* asked of the other worker, which sees the high watermark when the owner has published it:
-         * at the end of its turn */
+        /* requested from the other worker, which sees the high watermark when the owner has
+         * published it: at the end of its turn */
         usleep(1000);
     CHECK_EQUAL(error, 0);
     CHECK_EQUAL(offset, 1);
@@ -405,7 +405,7 @@ BOTH(a_lost_lease)
     requested.offset = 50;
     client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
                  &requested, 1, fetched);
-    CHECK_EQUAL(fetched->error[0], 6); /* another leader may have got so far */
+    CHECK_EQUAL(fetched->error[0], 6); /* another leader may have records up to there */
     struct timespec now;
     clock_gettime(CLOCK_BOOTTIME, &now);
     mqd_control_set_broker(b->control, EPOCH_OF(1), 1, (now.tv_sec + 3600) * INT64_C(1000000000));
@@ -451,7 +451,7 @@ BOTH(a_session_of_a_follower)
                                           .wait_ms = LIMIT_MS},
                   1);
     CHECK_EQUAL(produce_take(&client).error[0], 0);
-    /* no records, but a high watermark that it does not know: told soon, not after wait_ms */
+    /* no records, but a high watermark that it does not know: sent soon, not after wait_ms */
     response = take_fetch_response(&second);
     CHECK_EQUAL(response.partition_count, 1);
     CHECK_EQUAL(response.high_watermark, 2);

@@ -1,8 +1,8 @@
 /* tsan: long */
 /* A leader of several replicas under everything at once: two followers that fetch in sessions and
- * without, stop, leave and come back as another life; producers with acks=all and acks=1 through
- * both workers; consumers that wait; a controller that takes and refuses proposals, raises epochs,
- * takes the leadership away and gives it back.
+ * without, stop, leave and come back as a new incarnation; producers with acks=all and acks=1
+ * through both workers; consumers that wait; a controller that takes and refuses proposals, raises
+ * epochs, takes the leadership away and gives it back.
  *
  * Checked: what was acknowledged with acks=all was held by every member of the in-sync set, where
  * that set was the same from before it was sent until after it was answered; the high watermark had
@@ -30,7 +30,7 @@ struct follower {
 struct mix {
     struct bench *b;
     _Atomic bool stop, followers_stop;
-    _Atomic uint32_t version; /* odd while the controller changes what holds */
+    _Atomic uint32_t version; /* odd while the controller changes the next two fields */
     _Atomic uint32_t in_sync; /* bit per node; 0 = node 1 does not lead */
     _Atomic int32_t leader_epoch;
     _Atomic int64_t broker_epoch[NODES + 1];
@@ -47,7 +47,7 @@ static uint32_t below(uint64_t *seed, uint32_t limit)
 
 /* ---- followers ---- */
 
-/* As take_told, but the records are kept. False: the connection has ended. */
+/* Like take_fetch_response, but the records are kept. False: the connection has ended. */
 static bool take_copy(struct follower *f, struct client *client, struct fetch_response *out)
 {
     *out = (struct fetch_response){.diverging_epoch = -1, .diverging_end = -1, .next_offset = -1};
@@ -268,7 +268,7 @@ static void control(struct mix *m, struct state *state)
         usleep(below(&m->seed, 3000));
         state->target.leader = 1, state->target.leader_epoch++;
         change(m, state);
-    } else if (roll == 2) { /* another life of a follower: out of the set until it has caught up */
+    } else if (roll == 2) { /* a new incarnation of a follower: out of the set until it has caught up */
         int32_t node = 2 + (int32_t)below(&m->seed, 2);
         m->broker_epoch[node] += 1000;
         state->target.in_sync &= ~(1u << node);

@@ -29,7 +29,8 @@ BOTH(a_consumer_is_sent_to_the_replica_in_its_rack)
         const char *rack;
         int32_t node;
     } expected[] = {{"a", -1}, {"b", 2}, {"c", 3}, {"d", -1}, {NULL, -1}};
-    /* by a worker that does not own the partition; told at once, though there is nothing to read */
+    /* by a worker that does not own the partition; the response is immediate, although there is
+     * nothing to read */
     for (uint32_t i = 0; i < 5; i++) {
         client_fetch(&consumer,
                      (struct fetch){.wait_ms = expected[i].node < 0 ? 1 : LIMIT_MS,

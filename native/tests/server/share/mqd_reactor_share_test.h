@@ -111,7 +111,7 @@ static void *coordinate(void *argument)
     }
 }
 
-__attribute__((unused)) static int look(struct coordinator *k, const int *what)
+__attribute__((unused)) static int read_locked(struct coordinator *k, const int *what)
 {
     pthread_mutex_lock(&k->mutex);
     int found = *what;
@@ -149,7 +149,7 @@ static void stop(struct coordinator *k)
 
 /* ---- requests ---- */
 
-struct asks { /* one partition */
+struct share_request { /* one partition */
     const char *member;
     int32_t epoch, partition, wait_ms, records_max, bytes_min;
     int64_t first, last; /* acknowledged with `type`, unless that is -1 */
@@ -165,7 +165,7 @@ static void put_name(struct mqd_buffer *body, const char *name)
     mqd_put_text(body, true, (struct mqd_text){(const uint8_t *)name, (int32_t)strlen(name)});
 }
 
-static void send_asks(struct coordinator *k, struct client *client, int16_t api_key, struct asks asks)
+static void send_share_request(struct coordinator *k, struct client *client, int16_t api_key, struct share_request asks)
 {
     struct frame frame = {0};
     struct mqd_buffer body = {0};
@@ -298,16 +298,16 @@ static struct answered take_answer(struct client *client, int16_t api_key)
     return out;
 }
 
-static struct answered fetch(struct coordinator *k, struct client *client, struct asks asks)
+static struct answered fetch(struct coordinator *k, struct client *client, struct share_request asks)
 {
-    send_asks(k, client, FETCH, asks);
+    send_share_request(k, client, FETCH, asks);
     return take_answer(client, FETCH);
 }
 
 __attribute__((unused)) static struct answered acknowledge(struct coordinator *k, struct client *client,
-                                                           struct asks asks)
+                                                           struct share_request asks)
 {
-    send_asks(k, client, ACKNOWLEDGE, asks);
+    send_share_request(k, client, ACKNOWLEDGE, asks);
     return take_answer(client, ACKNOWLEDGE);
 }
 

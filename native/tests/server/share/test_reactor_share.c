@@ -17,12 +17,12 @@ static struct coordinator *start(int backend)
 }
 
 /* Partition 0 is owned by worker 0, partition 1 by worker 1; the clients are with worker 0. */
-static void one_lot(struct coordinator *k, int32_t partition)
+static void exercise_partition(struct coordinator *k, int32_t partition)
 {
     struct client one = client_open(k->b, 0), two = client_open(k->b, 0);
     produce(k, partition, 10);
-    struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS},
-                c = {.member = "c", .partition = partition, .type = -1, .wait_ms = 1};
+    struct share_request a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS},
+                         c = {.member = "c", .partition = partition, .type = -1, .wait_ms = 1};
     struct answered answered = fetch(k, &one, a);
     check_run(&answered, 0, 9, 1);
     CHECK_EQUAL(answered.lock_ms, 30000);
@@ -31,11 +31,11 @@ static void one_lot(struct coordinator *k, int32_t partition)
     CHECK_EQUAL(answered.partition_count, 1);
     c.epoch = 1, c.type = MQD_SHARE_ACCEPT, c.last = 3;
     CHECK_EQUAL(acknowledge(k, &two, c).partition_error, MQD_KAFKA_INVALID_RECORD_STATE);
-    /* accepted, released and rejected; the released are given out at once */
+    /* accepted, released and rejected; released records are delivered again immediately */
     a.epoch = 1, a.type = MQD_SHARE_ACCEPT, a.first = 0, a.last = 3;
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, 0);
     c.epoch = 2, c.type = -1, c.wait_ms = LIMIT_MS;
-    send_asks(k, &two, FETCH, c);
+    send_share_request(k, &two, FETCH, c);
     a.epoch = 2, a.type = MQD_SHARE_RELEASE, a.first = 4, a.last = 6;
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, 0);
     answered = take_answer(&two, FETCH);
@@ -48,7 +48,8 @@ static void one_lot(struct coordinator *k, int32_t partition)
     CHECK_EQUAL(acknowledge(k, &one, a).error, MQD_KAFKA_SHARE_SESSION_NOT_FOUND);
     client_close(&two);
     struct client three = client_open(k->b, 0);
-    struct asks e = {.member = "e", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .records_max = 100};
+    struct share_request e = {
+        .member = "e", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .records_max = 100};
     int64_t seen = 0;
     for (int tries = 0; tries < 10 && seen < 6; tries++, e.epoch++) { /* 4 to 6 may come later than 7 to 9 */
         answered = fetch(k, &three, e);
@@ -64,9 +65,9 @@ static void one_lot(struct coordinator *k, int32_t partition)
 BOTH(members_hold_acknowledge_and_release)
 {
     struct coordinator *k = start(backend);
-    one_lot(k, 0);
-    one_lot(k, 1);
-    CHECK(look(k, &k->reads) >= 2);
+    exercise_partition(k, 0);
+    exercise_partition(k, 1);
+    CHECK(read_locked(k, &k->reads) >= 2);
     stop(k);
 }
 
@@ -76,13 +77,13 @@ BOTH(an_answer_waits_for_persistence)
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client one = client_open(k->b, 0), two = client_open(k->b, 0);
         produce(k, partition, 4);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS},
-                    c = {.member = "c", .partition = partition, .type = -1, .wait_ms = 20};
+        struct share_request a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS},
+                             c = {.member = "c", .partition = partition, .type = -1, .wait_ms = 20};
         struct answered answered = fetch(k, &one, a);
         check_run(&answered, 0, 3, 1);
         set_hold(k, true);
         a.epoch = 1, a.type = MQD_SHARE_ACCEPT, a.last = 3;
-        send_asks(k, &one, ACKNOWLEDGE, a);
+        send_share_request(k, &one, ACKNOWLEDGE, a);
         CHECK_EQUAL(fetch(k, &two, c).run_count, 0); /* done in memory: no other member gets them */
         struct pollfd early = {one.fd, POLLIN, 0};
         CHECK_EQUAL(poll(&early, 1, 50), 0); /* S6 */
@@ -103,8 +104,8 @@ BOTH(a_lock_that_ends_gives_the_record_to_a_parked_fetch)
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client one = client_open(k->b, 0), two = client_open(k->b, 1);
         produce(k, partition, 4);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS},
-                    c = {.member = "c", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        struct share_request a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS},
+                             c = {.member = "c", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
         struct answered answered = fetch(k, &one, a);
         check_run(&answered, 0, 3, 1);
         answered = fetch(k, &two, c);
@@ -117,8 +118,8 @@ BOTH(a_lock_that_ends_gives_the_record_to_a_parked_fetch)
     stop(k);
 }
 
-/* Released, by its member or with its session, a record waits; then a parked fetch gets it. The
- * reactor counts in whole milliseconds. */
+/* A record that was released, by its member or with its session, waits; then a parked fetch gets
+ * it. The reactor counts in whole milliseconds. */
 BOTH(a_backoff_delays_what_is_released)
 {
     struct coordinator *k = start(backend);
@@ -128,8 +129,8 @@ BOTH(a_backoff_delays_what_is_released)
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client one = client_open(k->b, 0), two = client_open(k->b, 1);
         produce(k, partition, 4);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS},
-                    c = {.member = "c", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        struct share_request a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS},
+                             c = {.member = "c", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
         check_run((struct answered[]){fetch(k, &one, a)}, 0, 3, 1);
         a.epoch = 1, a.type = MQD_SHARE_RELEASE, a.first = 2, a.last = 2;
         int64_t released_ns = test_now_ns();
@@ -137,7 +138,7 @@ BOTH(a_backoff_delays_what_is_released)
         check_run((struct answered[]){fetch(k, &two, c)}, 2, 2, 2);
         CHECK(test_now_ns() - released_ns > 59 * 1000000);
         c.epoch = 1;
-        send_asks(k, &two, FETCH, c);
+        send_share_request(k, &two, FETCH, c);
         released_ns = test_now_ns();
         client_close(&one); /* releases the others */
         struct answered answered = take_answer(&two, FETCH);
@@ -153,10 +154,10 @@ BOTH(a_parked_fetch_wakes_for_new_records)
     struct coordinator *k = start(backend);
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client one = client_open(k->b, 0);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        struct share_request a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
         for (int64_t round = 0; round < 20; round++) {
             a.epoch = (int32_t)round;
-            send_asks(k, &one, FETCH, a);
+            send_share_request(k, &one, FETCH, a);
             produce(k, partition, 1);
             struct answered answered = take_answer(&one, FETCH);
             check_run(&answered, round, round, 1);
@@ -172,7 +173,7 @@ BOTH(requests_are_refused_as_in_kafka)
     struct coordinator *k = start(backend);
     struct client one = client_open(k->b, 0);
     produce(k, 0, 4);
-    struct asks a = {.member = "a", .type = -1, .wait_ms = LIMIT_MS};
+    struct share_request a = {.member = "a", .type = -1, .wait_ms = LIMIT_MS};
     a.epoch = 1;
     CHECK_EQUAL(fetch(k, &one, a).error, MQD_KAFKA_SHARE_SESSION_NOT_FOUND);
     a.epoch = 0;
@@ -188,7 +189,7 @@ BOTH(requests_are_refused_as_in_kafka)
     CHECK_EQUAL(fetch(k, &one, a).error, MQD_KAFKA_INVALID_SHARE_SESSION_EPOCH);
     a.epoch = 1, a.type = 5, a.first = 0, a.last = 0;
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_REQUEST);
-    a.epoch = 2, a.type = MQD_SHARE_RENEW; /* not said to be a renewal */
+    a.epoch = 2, a.type = MQD_SHARE_RENEW; /* not declared as a renewal */
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_REQUEST);
     a.epoch = 3, a.type = MQD_SHARE_ACCEPT, a.again = true; /* twice the same range */
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_RECORD_STATE);
@@ -206,7 +207,7 @@ BOTH(requests_are_refused_as_in_kafka)
     a.renews = false, a.type = -1, a.partition = 9;
     answered = fetch(k, &one, a);
     CHECK_EQUAL(answered.partition_error, MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
-    a.epoch = 8, a.type = MQD_SHARE_ACCEPT, a.first = 1, a.last = 0; /* judged before the partition */
+    a.epoch = 8, a.type = MQD_SHARE_ACCEPT, a.first = 1, a.last = 0; /* checked before the partition */
     CHECK_EQUAL(fetch(k, &one, a).acknowledge_error, MQD_KAFKA_INVALID_REQUEST);
     a.epoch = 9;
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_REQUEST);
@@ -224,7 +225,7 @@ BOTH(a_partition_is_reported_where_kafka_has_something_to_report)
 {
     struct coordinator *k = start(backend);
     struct client one = client_open(k->b, 0);
-    struct asks a = {.member = "a", .type = -1, .wait_ms = 1};
+    struct share_request a = {.member = "a", .type = -1, .wait_ms = 1};
     CHECK_EQUAL(fetch(k, &one, a).partition_count, 1); /* it opens the session */
     a.epoch = 1;
     CHECK_EQUAL(fetch(k, &one, a).partition_count, 0); /* named again */
@@ -266,11 +267,11 @@ BOTH(sessions_are_bounded_and_end_with_their_connection)
     char name[2] = "0";
     for (int i = 0; i < 9; i++, name[0]++) { /* 8 for both workers */
         clients[i] = client_open(k->b, (uint32_t)i % 2);
-        struct asks a = {.member = name, .type = -1};
+        struct share_request a = {.member = name, .type = -1};
         CHECK_EQUAL(fetch(k, &clients[i], a).error, i < 8 ? 0 : MQD_KAFKA_SHARE_SESSION_LIMIT_REACHED);
     }
     client_close(&clients[1]);
-    struct asks a = {.member = "late", .type = -1};
+    struct share_request a = {.member = "late", .type = -1};
     int16_t error = -1;
     for (int tries = 0; tries < 1000 && error; tries++) {
         error = fetch(k, &clients[8], a).error;
@@ -297,10 +298,10 @@ BOTH(a_session_joins_again_where_it_was_not_counted)
                  {MQD_KAFKA_FENCED_STATE_EPOCH, 0, 0}, /* of its state: it counts the session */
                  {0, 0, 0}};
     for (int32_t step = 0; step < 4; step++) {
-        struct asks a = {.member = "a", .epoch = step, .partition = 4, .type = -1, .wait_ms = 1};
+        struct share_request a = {.member = "a", .epoch = step, .partition = 4, .type = -1, .wait_ms = 1};
         struct mqd_share_owner_request asked;
         uint32_t from;
-        send_asks(k, &one, FETCH, a);
+        send_share_request(k, &one, FETCH, a);
         struct mqd_descriptor request = bench_expect(k->b, FAKE, MQD_LINK_SHARE, &from);
         memcpy(&asked, k->b->arenas[from] + request.offset, sizeof asked);
         CHECK_EQUAL(asked.joins, steps[step].joins);
@@ -339,7 +340,7 @@ BOTH(a_state_that_cannot_be_read_is_an_error)
     pthread_mutex_lock(&k->mutex);
     k->read_error = MQD_KAFKA_GROUP_ID_NOT_FOUND;
     pthread_mutex_unlock(&k->mutex);
-    struct asks a = {.member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS};
+    struct share_request a = {.member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS};
     CHECK_EQUAL(fetch(k, &one, a).partition_error, MQD_KAFKA_GROUP_ID_NOT_FOUND);
     client_close(&one);
     stop(k);
@@ -351,8 +352,9 @@ BOTH(min_bytes_are_waited_for)
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client one = client_open(k->b, 0);
         produce(k, partition, 1);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .bytes_min = 500};
-        send_asks(k, &one, FETCH, a);
+        struct share_request a = {
+            .member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .bytes_min = 500};
+        send_share_request(k, &one, FETCH, a);
         struct pollfd early = {one.fd, POLLIN, 0};
         CHECK_EQUAL(poll(&early, 1, 30), 0);
         produce(k, partition, 1);
@@ -375,7 +377,8 @@ BOTH(a_backlog_is_acquired_in_parts)
         struct client one = client_open(k->b, 0);
         for (int i = 0; i < 80; i++) /* enough for the index to be written */
             produce_batch(k, partition, 1, 3000);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .records_max = 19};
+        struct share_request a = {
+            .member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .records_max = 19};
         for (int64_t first = 0; first < 76; first += 19, a.epoch++) {
             struct answered answered = fetch(k, &one, a);
             check_run(&answered, first, first + 18, 1);
@@ -392,7 +395,7 @@ BOTH(the_log_may_start_within_a_batch)
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client one = client_open(k->b, 0);
         produce(k, partition, 4);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        struct share_request a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
         check_run((struct answered[]){fetch(k, &one, a)}, 0, 3, 1);
         a.epoch = 1, a.type = MQD_SHARE_ACCEPT, a.last = 2;
         CHECK_EQUAL(acknowledge(k, &one, a).partition_error, 0);
@@ -414,8 +417,8 @@ BOTH(without_share_version_the_acceptor_answers)
     struct bench *b = bench_start(backend, NULL);
     struct coordinator k = {.b = b};
     struct client one = client_open(b, 0);
-    struct asks a = {.member = "a", .type = -1};
-    send_asks(&k, &one, FETCH, a);
+    struct share_request a = {.member = "a", .type = -1};
+    send_share_request(&k, &one, FETCH, a);
     bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     client_close(&one);
     bench_stop(b);

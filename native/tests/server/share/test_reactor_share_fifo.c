@@ -25,7 +25,7 @@ static void write_records(struct coordinator *k, int32_t partition, struct raw r
 static void one_after_the_other(struct coordinator *k, int32_t partition, int64_t count, int64_t unkeyed, bool ends)
 {
     struct client one = client_open(k->b, 0);
-    struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+    struct share_request a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
     struct answered answered = fetch(k, &one, a);
     check_run(&answered, 0, unkeyed, 1);
     for (int64_t offset = unkeyed + 1; offset < count; offset++) {
@@ -65,7 +65,8 @@ BOTH(large_batches)
 {
     struct coordinator *k = start_fifo(backend);
     struct client one = client_open(k->b, 0);
-    struct asks a = {.member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS, .records_max = 1000, .strict = 1};
+    struct share_request a = {
+        .member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS, .records_max = 1000, .strict = 1};
     int64_t seen = 0;
     for (int batch = 0; batch < 4; batch++)
         write_records(k, 1, raw_records(300, UINT64_MAX, 40)); /* none has a key */
@@ -90,7 +91,7 @@ BOTH(compressed_batches)
     write_records(k, 1, in_zstd(raw_records(64, 1 << 1, 40)));
     write_records(k, 1, in_zstd(raw_records(400, UINT64_MAX, 40))); /* none has a key */
     struct client one = client_open(k->b, 0);
-    struct asks a = {.member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS};
+    struct share_request a = {.member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS};
     int64_t seen = 0;
     for (int tries = 0; tries < 20 && seen < 402; tries++, a.epoch++) {
         struct answered answered = fetch(k, &one, a);
@@ -110,9 +111,9 @@ BOTH(it_ends_while_keys_are_read)
         return;
     struct coordinator *k = start_fifo(backend);
     struct client one = client_open(k->b, 0);
-    struct asks a = {.member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS};
+    struct share_request a = {.member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS};
     write_records(k, 1, in_zstd(raw_records(4000, UINT64_MAX, 40)));
-    send_asks(k, &one, FETCH, a);
+    send_share_request(k, &one, FETCH, a);
     client_close(&one);
     stop(k);
 }
@@ -121,7 +122,7 @@ BOTH(a_damaged_batch_is_an_error)
 {
     struct coordinator *k = start_fifo(backend);
     struct client one = client_open(k->b, 0);
-    struct asks a = {.member = "a", .partition = 0, .type = -1, .wait_ms = LIMIT_MS};
+    struct share_request a = {.member = "a", .partition = 0, .type = -1, .wait_ms = LIMIT_MS};
     produce(k, 0, 5); /* its records are noise */
     CHECK_EQUAL(fetch(k, &one, a).partition_error, MQD_KAFKA_CORRUPT_MESSAGE);
     client_close(&one);

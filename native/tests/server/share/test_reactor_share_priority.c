@@ -15,9 +15,10 @@ static struct coordinator *start_ranked(int backend)
 
 /* A session of both partitions, whose states are loaded: one record of each has been
  * delivered. */
-static struct asks open_both(struct coordinator *k, struct client *client)
+static struct share_request open_both(struct coordinator *k, struct client *client)
 {
-    struct asks a = {.member = "a", .partition = 0, .beside = true, .type = -1, .wait_ms = LIMIT_MS, .strict = 1};
+    struct share_request a = {
+        .member = "a", .partition = 0, .beside = true, .type = -1, .wait_ms = LIMIT_MS, .strict = 1};
     produce(k, 0, 1);
     produce(k, 1, 1);
     for (int seen = 0; seen < 2 && a.epoch < 10; a.epoch++) {
@@ -42,7 +43,7 @@ BOTH(a_tenth_is_kept_for_a_lower_priority)
 {
     struct coordinator *k = start_ranked(backend);
     struct client one = client_open(k->b, 0);
-    struct asks a = open_both(k, &one);
+    struct share_request a = open_both(k, &one);
     a.records_max = 20;
     produce(k, 0, 30);
     produce(k, 1, 30);
@@ -62,7 +63,7 @@ BOTH(one_request_in_ten_begins_with_the_lowest)
 {
     struct coordinator *k = start_ranked(backend);
     struct client one = client_open(k->b, 0);
-    struct asks a = open_both(k, &one);
+    struct share_request a = open_both(k, &one);
     a.records_max = 1;
     produce(k, 0, 30);
     produce(k, 1, 30);

@@ -19,9 +19,9 @@ static void end_transaction(struct coordinator *k, uint32_t slot, int64_t produc
     pthread_mutex_lock(&k->mutex);
     k->marker = &marker, k->marker_slot = slot, k->marked = 0;
     pthread_mutex_unlock(&k->mutex);
-    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll; !look(k, &k->marked) && test_now_ns() < end_ns;)
+    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll; !read_locked(k, &k->marked) && test_now_ns() < end_ns;)
         usleep(500);
-    CHECK_EQUAL(look(k, &k->marked), 1);
+    CHECK_EQUAL(read_locked(k, &k->marked), 1);
 }
 
 static void write_transactional(struct coordinator *k, int32_t partition, int64_t producer_id)
@@ -50,7 +50,7 @@ BOTH(aborted_records_are_never_acquired)
     k->committed = true; /* read_committed: no request has been made yet */
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client one = client_open(k->b, 0);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        struct share_request a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
         produce(k, partition, 1);
         write_transactional(k, partition, 7);
         end_transaction(k, (uint32_t)partition, 7, false);
@@ -65,13 +65,13 @@ BOTH(aborted_records_are_never_acquired)
         a.epoch = 2, a.type = MQD_SHARE_ACCEPT, a.first = a.last = 1;
         CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_RECORD_STATE);
         a.epoch = 3, a.type = -1, a.wait_ms = LIMIT_MS;
-        send_asks(k, &one, FETCH, a); /* waits for the end of the transaction */
+        send_share_request(k, &one, FETCH, a); /* waits for the end of the transaction */
         end_transaction(k, (uint32_t)partition, 8, true);
         answered = take_answer(&one, FETCH);
         check_run(&answered, 4, 5, 1);
         client_close(&one);
         struct client two = client_open(k->b, 0); /* all that was acquired comes again, and no more */
-        struct asks c = {.member = "c", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        struct share_request c = {.member = "c", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
         int64_t seen = 0;
         for (int tries = 0; tries < 10 && seen < 0 + 3 + 4 + 5; tries++, c.epoch++) {
             answered = fetch(k, &two, c);
@@ -109,13 +109,14 @@ BOTH(both_rights_are_needed)
 {
     struct coordinator *k = start_with(backend, with_rights);
     struct client one = client_open(k->b, 0);
-    struct asks first = {.member = "first", .type = -1};
-    send_asks(k, &one, FETCH, first);
+    struct share_request first = {.member = "first", .type = -1};
+    send_share_request(k, &one, FETCH, first);
     uint64_t subject = rights_event(k->b, MQD_EVENT_SUBJECT_REQUESTED).token;
     grant(k, subject, 0, 0);
     CHECK_EQUAL(take_answer(&one, FETCH).error, MQD_KAFKA_GROUP_AUTHORIZATION_FAILED);
     for (int32_t partition = 0; partition < 2; partition++) {
-        struct asks a = {.member = partition ? "b" : "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        struct share_request a = {
+            .member = partition ? "b" : "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
         grant(k, subject, EVERYTHING, (uint16_t)~READ);
         struct answered answered = fetch(k, &one, a);
         CHECK_EQUAL(answered.error, MQD_KAFKA_GROUP_AUTHORIZATION_FAILED);
@@ -156,15 +157,16 @@ BOTH(bytes_count_against_the_quota_of_fetches)
     CHECK_EQUAL(mqd_quota_publish(k->b->control, &rule, 1, bursts_ns), 0);
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client slow = client_open(k->b, 0), other = client_open(k->b, 0);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .client_id = "slow"},
-                    c = {.member = "c", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .client_id = "other"};
+        struct share_request
+            a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .client_id = "slow"},
+            c = {.member = "c", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .client_id = "other"};
         produce_batch(k, partition, 4, 3000);
         struct answered answered = fetch(k, &slow, a);
         int64_t answered_ns = test_now_ns();
         check_run(&answered, 0, 3, 1);
         CHECK(answered.throttle_ms >= 250 && answered.throttle_ms <= 320); /* 3 KB and what is around them */
         a.epoch = 1, a.type = MQD_SHARE_ACCEPT, a.last = 3;
-        send_asks(k, &slow, ACKNOWLEDGE, a); /* waits in its socket */
+        send_share_request(k, &slow, ACKNOWLEDGE, a); /* waits in its socket */
         produce_batch(k, partition, 4, 3000);
         answered = fetch(k, &other, c);
         check_run(&answered, 4, 7, 1);
@@ -194,7 +196,8 @@ static void fetch_all(int backend)
     struct coordinator *k = start_with(backend, one_batch_segments);
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client one = client_open(k->b, 0);
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .records_max = 1};
+        struct share_request a = {
+            .member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .records_max = 1};
         for (int i = 0; i < BATCHES; i++)
             produce_batch(k, partition, 1, 100);
         for (int64_t offset = 0; offset < BATCHES; offset++, a.epoch++) {
@@ -244,7 +247,7 @@ BOTH(records_are_sealed)
     CHECK_EQUAL(bench_done(k->b, 0, k->b->token).error, 0);
     struct tunnel *tunnel = tunnel_open(k->b, 0);
     for (int32_t partition = 0; partition < 2; partition++) {
-        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        struct share_request a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
         a.epoch = partition * 2 * 3;
         for (int64_t i = 0; i < 3; i++) {
             produce_batch(k, partition, 1, bodies[i]);

@@ -128,7 +128,7 @@ BOTH(a_wait_for_a_cpu_is_found)
     bench_stop(b);
 }
 
-BOTH(nothing_is_measured_unless_it_is_asked_for)
+BOTH(nothing_is_measured_unless_it_is_enabled)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
