@@ -248,8 +248,8 @@ ALLOWED = (
         NO_TIERS,
         kafka="'log.local.retention.bytes'",
     ),
-    Allowed("AlterConfigs", "0-2", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
-    Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
+    Allowed("AlterConfigs", "0-2", "responses[].error_code", ANY_NAME, kafka=0, mqd=40, said="property"),
+    Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ANY_NAME, kafka=0, mqd=40, said="property"),
     Allowed(
         "IncrementalAlterConfigs",
         "0-1",
@@ -258,8 +258,10 @@ ALLOWED = (
         kafka=40,
         mqd=42,
     ),
-    Allowed("AlterConfigs", "0-2", "responses[].error_code", ELR, kafka=40, mqd=0),
-    Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ELR, kafka=40, mqd=0),
+    Allowed("AlterConfigs", "0-2", "responses[].error_code", ELR, kafka=40, mqd=0, said="min.insync.replicas"),
+    Allowed(
+        "IncrementalAlterConfigs", "0-1", "responses[].error_code", ELR, kafka=40, mqd=0, said="min.insync.replicas"
+    ),
     Allowed("AlterClientQuotas", "0-1", "entries[].entity", HASHED, order=True),
     Allowed("DescribeClientQuotas", "0-1", "entries[].values", HASHED, order=True),
     Allowed(

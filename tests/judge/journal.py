@@ -56,4 +56,5 @@ class Journal:
 
 
 def name(entry: Allowed) -> str:
-    return f"{entry.api} {entry.versions} {entry.field} {entry.kafka!r} {entry.mqd!r} {entry.order}"
+    said = f" {entry.said!r}" if entry.said else ""
+    return f"{entry.api} {entry.versions} {entry.field} {entry.kafka!r} {entry.mqd!r} {entry.order}{said}"

@@ -128,6 +128,24 @@ def test_an_entry_of_the_table_covers_its_api_versions_and_field_alone() -> None
     assert not table.unused()
 
 
+def test_an_entry_may_ask_for_a_part_of_an_error_message() -> None:
+    table = Table((ALLOWED[0].__class__("Fetch", "4", "error_code", "a reason", kafka=0, mqd=40, said="min.insync"),))
+    assert not table.allows(Difference("Fetch", 4, "error_code", 0, 40))
+    assert not table.allows(Difference("Fetch", 4, "error_code", 0, 40, ("", "retention.ms cannot be 'x'")))
+    assert table.allows(Difference("Fetch", 4, "error_code", 0, 40, ("", "min.insync.replicas is too large")))
+
+
+def test_a_difference_of_codes_has_the_messages_beside_them() -> None:
+    resource = m.AlterConfigsResponse.ResourceResponse
+    bodies = [
+        m.AlterConfigsResponse(responses=[resource(error_code=code, error_message=message, resource_name="a")])
+        for code, message in ((0, None), (40, "why"))
+    ]
+    outcomes = Outcome("answered", bodies[0]), Outcome("answered", bodies[1])
+    (found,) = differences(33, 1, outcomes, (World("a"), World("a")), Table(()))
+    assert found.messages == ("", "why")
+
+
 def test_duplicate_names_are_paired_by_error() -> None:
     def outcome(*codes: int) -> Outcome:
         results = [m.DeleteTopicsResponse.TopicResult(name="t", error_code=code) for code in codes]
