@@ -498,7 +498,7 @@ int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_numbe
     if (!batch && make_room(producer))
         batch = batch_begin(producer, partition, size_bytes, size_bytes);
     if (!batch)
-        return mqd_error_set_static(MQD_E_FULL, "the producer's memory is full: wait, then again");
+        return mqd_error_set_static(MQD_E_FULL, "the producer's memory is full: wait, then retry");
     if (partition->open)
         mqd_producer_batch_close(producer, partition->open);
     memcpy(mqd_producer_data(producer) + batch->header_position, bytes, size_bytes);

@@ -169,8 +169,7 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
     if (mqd_client_check(client))
         return -1;
     if (size_bytes < 8 || size_bytes > client->request_bytes)
-        return mqd_error_set(MQD_E_INVALID,
-                             "a request of %u bytes: from 8 to %llu are possible on this attachment (request_bytes)",
+        return mqd_error_set(MQD_E_INVALID, "a request of %u bytes: this attachment allows 8 to %llu (request_bytes)",
                              size_bytes, (unsigned long long)client->request_bytes);
     if (mqd_get_be32(frame + 4) >= MQD_CLIENT_CORRELATION_PRODUCER)
         return mqd_error_set(MQD_E_INVALID, "correlation id %u: the caller's are below 2^30", mqd_get_be32(frame + 4));
@@ -181,7 +180,7 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
         if (take_passed(client))
             return -1;
         if (!find_room(client, size_bytes, &skipped))
-            return mqd_error_set_static(MQD_E_FULL, "the attachment's memory for requests is full: wait, then again");
+            return mqd_error_set_static(MQD_E_FULL, "the attachment's memory for requests is full: wait, then retry");
     }
     uint64_t offset = (client->request_tail + skipped) % client->request_bytes;
     memcpy(client->data + offset, frame, size_bytes);
@@ -189,7 +188,7 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
     if (!mqd_client_push(client, offset, size_bytes, submitted))
         return mqd_client_check(client)
                    ? -1
-                   : mqd_error_set_static(MQD_E_FULL, "the attachment's submissions are full: wait, then again");
+                   : mqd_error_set_static(MQD_E_FULL, "the attachment's submissions are full: wait, then retry");
     client->request_tail += skipped + size_bytes;
     return 0;
 }

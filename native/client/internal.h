@@ -12,7 +12,7 @@
  *       "wait".
  *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `failure`
  *       records this (client/fork.c closes them, so that the worker notices its client's end even
- *       while a child of it lives).
+ *       while a child of it runs).
  */
 #ifndef MQD_CLIENT_INTERNAL_H
 #define MQD_CLIENT_INTERNAL_H

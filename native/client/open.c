@@ -47,7 +47,7 @@ static int connect_to(const char *path, uint32_t timeout_ms)
     strcpy(address.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
-        return mqd_error_system(errno, "a Unix socket cannot be made");
+        return mqd_error_system(errno, "cannot create a Unix socket");
     struct timeval timeout = {.tv_sec = timeout_ms / 1000, .tv_usec = timeout_ms % 1000 * 1000};
     /* limits how long connect waits for room in the backlog */
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
@@ -222,7 +222,7 @@ static int attach(struct mqd_client *client, const struct mqd_client_options *op
     struct attached attached = {.fd_count = 0};
     client->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (client->wake_fd < 0)
-        return mqd_error_system(errno, "an eventfd cannot be made");
+        return mqd_error_system(errno, "cannot create an eventfd");
     client->socket_fd = connect_to(options->socket_path, options->timeout_ms);
     if (client->socket_fd < 0 || send_hello(client->socket_fd, options))
         return -1;
@@ -253,12 +253,12 @@ static int complete(const struct mqd_client_options *given, struct mqd_client_op
     out->submission_count = given->submission_count ? given->submission_count : SUBMISSION_COUNT_DEFAULT;
     out->timeout_ms = given->timeout_ms ? given->timeout_ms : TIMEOUT_MS_DEFAULT;
     if (out->data_bytes < MQD_LOCAL_DATA_BYTES_MIN || out->data_bytes > MQD_LOCAL_DATA_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "data_bytes is %llu; from 64 KiB to 1 GiB are possible",
+        return mqd_error_set(MQD_E_INVALID, "data_bytes is %llu; it must be 64 KiB to 1 GiB",
                              (unsigned long long)out->data_bytes);
     if (out->reply_bytes < MQD_LOCAL_REPLY_BYTES_MIN || out->reply_bytes > MQD_LOCAL_REPLY_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "reply_bytes is %u; from 4 KiB to 16 MiB are possible", out->reply_bytes);
+        return mqd_error_set(MQD_E_INVALID, "reply_bytes is %u; it must be 4 KiB to 16 MiB", out->reply_bytes);
     if (out->submission_count > MQD_LOCAL_SUBMISSION_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "submission_count is %u; up to %u are possible", out->submission_count,
+        return mqd_error_set(MQD_E_INVALID, "submission_count is %u; it must be at most %u", out->submission_count,
                              MQD_LOCAL_SUBMISSION_COUNT_MAX);
     out->reply_bytes = power_of_two_from(out->reply_bytes);
     out->submission_count = power_of_two_from(out->submission_count);

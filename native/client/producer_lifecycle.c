@@ -20,9 +20,9 @@ enum { API_PRODUCE = 0, VERSION_MIN = 9, VERSION_MAX = 12, IDEMPOTENT_INFLIGHT_M
 static int check_options(const struct mqd_producer_options *options)
 {
     if (options->acks < -1 || options->acks > 1)
-        return mqd_error_set(MQD_E_INVALID, "acks is %d; -1, 0 and 1 are possible", options->acks);
+        return mqd_error_set(MQD_E_INVALID, "acks is %d; it must be -1, 0 or 1", options->acks);
     if (options->produce_version < VERSION_MIN || options->produce_version > VERSION_MAX)
-        return mqd_error_set(MQD_E_INVALID, "Produce version %d; %d to %d are possible", options->produce_version,
+        return mqd_error_set(MQD_E_INVALID, "Produce version %d; it must be %d to %d", options->produce_version,
                              VERSION_MIN, VERSION_MAX);
     if (options->producer_id < -1 || (options->producer_id >= 0 && options->producer_epoch < 0))
         return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is invalid",
@@ -30,10 +30,10 @@ static int check_options(const struct mqd_producer_options *options)
     if (options->producer_id >= 0 && options->acks != -1)
         return mqd_error_set(MQD_E_INVALID, "an idempotent producer has acks=-1, not %d", options->acks);
     if (options->batch_bytes < BATCH_BYTES_MIN || options->batch_bytes > INT32_MAX)
-        return mqd_error_set(MQD_E_INVALID, "batch_bytes is %u; from %u to 2147483647 are possible",
-                             options->batch_bytes, BATCH_BYTES_MIN);
+        return mqd_error_set(MQD_E_INVALID, "batch_bytes is %u; it must be %u to 2147483647", options->batch_bytes,
+                             BATCH_BYTES_MIN);
     if (options->inflight_max < 1 || options->linger_us < 0)
-        return mqd_error_set(MQD_E_INVALID, "inflight_max is %u and linger_us %lld; from 1 and from 0 on are possible",
+        return mqd_error_set(MQD_E_INVALID, "inflight_max is %u and linger_us %lld; they must be at least 1 and 0",
                              options->inflight_max, (long long)options->linger_us);
     return 0;
 }
@@ -42,7 +42,7 @@ static int check_options(const struct mqd_producer_options *options)
 static int take_over(struct mqd_producer *producer, struct mqd_client *client)
 {
     if (client->producer)
-        return mqd_error_set(MQD_E_INVALID, "the attachment has a producer: one at a time");
+        return mqd_error_set(MQD_E_INVALID, "the attachment already has a producer: close it first");
     if (client->head != client->tail) { /* they may occupy memory that new batches would use */
         mqd_client_flush(client);
         if (mqd_client_take(client))
@@ -358,7 +358,7 @@ static int same_client_id(struct mqd_producer *producer, struct mqd_client *to)
 {
     return strcmp(producer->client->client_id, to->client_id) == 0
                ? 0
-               : mqd_error_set(MQD_E_INVALID, "a producer moves to an attachment of the same client id");
+               : mqd_error_set(MQD_E_INVALID, "a producer can move only to an attachment with the same client id");
 }
 
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
@@ -372,7 +372,8 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
         return -1;
     if (old->child || to->producer_serial)
         return mqd_error_set_static(
-            MQD_E_INVALID, "a producer moves to an attachment that had none before, in the process that opened it");
+            MQD_E_INVALID,
+            "a producer can move only to an attachment that never had one, in the process that opened it");
     mqd_client_take(old); /* handles answers that arrived before the end */
     if (plan(producer, to, &move)) {
         free(move.first_chunks);

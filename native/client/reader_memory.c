@@ -48,7 +48,7 @@ struct mqd_segment_reader *mqd_segment_reader_open_memory(const uint8_t *bytes, 
     struct memory_source *memory = size_bytes <= INT32_MAX ? malloc(sizeof *memory) : NULL;
     if (!memory) {
         if (size_bytes > INT32_MAX)
-            mqd_error_set(MQD_E_INVALID, "%llu bytes of record batches at once; 2^31 - 1 are the most",
+            mqd_error_set(MQD_E_INVALID, "%llu bytes of record batches; one reader takes at most 2^31 - 1",
                           (unsigned long long)size_bytes);
         else
             mqd_error_set_static(ENOMEM, "out of memory for a reader");

@@ -42,7 +42,7 @@ struct mqd_poll_calls {
     int (*remove)(struct mqd_poll *poll, int fd);
     int (*sync)(struct mqd_poll *poll, int fd, bool directory, uint64_t token);
     int (*read_ahead)(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token);
-    /* As mqd_poll_wait, but may return 0 early; the wake-up descriptor produces no event and only
+    /* Like mqd_poll_wait, but may return 0 early; the wake-up descriptor produces no event and only
      * ends the wait. */
     int (*wait)(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns);
 };
@@ -59,7 +59,7 @@ struct mqd_poll {
 int mqd_poll_epoll_create(struct mqd_poll *poll);
 int mqd_poll_uring_create(struct mqd_poll *poll, uint32_t fd_count_max);
 /* Sizes of io_uring's two queues for polls created from now on; tests make them tiny, so that they
- * overflow at once. */
+ * overflow immediately. */
 extern uint32_t mqd_poll_uring_submission_count;
 extern uint32_t mqd_poll_uring_completion_count;
 

@@ -38,11 +38,12 @@ static int check_continues(struct mqd_partition *partition, const struct mqd_bat
             return MQD_FOLLOW_OK; /* the log was restarted for it */
         out->next_offset = batch->base_offset;
         if (empty && mqd_batch_end_offset(batch) > end)
-            return refuse(out, MQD_FOLLOW_BEFORE, "the leader's log start lies inside of a batch");
+            return refuse(out, MQD_FOLLOW_BEFORE, "the leader's log start is inside a batch");
         return refuse(out, MQD_FOLLOW_OFFSET, "a batch begins below the end of the log");
     }
     if (batch->base_offset > gaps_below && !partition->has_gaps && !partition->options.compacted)
-        return refuse(out, MQD_FOLLOW_OFFSET, "offsets are missing before a batch, where no compaction can have been");
+        return refuse(out, MQD_FOLLOW_OFFSET,
+                      "offsets are missing before a batch, where compaction cannot have removed records");
     if (!partition->gaps_known && mqd_compact_note_gaps(partition->path) < 0)
         return refuse(out, MQD_FOLLOW_FAILED, "cannot record that the log has gaps");
     partition->has_gaps = partition->gaps_known = true;

@@ -57,10 +57,9 @@ bool mqd_partition_dirty(const struct mqd_partition *partition)
 
 int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition)
 {
-    int64_t settled_bytes = partition->durable.written_bytes > partition->deleted_bytes
-                                ? partition->durable.written_bytes
-                                : partition->deleted_bytes;
-    return partition->written_bytes - settled_bytes;
+    int64_t clean_bytes = partition->durable.written_bytes > partition->deleted_bytes ? partition->durable.written_bytes
+                                                                                      : partition->deleted_bytes;
+    return partition->written_bytes - clean_bytes;
 }
 
 void mqd_partition_forget_syncs(struct mqd_partition *partition)

@@ -146,7 +146,7 @@ static int64_t jitter_of(const struct mqd_partition *partition, int64_t base_off
     return (int64_t)((hash >> 17) % (uint64_t)partition->options.segment_jitter_ms);
 }
 
-/* As Kafka: by the timestamps of the records if they have any, and by the clock, so that old
+/* As in Kafka: by the timestamps of the records if they have any, and by the clock, so that old
  * records do not keep a segment open. */
 static bool too_old(const struct mqd_partition *partition, const struct mqd_active *segment, int64_t timestamp_ms,
                     int64_t now_ms)

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 
-/* A walk that checks headers only reads SPAN_READ_BYTES at once after a batch of at most
+/* A walk that checks headers only reads SPAN_READ_BYTES in one call after a batch of at most
  * SMALL_BATCH_BYTES, because reading ahead costs less than a call for each small batch;
  * HEADER_READ_BYTES after a larger one. */
 #define SMALL_BATCH_BYTES 8192

@@ -9,7 +9,7 @@
  *
  * Memory: one buffer, at most MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces.
  * Reads by pread only: an I/O error is a value, never SIGBUS. Concurrency: none; several walks of
- * one file may run at once.
+ * one file may run in parallel.
  */
 #ifndef MQD_SEGMENT_H
 #define MQD_SEGMENT_H

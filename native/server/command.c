@@ -455,7 +455,7 @@ static int check_slot(uint32_t slot)
 {
     return slot < MQD_PARTITION_SLOT_COUNT
                ? 0
-               : mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot, MQD_PARTITION_SLOT_COUNT);
+               : mqd_error_set(MQD_E_INVALID, "there is no partition slot %u, only %d", slot, MQD_PARTITION_SLOT_COUNT);
 }
 
 static int post_slot(struct mqd_reactor *r, uint32_t kind, uint64_t token, uint32_t slot, int64_t offset)
@@ -467,7 +467,8 @@ static int post_slot(struct mqd_reactor *r, uint32_t kind, uint64_t token, uint3
 int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, const char *path)
 {
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "log directory %u is out of range: there are at most %d", log_dir,
+                             MQD_LOG_DIR_COUNT_MAX);
     struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR, .token = token, .number = log_dir, .text = strdup(path)};
     return command.text ? mqd_command_post(r, &command)
                         : mqd_error_set(ENOMEM, "out of memory for a log directory's path");
@@ -476,7 +477,8 @@ int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir,
 int mqd_reactor_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, int full)
 {
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "log directory %u is out of range: there are at most %d", log_dir,
+                             MQD_LOG_DIR_COUNT_MAX);
     struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR_FULL, .token = token, .number = log_dir, .offset = full};
     return mqd_command_post(r, &command);
 }
@@ -487,7 +489,8 @@ int mqd_reactor_partition_open(struct mqd_reactor *r, uint64_t token, uint32_t s
     struct mqd_command command = {
         .kind = MQD_COMMAND_PARTITION_OPEN, .token = token, .slot = slot, .number = log_dir, .partition = partition};
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "log directory %u is out of range: there are at most %d", log_dir,
+                             MQD_LOG_DIR_COUNT_MAX);
     return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
 }
 

@@ -198,7 +198,7 @@ static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int err
         mqd_owner_dir_full(r, owned, error, mqd_error_message());
     } else if (out_of_descriptors(owned, error)) {
         mqd_log(r, 3, 0, owned->slot,
-                "a batch could not be written, its producer tries again: %s; raise the limit of open files (ulimit -n)",
+                "a batch could not be written, its producer must retry: %s; raise the limit of open files (ulimit -n)",
                 mqd_error_message());
     } else {
         mqd_owner_fence_dir(r, owned->log_dir, error, "write");

@@ -42,7 +42,7 @@ static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uin
     return true;
 }
 
-/* Kafka looks for a transactional batch before it looks at any partition, among the first batches of
+/* Kafka looks for a transactional batch before it handles any partition, among the first batches of
  * all of them. An invalid batch found on the way refuses the whole request. */
 static int16_t refusal_of_all(const struct mqd_produce_request *produce, const struct mqd_produce_partition *partition,
                               bool *transactional)
@@ -152,8 +152,8 @@ static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_parti
     return error;
 }
 
-/* Routes one partition's batch: refused at once, parked for a check of its records, or passed to
- * its owner. */
+/* Routes one partition's batch: refused immediately, parked for a check of its records, or passed
+ * to its owner. */
 static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd_append *append,
                   struct mqd_topic *topic, struct mqd_produce_partition *partition, bool by_id, bool acks_valid)
 {
@@ -336,7 +336,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     mqd_frame_hold(r, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
     request->pending = append_count + 1; /* + 1: cannot complete before all are routed */
-    /* an append that is refused at once must not release the bytes of those after it */
+    /* an append that is refused immediately must not release the bytes of those after it */
     request->arena_pins = 1;
     r->producing = &produce;
     r->producing_client = (struct mqd_text){header->client_id, header->client_id ? header->client_id_bytes : -1};

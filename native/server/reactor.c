@@ -441,7 +441,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
     }
     for (uint32_t i = 0; i < r->connection_capacity; i++)
         if (r->connections[i] && r->connections[i]->fd >= 0)
-            mqd_connection_close(r, r->connections[i], "the broker stops");
+            mqd_connection_close(r, r->connections[i], "the broker is stopping");
     while (r->cold_read_count && r->now_ms - began_ms <= STOP_MS_MAX)
         mqd_reactor_turn(r, events, wait_events(r, events));
     mqd_forward_flush(r);

@@ -156,7 +156,7 @@ struct mqd_reactor {
     int64_t housekeeping_ms;
     bool active;         /* something else has happened since the last housekeeping */
     uint32_t quiet;      /* nothing is connected or due: housekeeping is rare. Read by the main thread */
-    uint32_t turn_bytes; /* received since the last write; above a limit batches are written at once (L2 cache) */
+    uint32_t turn_bytes; /* received since the last write; above a limit batches are written immediately (L2 cache) */
 
     struct mqd_topics topics;
     struct mqd_subjects *subjects; /* server/rights/subject.h */

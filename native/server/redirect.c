@@ -142,7 +142,7 @@ static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd
                       "the partition is retired: the partition that takes its records is not here");
     }
     if (batch->producer_id >> MQD_REDIRECT_SHIFT > 0)
-        return refuse(r, append, MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING, "no broker has given out this producer id");
+        return refuse(r, append, MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING, "no broker has allocated this producer id");
     if (batch->producer_id >= 0)
         verdict = mqd_redirect_verdict(owned->partition, batch, &offset);
     if (SEQUENCES_ARE_NOT_ALL(verdict))
@@ -180,8 +180,8 @@ void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint
 {
     struct mqd_batch batch;
     uint8_t *bytes = r->options.arenas[r->options.self] + append->offset;
-    /* as where a batch is parked: the client's bytes there must not make the header look
-     * impossible */
+    /* as in mqd_check_park: with the client's base offset mqd_batch_decode could refuse the
+     * header */
     memset(bytes, 0, 8);
     if (append->handed_on || slot >= MQD_PARTITION_SLOT_COUNT ||
         mqd_batch_decode(bytes, append->size_bytes, &batch) < 0) {

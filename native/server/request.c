@@ -1,6 +1,6 @@
 /* Requests between their arrival and their response: order of replies, time-outs, memory.
  *
- * A request lives until its last append or answer has come, even when its client has gone
+ * A request exists until its last append or response has arrived, even when its client has gone
  * (connection NULL).
  */
 #include <stdlib.h>

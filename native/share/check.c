@@ -17,7 +17,7 @@ static void check_cells(const struct mqd_share *share)
                    "%lld is Available below the first that may be, %lld", (long long)offset,
                    (long long)share->first_maybe);
         MQD_ASSERT(!(cell & CELL_CHANGED) || (offset >= share->changed_first && offset <= share->changed_last),
-                   "S6: the change of %lld lies outside of %lld to %lld", (long long)offset,
+                   "S6: the change of %lld is outside of %lld to %lld", (long long)offset,
                    (long long)share->changed_first, (long long)share->changed_last);
         archiving += state == MQD_SHARE_ARCHIVING;
         waiting += state == MQD_SHARE_WAITING;

@@ -100,7 +100,7 @@ void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t st
  * `verifies`. */
 void mqd_share_partition_verify(struct mqd_share_partition *partition);
 
-/* What is Archiving is to be reported to a new acceptor, by a READ that changes nothing else. */
+/* Requests that a READ, which changes nothing else, reports to a new acceptor what is Archiving. */
 void mqd_share_partition_report(struct mqd_share_partition *partition);
 
 /* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its

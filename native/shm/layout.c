@@ -26,7 +26,7 @@ _Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && WORKERS_AT % MQD_CACHE_LINE == 
                "every part begins a cache line");
 _Static_assert(offsetof(struct mqd_control_header, metadata_version) == 2 * MQD_CACHE_LINE &&
                    offsetof(struct mqd_control_header, segments_generation) == 3 * MQD_CACHE_LINE,
-               "words of different writers lie on different lines");
+               "words of different writers are on different lines");
 _Static_assert(offsetof(struct mqd_worker_slot, sleeping) == MQD_CACHE_LINE &&
                    offsetof(struct mqd_worker_slot, connection_count) == 2 * MQD_CACHE_LINE,
                "as above");
@@ -189,8 +189,7 @@ int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, 
                        uint64_t generation, int64_t now_ms)
 {
     if (worker_count < 1 || worker_count > MQD_WORKER_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "%u workers; from 1 to %d are possible", worker_count,
-                             MQD_WORKER_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "%u workers; there must be 1 to %d", worker_count, MQD_WORKER_COUNT_MAX);
     if (size_bytes < TOTAL_BYTES)
         return mqd_error_set(MQD_E_INVALID, "the control segment needs %zu bytes, got %zu", (size_t)TOTAL_BYTES,
                              size_bytes);

@@ -66,7 +66,7 @@ static struct mqd_ring *ring_at(void *links, uint32_t endpoint_count, uint32_t f
 int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count)
 {
     if (endpoint_count < 1 || endpoint_count > MQD_ENDPOINT_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "%u endpoints; from 1 to %d are possible", endpoint_count,
+        return mqd_error_set(MQD_E_INVALID, "%u endpoints; there must be 1 to %d", endpoint_count,
                              MQD_ENDPOINT_COUNT_MAX);
     if (size_bytes < mqd_links_size_bytes(endpoint_count))
         return mqd_error_set(MQD_E_INVALID, "links of %u endpoints need %zu bytes, the segment has %zu", endpoint_count,
@@ -120,7 +120,7 @@ struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self
                                        const int *eventfds)
 {
     if (endpoint_count < 1 || endpoint_count > MQD_ENDPOINT_COUNT_MAX || self >= endpoint_count) {
-        mqd_error_set(MQD_E_INVALID, "endpoint %u of %u; from 1 to %d are possible", self, endpoint_count,
+        mqd_error_set(MQD_E_INVALID, "endpoint %u of %u; there must be 1 to %d", self, endpoint_count,
                       MQD_ENDPOINT_COUNT_MAX);
         return NULL;
     }

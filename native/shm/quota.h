@@ -22,8 +22,8 @@
  *   Q1  a bucket whose arrival times are in the past carries no information: it may be reused for
  *       another client unchanged. Such buckets are reused first, the least recently used before
  *       others; only in a set of eight clients that all owe is a debt dropped (forgiven).
- *   Q2  if a set has two buckets of one key (two workers claimed at once) all processes use the
- *       first; the other ages.
+ *   Q2  if a set has two buckets of one key (two workers claimed one at the same time) all
+ *       processes use the first; the other ages.
  *   Q3  no process holds a lock: one that dies between two stores leaves at most a bucket with a
  *       new key and its predecessor's times.
  * Time: CLOCK_MONOTONIC in nanoseconds, which all processes of a host share.

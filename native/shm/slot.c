@@ -265,10 +265,9 @@ int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)
         if (mqd_load_acquire(&slot->identity_version) == version)
             return 0;
     }
-    return mqd_error_set(MQD_E_STALE,
-                         "slot %u is being assigned, or the controller died while assigning it; the "
-                         "next one assigns it again",
-                         index);
+    return mqd_error_set(
+        MQD_E_STALE,
+        "slot %u is being assigned, or the controller died while assigning it; its successor assigns it again", index);
 }
 
 uint32_t mqd_slots_used(void *control, uint32_t *slots)

@@ -6,7 +6,7 @@
  *   mqd_tally[]  8192 in sets of 8: a key, and a count by worker, which that worker alone writes
  *
  * A worker counts first and then reads the sum, so the limit is never exceeded; but of two
- * connections that reach two workers at once, both may be refused.
+ * connections that reach two workers at the same time, both may be refused.
  *
  * Invariants
  *   T1  a tally has one key for as long as any count is not 0. A worker that counts reads the key again

@@ -183,7 +183,7 @@ static void check_transactions(struct model *model, bool ranges)
                       got->first_offset > expected_abort->first_offset && (left < 0 || got->first_offset <= left)));
         if (!same && expected_abort->first_offset < model->partition->segments[0] && (left < 0 || left >= to))
             continue; /* nothing of it is left in this range */
-        CHECK_OR(same, test_message("[%lld, %lld): transaction %lld..%lld of %lld is not told", (long long)from,
+        CHECK_OR(same, test_message("[%lld, %lld): transaction %lld..%lld of %lld is not listed", (long long)from,
                                     (long long)to, (long long)expected_abort->first_offset,
                                     (long long)expected_abort->last_offset, (long long)expected_abort->producer_id);
                  return);

@@ -33,9 +33,9 @@ struct mqd_tls_context;
 
 /* NULL with the reason. fd stays the caller's. */
 struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd);
-/* Of a connection between hosts (the context is made for them). `client`: this host has opened it.
- * The other host's certificate must name it: a URI "mqd://node/N" among its alternative names, N =
- * `node`. Otherwise the handshake fails, as for one that another CA has signed. */
+/* A session of a connection between hosts (the context is made for them). `client`: this host has
+ * opened it. The other host's certificate must name it: a URI "mqd://node/N" among its alternative
+ * names, N = `node`. Otherwise the handshake fails, as for one that another CA has signed. */
 struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool client, int32_t node);
 void mqd_tls_free(struct mqd_tls *tls);
 

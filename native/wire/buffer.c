@@ -17,7 +17,7 @@ void mqd_buffer_reserve(struct mqd_buffer *buffer, uint32_t more_bytes)
     uint64_t needed = (uint64_t)buffer->size_bytes + more_bytes;
     if (needed > MQD_BUFFER_BYTES_MAX) {
         buffer->failed = true;
-        mqd_error_set_static(EMSGSIZE, "a response would be larger than 1 GiB; request less at once");
+        mqd_error_set_static(EMSGSIZE, "a response would be larger than 1 GiB; request less data");
         return;
     }
     uint64_t capacity = buffer->capacity_bytes > BUFFER_BYTES_MIN ? buffer->capacity_bytes : BUFFER_BYTES_MIN;

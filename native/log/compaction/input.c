@@ -141,7 +141,7 @@ int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *ba
     bool followed = input->number + 1 < input->segment_count;
     if (batch->base_offset < input->next_offset || (followed && end_offset > input->bases[input->number + 1]) ||
         end_offset - 1 - base > INT32_MAX)
-        return mqd_compact_input_corrupt(input, NULL, "a batch's offsets are not where they belong");
+        return mqd_compact_input_corrupt(input, NULL, "a batch's offsets are out of order");
     input->position += batch->size_bytes;
     input->next_offset = end_offset;
     return 1;

@@ -57,7 +57,7 @@ int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot_number, cons
     bool complete = false;
     out->count = 0;
     if (!slot) {
-        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known",
+        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; retry when its topic is known",
                       slot_number);
         return MQD_UNKNOWN_TOPIC_OR_PARTITION;
     }

@@ -34,7 +34,7 @@ static void destroy(struct mqd_reader *reader, struct mqd_segment_ref *segment)
     free(segment);
 }
 
-/* Removes `segment` from its slot; it lives on only while a range refers to it. */
+/* Removes `segment` from its slot; it stays open only while a range refers to it. */
 static void detach(struct mqd_reader *reader, struct mqd_reader_segment *entry)
 {
     struct mqd_segment_ref *segment = entry->open;

@@ -415,7 +415,7 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const s
     struct location location;
     *out = (struct mqd_range){0};
     if (!slot) {
-        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known",
+        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; retry when its topic is known",
                       slot_number);
         return MQD_UNKNOWN_TOPIC_OR_PARTITION;
     }
@@ -460,7 +460,7 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64
     if (end_offset >= positions->high_watermark)
         return 0;
     if (!slot) {
-        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known",
+        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; retry when its topic is known",
                       slot_number);
         return MQD_UNKNOWN_TOPIC_OR_PARTITION;
     }

@@ -94,8 +94,8 @@ void mqd_segment_location_release(struct mqd_reader *reader, struct mqd_segment_
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
 /* Names the file: never 0, and never used again for another one. A file that was closed and opened has another. */
 uint64_t mqd_segment_ref_serial(const struct mqd_segment_ref *segment);
-/* Moves the cursor that mqd_reader_find left behind `range` to a batch within it, which begins at `position` and
- * has the first record at or above `offset`. */
+/* Moves the cursor that mqd_reader_find left at the end of `range` to a batch within it, which
+ * begins at `position` and has the first record at or above `offset`. */
 void mqd_range_move_cursor(const struct mqd_range *range, uint32_t position, int64_t offset, struct mqd_cursor *cursor);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
 /* log/reader/page_cache.c: whether all pages of the range are in the page cache. 1 yes; 0 no, or

@@ -28,7 +28,7 @@ void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t a
 bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request);
 extern const char *const mqd_check_too_many;
 
-/* The topic of an append: looked up again, because it may be gone. Starts as {0}. */
+/* The topic of an append: looked up again, because it may be gone. Initialized with {0}. */
 struct mqd_topic_walk {
     uint32_t topic, end;
 }; /* end: index after the topic's last append */

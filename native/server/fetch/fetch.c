@@ -22,7 +22,8 @@
 #define DEBUGGING_REPLICA_ID (-2)
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
-/* of the 256 file operations that may run at once; beyond it only the first read of a request */
+/* of the 256 file operations that may run in parallel; beyond it only the first read of a
+ * request */
 #define COLD_READ_COUNT_MAX 128
 /* a parked follower receives a new high watermark after this delay, unless records carry it earlier
  * (for KIP-392 reads) */

@@ -13,7 +13,7 @@
 #define TIMESTAMP_EARLIEST (-2)
 #define NOT_AVAILABLE_SINCE_VERSION 5 /* earlier versions have no error code for it */
 
-/* The acceptor queries other hosts on behalf of clients on this one. */
+/* Whether another host leads the partition of a local client: the acceptor queries that host. */
 static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
                          int32_t partition_index)
 {

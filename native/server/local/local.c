@@ -265,13 +265,14 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
 {
     struct mqd_local *local = making->local;
     if (!choose_sizes(r, local, handoff)) {
-        refuse(
-            r, fd, handoff, MQD_E_FULL,
-            "the memory for local clients is spent (local.memory.max.bytes): close some, raise it, or connect by TCP");
+        refuse(r, fd, handoff, MQD_E_FULL,
+               "the memory for local clients is used up (local.memory.max.bytes): close some, raise it, or connect by "
+               "TCP");
         goto discard;
     }
     if (!memory_open(r, making) || !descriptors_open(r, making, fd)) {
-        refuse(r, fd, handoff, errno, "the worker cannot make the shared memory: %s; connect by TCP", strerror(errno));
+        refuse(r, fd, handoff, errno, "the worker cannot create the shared memory: %s; connect by TCP",
+               strerror(errno));
         goto discard;
     }
     struct mqd_connection *c = mqd_connection_open(r, fd, MQD_LISTENER_LOCAL);
@@ -372,7 +373,7 @@ void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
     c->hangup = c->readable = c->writable = 1;
     mqd_throttle_untrack(r, c);
     if ((c->chunk_count || mqd_output_pending_bytes(c)) && !mqd_list_linked(&c->output_node))
-        mqd_list_append(&r->to_send, &c->output_node); /* discarded: the output behind it continues */
+        mqd_list_append(&r->to_send, &c->output_node); /* discarded: the output after it continues */
     mqd_connection_resume(r, c);
 }
 

@@ -5,7 +5,7 @@
  * reports it by inotify; ours is released in local_free.
  *
  * Where inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts only
- * while its attachment lives; this is logged once. */
+ * while its attachment exists; this is logged once. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -211,7 +211,8 @@ static void set_needs_room(struct mqd_local *local, bool needed)
     mqd_store_release(&local->header->worker_needs_room, (uint32_t)needed);
 }
 
-/* As reply_room, but returns 0 only after requesting a notification when the client makes room. */
+/* Like reply_room, but returns 0 only after requesting a notification when the client makes
+ * room. */
 static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
 {
     int64_t room = reply_room(r, local);

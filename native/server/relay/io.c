@@ -155,7 +155,7 @@ void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
 void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value)
 {
     struct mqd_relay *relay = relay_by_token(r, value);
-    MQD_ASSERT(relay, "T2: a session of a relay that has ended was not given up");
+    MQD_ASSERT(relay, "T2: a session of a relay that has ended was not released");
     if (mqd_outgoing_on_step(r, &relay->socket) < 0)
         mqd_relay_broken(r, relay);
 }

@@ -300,7 +300,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
     if (partition->size_bytes > 0 && (uint64_t)partition->size_bytes > r->options.heap_bytes_max) {
         mqd_relay_done(r, append, MQD_KAFKA_MESSAGE_TOO_LARGE,
                        "a batch of a local client for a leader on another host is larger than "
-                       "queued.max.request.bytes: raise that, or let the client use TCP");
+                       "queued.max.request.bytes: raise it, or let the client use TCP");
         return true;
     }
     uint32_t lane = produce->transactional_id.size_bytes >= 0 ? MQD_RELAY_LANE_TRANSACTIONS : MQD_RELAY_LANE_PLAIN;

@@ -75,7 +75,7 @@ static int partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mq
         return -1;
     /* -1 is Kafka's UNKNOWN_SERVER_ERROR; smaller numbers are the reactor's own codes */
     if (out->error < -1 || (out->error == 0 && out->base_offset < -1))
-        return mqd_wire_wrong(cursor, "error code", "an outcome that there is not, error code or base offset",
+        return mqd_wire_wrong(cursor, "error code", "an impossible outcome, error code or base offset",
                               out->error ? out->error : out->base_offset);
     return mqd_skip_tags(cursor, flexible);
 }

@@ -201,7 +201,7 @@ void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
                                     : fetchers      ? followed_new(r, fetchers, owned)
                                                     : NULL;
     if (!followed) {
-        mqd_log(r, 3, 0, owned->slot, "no memory to follow a partition; its next change of leader tries again");
+        mqd_log(r, 3, 0, owned->slot, "no memory to follow a partition; retried at its next change of leader");
         return;
     }
     followed->put_off_ms = 0;
@@ -465,7 +465,7 @@ void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
 void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value)
 {
     struct mqd_fetcher *fetcher = fetcher_by_token(r, value);
-    MQD_ASSERT(fetcher, "T2: a session of a fetcher that has ended was not given up");
+    MQD_ASSERT(fetcher, "T2: a session of a fetcher that has ended was not released");
     if (mqd_outgoing_on_step(r, &fetcher->socket) < 0)
         mqd_fetcher_broken(r, fetcher);
 }

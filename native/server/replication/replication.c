@@ -144,7 +144,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
         int changed = mqd_replica_assign(owned->replica, assignment, r->now_ms);
         if (changed < 0) {
             mqd_command_done(r, command->token, MQD_E_INVALID, command->slot, 0, NULL,
-                             "that is not an assignment of a partition's replicas");
+                             "invalid assignment of a partition's replicas");
             return;
         }
         if (!(changed & MQD_REPLICA_CHANGED_STALE)) {
@@ -192,7 +192,7 @@ static int check_slot(uint32_t slot)
 {
     return slot < MQD_PARTITION_SLOT_COUNT
                ? 0
-               : mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot, MQD_PARTITION_SLOT_COUNT);
+               : mqd_error_set(MQD_E_INVALID, "there is no partition slot %u, only %d", slot, MQD_PARTITION_SLOT_COUNT);
 }
 
 int mqd_reactor_replica_set(struct mqd_reactor *r, uint64_t token, uint32_t slot,

@@ -272,7 +272,8 @@ int mqd_reactor_revoke(struct mqd_reactor *r, uint64_t token, const uint32_t *sl
     struct mqd_command command = {.kind = MQD_COMMAND_REVOKE, .token = token, .number = count};
     for (uint32_t i = 0; i < count; i++)
         if (slots[i] >= MQD_PARTITION_SLOT_COUNT)
-            return mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slots[i], MQD_PARTITION_SLOT_COUNT);
+            return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u, only %d", slots[i],
+                                 MQD_PARTITION_SLOT_COUNT);
     uint32_t *copy = malloc(sizeof *copy * (count ? count : 1));
     if (!copy)
         return mqd_error_set(ENOMEM, "out of memory for a command");

@@ -216,7 +216,7 @@ static int by_name(const void *left, const void *right)
     return order ? order : a->order < b->order ? -1 : 1;
 }
 
-/* Of a partition that is named twice, the last one counts. */
+/* Sorts the names; if a partition is named twice, the last one counts. */
 static void sort_names(struct arrival *a)
 {
     uint32_t kept = 0;
@@ -435,8 +435,8 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
     }
 }
 
-/* Of a partition that a ShareFetch does not read, because the request ends the session or forgets the
- * partition, only acknowledgements have an outcome. */
+/* False: a ShareFetch does not read the partition, because the request ends the session or forgets
+ * it; then only its acknowledgements have an outcome. */
 static bool is_read(const struct arrival *a, const struct named *named)
 {
     return a->wire.api_key != MQD_API_SHARE_FETCH ||

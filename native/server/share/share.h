@@ -134,7 +134,7 @@ struct mqd_share_work {
     uint8_t fetches;  /* it requests records */
     uint8_t measures; /* bytes_min is not reached yet */
     uint8_t acquired; /* some are */
-    uint8_t failed;   /* an owner refused: the response is sent at once */
+    uint8_t failed;   /* an owner refused: the response is sent immediately */
     uint8_t expired;  /* it does not wait any longer */
     uint8_t ended;    /* no more is acquired; acknowledgements may be awaited */
 };

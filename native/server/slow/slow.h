@@ -33,7 +33,8 @@ static inline void mqd_slow_complete(const struct mqd_reactor *r, struct mqd_req
         request->slow.completed_ns = r->now_ns;
 }
 
-/* What is below the partition's durable offset no longer waits for this host's disk. */
+/* Stamps the requests whose records are below the partition's durable offset: they no longer wait
+ * for this host's disk. */
 void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned);
 
 /* Keeps the client id of the frame: it is freed when the request is answered. */

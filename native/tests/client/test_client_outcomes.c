@@ -54,7 +54,7 @@ TEST(retry_in_the_original_order)
     CHECK_EQUAL(d[0].batch, number[0]);
     CHECK_EQUAL(d[0].error, NOT_LEADER_OR_FOLLOWER);
     answer_next(&s, 1, OUT_OF_ORDER_SEQUENCE_NUMBER, 0);
-    number[3] = one(&s, topic, 0); /* stays behind them */
+    number[3] = one(&s, topic, 0); /* stays after them */
     CHECK_EQUAL(mqd_producer_retry(s.producer, number[0]), 0);
     CHECK(mqd_producer_retry(s.producer, number[0]) < 0);
     CHECK_EQUAL(mqd_client_poll(s.client), 0);

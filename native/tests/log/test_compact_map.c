@@ -3,7 +3,7 @@
 #include "log/compaction/map.h"
 #include "mqd_test.h"
 
-/* From the reference's vectors for 128 bits: key 00..0f, input 00, 01, .. of so many bytes. */
+/* From the reference's vectors for 128 bits: key 00..0f, input 00, 01, .. of the listed length. */
 TEST(siphash_is_the_reference)
 {
     static const uint8_t expected[3][16] = {

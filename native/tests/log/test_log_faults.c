@@ -8,7 +8,7 @@
 
 #include <dirent.h>
 
-enum { STEPS_COUNT = 60, PRODUCER_COUNT = 3, TRANSACTIONAL = 2, STAGED_MAX = 8 };
+enum { STEP_COUNT = 60, PRODUCER_COUNT = 3, TRANSACTIONAL = 2, STAGED_MAX = 8 };
 
 struct history {
     uint64_t random;
@@ -157,7 +157,7 @@ static void run_history(uint64_t seed)
     options.index_interval_bytes = 50 + (int32_t)pick(&history, 500);
     uint32_t descriptors = entries("/proc/self/fd", "");
     history.partition = log_open(&options, NULL);
-    for (int i = 0; i < STEPS_COUNT && !test_failed && !mqd_partition_fenced(history.partition); i++) {
+    for (int i = 0; i < STEP_COUNT && !test_failed && !mqd_partition_fenced(history.partition); i++) {
         step(&history, seed % 2);
         check_whole(&history);
     }

@@ -179,8 +179,8 @@ BOTH(pipelined_batches_stay_in_order)
     bench_stop(b);
 }
 
-/* The retired partition does not know the producer: batches behind a refused one must not be
- * written first. */
+/* The retired partition does not know the producer: batches after a refused one must not be written
+ * first. */
 BOTH(a_refused_batch_is_not_overtaken)
 {
     struct bench *b = bench_start(backend, NULL);

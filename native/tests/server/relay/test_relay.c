@@ -280,8 +280,7 @@ BOTH(a_silent_leader_holds_up_nothing_else)
     local_bench_stop(b);
 }
 
-/* More leaders in a worker's life than it has entries for: those without producers are
- * evicted. */
+/* More leaders over time than a worker has entries for: those without producers are evicted. */
 BOTH(entries_are_reused)
 {
     struct bench *b = relay_bench(backend);
