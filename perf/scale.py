@@ -126,7 +126,7 @@ def gossip_page(result: dict) -> str:
                 f"Simulated with the broker's own code and settings; CPU time of one core of {facts['cpu']},"
                 f" {result['gossip_date'][:10]}."
             ),
-            "Seconds from the failure of a host until the last of all others knows:",
+            "Seconds from the failure of a host until all others know of it:",
             markdown_table(
                 (
                     "hosts",
@@ -160,7 +160,7 @@ def gossip_page(result: dict) -> str:
                 right=range(9),
             ),
             f"![Datagrams of a host per second, by hosts]({RATE_CHART.name})",
-            "Many at the same moment (a rack, a switch):",
+            "Many hosts fail at the same moment (a rack, a switch):",
             markdown_table(
                 (
                     "hosts",
@@ -286,7 +286,7 @@ def control_page(result: dict) -> str:
             ),
             _steps(catch_up, ("partitions",), [f"{one['partitions']:,}" for one in catch_up]),
             f"![CPU seconds to catch up, by partitions]({CATCH_UP_CHART.name})",
-            "**Hosts are fenced at once** (a rack, a switch); their leaderships go to others in one batch of the log.",
+            "**Hosts fail together** (a rack, a switch); their leaderships go to others in one batch of the log.",
             _steps(
                 found["failover"],
                 ("leaders that move, of partitions",),
@@ -297,7 +297,7 @@ def control_page(result: dict) -> str:
                 f" subscriber that leaves {SEND_BYTES_MAX >> 20} MiB unread is disconnected, so beyond about"
                 f" {int(SEND_BYTES_MAX / (catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']) / 10_000) * 10_000:,}"
                 " partitions a host's processes cannot take an image whole: that is the limit of a cluster today, and"
-                " what a million partitions need is an image in parts."
+                " a million partitions would need an image in parts."
             ),
             (
                 f"The batch of {found['failover'][1]['leaders']:,} leaders has"
