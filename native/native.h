@@ -342,7 +342,7 @@ struct mqd_descriptor {
     /* PRODUCE, PRODUCED, HW_CHANGED, CHECK: partition slot. REQUEST: the connection's local port, or
      * a local client's pid */
     uint32_t slot;
-    uint64_t token;      /* chosen by the sender to identify the operation; returned in answers */
+    uint64_t token;      /* chosen by the sender to identify the operation; returned in responses */
     uint64_t offset;     /* payload: byte offset in the lender's arena */
     uint32_t size_bytes; /* payload size */
     /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with

@@ -203,7 +203,7 @@ static void copy_out(const struct mqd_client *client, uint64_t from, uint8_t *to
     memcpy(to + first, client->replies, size_bytes - first);
 }
 
-static int answered(struct mqd_client *client, const uint8_t *bytes, uint32_t size_bytes)
+static int on_response(struct mqd_client *client, const uint8_t *bytes, uint32_t size_bytes)
 {
     if (!client->producer || mqd_producer_on_response(client->producer, bytes, size_bytes) == 0)
         return 0;
@@ -216,7 +216,7 @@ static int arrived(struct mqd_client *client)
     struct mqd_response *response = client->arriving;
     client->arriving = NULL;
     if (mqd_get_be32(response->bytes) >= MQD_CLIENT_CORRELATION_PRODUCER) {
-        int result = answered(client, response->bytes, response->size_bytes);
+        int result = on_response(client, response->bytes, response->size_bytes);
         free(response);
         return result;
     }
@@ -251,7 +251,7 @@ static int take_response(struct mqd_client *client, uint64_t there)
         return 0;
     /* the worker writes here only after reply_head is published: see the end of take_replies */
     client->reply_head += sizeof word + size_bytes;
-    return answered(client, bytes, size_bytes) ? -1 : 1;
+    return on_response(client, bytes, size_bytes) ? -1 : 1;
 }
 
 /* Takes the available bytes of the length word, however few: nothing that could be taken stays in

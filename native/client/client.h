@@ -48,7 +48,7 @@ void *mqd_client_control(struct mqd_client *client); /* the control segment, rea
 int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t size_bytes);
 /* makes submitted requests visible to the worker and wakes it if it sleeps */
 void mqd_client_flush(struct mqd_client *client);
-/* Handles what has arrived, including answers to the producer's requests. 0; -1 EPIPE or
+/* Handles what has arrived, including responses to the producer's requests. 0; -1 EPIPE or
  * MQD_E_CORRUPT (the broker broke the protocol). */
 int mqd_client_poll(struct mqd_client *client);
 /* The next response to a request of mqd_client_submit, from the correlation id on; valid until the

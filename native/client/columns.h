@@ -67,7 +67,7 @@ int64_t mqd_arrow_append(struct mqd_arrow_rows *rows, const struct mqd_record_vi
 
 /* The whole batches at the beginning of `bytes`: returns their total size, and sets *next_offset to
  * the offset after the last one (unchanged if there are none). A truncated batch at the end, as in
- * Fetch answers, is not counted. -1: MQD_E_CORRUPT, an invalid header. Records and checksums are
+ * Fetch responses, is not counted. -1: MQD_E_CORRUPT, an invalid header. Records and checksums are
  * not checked. */
 int64_t mqd_batches_extent(const uint8_t *bytes, uint64_t size_bytes, int64_t *next_offset);
 /* A reader over batches in memory, which the caller must keep unchanged as long as the reader and

@@ -374,7 +374,7 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
         return mqd_error_set_static(
             MQD_E_INVALID,
             "a producer can move only to an attachment that never had one, in the process that opened it");
-    mqd_client_take(old); /* handles answers that arrived before the end */
+    mqd_client_take(old); /* handles responses that arrived before the end */
     if (plan(producer, to, &move)) {
         free(move.first_chunks);
         mqd_client_memory_close(&move.memory);

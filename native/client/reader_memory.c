@@ -1,4 +1,4 @@
-/* Record batches in memory as the source of a reader: the contents of a Fetch answer. Declared in
+/* Record batches in memory as the source of a reader: the contents of a Fetch response. Declared in
  * client/columns.h. */
 #include <errno.h>
 #include <stdlib.h>

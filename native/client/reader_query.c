@@ -114,7 +114,7 @@ static void source_close(void *context)
     state_release(context);
 }
 
-/* ---- query and answer ---- */
+/* ---- query and response ---- */
 
 static int64_t now_ms(void)
 {

@@ -24,11 +24,11 @@
 /* of these, reserved for events that are neither sent again nor discovered otherwise */
 #define RESERVED_COUNT 1024
 
-/* How many events may wait before this one is dropped. The answer to a command is never dropped: at
- * most MQD_COMMAND_COUNT_MAX commands are accepted before their responses are taken. The first to
- * be dropped are log lines, changes that retention finds by itself, and events that are sent again
- * (proposals, a leader's log start). The last are ends of connections to other hosts, which would
- * never be reopened, and failures of log directories; there are few of these. */
+/* How many events may wait before this one is dropped. The response to a command is never dropped:
+ * at most MQD_COMMAND_COUNT_MAX commands are accepted before their responses are taken. The first
+ * to be dropped are log lines, changes that retention finds by itself, and events that are sent
+ * again (proposals, a leader's log start). The last are ends of connections to other hosts, which
+ * would never be reopened, and failures of log directories; there are few of these. */
 static uint32_t entries_for(const struct mqd_event *event)
 {
     switch (event->kind) {

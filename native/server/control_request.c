@@ -383,7 +383,7 @@ void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *de
 }
 
 /* The client has gone and the acceptor has read the frame: clients that connect, send and leave
- * repeatedly must not use up the entries of the table. Later answers to the request find another
+ * repeatedly must not use up the entries of the table. Later responses to the request find another
  * sequence number. A request that waits for other members may wait for minutes, so the acceptor is
  * notified to stop waiting. */
 static void cancel(struct mqd_reactor *r, struct mqd_request *request)

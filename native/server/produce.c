@@ -401,7 +401,7 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     if (append->ordered)
         mqd_check_leave(r, append);
     mqd_append_unpin(r, append);
-    MQD_ASSERT(request->pending > 0, "a Produce (id %llu) of %u batches has more answers than batches",
+    MQD_ASSERT(request->pending > 0, "a Produce (id %llu) of %u batches has more outcomes than batches",
                (unsigned long long)request->id, request->append_count);
     if (mqd_slow_enabled(r))
         request->slow.slot = append->slot;

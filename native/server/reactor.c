@@ -185,7 +185,7 @@ static void respond_and_send(struct mqd_reactor *r)
     while ((node = mqd_list_pop(&r->to_send))) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, output_node);
         mqd_output_send(r, c);
-        /* answers may have been held back by the output that is sent now */
+        /* responses may have been held back by the output that is sent now */
         if (c->fd >= 0 && c->head && (c->head->complete || c->relaying) && mqd_output_has_room(r, c) &&
             !mqd_list_linked(&c->response_node))
             mqd_list_append(&r->to_respond, &c->response_node);

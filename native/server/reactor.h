@@ -92,7 +92,7 @@ struct mqd_description {
     uint8_t used;
 };
 
-/* ---- reply cache: answers that depend only on the request bytes and the metadata version ---- */
+/* ---- reply cache: responses that depend only on request bytes and metadata version ---- */
 
 #define MQD_REPLY_CACHE_COUNT 128
 #define MQD_REPLY_CACHE_BYTES_MAX (8u << 20)

@@ -132,7 +132,7 @@ int mqd_reactor_backend(struct mqd_reactor *r)
     return r->backend;
 }
 
-/* Requests whose clients have disconnected and whose answers never arrived. */
+/* Requests whose clients have disconnected and that never got a response from the acceptor. */
 static void destroy_requests(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)

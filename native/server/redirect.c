@@ -84,7 +84,7 @@ static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct m
     return true;
 }
 
-static const char sealed[] = "the partition is being retired: another partition will take its records";
+static const char sealed[] = "the partition is being retired: another one takes its records";
 
 static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)

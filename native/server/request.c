@@ -229,8 +229,8 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
 }
 
 /* The one exception to R1: on shared memory, a request that waits for a leader on another host,
- * which may be unreachable, does not hold up other responses. The client matches answers by
- * correlation id, and answers from one leader still arrive in order. */
+ * which may be unreachable, does not hold up other responses. The client matches responses by
+ * correlation id, and those from one leader still arrive in order. */
 static void respond_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_request *before = c->head;

@@ -244,7 +244,7 @@ struct mqd_connection {
     struct mqd_node stall_node;    /* in reactor->stalled: waits for arena space or memory */
     struct mqd_node response_node; /* in reactor->to_respond */
     uint8_t readable, writable, hangup, closing;
-    uint8_t broken; /* both directions are closed: its answers cannot be delivered */
+    uint8_t broken; /* both directions are closed: its responses cannot be delivered */
     /* the last frame was large: read the next length first, so that the rest goes directly into a
      * run of its own */
     uint8_t expects_large;
@@ -286,7 +286,7 @@ struct mqd_connection {
     /* requests, oldest first */
     struct mqd_request *head, *tail;
     uint32_t inflight;
-    /* of a local client: batches that wait for a leader on another host; other answers overtake
+    /* of a local client: batches that wait for a leader on another host; other responses overtake
      * them (mqd_connection_respond) */
     uint32_t relaying;
     uint32_t blocked;    /* requests that later ones may not overtake; the connection is not read while there are any */

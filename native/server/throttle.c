@@ -227,8 +227,8 @@ int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_conne
     return ms > INT32_MAX ? INT32_MAX : (int32_t)ms;
 }
 
-/* One answer should not be charged more than the burst, as in Kafka. The first batch of a response
- * is sent whole in any case. */
+/* One response should not be charged more than the burst, as in Kafka. The first batch of a
+ * response is sent whole in any case. */
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max)
 {
     uint64_t interval = c->quota.interval[MQD_QUOTA_FETCH];
@@ -253,7 +253,7 @@ void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }
 
-/* Work for a connection outside frame handling: encoding and sending answers. */
+/* Work for a connection outside frame handling: encoding and sending responses. */
 int64_t mqd_throttle_work_begin(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c->quota.interval[MQD_QUOTA_REQUEST] && c->quota_version == r->quota_version ? clock_ns() : 0;
@@ -265,8 +265,8 @@ void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int6
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }
 
-/* A response that was built before its cost was known reports it in the versions that have a
- * field for it: Metadata and ListOffsets begin with it. Answers from the acceptor carry what it
+/* A response that was built before its cost was known reports it in the versions that have a field
+ * for it: Metadata and ListOffsets begin with it. Responses from the acceptor carry what it
  * charged. */
 void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request)
 {

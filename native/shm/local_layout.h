@@ -37,8 +37,8 @@
  *       (leave the partitions' max_bytes as usual), but without records. With read_committed the
  *       aborted transactions are those from the fetch offset to the response's last_stable_offset,
  *       which is lower than the partition's when they are many.
- *   A7  answers may overtake those to a Produce whose partition another host leads; the correlation
- *       id identifies the request.
+ *   A7  responses may overtake those to a Produce whose partition another host leads; the
+ *       correlation id identifies the request.
  */
 #ifndef MQD_LOCAL_LAYOUT_H
 #define MQD_LOCAL_LAYOUT_H

@@ -1,4 +1,4 @@
-/* An aborted transaction, as stored in .txnindex files and sent in Fetch answers. */
+/* An aborted transaction, as stored in .txnindex files and sent in Fetch responses. */
 #ifndef MQD_ABORTED_H
 #define MQD_ABORTED_H
 

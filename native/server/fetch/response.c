@@ -1,4 +1,4 @@
-/* The answer to a Fetch: headers in memory and ranges of segment files. Small ranges are copied,
+/* The response to a Fetch: headers in memory and ranges of segment files. Small ranges are copied,
  * the others are sent by sendfile. See server/fetch/fetch.c. */
 #include <stdlib.h>
 #include <string.h>

@@ -4,9 +4,9 @@
  * The connection's `fd` is the Unix socket: it carries the welcome and queries
  * (server/local/query.c), and its end shows that the client has gone. Requests are copied from the
  * client's memory into the receive window and are then handled exactly as if they had arrived by
- * TCP; answers are written to the reply ring instead of a socket (server/local/ring.c).
+ * TCP; responses are written to the reply ring instead of a socket (server/local/ring.c).
  *
- *   adopt -> welcome -> poll ... read ... send -> hung up: submitted requests are taken, answers
+ *   adopt -> welcome -> poll ... read ... send -> hung up: submitted requests are taken, responses
  *   are discarded -> closed
  *
  * Invariants, in addition to those of the layout

@@ -1,5 +1,5 @@
-/* Queries of local clients on the socket for the position of an offset. The answer is the segment's
- * file, which the client maps and reads itself.
+/* Queries of local clients on the socket for the position of an offset. The response is the
+ * segment's file, which the client maps and reads itself.
  *
  * The descriptor is an open file description of its own, opened read-only, so what the client does
  * to it (flags, locks, position) does not affect us. It stays valid when the file is unlinked, so a

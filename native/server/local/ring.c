@@ -1,4 +1,4 @@
-/* Requests in, answers out, through the memory of an attachment. See server/local/local.h, and
+/* Requests in, responses out, through the memory of an attachment. See server/local/local.h, and
  * shm/local_layout.h for which values may be trusted.
  *
  * A request is copied once, from the client's memory into the receive window (or a run of extents
@@ -186,7 +186,7 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
         c->readable = 0;
 }
 
-/* ---- answers out ---- */
+/* ---- responses out ---- */
 
 /* Free bytes in the reply ring; updates reply_head_seen. -1: the client's word is impossible. */
 static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)
@@ -194,7 +194,7 @@ static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)
     uint64_t head = mqd_load_acquire(&local->header->reply_head), used = local->reply_tail - head;
     if (used > local->reply_bytes) {
         mqd_log(r, 4, local->connection->id, UINT32_MAX,
-                "closing the connection: the local client (pid %d) has a read counter beyond the written answers",
+                "closing the connection: the local client (pid %d) has a read counter beyond the written responses",
                 local->pid);
         mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
         return -1;

@@ -8,7 +8,7 @@
  *
  *   connection  wanted -> MQD_EVENT_RELAY_REQUESTED -> mqd_reactor_relay_put or
  *               mqd_reactor_relay_refuse
- *   append      copied after the unsent bytes -> one send a turn -> answers, in order ->
+ *   append      copied after the unsent bytes -> one send a turn -> responses, in order ->
  *               mqd_append_done
  *
  * There is one relay for each worker of a leader's host in each lane. Transactional batches have a
@@ -60,7 +60,7 @@ void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topi
 void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
 void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value); /* of its TLS handshake, from the pool */
-void mqd_relays_read(struct mqd_reactor *r);                   /* once a turn: receives answers */
+void mqd_relays_read(struct mqd_reactor *r);                   /* once a turn: receives responses */
 /* once a turn, after the requests were read: sends requests and handles time-outs */
 void mqd_relays_run(struct mqd_reactor *r);
 int64_t mqd_relays_next_ms(const struct mqd_reactor *r); /* as mqd_fetchers_next_ms */

@@ -54,7 +54,7 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
 void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value); /* of its TLS handshake, from the pool */
-void mqd_fetchers_read(struct mqd_reactor *r);                   /* once a turn: receives and applies answers */
+void mqd_fetchers_read(struct mqd_reactor *r);                   /* once a turn: receives and applies responses */
 /* once a turn, after the flushes were started: sends requests that are due */
 void mqd_fetchers_run(struct mqd_reactor *r);
 /* when there is work to do without an event (as r->now_ms); -1 = only on events, 0 = immediately */

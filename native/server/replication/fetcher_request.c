@@ -125,7 +125,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         mqd_buffer_free(&fetcher->out);
 }
 
-/* One more answer is due. */
+/* One more response is due. */
 static void send_request(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     if (fetcher->out.failed) {

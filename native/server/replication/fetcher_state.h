@@ -41,7 +41,7 @@ struct mqd_fetcher {
     uint64_t token;
     struct mqd_outgoing socket;
     uint32_t index, generation;
-    uint8_t outstanding; /* answers that are due: none, one, or two after urging the leader */
+    uint8_t outstanding; /* responses that are due: none, one, or two after urging the leader */
     uint8_t urging;      /* the next response is for the request that urged */
     uint8_t urgent;      /* a request is due before the leader responds by itself */
     uint8_t full;        /* the next request makes a new session */

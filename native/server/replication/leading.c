@@ -1,5 +1,5 @@
-/* A replicated partition that is led here: refusals to clients, answers to followers, proposals to
- * the controller.
+/* A replicated partition that is led here: refusals to clients, responses to followers, proposals
+ * to the controller.
  *
  * Followers fetch only over connections between hosts (connection->peer_node), which the acceptor
  * passes on after mutual authentication. Their fetches go to the owner of the partition, which

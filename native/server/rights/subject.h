@@ -11,8 +11,8 @@
  *   S1  without tables nothing is allowed: no subject, no service.
  *   S2  a cached mask belongs to the subject's present tables and to the topic with that serial
  *       number; a serial number is never used for another topic.
- *   S3  when the tables are replaced, fetches that wait are evaluated again, and answers cached for
- *       the old tables are no longer found (`version`).
+ *   S3  when the tables are replaced, fetches that wait are evaluated again, and responses cached
+ *       for the old tables are no longer found (`version`).
  *   S4  a host that has lost its lease may have missed a change of rules: clients read nothing there,
  *       and what local clients write is not sent on to the leader, which does not check it (S5).
  *   S5  connections of other hosts of the cluster have no subject and may do everything; what they

@@ -11,7 +11,7 @@ void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c)
     if (unsent == c->sealed_bytes)
         return;
     mqd_heap_release(r, c->sealed_bytes);
-    r->heap_bytes += unsent; /* exists already: counted even above the bound, as answers are */
+    r->heap_bytes += unsent; /* exists already: counted even above the bound, as responses are */
     c->sealed_bytes = unsent;
 }
 
