@@ -196,7 +196,7 @@ def _sendfile(bench: Bench) -> str:
     )
     bench.brokers.drop("always")
     return markdown_table(
-        ("bytes of a reply", "sendfile, CPU-µs", "copying, CPU-µs", "saved", "MB per CPU-second by sendfile"),
+        ("bytes of a response", "sendfile, CPU-µs", "copying, CPU-µs", "saved", "MB per CPU-second by sendfile"),
         lines,
         right=range(5),
     )

@@ -34,7 +34,7 @@ def markdown() -> str:
         ),
         "with a message that says where it was set and what is allowed.",
         "",
-        "A broker's value comes from, first wins:",
+        "A broker's value comes from the first of these that sets it:",
         "",
         "1. the command line: `mqd up --port 9093 --data-dir data`;",
         "2. the environment: `MQD_LOG_RETENTION_MS=60000` sets `log.retention.ms`;",
@@ -47,7 +47,7 @@ def markdown() -> str:
         ),
         (
             "them. The references are resolved when the broker starts (Kafka's `config.providers`, which need"
-            " not be declared). One that cannot be resolved prevents the start."
+            " not be declared). A reference that cannot be resolved prevents the start."
         ),
         "",
         (
@@ -55,7 +55,7 @@ def markdown() -> str:
             " topic/flights retention.ms=60000`), else from the broker's"
         ),
         (
-            "property of the last column, else from the default. Properties marked *at run time* can be changed on a"
+            "property in the last column, else from the default. Properties marked *at run time* can be changed on a"
             " running broker: `mqd config set broker/1 log.retention.ms=60000`."
         ),
         "",

@@ -19,7 +19,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "Each worker has a connection to each worker of other hosts from which it follows partitions.": (
         "num.replica.fetchers"
     ),
-    "A leader answers as soon as it has a record.": "replica.fetch.min.bytes",
+    "A leader responds as soon as it has a record.": "replica.fetch.min.bytes",
     "See connection.inflight.max and queued.max.request.bytes.": "queued.max.requests",
     "The kernel sizes socket buffers.": (
         "socket.send.buffer.bytes socket.receive.buffer.bytes replica.socket.receive.buffer.bytes"

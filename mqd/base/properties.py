@@ -44,11 +44,11 @@ config.providers: list =
 broker.rack: string
     The rack (availability zone) of this broker, as clients see it.
 max.connections: int >=1 <=1000000 dynamic per_listener = 10000
-    Connections that the broker accepts; further ones are closed at once. For one listener
+    Connections that the broker accepts; further ones are closed immediately. For one listener
     (listener.name.NAME.max.connections): its own share of them. At run time it can be raised to 65536, or to what it
     was at the start.
 max.connections.per.ip: int >=0 dynamic = INT_MAX
-    Connections that one address may have; further ones are closed at once.
+    Connections that one address may have; further ones are closed immediately.
 max.connections.per.ip.overrides: string dynamic =
     Limits for single addresses instead of max.connections.per.ip: ADDRESS:NUMBER, separated by
     commas. Host names are not resolved.
@@ -119,7 +119,7 @@ delegation.token.max.lifetime.ms: long >=1 = 604800000
 delegation.token.expiry.time.ms: long >=1 = 86400000
     How long a delegation token lives unless it is renewed.
 delegation.token.expiry.check.interval.ms: long >=1 = 3600000
-    How often expired delegation tokens are removed from the metadata. They are invalid at once when
+    How often expired delegation tokens are removed from the metadata. They are invalid as soon as
     they expire.
 sasl.oauthbearer.jwks.endpoint.url: string per_listener
     OAUTHBEARER: where the issuer publishes its keys, https:// or file://.
@@ -208,11 +208,12 @@ cluster.key.file: string
     Required if a listener between hosts can be reached from other machines. A changed file is used
     without a restart.
 cluster.tls: enum(off|allowed|required) = off
-    (mqd) TLS 1.3 between hosts. Each host proves its node id by a certificate. allowed = with every host that can;
-    required = hosts that cannot are refused. `mqd up --secure` sets required.
+    (mqd) TLS 1.3 between hosts. Each host proves its node id by a certificate. allowed = with every host that
+    supports it; required = hosts without it are refused. `mqd up --secure` sets required.
 cluster.tls.certificate.file: string
-    (mqd) PEM file with this host's certificate and those that lead to the CA. It has the URI mqd://node/NODE_ID as a
-    subject alternative name. Required unless cluster.tls=off. A changed file is used without a restart.
+    (mqd) PEM file with this host's certificate and its chain up to the CA. The certificate has the URI
+    mqd://node/NODE_ID as a subject alternative name. Required unless cluster.tls=off. A changed file is used without
+    a restart.
 cluster.tls.key.file: string
     (mqd) PEM file with the certificate's private key, unencrypted, readable by this user only. Not set: it is in
     cluster.tls.certificate.file.
@@ -240,7 +241,8 @@ replica.fetch.backoff.ms: int >=1 <=60000 = 200
     Delay before a partition that its leader refused is fetched again (Kafka: 1000). While that host
     may not have learned yet that it leads, the delay begins at 5 ms and doubles.
 replica.socket.timeout.ms: int >=100 <=600000 = 10000
-    A leader that does not answer for this time beyond replica.fetch.wait.max.ms is reconnected to (Kafka: 30000).
+    A follower reconnects to a leader that does not respond for this time beyond replica.fetch.wait.max.ms (Kafka:
+    30000).
 follower.replication.throttled.rate: long >=1 <=LONG_MAX dynamic = LONG_MAX
     Bytes per second that replicas of this host fetch while they are not in sync and
     follower.replication.throttled.replicas of their topic names them; each worker gets an equal share. In-sync replicas
@@ -278,9 +280,9 @@ num.partitions: int >=1 <=16384 = 1
 default.replication.factor: int >=-1 <=32767 = -1
     Replicas of a topic that is created without a replication factor. -1: one on each host, at most 3.
 min.insync.replicas: int >=-1 dynamic = -1
-    Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 for new topics of three replicas or
-    more, else 1. DescribeConfigs shows the effective number for a topic, and -1 for a broker. A host without a cluster
-    keeps one replica and refuses a larger number.
+    Replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 for new topics of three
+    replicas or more, else 1. DescribeConfigs shows the effective number for a topic, and -1 for a broker. A host
+    without a cluster keeps one replica and refuses a larger number.
 auto.create.topics.enable: bool = true
     Create a topic when a client requests one that does not exist.
 delete.topic.enable: bool = true
@@ -292,9 +294,9 @@ unclean.leader.election.enable: bool dynamic = false
 message.max.bytes: int >=0 dynamic = 1048588
     The largest record batch (max.message.bytes of a topic).
 compression.type: enum(uncompressed|zstd|lz4|snappy|gzip|producer) dynamic = producer
-    The codec in which batches are stored: the producer's, or one for all. The acceptor compresses those that come in
-    another, which costs its CPU; `uncompressed` refuses (MESSAGE_TOO_LARGE) what becomes larger than
-    message.max.bytes. Internal topics always use producer.
+    The codec in which batches are stored: the producer's, or one for all. The acceptor compresses batches that arrive
+    in another codec, which costs its CPU; with `uncompressed`, a batch that becomes larger than message.max.bytes gets
+    MESSAGE_TOO_LARGE. Internal topics always use producer.
 compression.gzip.level: int >=-1 <=9 dynamic = -1
     Level at which the broker itself compresses (compression.type): 1 to 9, -1 = 6.
     refused 0: level 0 does not compress; that is compression.type=uncompressed
@@ -322,7 +324,8 @@ log.roll.ms: long >=1 dynamic
 log.roll.hours: int >=1 = 168
     As log.roll.ms, in hours.
 log.roll.jitter.ms: long >=0 dynamic
-    Roll up to this much earlier, at random, so that not all segments roll at once. Not set: log.roll.jitter.hours.
+    Roll up to this much earlier, at random, so that segments do not all roll at the same time. Not set:
+    log.roll.jitter.hours.
 log.roll.jitter.hours: int >=0 = 0
     As log.roll.jitter.ms, in hours.
 log.retention.ms: long >=-1 dynamic
@@ -350,7 +353,7 @@ log.cleanup.policy: list(delete|compact) dynamic may_be_empty = delete
     What is done with old segments: delete by age and size, compact to the last value of each key, both
     (compact,delete), or nothing (empty).
 log.segment.delete.delay.ms: long >=0 dynamic ignored = 60000
-    Accepted. A deleted segment's files are removed at once; a reader that has one open can read to its end.
+    Accepted. A deleted segment's files are removed immediately; a reader that has one open can read to its end.
 log.index.interval.bytes: int >=0 dynamic = 4096
     Bytes of log between two index entries.
 log.index.size.max.bytes: int >=4 dynamic ignored = 10485760
@@ -358,9 +361,9 @@ log.index.size.max.bytes: int >=4 dynamic ignored = 10485760
 log.message.timestamp.type: enum(CreateTime|LogAppendTime) dynamic = CreateTime
     Whether a record's timestamp is the producer's or the broker's.
 log.message.timestamp.before.max.ms: long >=0 dynamic = LONG_MAX
-    How far a record's timestamp may lie in the past.
+    How far in the past a record's timestamp may be.
 log.message.timestamp.after.max.ms: long >=0 dynamic = 3600000
-    How far a record's timestamp may lie in the future.
+    How far in the future a record's timestamp may be.
 log.preallocate: bool dynamic ignored = false
     Accepted. mqd always preallocates, in steps (log.preallocate.bytes.min and max).
 log.preallocate.bytes.min: long >=4096 <=1073741824 = 65536
@@ -370,8 +373,8 @@ log.preallocate.bytes.max: long >=4096 <=2147483648 = 33554432
 log.stripe.bytes: long >=0 <=1073741824 = 0
     (mqd) Stripe width of the RAID below log.dirs; preallocation is rounded to it. 0: none.
 log.flush.on.ack: bool dynamic = true
-    (mqd) Answer acks=all only after the records are on disk (fsync, by group commit). false: Kafka's own semantics, the
-    page cache (flush.on.ack of a topic).
+    (mqd) Acknowledge acks=all only after the records are on disk (fsync, by group commit). false: Kafka's own
+    semantics, the page cache (flush.on.ack of a topic).
 log.flush.interval.messages: long >=1 dynamic ignored = LONG_MAX
     Accepted. Records are not counted: with log.flush.on.ack acks=all waits for the flush itself, and other records are
     flushed after log.flush.interval.ms.
@@ -487,7 +490,7 @@ group.share.max.size: int >=1 <=1000 = 200
 group.share.delivery.count.limit: int >=2 <=10 = 5
     A record that has been delivered this many times to a share group, and not accepted, is not delivered again.
 errors.deadletterqueue.topic.name.prefix: string dynamic = dlq.
-    How the names of topics begin that take dead letters (errors.deadletterqueue.topic.name of a group). Empty: any.
+    The prefix of the names of topics for dead letters (errors.deadletterqueue.topic.name of a group). Empty: any name.
 errors.deadletterqueue.auto.create.topics.enable: bool dynamic = false
     Create a group's topic for dead letters where it does not exist.
 group.share.record.lock.duration.ms: int >=1000 <=3600000 = 30000
@@ -518,7 +521,8 @@ share.coordinator.state.topic.prune.interval.ms: int >=1 = 300000
 share.coordinator.cold.partition.snapshot.interval.ms: int >=1 = 300000
     A share-partition with updates since its last snapshot gets one after this time.
 queue.delete.on.ack.interval.ms: int >=100 dynamic = 30000
-    (mqd) How often records of topics with queue.delete.on.ack that every share group is done with are deleted.
+    (mqd) How often the broker deletes, in topics with queue.delete.on.ack, the records that every share group has
+    finished.
 transaction.state.log.num.partitions: int >=1 <=16384 = 50
     Partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true
@@ -563,12 +567,12 @@ authorizer.log.only: bool = false
 
 _QUOTAS = r"""
 quota.window.num: int >=2 <=1000 = 11
-    After a pause, a client may use up to (quota.window.num - 1) * quota.window.size.seconds of its quota at once.
+    After a pause, a client may use up to (quota.window.num - 1) * quota.window.size.seconds of its quota in one burst.
 quota.window.size.seconds: int >=1 <=3600 = 1
     See quota.window.num.
 controller.quota.window.num: int >=1 <=1000 = 11
     After a pause, a client may make controller.quota.window.num * controller.quota.window.size.seconds of its
-    controller_mutation_rate in changes of topics at once.
+    controller_mutation_rate in changes of topics in one burst.
 controller.quota.window.size.seconds: int >=1 <=3600 = 1
     See controller.quota.window.num.
 """
@@ -604,7 +608,7 @@ sendfile.bytes.min: int >=0 = 8192
 read.fd.count.max: int >=16 <=65536 = 512
     (mqd) Open segment files that one worker keeps for reading.
 slow.request.ms: int >=0 <=2147483647 = 0
-    (mqd) Requests that take longer are logged by the worker that answers them (docs/operations.md),
+    (mqd) Requests that take longer are logged by the worker that handles them (docs/operations.md),
     with the time of each stage: at most 20 a second. 0: none.
 log.format: enum(human|json) = human
     (mqd) Format of the broker's own log lines.
@@ -651,10 +655,10 @@ message.timestamp.type: as log.message.timestamp.type
 message.timestamp.before.max.ms: as log.message.timestamp.before.max.ms
 message.timestamp.after.max.ms: as log.message.timestamp.after.max.ms
 min.insync.replicas: as min.insync.replicas
-    Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 of three replicas or more; a topic
-    that is created with two gets 1. DescribeConfigs shows the effective number.
+    Replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 of three replicas or more; a
+    topic that is created with two gets 1. DescribeConfigs shows the effective number.
 flush.on.ack: as log.flush.on.ack
-    (mqd) Answer acks=all only after the records are on disk. Always true for internal topics.
+    (mqd) Acknowledge acks=all only after the records are on disk. Always true for internal topics.
 flush.messages: as log.flush.interval.messages
     Accepted. Records are not counted; see flush.on.ack and flush.ms.
 flush.ms: as log.flush.interval.ms = LONG_MAX
@@ -686,20 +690,20 @@ record.validation: enum(none|uncompressed|all) dynamic = all
     compacted topics are always parsed.
 schedule.to: string dynamic =
     (mqd) The topic to which the records of this one are delivered when they are due, by their headers mqd-deliver-at or
-    mqd-delay-ms (docs/schedules.md). Retention by age and size does not apply: records go when they have been
-    delivered. Empty: none.
+    mqd-delay-ms (docs/schedules.md). Retention by age and size does not apply: records are deleted when they
+    have been delivered. Empty: none.
 schedule.delay.ms: long >=0 <=31622400000 dynamic = 0
-    (mqd) With schedule.to: how long after their timestamps records are delivered that have no such header.
+    (mqd) With schedule.to: how long after its timestamp a record without such a header is delivered.
 queue.delete.on.ack: bool dynamic = false
-    (mqd) Records go as soon as every share group of the topic is done with them: they were accepted, rejected, or
-    delivered group.share.delivery.count.limit times. A group that has no members any more holds what it is not done
-    with, until retention deletes it or the group is deleted; other consumers hold nothing. Files go by whole segments:
-    set segment.bytes as well. Not with cleanup.policy=compact.
+    (mqd) Records are deleted as soon as every share group of the topic has finished them: they were accepted,
+    rejected, or delivered group.share.delivery.count.limit times. A group without members keeps the records that it
+    has not finished, until retention deletes them or the group is deleted; other consumers keep nothing. Files are
+    deleted as whole segments: set segment.bytes as well. Not with cleanup.policy=compact.
 queue.memory.bytes: long >=0 dynamic = 0
-    (mqd) With flush.on.ack=false: a partition's records are flushed when there are so many bytes of them, or after
-    flush.ms where that is set, and not after 5 s or 8 MiB. What queue.delete.on.ack deletes before is not written to
-    the disk; a power cut takes the rest, and groups have to be set back then (docs/queues.md). About three segments
-    can wait: set segment.bytes to a third of it or more. 0: flushed as other records are.
+    (mqd) With flush.on.ack=false: a partition's records are flushed when this many bytes are unflushed, or after
+    flush.ms where that is set, and not after 5 s or 8 MiB. What queue.delete.on.ack deletes before that is not
+    written to the disk; a power cut takes the rest (docs/queues.md). About three segments can wait: set segment.bytes
+    to a third of it or more. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of those with a higher priority first, as far
     as a host leads them. A tenth is kept for lower ones, so that they do not wait forever.
@@ -712,14 +716,14 @@ dedup.header: string dynamic = dedup-id
     (mqd) With dedup.window.ms: the header with a record's id, at most 63 bytes. A record without it is refused
     (INVALID_RECORD).
 dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
-    (mqd) With dedup.window.ms: how many ids a partition knows, in about 20 bytes each. While there are so many in the
-    window, further records are refused with a retriable error.
+    (mqd) With dedup.window.ms: how many ids a partition knows, in about 20 bytes each. While the window has that
+    many, further records are refused with a retriable error.
 acks.replicas: int >=0 <=16 dynamic = 0
-    (mqd) acks=all waits for so many replicas, the leader among them, and not for the others: the in-sync set is kept
-    at so many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
-    a spare that has it. At least 2, at most the number of replicas; with fewer in sync acks=all is refused, so
-    min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md). 0: all replicas
-    that are in sync.
+    (mqd) acks=all waits for this many replicas, the leader among them, and not for the others: the in-sync set is
+    kept at this many members. The others are spares, and a member for which a record has waited for 100 ms is
+    exchanged for a spare that has everything. At least 2, at most the number of replicas; with fewer in sync acks=all
+    is refused, so min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md).
+    0: all replicas that are in sync.
 view.of: string dynamic =
     (mqd) The topic is a view: it has no log, but the records of this topic that view.filter selects, at the same
     partitions and offsets. Set when it is created, with view.filter and nothing else; it never changes. Needs
@@ -787,10 +791,10 @@ share.fifo: string dynamic =
     (mqd) key: the records of a partition that have the same key are delivered one after the other, each
     when the one before is accepted, rejected, or delivered for the last time. header:NAME: the same for
     records with the same value of the header NAME. Records without a key, or without the header, have
-    no order. Empty: none has. Needs mqd.version 7.
+    no order. Empty: records have no order. Needs mqd.version 7.
 share.retry.backoff.ms: int >=0 <=60000 dynamic = 0
     (mqd) A record that was delivered and not accepted is delivered again after this time at the
-    earliest; the time doubles with each delivery, up to share.retry.backoff.max.ms. 0: at once.
+    earliest; the time doubles with each delivery, up to share.retry.backoff.max.ms. 0: immediately.
 share.retry.backoff.max.ms: int >=0 <=60000 dynamic = 60000
     (mqd) The longest time before a further delivery. A record that waits counts as locked
     (group.share.partition.max.record.locks).

@@ -164,11 +164,11 @@ _TABLE = """
 126 DUPLICATE_VOTER                         no   the voter is in the set already
 127 VOTER_NOT_FOUND                         no   the voter is not in the set
 128 INVALID_REGULAR_EXPRESSION              no   the regular expression is invalid
-129 REBOOTSTRAP_REQUIRED                    no   the client's metadata is stale: begin again at the bootstrap servers
+129 REBOOTSTRAP_REQUIRED                    no   the client's metadata is stale: bootstrap again
 130 STREAMS_INVALID_TOPOLOGY                no   the topology is invalid
 131 STREAMS_INVALID_TOPOLOGY_EPOCH          no   the topology's epoch is invalid
 132 STREAMS_TOPOLOGY_FENCED                 no   the topology's epoch is old
-133 SHARE_SESSION_LIMIT_REACHED             yes  the broker holds as many share sessions as it may
+133 SHARE_SESSION_LIMIT_REACHED             yes  the broker has reached its limit of share sessions
 """
 
 

@@ -32,26 +32,26 @@ NOTES = """
   ms without them it is answered anyway.
 * **AddPartitionsToTxn** 4 and 5 are sent between brokers; they are answered like the others.
   **WriteTxnMarkers** accepts only aborts (Admin.abortTransaction): of a transaction that its
-  coordinator knows, in all partitions at once, with its producer fenced, on whichever host
-  coordinates it; otherwise in the named partitions. CONCURRENT_TRANSACTIONS: it is ending already.
-  Markers themselves go between hosts, over the listener that clients cannot use: from a client a
-  commit is CLUSTER_AUTHORIZATION_FAILED. There they have a tagged field of mqd's own, number 9100:
-  the partition's leader epoch; they are written in that epoch only. On that listener **EndTxn**
-  means an administrator's abort that arrived at another host: of the ongoing transaction of that
-  producer, if its epoch is not above the one in the request.
+  coordinator knows, in all its partitions, with its producer fenced, on whichever host coordinates
+  it; otherwise in the named partitions. CONCURRENT_TRANSACTIONS: the transaction is ending already.
+  Markers themselves are sent between hosts, over the listener that clients cannot use: from a
+  client a commit is CLUSTER_AUTHORIZATION_FAILED. There they have a tagged field of mqd's own,
+  number 9100: the partition's leader epoch; they are written in that epoch only. On that listener
+  **EndTxn** forwards an administrator's abort that another host received: the ongoing transaction
+  of that producer is aborted, if its epoch is not above the one in the request.
 * **FindCoordinator** names the leader of the partition of the internal topic that the group or
   transactional id belongs to; any other broker answers its requests with NOT_COORDINATOR. The first
   request for a group creates `__consumer_offsets`, the first for a transactional id
   `__transaction_state`.
 * **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of mqd's own,
-  number 9100: `true` in the request requests the rebalance in progress in each group, its reason,
+  number 9100: `true` in the request asks for the rebalance in progress in each group, its reason,
   and the members that delay it; the response has them in the field of the same number. The field is
   present only when requested, as `mqd group describe` does.
 * **InitProducerId** and **EndTxn** (5) have a tagged field of mqd's own, number 9100, for joint
   transactions: those that many producers write together, and whose end lists the winning producers
   (`mqd/coordinator/transaction/joint.py`). Their transactional ids begin with `mqd.joint.`; no
-  other id may use the field, and these may be used in no other way. InitProducerId with `batch_id`
-  and `run_id` enlists a child of the batch's transaction, which begins with the first
+  other id may use the field, and these ids may be used for nothing else. InitProducerId with
+  `batch_id` and `run_id` enlists a child of the batch's transaction, which begins with the first
   one: the response has the child's own producer id and epoch. With a producer id and epoch in the
   request, that child reports that it is alive: the time-out counts from the last such report. The
   response has `committed_batch_id`; when the requested batch is not above it, it is written
@@ -71,21 +71,21 @@ NOTES = """
   principal and address by which its host authorizes it. `client_host_address` is its host's, for
   descriptions of groups. Its contents have that client's rights; with `is_host` it is a request of
   that host itself, for its dead letters, and has all rights.
-* **ReadShareGroupState** has a tagged field of mqd's own, number 9100: where the leader epochs of the
-  reader's log begin, and as the last one, 2147483647, where the log ends. In a newer leader epoch,
-  what was known of records that this log has lost is forgotten.
+* **ReadShareGroupState** has a tagged field of mqd's own, number 9100: where the leader epochs of
+  the reader's log begin, and as the last one, 2147483647, where the log ends. In a newer leader
+  epoch the coordinator forgets what it knew of records that this log has lost.
 * **DescribeShareGroupOffsets** and **ReadShareGroupStateSummary** have a tagged field of mqd's own,
-  number 9100: `true` in the request requests how many records of each share-partition were
-  delivered how often and are not finished; the response has them in the field of the same number,
+  number 9100: `true` in the request asks for the unfinished records of each share-partition,
+  counted by how often they were delivered; the response has them in the field of the same number,
   which is present only when requested.
-* **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the share
-  groups of each partition of the topics, and the partitions of `__share_group_state` whose states
-  the host has (`queue.delete.on.ack`).
+* **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the
+  share groups of each partition of the topics, and the partitions of `__share_group_state` that the
+  host coordinates (`queue.delete.on.ack`).
 * **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
-  **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets** (KIP-932)
-  need level 1 of `share.version` and level 4 of `mqd.version`, which a new cluster has. Below, none
-  is advertised, and each is answered with UNSUPPORTED_VERSION. A start offset below 0 is refused
-  (INVALID_REQUEST). APIs 83 to 87 go between hosts alone.
+  **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets**
+  (KIP-932) need level 1 of `share.version` and level 4 of `mqd.version`, which a new cluster has.
+  Below, none is advertised, and each is answered with UNSUPPORTED_VERSION. A start offset below 0
+  is refused (INVALID_REQUEST). APIs 83 to 87 are used only between hosts.
 * **StreamsGroupHeartbeat** and **StreamsGroupDescribe** (KIP-1071) need level 1 of `streams.version`
   and level 8 of `mqd.version`, which a new cluster has. Below, neither is advertised, and each is
   answered with UNSUPPORTED_VERSION. The heartbeat creates internal topics with the rights of its
@@ -93,8 +93,9 @@ NOTES = """
   source topics by regular expression are refused (INVALID_REQUEST), as by Kafka 4.2.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on. Committed offsets are
   removed with their topic or partition. As in Kafka's records, they are kept by the topic's name: a
-  topic that is deleted and created again while no host coordinates the group finds the old offsets.
-  An error of the whole group is repeated at each requested partition (**OffsetFetch** 2 to 7).
+  topic that is deleted and created again while no host coordinates the group then has the old
+  offsets. An error of the whole group is repeated at each requested partition (**OffsetFetch** 2 to
+  7).
 * **Fetch** has incremental sessions (KIP-227) and long polls. A replica id is valid only between
   hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (below 7, which has no field for
   it, a response without partitions). A consumer that sends its rack (11 and up) is directed to an
@@ -109,11 +110,10 @@ NOTES = """
   the active controller.
 * **ListOffsets** supports earliest (-2, -4), latest (-1), by time, and the largest timestamp (-3);
   tiered offsets (-5, -6) are answered with -1.
-* **AlterClientQuotas** accepts an ip by its address, never by a host name. A throttled response
-* leaves
-  at once with its throttle time; the connection is then not read (KIP-219). A client over
-  its controller_mutation_rate gets THROTTLING_QUOTA_EXCEEDED for each further topic
-  of **CreateTopics** from 6, **CreatePartitions** from 3 and **DeleteTopics** from 5 on; in earlier
+* **AlterClientQuotas** accepts an ip by its address, never by a host name. A throttled response is
+  sent immediately, with its throttle time; the connection is then not read (KIP-219). A client over
+  its controller_mutation_rate gets THROTTLING_QUOTA_EXCEEDED for each further topic of
+  **CreateTopics** from 6, **CreatePartitions** from 3 and **DeleteTopics** from 5 on; in earlier
   versions it is served, and waits (KIP-599).
 * **AlterReplicaLogDirs** is answered when the move has begun; **DescribeLogDirs** shows the copy as
   a future replica with its lag.
@@ -122,8 +122,8 @@ NOTES = """
   tagged field 9100, of a partition, is the leader's `controller.quorum.fetch.timeout.ms`. A single
   host is a quorum of one; it answers **ElectLeaders** with ELECTION_NOT_NEEDED. **UnregisterBroker** is
   refused while the broker is alive or holds replicas.
-* **CreateAcls**, **DeleteAcls** are answered when all workers of the host that answers apply the
-  change. Without `authorizer.class.name` these and **DescribeAcls** are answered with
+* **CreateAcls**, **DeleteAcls** are answered when all workers of the host that received them apply
+  the change. Without `authorizer.class.name` these and **DescribeAcls** are answered with
   SECURITY_DISABLED, and authorized operations, where they are requested, are all that a resource
   supports. What each request needs is in `mqd/acceptor/rights.py`.
 * **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, of a topic: 1
@@ -137,7 +137,7 @@ NOTES = """
   Apache Kafka that has no receiver of metrics (a `ClientTelemetry` among its `metric.reporters`).
   Clients with `enable.metrics.push=true`, the default of Java's and librdkafka's, then send none,
   without a warning. Subscriptions (`kafka-client-metrics`) are kept and shown.
-* Bytes after a whole request are ignored, as by Kafka: librdkafka 2.16 sends some.
+* Bytes after a complete request are ignored, as by Kafka: librdkafka 2.16 sends some.
 
 ## Error codes
 

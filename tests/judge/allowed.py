@@ -10,14 +10,14 @@ CRASHED = "Kafka fails with an internal exception on such a request; mqd reports
 TEXTS = "texts are mqd's own; the code says what is wrong"
 
 BESIDE_ERRORS = (
-    "beside an error such as OFFSET_OUT_OF_RANGE mqd gives the log's ends too; Kafka -1, and other empty lists"
+    "with an error such as OFFSET_OUT_OF_RANGE, mqd also gives the log's ends; Kafka gives -1, and other empty lists"
 )
 NO_PARTITIONS = "a topic that is named without partitions is repeated in the response; Kafka omits it"
 
-ELR = "with eligible leader replicas Kafka writes min.insync.replicas down for the whole cluster"
+ELR = "with eligible leader replicas, Kafka stores min.insync.replicas for the whole cluster"
 OF_NO_TOPIC = "mqd's default follows the number of replicas: a broker shows -1, a topic the number in force"
-NO_TIERS = "there is no tiered storage"
-BETWEEN_BROKERS = "the states of share groups go between brokers alone, over a listener that clients cannot use"
+NO_TIERS = "mqd has no tiered storage"
+BETWEEN_BROKERS = "the states of share groups are sent only between brokers, over a listener that clients cannot use"
 OWN_PROPERTY = "mqd has properties of its own"
 OWN_PROPERTIES = {
     "flush.on.ack": OWN_PROPERTY,
@@ -42,35 +42,33 @@ LAST_FETCHED = (
     "only replicas send last_fetched_epoch; a worker that reads for a consumer has no epochs to compare it with"
 )
 DELETED_NEWEST = (
-    "of records with the largest timestamp Kafka names the batch's first, even if DeleteRecords removed it; mqd the first"
-    " that can be read"
+    "among records with the largest timestamp, Kafka names the batch's first, even if DeleteRecords removed it; mqd"
+    " the first that can be read"
 )
 ENDED = "a batch of an ended transaction is no repetition (docs/decisions/coordinators/2026-11-22-sequences-of-ended-transactions.md)"
-SENT_TWICE = "beside a batch that was sent twice Kafka gives its timestamp, though the topic keeps the producer's"
-ONLY_NAMED = "of versions that it advertises for old clients' sake only Kafka closes the connection; mqd says why"
+SENT_TWICE = "for a batch that was sent twice, Kafka gives its timestamp, although the topic keeps the producer's"
+ONLY_NAMED = "Kafka closes the connection for versions that it advertises only for old clients' sake; mqd says why"
 VERIFIED_LATER = "acks, batches and sequences are judged before the transaction's coordinator is asked"
-ONE_PRODUCER = "of two producers in one request Kafka refuses both, mqd the second one's batches"
+ONE_PRODUCER = "if a request has batches of two producers, Kafka refuses both, mqd those of the second"
 BESIDE_FENCED = (
-    "beside INVALID_PRODUCER_EPOCH Kafka names the log's start only if the log found it, not the coordinator"
+    "with INVALID_PRODUCER_EPOCH, Kafka gives the log's start only if the log refused the batch, not the coordinator"
 )
-EMPTY_ADD = "a transaction to which an empty list of partitions was added is not begun"
+EMPTY_ADD = "adding an empty list of partitions does not begin a transaction"
 FENCED_FIRST = "a producer with another epoch is fenced; Kafka first aborts the transaction that is open"
 WRITTEN = "mqd says when the producer's last batch was written, Kafka what the batch gives as its timestamp"
-OWN_LOG = "of each one's own metadata log"
-SHARE_START = "Kafka writes down a share partition's start before it moves it, and first with an acknowledgement"
-NO_GROUP = "without a group id Kafka looks for, and opens, the sessions of a group without a name"
+OWN_LOG = "each broker has its own metadata log"
+SHARE_START = "Kafka stores a share partition's start at the first acknowledgement; mqd knows it from the first fetch"
+NO_GROUP = "without a group id, Kafka looks for, and opens, sessions of a group without a name; mqd refuses"
 NEVER_READ = (
-    "of a share partition from which nothing was read since its leader started Kafka says that it does not exist, and"
-    " clients try again; mqd says whose records these are not"
+    "if nothing was read from a share partition since its leader started, Kafka says that it does not exist, and"
+    " clients try again; mqd says that the member does not hold these records"
 )
 ALTERED = "altering offsets raises the epoch of the group, so that nothing that was read before overwrites them"
 REFUSED_LAST = "mqd names partitions whose offset is refused after the others"
-NOT_ALTERED = "a group that is not there is created when an offset is altered; with Kafka also when none could be"
+NOT_ALTERED = "altering an offset creates a missing group; in Kafka also when no offset could be altered"
 NEGATIVE = "a negative start offset is refused; with Kafka the group begins again as if it had never read"
 TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
-RESOLVED = (
-    "Kafka resolves a regular expression in the background, so that its member gets partitions later; mqd at once"
-)
+RESOLVED = "Kafka resolves a regular expression in the background, so its member gets partitions later; mqd immediately"
 
 ALLOWED = (
     Allowed("*", "0+", "*.error_message", TEXTS),
@@ -98,7 +96,7 @@ ALLOWED = (
     Allowed("AlterUserScramCredentials", "0", "results", HASHED, order=True),
     Allowed("TxnOffsetCommit", "0-5", "topics[].partitions", HASHED, order=True),
     Allowed("Produce", "0-13", "responses[] only mqd", NO_PARTITIONS),
-    Allowed("Metadata", "12-13", "topics[] only mqd", "beside a topic by id, Kafka leaves those by name unanswered"),
+    Allowed("Metadata", "12-13", "topics[] only mqd", "if a topic is named by id, Kafka omits those named by name"),
     Allowed("ListOffsets", "1-11", "topics[] only mqd", NO_PARTITIONS),
     Allowed("OffsetCommit", "2-10", "topics[] only mqd", NO_PARTITIONS),
     Allowed("TxnOffsetCommit", "0-5", "topics[] only mqd", NO_PARTITIONS),
@@ -117,7 +115,7 @@ ALLOWED = (
         "Produce",
         "8-13",
         "responses[].partition_responses[].record_errors[] only Kafka",
-        "of timestamps mqd looks at the batch's largest one, which names no record",
+        "mqd checks only the batch's largest timestamp, and so names no record",
     ),
     Allowed(
         "Produce",
@@ -142,7 +140,7 @@ ALLOWED = (
         "AddPartitionsToTxn", "4-5", "results_by_transaction[].topic_results[].results_by_partition", HASHED, order=True
     ),
     Allowed(
-        "AddPartitionsToTxn", "4-5", "outcome", "a batch of no transactions Kafka never answers", "waits", "answered"
+        "AddPartitionsToTxn", "4-5", "outcome", "Kafka never answers one without transactions", "waits", "answered"
     ),
     Allowed("DescribeTransactions", "0", "transaction_states[].transaction_state", EMPTY_ADD, "Ongoing", "Empty"),
     Allowed(
@@ -198,7 +196,7 @@ ALLOWED = (
         "DescribeShareGroupOffsets",
         "0-1",
         "outcome",
-        "a topic without partitions Kafka never answers",
+        "Kafka never answers for a topic without partitions",
         kafka="waits",
         mqd="answered",
     ),
@@ -216,7 +214,7 @@ ALLOWED = (
         "results[].topics[].partitions[].partition_size",
         "internal topics hold each broker's own records",
     ),
-    Allowed("DescribeLogDirs", "4", "results[].usable_bytes", "measured a moment apart"),
+    Allowed("DescribeLogDirs", "4", "results[].usable_bytes", "measured at different moments"),
     *(
         Allowed(api, versions, f"{path} only mqd", reason, mqd=repr(name))
         for api, versions, path in (
@@ -254,7 +252,7 @@ ALLOWED = (
         "IncrementalAlterConfigs",
         "0-1",
         "responses[].error_code",
-        "of several operations that are wrong Kafka names the first one of its hash table, mqd the unknown one",
+        "if several operations are wrong, Kafka names the first in its hash table, mqd the unknown one",
         kafka=40,
         mqd=42,
     ),
