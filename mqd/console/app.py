@@ -120,7 +120,7 @@ def _respond(page_request: PageRequest, page: Page) -> Response:
             return page(page_request)
         except Refused as error:
             return page_request.page(
-                "error.html", error.status, title="This page is not there", reason=str(error), retry=False
+                "error.html", error.status, title="This page does not exist", reason=str(error), retry=False
             )
         except CliError as error:
             is_away = error.exit_code == EXIT_UNREACHABLE

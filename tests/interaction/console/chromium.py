@@ -89,12 +89,17 @@ def opened(size: tuple[int, int] = WIDE, is_dark: bool = False, may_fetch: bool 
 def resize(window: Any, size: tuple[int, int], is_dark: bool = False) -> None:
     metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE}
     window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-    window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    features = {
+        "prefers-color-scheme": "dark" if is_dark else "light",
+        "prefers-reduced-motion": "reduce",  # a colour is measured at once, not in the midst of a transition
+    }
+    emulated = [{"name": name, "value": value} for name, value in features.items()]
+    window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": emulated})
 
 
 # Problems of the page for a reader: text below WCAG AA, a field without a label, a button without a
-# name, content wider than the window.
+# name, text broken into single characters, a cut-off example, a box out of line, content wider than
+# the window.
 LOOK = """
 function parts(text) { return text.match(/[\\d.]+/g).map(Number); }
 function light(color) {
@@ -123,6 +128,24 @@ for (const field of document.querySelectorAll("input:not([type=hidden]), select,
   if (!field.labels.length && !field.ariaLabel) wrong.push(`no label: ${field.name}`);
 for (const one of document.querySelectorAll("button, a[href]"))
   if (!one.innerText.trim() && !one.ariaLabel && one.checkVisibility()) wrong.push(`no name: ${one.outerHTML.slice(0, 80)}`);
+for (const one of document.querySelectorAll("td code"))
+  if (one.getClientRects().length > 2 && one.offsetWidth < 100 && one.innerText.length < 60)
+    wrong.push(`squeezed: ${one.innerText}`);
+for (const one of document.querySelectorAll("pre.value"))
+  if (one.innerText.startsWith("000000  ") && getComputedStyle(one).whiteSpace !== "pre")
+    wrong.push("lines of a hex dump are broken");
+const pen = document.createElement("canvas").getContext("2d");
+for (const field of document.querySelectorAll("input[placeholder]")) {
+  const style = getComputedStyle(field);
+  pen.font = style.font;
+  const room = field.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  if (pen.measureText(field.placeholder).width > room) wrong.push(`cut off: ${field.placeholder}`);
+}
+for (const label of document.querySelectorAll("form.row label.check")) {
+  const box = label.getBoundingClientRect(), button = label.parentElement.querySelector("button").getBoundingClientRect();
+  const away = (box.top + box.bottom - button.top - button.bottom) / 2;
+  if (Math.abs(away) > 3 && box.bottom > button.top) wrong.push(`not in line: ${label.innerText} by ${away} px`);
+}
 if (document.documentElement.scrollWidth > innerWidth)
   wrong.push(`overflow: ${document.documentElement.scrollWidth} of ${innerWidth}`);
 return wrong;

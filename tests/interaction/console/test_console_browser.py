@@ -107,6 +107,23 @@ def picture(window: Any, name: str) -> None:
         window.save_screenshot(str(Path(folder) / f"console-{name}.png"))
 
 
+def look(window: Any, name: str) -> None:
+    """Checks the page that is open, in every size and scheme. CONSOLE_LOOK=FOLDER saves a screenshot
+    of each. The browser reports a cluster that cannot be reached as an error (503).
+    """
+    for is_dark in (False, True):
+        for size in (WIDE, PHONE):
+            resize(window, size, is_dark)
+            assert [one for one in faults(window) if "503" not in one] == [], f"{name} {size}"
+            save(window, name, size, is_dark)
+    resize(window, WIDE)
+
+
+def save(window: Any, name: str, size: tuple[int, int], is_dark: bool) -> None:
+    if folder := os.environ.get("CONSOLE_LOOK"):
+        window.save_screenshot(str(Path(folder) / f"{name}-{size[0]}-{'dark' if is_dark else 'light'}.png"))
+
+
 def write(broker: Broker, topic: str, records: list[tuple[str, bytes]], partitions: int = 1) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # must outlive its futures
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
@@ -160,13 +177,15 @@ def test_an_operators_tasks(start_broker: Callable[..., Broker], start_console: 
         fill(window, name="refunds", partitions="2", configs="retention.ms=86400000")
         press(window, "Go on")
         wait(window, "mqd topic create refunds -p 2")
-        assert faults(window) == []
+        look(window, "create-confirmed")
         press(window, "Confirm")
         wait(window, "Created the topic refunds.")
+        look(window, "created")
         press(window, "Produce a record")
         fill(window, key="cust-1", value='{"refund": 1}')
         press(window, "Go on")
         wait(window, "Write a record to refunds?")
+        look(window, "produce-confirmed")
         press(window, "Confirm")
         wait(window, "1 found in 1 of 1 records")
         wait(window, '{"refund": 1}')
@@ -206,7 +225,8 @@ def test_an_operators_tasks(start_broker: Callable[..., Broker], start_console: 
             "overview": "/", "topics": "/topics", "topic": "/topic?name=orders", "records": "/messages?topic=orders&count=8",
             "record": "/message?topic=orders&partition=0&offset=3", "groups": "/groups", "group": "/group?name=billing",
             "cluster": "/cluster", "create": "/topic/create", "seek": "/group/seek?name=billing",
-            "produce": "/produce?topic=orders", "nowhere": "/nowhere",
+            "produce": "/produce?topic=orders", "nowhere": "/nowhere", "alter": "/topic/alter?name=orders",
+            "partitions": "/topic/partitions?name=orders", "delete": "/topic/delete?name=orders",
         }  # fmt: skip
         assert problems(window, console, pages, ("overview", "records", "group")) == {}
     client.close()
@@ -229,9 +249,7 @@ def problems(window: Any, console: Console, pages: dict[str, str], pictures: tup
                     picture(window, name)
                 if size == PHONE and is_dark and name == "group" and "group" in pictures:
                     picture(window, "phone-dark")
-                if os.environ.get("CONSOLE_LOOK"):  # saves a screenshot of each for inspection
-                    file = f"{name}-{size[0]}-{'dark' if is_dark else 'light'}.png"
-                    window.save_screenshot(str(Path(os.environ["CONSOLE_LOOK"]) / file))
+                save(window, name, size, is_dark)
     resize(window, WIDE)
     return said
 
@@ -274,7 +292,7 @@ def test_transactions_and_access_are_managed(
         wait(window, "mqd user create dora")
         press(window, "Confirm")
         wait(window, "shown here once")
-        assert faults(window) == []
+        look(window, "password")
         press(window, "I have it")
         wait(window, "SCRAM-SHA-512")
         press(window, "Rules")
@@ -320,6 +338,7 @@ def test_transactions_and_access_are_managed(
         fill(window, to="earliest")
         press(window, "Go on")
         wait(window, f"mqd group seek {shared.group} --to earliest --execute")
+        look(window, "seek-confirmed")
         press(window, "Confirm")
         wait(window, f"Moved the offsets of {shared.group}.")
 
@@ -327,7 +346,7 @@ def test_transactions_and_access_are_managed(
         press(window, "Abort")
         press(window, "Go on")
         wait(window, "no coordinator will end it")
-        assert faults(window) == []
+        look(window, "abort-confirmed")
         press(window, "Confirm")
         wait(window, "No transaction hangs")
         window.get(console.url + "/transactions")
@@ -359,7 +378,7 @@ def test_hostile_values_are_only_shown(
                 for summary in window.find_elements(By.TAG_NAME, "summary"):
                     summary.click()
             assert window.title != "owned" and not window.find_elements(By.CSS_SELECTOR, "main script, main img")
-            assert faults(window) == []
+            look(window, f"hostile-{path.rpartition('=')[2]}")
 
 
 def test_a_broker_that_dies_while_the_page_is_open(
@@ -372,6 +391,7 @@ def test_a_broker_that_dies_while_the_page_is_open(
         wait(window, "Healthy")
         broker.kill_all()
         wait(window, "The cluster cannot be reached")
+        look(window, "unreachable")
         assert "mqd up" in wait(window, "cannot reach a broker")
         broker.start()
         wait(window, "Healthy")
