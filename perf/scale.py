@@ -194,7 +194,7 @@ def known_chart(result: dict) -> str:
         "Until all know of a failed host",
         "hosts",
         "seconds",
-        [series("suspected: the controller looks at once", "suspected_by_all_ms"), series("dead", "dead_for_all_ms")],
+        [series("suspected: the controller probes", "suspected_by_all_ms"), series("dead", "dead_for_all_ms")],
     )
 
 

@@ -84,13 +84,14 @@ NOTES = """
 * **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
   **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets**
   (KIP-932) need level 1 of `share.version` and level 4 of `mqd.version`, which a new cluster has.
-  Below, none is advertised, and each is answered with UNSUPPORTED_VERSION. A start offset below 0
-  is refused (INVALID_REQUEST). APIs 83 to 87 are used only between hosts.
-* **StreamsGroupHeartbeat** and **StreamsGroupDescribe** (KIP-1071) need level 1 of `streams.version`
-  and level 8 of `mqd.version`, which a new cluster has. Below, neither is advertised, and each is
-  answered with UNSUPPORTED_VERSION. The heartbeat creates internal topics with the rights of its
-  sender, and is answered when they are there. Static members, offsets of tasks, warm-up tasks and
-  source topics by regular expression are refused (INVALID_REQUEST), as by Kafka 4.2.
+  Below these levels none is advertised, and each is answered with UNSUPPORTED_VERSION. A start
+  offset below 0 is refused (INVALID_REQUEST). APIs 83 to 87 are used only between hosts.
+* **StreamsGroupHeartbeat** and **StreamsGroupDescribe** (KIP-1071) need level 1 of
+  `streams.version` and level 8 of `mqd.version`, which a new cluster has. Below these levels
+  neither is advertised, and each is answered with UNSUPPORTED_VERSION. The heartbeat creates
+  internal topics with the rights of its sender, and is answered when they are there. Static
+  members, offsets of tasks, warm-up tasks and source topics by regular expression are refused
+  (INVALID_REQUEST), as by Kafka 4.2.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on. Committed offsets are
   removed with their topic or partition. As in Kafka's records, they are kept by the topic's name: a
   topic that is deleted and created again while no host coordinates the group then has the old
