@@ -83,8 +83,8 @@ struct mqd_client_position {
 /* Requests a notification when any of the partitions has a record at its offset: a response then
  * arrives (or after wait_ms, or immediately when a partition has an error, which its reader
  * reports). The response contains nothing else and need not be parsed; mqd_client_wait sleeps until
- * it arrives. Until then, responses to later requests on this attachment wait behind it, as on
- * every Kafka connection: a program that also produces should attach twice. */
+ * it arrives. Until then, responses to later requests on this attachment wait for it, as on every
+ * Kafka connection: a program that also produces should attach twice. */
 int mqd_client_park(struct mqd_client *client, const struct mqd_client_position *positions, uint32_t count,
                     int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id);
 

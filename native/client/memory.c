@@ -30,7 +30,7 @@ void mqd_client_memory_close(struct mqd_client_memory *memory)
     memory->used = NULL;
 }
 
-/* The first used (want_used) or free chunk from `at` on; chunk_count when there is none. */
+/* The first used (find_used) or free chunk from `at` on; chunk_count when there is none. */
 static uint32_t next(const struct mqd_client_memory *memory, uint32_t at, bool find_used)
 {
     while (at < memory->chunk_count) {

@@ -4,9 +4,9 @@
  * Invariants
  *   S1  no byte of a mapping at or after `limit` is read: the published high watermark's position,
  *       or the size of a segment that no longer grows. Pages are populated (MADV_POPULATE_READ)
- *       before they are read, so that a disk failure is an error here and not a SIGBUS. Of the
- *       walked part some megabytes stay mapped in: a reader's resident memory does not grow with
- *       the segment.
+ *       before they are read, so that a disk failure is an error here and not a SIGBUS. Only
+ *       some megabytes of the walked part stay resident: a reader's memory does not grow with the
+ *       segment.
  *   S2  `at` is a batch boundary; while `inside` it is the boundary of the batch that `walk` is in.
  *   S3  a mapping is unmapped with its last reference: the reader has one on `mapping` and one on
  *       `viewed`, each hold is one more.

@@ -172,11 +172,11 @@ int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t 
 
 /* ---- Fetch ---- */
 
-static uint8_t *put_partition(uint8_t *at, const struct mqd_client_position *one)
+static uint8_t *put_partition(uint8_t *at, const struct mqd_client_position *position)
 {
-    at = mqd_put_be32(at, (uint32_t)one->partition_index);
+    at = mqd_put_be32(at, (uint32_t)position->partition_index);
     at = mqd_put_be32(at, UINT32_MAX); /* any leader epoch */
-    at = mqd_put_be64(at, (uint64_t)one->offset);
+    at = mqd_put_be64(at, (uint64_t)position->offset);
     at = mqd_put_be32(at, UINT32_MAX);
     at = mqd_put_be64(at, UINT64_MAX);
     at = mqd_put_be32(at, INT32_MAX);
@@ -184,7 +184,7 @@ static uint8_t *put_partition(uint8_t *at, const struct mqd_client_position *one
     return at;
 }
 
-/* How many positions from the first on are of one topic: they become one topic of the request. */
+/* The number of leading positions that have the same topic: they become one topic of the request. */
 static uint32_t topic_run(const struct mqd_client_position *positions, uint32_t count)
 {
     uint32_t same = 1;

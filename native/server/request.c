@@ -73,7 +73,7 @@ static void end_other(struct mqd_reactor *r, struct mqd_request *request)
     if (request->set)
         mqd_fetch_cancel(r, request);
     if (request->share)
-        mqd_share_work_free(r, request);
+        mqd_share_job_free(r, request);
     if (request->kind == MQD_REQUEST_CONTROL)
         mqd_control_untrack(r, request);
     if (request->frame) {

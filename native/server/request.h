@@ -18,7 +18,7 @@ struct mqd_fetch_set;
 struct mqd_local;
 struct mqd_look_up;
 struct mqd_request;
-struct mqd_share_work;
+struct mqd_share_job;
 struct mqd_subject;
 struct mqd_tls;
 
@@ -184,7 +184,7 @@ struct mqd_request {
     int16_t fetch_error;
     /* ShareFetch, ShareAcknowledge, with some fields of Fetch */
     int16_t share_error; /* of all of it */
-    struct mqd_share_work *share;
+    struct mqd_share_job *share;
     /* control */
     uint32_t control_index;
     int64_t control_offset; /* in the control arena, -1 = none */

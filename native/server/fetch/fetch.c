@@ -536,7 +536,7 @@ void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result)
     if (!request->connection)
         mqd_request_free(r, request);
     else if (request->share)
-        mqd_share_move(r, request->share);
+        mqd_share_schedule(r, request->share);
     else
         mqd_request_complete(r, request);
 }

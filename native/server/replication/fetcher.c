@@ -98,19 +98,19 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
     mqd_list_append(after->next, &followed->change); /* appending to this node's list inserts before it */
 }
 
-static void set_unsettled(struct mqd_followed *followed, bool unsettled)
+static void set_storing(struct mqd_followed *followed, bool storing)
 {
-    if (followed->fetcher && followed->unsettled != unsettled)
-        followed->fetcher->unsettled_count += unsettled ? 1 : UINT32_MAX;
-    followed->unsettled = unsettled;
+    if (followed->fetcher && followed->storing != storing)
+        followed->fetcher->storing_count += storing ? 1 : UINT32_MAX;
+    followed->storing = storing;
 }
 
-void mqd_followed_settle(struct mqd_followed *followed)
+void mqd_followed_update_storing(struct mqd_followed *followed)
 {
     const struct mqd_replica *replica = followed->owned->replica;
     bool staged = !followed->owned->truncating && mqd_partition_staged_count(followed->owned->partition) > 0;
-    set_unsettled(followed, staged || (!followed->owned->truncating && replica->flush_on_ack &&
-                                       replica->durable < replica->log_end));
+    set_storing(followed, staged || (!followed->owned->truncating && replica->flush_on_ack &&
+                                     replica->durable < replica->log_end));
 }
 
 static void untrack(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key)
@@ -144,21 +144,21 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
         return;
     if (followed->fetcher) {
         mqd_followed_leave_session(followed);
-        set_unsettled(followed, false);
+        set_storing(followed, false);
         if (followed->fetcher->filling == followed)
             followed->fetcher->filling = NULL;
     }
     mqd_list_remove(&followed->member);
     mqd_list_remove(&followed->change);
     followed->putting_off = 0;
-    followed->unsettled = 0;
+    followed->storing = 0;
     /* another leader's log may begin lower: after an unclean election it may have older records. A
      * new session reports where it begins */
     followed->leader_log_start = followed->pending_log_start = 0;
     followed->fetcher = fetcher;
     mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
     if (fetcher)
-        mqd_followed_settle(followed);
+        mqd_followed_update_storing(followed);
     mqd_followed_changed(followed);
 }
 
@@ -225,15 +225,15 @@ void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
     free(followed);
 }
 
-/* A partition that is not unsettled may still have been left out: flush.on.ack was switched on
+/* A partition whose `storing` is false may still have been left out: flush.on.ack was switched on
  * while its flush was running. */
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_followed *followed = owned->followed;
     if (!followed)
         return;
-    if (followed->unsettled) {
-        mqd_followed_settle(followed);
+    if (followed->storing) {
+        mqd_followed_update_storing(followed);
         mqd_followed_changed(followed);
     } else if (!followed->in_session && followed->put_off_ms <= r->now_ms) {
         request_urgently(followed);
@@ -245,7 +245,7 @@ void mqd_fetcher_truncated(struct mqd_reactor *r, struct mqd_owned *owned, bool 
     struct mqd_followed *followed = owned->followed;
     if (!followed)
         return;
-    mqd_followed_settle(followed);
+    mqd_followed_update_storing(followed);
     if (cut || !followed->fetcher)
         request_urgently(followed);
     else

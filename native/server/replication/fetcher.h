@@ -7,9 +7,9 @@
  *   request   the changes since the last one, in an incremental session (KIP-227): positions that
  *             moved, partitions added and removed
  *   wait      at the leader, until it has records or a new high watermark
- *   answer    received into a buffer of bounded size and parsed as it arrives; hostile until
+ *   response  received into a buffer of bounded size and parsed as it arrives; hostile until
  *             checked. Records are staged in place (mqd_partition_follow) and written once a turn
- *   settle    the records of the response are written, and flushed with flush_on_ack; only then may
+ *   storing   the records of the response are written, and flushed with flush_on_ack; only then may
  *             the next request state it
  *
  * mqd_replica_step decides what the log of a partition must do (append, truncate, restart, wait).

@@ -196,7 +196,7 @@ static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
 /* Whether a request may be sent now. If only time prevents it, sets not_before_ms. */
 static bool may_fetch(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
-    if (fetcher->outstanding || fetcher->unsettled_count || fetcher->not_before_ms > r->now_ms)
+    if (fetcher->outstanding || fetcher->storing_count || fetcher->not_before_ms > r->now_ms)
         return false;
     if (!throttled(fetchers, fetcher) || fetchers->allowance_bytes > 0)
         return true;

@@ -189,7 +189,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
         taken += (uint32_t)follow.taken_bytes;
         if (follow.batch_count) {
             mqd_stat(r, MQD_COUNT_REPLICA_BYTES, follow.taken_bytes);
-            mqd_followed_settle(followed);
+            mqd_followed_update_storing(followed);
             if (!mqd_list_linked(&owned->write_node))
                 mqd_list_append(&r->to_write, &owned->write_node);
         }
@@ -210,7 +210,7 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
     if (error) {
         if (followed->fetcher && followed->fetcher->filling == followed)
             followed->fetcher->filling = NULL;
-        mqd_followed_settle(followed);
+        mqd_followed_update_storing(followed);
         mqd_followed_put_off(r, followed, MQD_FETCHER_DISK_PAUSE_MS);
         return;
     }
@@ -219,7 +219,7 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
         MQD_REPLICA_CHANGED_HIGH_WATERMARK)
         /* published together with the log's end */
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
-    mqd_followed_settle(followed);
+    mqd_followed_update_storing(followed);
     mqd_followed_changed(followed);
 }
 

@@ -29,7 +29,7 @@ struct mqd_followed {
     int64_t pending_log_start;
     int64_t warned_ms;
     uint8_t in_session;  /* the leader has it in the session */
-    uint8_t unsettled;   /* something of the last response is not written or not flushed yet */
+    uint8_t storing;     /* something of the last response is not written or not flushed yet */
     uint8_t putting_off; /* in fetcher->put_off */
     /* refusals in this leader epoch by a leader that did not know of it; counted until the maximum
      * pause is reached */
@@ -47,7 +47,7 @@ struct mqd_fetcher {
     uint8_t full;        /* the next request makes a new session */
     uint8_t in_frame;
     struct mqd_node members, changes, put_off; /* put_off is ordered by time */
-    uint32_t session_count, unsettled_count;
+    uint32_t session_count, storing_count;
     struct mqd_fetch_key *forgotten;
     uint32_t forgotten_count, forgotten_capacity;
     int32_t session_id, session_epoch;
@@ -84,8 +84,8 @@ struct mqd_followed *mqd_followed_find(struct mqd_fetchers *fetchers, const stru
 /* The next request includes it. */
 void mqd_followed_changed(struct mqd_followed *followed);
 void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms);
-void mqd_followed_settle(struct mqd_followed *followed);        /* if it is unsettled */
-void mqd_followed_leave_session(struct mqd_followed *followed); /* with the next request */
+void mqd_followed_update_storing(struct mqd_followed *followed); /* computes `storing` again */
+void mqd_followed_leave_session(struct mqd_followed *followed);  /* with the next request */
 /* notifies Python; error < 0: no notification */
 void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const char *text);
 /* ... because of mqd_error_code and mqd_error_message */

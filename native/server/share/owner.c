@@ -306,7 +306,7 @@ void mqd_share_owners_run(struct mqd_reactor *r)
 int64_t mqd_shares_next_ms(const struct mqd_reactor *r)
 {
     const struct mqd_shares *shares = r->shares;
-    if (!mqd_list_empty(&shares->touched) || !mqd_list_empty(&shares->moving))
+    if (!mqd_list_empty(&shares->touched) || !mqd_list_empty(&shares->runnable))
         return r->now_ms;
     int64_t next_ms = shares->owned_count ? shares->sweep_ms + SWEEP_MS : MQD_SHARE_NEVER;
     return shares->due_ms < next_ms ? shares->due_ms : next_ms;

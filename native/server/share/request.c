@@ -51,7 +51,7 @@ struct mqd_shares *mqd_shares_of(struct mqd_reactor *r)
     shares->chunk = malloc(MQD_SHARE_CHUNK_BYTES);
     shares->batches = malloc(MQD_SHARE_BATCHES_PER_RANGE * sizeof *shares->batches);
     shares->places = malloc((MQD_SHARE_BATCHES_PER_RANGE + 1) * sizeof *shares->places);
-    mqd_list_init(&shares->moving);
+    mqd_list_init(&shares->runnable);
     mqd_list_init(&shares->unsent);
     mqd_list_init(&shares->touched);
     for (uint32_t i = 0; i < MQD_SHARE_WAIT_BUCKET_COUNT; i++)
@@ -74,7 +74,7 @@ void mqd_shares_destroy(struct mqd_reactor *r)
     struct mqd_shares *shares = r->shares;
     if (!shares)
         return;
-    shares->is_moving = true; /* no work runs any more */
+    shares->is_running = true; /* mqd_share_pump then runs no job */
     mqd_shares_owned_destroy(shares);
     for (uint32_t i = 0; i < shares->call_count; i++) {
         free(shares->calls[i]->payload);
@@ -311,37 +311,37 @@ static int16_t admit(struct mqd_reactor *r, struct arrival *a)
     return a->session ? 0 : MQD_KAFKA_SHARE_SESSION_LIMIT_REACHED;
 }
 
-static struct mqd_share_work *make_work(struct mqd_reactor *r, struct arrival *a, uint32_t part_count)
+static struct mqd_share_job *make_job(struct mqd_reactor *r, struct arrival *a, uint32_t part_count)
 {
     const struct mqd_share_fetch_request *wire = &a->wire;
     uint32_t group_bytes = (uint32_t)wire->group_id.size_bytes;
-    uint64_t bytes = sizeof(struct mqd_share_work) + part_count * sizeof(struct mqd_share_part) + group_bytes;
-    struct mqd_share_work *work = mqd_request_hold(r, a->request, bytes) ? calloc(1, bytes) : NULL;
-    if (!work)
+    uint64_t bytes = sizeof(struct mqd_share_job) + part_count * sizeof(struct mqd_share_part) + group_bytes;
+    struct mqd_share_job *job = mqd_request_hold(r, a->request, bytes) ? calloc(1, bytes) : NULL;
+    if (!job)
         return NULL;
-    mqd_list_init(&work->node);
-    work->request = a->request;
-    work->parts = (struct mqd_share_part *)(work + 1);
-    work->group = (uint8_t *)(work->parts + part_count);
-    memcpy(work->group, wire->group_id.bytes, group_bytes);
-    work->group_bytes = (uint16_t)group_bytes;
-    work->member = mqd_share_member_hash(wire->member_id.bytes, (uint32_t)wire->member_id.size_bytes);
-    work->opens = wire->session_epoch == 0;
-    work->lock_ms = a->session ? a->session->lock_ms : 0;
-    work->session_hash = a->session ? a->session->hash : 0;
-    work->session_number = a->session ? a->session->number : 0;
-    work->records_max = wire->records_max > 0 ? (uint32_t)wire->records_max : 0;
-    work->bytes_max = a->request->bytes_max > 0 ? (uint32_t)a->request->bytes_max : 0;
-    work->bytes_min = wire->bytes_min > 0 ? (uint32_t)wire->bytes_min : 0;
-    if (work->bytes_min > work->bytes_max)
-        work->bytes_min = work->bytes_max;
-    work->strict = wire->acquire_mode == 1;
-    work->fetches = wire->api_key == MQD_API_SHARE_FETCH && wire->session_epoch != FINAL_EPOCH && !wire->is_renewal &&
-                    work->records_max && wire->bytes_max; /* a quota's bytes_max may be 0: one batch still comes */
-    work->expired = wire->wait_ms_max <= 0;
-    work->measures = work->bytes_min > 1 && !work->expired;
-    a->request->share = work;
-    return work;
+    mqd_list_init(&job->node);
+    job->request = a->request;
+    job->parts = (struct mqd_share_part *)(job + 1);
+    job->group = (uint8_t *)(job->parts + part_count);
+    memcpy(job->group, wire->group_id.bytes, group_bytes);
+    job->group_bytes = (uint16_t)group_bytes;
+    job->member = mqd_share_member_hash(wire->member_id.bytes, (uint32_t)wire->member_id.size_bytes);
+    job->opens = wire->session_epoch == 0;
+    job->lock_ms = a->session ? a->session->lock_ms : 0;
+    job->session_hash = a->session ? a->session->hash : 0;
+    job->session_number = a->session ? a->session->number : 0;
+    job->records_max = wire->records_max > 0 ? (uint32_t)wire->records_max : 0;
+    job->bytes_max = a->request->bytes_max > 0 ? (uint32_t)a->request->bytes_max : 0;
+    job->bytes_min = wire->bytes_min > 0 ? (uint32_t)wire->bytes_min : 0;
+    if (job->bytes_min > job->bytes_max)
+        job->bytes_min = job->bytes_max;
+    job->strict = wire->acquire_mode == 1;
+    job->fetches = wire->api_key == MQD_API_SHARE_FETCH && wire->session_epoch != FINAL_EPOCH && !wire->is_renewal &&
+                   job->records_max && wire->bytes_max; /* a quota's bytes_max may be 0: one batch still comes */
+    job->expired = wire->wait_ms_max <= 0;
+    job->measures = job->bytes_min > 1 && !job->expired;
+    a->request->share = job;
+    return job;
 }
 
 /* The topic and slot of a part, or why it cannot be used. */
@@ -353,7 +353,7 @@ static int16_t resolve(struct mqd_reactor *r, struct mqd_share_part *part)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID;
     topic->reference_count++;
     part->topic = topic;
-    if (!mqd_subject_may(r, part->work->request->connection, topic, MQD_OPERATION_READ))
+    if (!mqd_subject_may(r, part->job->request->connection, topic, MQD_OPERATION_READ))
         return MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
     if (topic->view)
         return MQD_KAFKA_INVALID_TOPIC;
@@ -363,17 +363,17 @@ static int16_t resolve(struct mqd_reactor *r, struct mqd_share_part *part)
     return part->slot == MQD_SLOT_NONE || mqd_subject_is_stale(r) ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : 0;
 }
 
-static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_work *work, const uint8_t *topic_id,
+static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_job *job, const uint8_t *topic_id,
                                        int32_t partition_index)
 {
-    struct mqd_share_part *part = &work->parts[work->part_count++];
-    part->work = work;
+    struct mqd_share_part *part = &job->parts[job->part_count++];
+    part->job = job;
     part->partition_index = partition_index;
     memcpy(part->topic_id, topic_id, sizeof part->topic_id);
     mqd_list_init(&part->waiter);
     part->error = resolve(r, part);
     /* another host leads it, or none: the client has to find the leader */
-    work->failed |= work->fetches && part->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    job->failed |= job->fetches && part->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return part;
 }
 
@@ -391,9 +391,9 @@ static void join(struct mqd_reactor *r, struct mqd_share_part *part, struct mqd_
 
 void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part)
 {
-    const struct mqd_share_work *work = part->work;
+    const struct mqd_share_job *job = part->job;
     struct mqd_share_session *session =
-        mqd_share_session_numbered(&r->shares->sessions, work->session_hash, work->session_number);
+        mqd_share_session_numbered(&r->shares->sessions, job->session_hash, job->session_number);
     struct mqd_share_entry *entry =
         session ? mqd_share_session_get(session, part->topic_id, part->partition_index) : NULL;
     if (entry)
@@ -403,14 +403,14 @@ void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part)
 static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_share_part *part,
                         const struct named *named)
 {
-    struct mqd_share_work *work = part->work;
+    struct mqd_share_job *job = part->job;
     struct mqd_buffer ranges = {.bytes = a->ranges.bytes + named->range_at, .size_bytes = named->range_bytes};
     uint16_t owner;
     uint64_t generation;
-    struct mqd_share_owner_request request = {.member = work->member,
+    struct mqd_share_owner_request request = {.member = job->member,
                                               .partition_index = part->partition_index,
                                               .range_count = named->range_count,
-                                              .group_bytes = work->group_bytes,
+                                              .group_bytes = job->group_bytes,
                                               .kind = MQD_SHARE_REQUEST_ACKNOWLEDGE,
                                               .joins = part->joins};
     int16_t *error = a->wire.api_key == MQD_API_SHARE_FETCH ? &part->acknowledge_error : &part->error;
@@ -420,16 +420,16 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
     *error = part->error == MQD_KAFKA_UNKNOWN_TOPIC_ID || !named->error ? part->error : named->error;
     if (!part->acknowledges)
         return;
-    work->accepts |= !*error || *error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    job->accepts |= !*error || *error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (!*error)
         *error = mqd_share_owner_of(r, part->slot, &owner, &generation);
     if (*error)
         return;
     memcpy(request.topic_id, part->topic_id, sizeof request.topic_id);
     part->joins = 0;
-    work->acknowledgements++;
-    if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, work->group, &ranges)) {
-        work->acknowledgements--;
+    job->acknowledgements++;
+    if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, job->group, &ranges)) {
+        job->acknowledgements--;
         part->joins = request.joins;
         *error = MQD_KAFKA_REQUEST_TIMED_OUT;
     }
@@ -446,24 +446,24 @@ static bool is_read(const struct arrival *a, const struct named *named)
 
 /* If fewer than MQD_SHARE_KEPT records are requested, none can be kept for lower ranks; instead,
  * one request in ten begins with the lowest rank. */
-static void rank(struct mqd_reactor *r, struct mqd_share_work *work, uint32_t turn)
+static void rank(struct mqd_reactor *r, struct mqd_share_job *job, uint32_t turn)
 {
-    bool lowest_first = work->records_max < MQD_SHARE_KEPT && turn % MQD_SHARE_KEPT == MQD_SHARE_KEPT - 1;
-    work->rank = -1;
-    for (uint32_t i = 0; i < work->part_count && work->fetches; i++) {
-        struct mqd_share_part *part = &work->parts[i];
+    bool lowest_first = job->records_max < MQD_SHARE_KEPT && turn % MQD_SHARE_KEPT == MQD_SHARE_KEPT - 1;
+    job->rank = -1;
+    for (uint32_t i = 0; i < job->part_count && job->fetches; i++) {
+        struct mqd_share_part *part = &job->parts[i];
         if (part->slot != MQD_SLOT_NONE)
             part->rank = mqd_load_relaxed(&mqd_control_partition(r->options.control, part->slot)->share_priority);
         if (lowest_first)
             part->rank = UINT8_MAX - part->rank;
-        work->ranked |= part->rank != work->parts[0].rank;
+        job->ranked |= part->rank != job->parts[0].rank;
     }
 }
 
 /* One part for each partition of the session, and for each that the request names: both are sorted. */
-static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_share_work *work)
+static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_share_job *job)
 {
-    uint32_t entry_count = a->session && work->fetches ? a->session->entry_count : 0;
+    uint32_t entry_count = a->session && job->fetches ? a->session->entry_count : 0;
     for (uint32_t e = 0, n = 0; e < entry_count || n < a->named_count;) {
         struct mqd_share_entry *entry = e < entry_count ? &a->session->entries[e] : NULL;
         struct named *named = n < a->named_count ? &a->named[n] : NULL;
@@ -471,13 +471,13 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
             !entry   ? 1
             : !named ? -1
                      : compare_names(entry->topic_id, entry->partition_index, named->topic_id, named->partition_index);
-        struct mqd_share_part *part = order <= 0 ? add_part(r, work, entry->topic_id, entry->partition_index)
-                                                 : add_part(r, work, named->topic_id, named->partition_index);
+        struct mqd_share_part *part = order <= 0 ? add_part(r, job, entry->topic_id, entry->partition_index)
+                                                 : add_part(r, job, named->topic_id, named->partition_index);
         if (order <= 0) {
-            part->reads = part->ready = work->fetches;
+            part->reads = part->ready = job->fetches;
             join(r, part, entry);
             part->unreported = entry->unreported;
-            if (work->fetches)
+            if (job->fetches)
                 entry->unreported = part->error != 0; /* it is reported again once it can be read */
             e++;
         }
@@ -489,9 +489,9 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
                 part->error = 0;
         }
     }
-    rank(r, work, a->session ? a->session->turn : 0);
-    if (a->session && work->part_count)
-        work->turn = a->session->turn++ % work->part_count;
+    rank(r, job, a->session ? a->session->turn : 0);
+    if (a->session && job->part_count)
+        job->turn = a->session->turn++ % job->part_count;
 }
 
 static int take_in(struct mqd_reactor *r, struct arrival *a)
@@ -515,13 +515,13 @@ static int take_in(struct mqd_reactor *r, struct arrival *a)
     }
     if (is_fetch && forget_names(r, a))
         return -1;
-    struct mqd_share_work *work = make_work(r, a, a->session->entry_count + a->named_count);
-    if (!work)
+    struct mqd_share_job *job = make_job(r, a, a->session->entry_count + a->named_count);
+    if (!job)
         return mqd_error_set(MQD_E_INVALID, "no memory for a share group's request (queued.max.request.bytes)");
-    make_parts(r, a, work);
+    make_parts(r, a, job);
     if (is_final)
         close_session(r, a->session, MQD_SHARE_REQUEST_RELEASE); /* H1: after its acknowledgements */
-    mqd_share_move(r, work);
+    mqd_share_schedule(r, job);
     return 0;
 }
 

@@ -5,10 +5,10 @@
 
 /* As in Kafka: a partition that is in the session already is not reported only because the request
  * names it; without acknowledgements, it is reported only if those of other partitions were accepted. */
-static bool is_reported(const struct mqd_share_work *work, const struct mqd_share_part *part)
+static bool is_reported(const struct mqd_share_job *job, const struct mqd_share_part *part)
 {
     return part->error || part->acknowledge_error || part->acknowledges || part->run_count ||
-           (part->named && work->accepts) || ((work->opens || part->unreported) && work->fetches);
+           (part->named && job->accepts) || ((job->opens || part->unreported) && job->fetches);
 }
 
 static void put_part(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_share_part *part,
@@ -34,13 +34,13 @@ static void put_part(struct mqd_reactor *r, const struct mqd_request *request, s
 }
 
 /* The number of reported parts from `from` on that have the same topic. */
-static int32_t count_reported(const struct mqd_share_work *work, uint32_t from, uint32_t *end)
+static int32_t count_reported(const struct mqd_share_job *job, uint32_t from, uint32_t *end)
 {
     int32_t count = 0;
-    for (*end = from; *end < work->part_count; ++*end) {
-        if (memcmp(work->parts[from].topic_id, work->parts[*end].topic_id, 16))
+    for (*end = from; *end < job->part_count; ++*end) {
+        if (memcmp(job->parts[from].topic_id, job->parts[*end].topic_id, 16))
             break;
-        count += is_reported(work, &work->parts[*end]);
+        count += is_reported(job, &job->parts[*end]);
     }
     return count;
 }
@@ -48,26 +48,26 @@ static int32_t count_reported(const struct mqd_share_work *work, uint32_t from, 
 static void put_topics(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_response_nodes *nodes,
                        uint64_t *file_bytes, bool *good)
 {
-    struct mqd_share_work *work = request->share;
+    struct mqd_share_job *job = request->share;
     uint32_t end;
-    for (uint32_t i = 0; i < work->part_count; i = end) {
-        int32_t count = count_reported(work, i, &end);
+    for (uint32_t i = 0; i < job->part_count; i = end) {
+        int32_t count = count_reported(job, i, &end);
         if (!count)
             continue;
-        mqd_share_fetch_response_topic(&r->scratch, work->parts[i].topic_id, count);
+        mqd_share_fetch_response_topic(&r->scratch, job->parts[i].topic_id, count);
         for (uint32_t p = i; p < end; p++)
-            if (is_reported(work, &work->parts[p]))
-                put_part(r, request, &work->parts[p], nodes, file_bytes, good);
+            if (is_reported(job, &job->parts[p]))
+                put_part(r, request, &job->parts[p], nodes, file_bytes, good);
         mqd_share_fetch_response_topic_end(&r->scratch);
     }
 }
 
-static int32_t count_topics(const struct mqd_share_work *work)
+static int32_t count_topics(const struct mqd_share_job *job)
 {
     int32_t topic_count = 0;
     uint32_t end;
-    for (uint32_t i = 0; i < work->part_count; i = end)
-        topic_count += count_reported(work, i, &end) > 0;
+    for (uint32_t i = 0; i < job->part_count; i = end)
+        topic_count += count_reported(job, i, &end) > 0;
     return topic_count;
 }
 
@@ -82,20 +82,20 @@ static void charge(struct mqd_reactor *r, const struct mqd_request *request)
 void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_buffer *out = &r->scratch;
-    struct mqd_share_work *work = request->share;
+    struct mqd_share_job *job = request->share;
     struct mqd_response_nodes nodes;
     uint64_t file_bytes = 0;
     bool good = true;
     nodes.count = 0;
     out->size_bytes = 0;
     r->scratch_chunk_count = 0;
-    if (work && r->quota_kinds)
+    if (job && r->quota_kinds)
         charge(r, request);
     mqd_response_begin(out, request->api_key, request->version, request->correlation_id);
     mqd_share_fetch_response_begin(out, request->api_key, request->version,
                                    mqd_throttle_time_ms(r, request->connection), request->share_error, NULL,
-                                   work ? work->lock_ms : 0, work ? count_topics(work) : 0);
-    if (work)
+                                   job ? job->lock_ms : 0, job ? count_topics(job) : 0);
+    if (job)
         put_topics(r, request, &nodes, &file_bytes, &good);
     mqd_share_fetch_response_end(out, nodes.nodes, mqd_connection_knows_nodes(request->connection) ? nodes.count : 0);
     mqd_response_finish(out, file_bytes);

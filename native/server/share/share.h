@@ -1,13 +1,13 @@
 /* Share groups in the reactor: ShareFetch and ShareAcknowledge of this worker's connections, and the
  * share-partitions of the partitions that it owns (docs/design/share-groups.md).
  *
- *   request.c   a frame becomes a struct mqd_share_work (`a work`): one part for each partition
+ *   request.c   a frame becomes a struct mqd_share_job (`a job`): one part for each partition
  *               that it names
- *   work.c      the steps of a work: acknowledgements, acquiring part by part, waiting, reading,
+ *   job.c       the steps of a job: acknowledgements, acquiring part by part, waiting, reading,
  *               completion
  *   response.c  its response
  *   owner_requests.c
- *               from a work to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARED in; within one worker
+ *               from a job to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARED in; within one worker
  *               the same functions are called without the link
  *   owner.c     the owner's side: requests, persistence, leadership, expiry
  *   acquire.c   which record batches an acquisition may take
@@ -16,13 +16,13 @@
  * Invariants
  *   H1  requests to one owner arrive in the order in which they were made, so that the end of a
  *       session releases what its last request acquired, whether its response arrives or not.
- *   H2  what waits for records is in `waiting`, with this worker's bit set in the slot, before the
- *       request to its owner; what happens later wakes it.
+ *   H2  a part that waits for records is in `waiting`, with this worker's bit set in the slot,
+ *       before the request to its owner is sent, so that every later change wakes it.
  *   H3  only a leader with its lease serves (S1); a share-partition is of one leader epoch.
  *   H4  a request's payload is lent until its response, or its owner has died.
  *   H5  an owner counts a session once; one that it did not count joins with its next request, since
  *       a share-partition without sessions is unloaded.
- * Bounds: works are bounded by their connections and held on the heap; sessions by
+ * Bounds: jobs are bounded by their connections and held on the heap; sessions by
  * group.share.max.share.sessions and SESSION_BYTES_MAX; states by share.memory.max.bytes and
  * OWNED_COUNT_MAX. Concurrency: the reactor's thread.
  */
@@ -71,7 +71,7 @@ struct mqd_share_owner_request {
 #define MQD_SHARED_REFUSED 2
 
 struct mqd_share_part;
-struct mqd_share_work;
+struct mqd_share_job;
 
 struct mqd_share_call {
     struct mqd_node node;        /* in shares->unsent */
@@ -85,11 +85,11 @@ struct mqd_share_call {
     uint8_t kind, used, joins;
 };
 
-/* ---- works ---- */
+/* ---- jobs ---- */
 
 struct mqd_share_part {
     struct mqd_node waiter; /* in shares->waiting */
-    struct mqd_share_work *work;
+    struct mqd_share_job *job;
     struct mqd_share_call *acquire_call, *acknowledge_call; /* in flight; NULL = none */
     struct mqd_topic *topic;                                /* referenced; NULL: unknown */
     uint8_t topic_id[16];
@@ -111,8 +111,8 @@ struct mqd_share_part {
     struct mqd_range range;
 };
 
-struct mqd_share_work {
-    struct mqd_node node; /* in shares->moving */
+struct mqd_share_job {
+    struct mqd_node node; /* in shares->runnable */
     struct mqd_request *request;
     uint8_t *group; /* after the parts */
     uint64_t member;
@@ -179,8 +179,8 @@ struct mqd_shares {
     void *pool_memory;
     uint64_t pool_bytes;
     struct mqd_node waiting[MQD_SHARE_WAIT_BUCKET_COUNT]; /* parts, by slot */
-    struct mqd_node moving;                               /* works with something to do */
-    bool is_moving;
+    struct mqd_node runnable;                             /* jobs with something to do */
+    bool is_running;
     struct mqd_share_call **calls; /* each allocated once */
     uint32_t call_count, call_capacity, call_free;
     struct mqd_node unsent;
@@ -208,7 +208,7 @@ bool mqd_shares_enabled(const struct mqd_reactor *r); /* share.version is 1 */
 void mqd_share_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                   const uint8_t *body, uint32_t size_bytes);
 void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_share_work_free(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_share_job_free(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* its wait has ended */
 void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot);                 /* with `shares` */
 void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c);
@@ -217,20 +217,21 @@ void mqd_share_on_stated(struct mqd_reactor *r, const struct mqd_descriptor *des
 void mqd_share_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 void mqd_share_acceptor_died(struct mqd_reactor *r);
 void mqd_share_on_read_ahead(struct mqd_reactor *r, uint64_t index);
-void mqd_share_pump(struct mqd_reactor *r); /* once a turn, and after what moves works or owners */
+void mqd_share_pump(
+    struct mqd_reactor *r); /* once a turn, and after every call that gives jobs or owners something to do */
 int64_t mqd_shares_next_ms(const struct mqd_reactor *r);
 void mqd_shares_destroy(struct mqd_reactor *r);
 
 /* ---- request.c ---- */
-struct mqd_shares *mqd_shares_of(struct mqd_reactor *r); /* made with the first use; NULL: no memory */
+struct mqd_shares *mqd_shares_of(struct mqd_reactor *r); /* created by the first call; NULL: no memory */
 /* The owner has not counted the session: its next request about the partition joins (H5). */
 void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part);
 /* Appends to the ranges of a request to an owner. */
 void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last, const uint8_t *types,
                          uint32_t type_count);
 
-/* ---- work.c ---- */
-void mqd_share_move(struct mqd_reactor *r, struct mqd_share_work *work); /* it has something to do */
+/* ---- job.c ---- */
+void mqd_share_schedule(struct mqd_reactor *r, struct mqd_share_job *job); /* it has something to do */
 void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, uint8_t kind,
                            const struct mqd_descriptor *response);
 void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *part,

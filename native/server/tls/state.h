@@ -1,4 +1,4 @@
-/* The reactor's state for all its TLS connections; private to this room. */
+/* The reactor's state for all its TLS connections; private to this folder. */
 #ifndef MQD_SECURE_STATE_H
 #define MQD_SECURE_STATE_H
 

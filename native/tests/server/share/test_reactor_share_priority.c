@@ -1,6 +1,6 @@
 /* tsan: long */
 /* share.priority over real sockets and files: in a session partitions of a higher priority come
- * first, and a tenth is reserved for the others (server/share/work.c). */
+ * first, and a tenth is reserved for the others (server/share/job.c). */
 #include "mqd_reactor_test.h"
 
 #include "mqd_reactor_share_test.h"

@@ -1,4 +1,4 @@
-/* The steps of a work from its arrival to its response. See server/share/share.h.
+/* The steps of a job from its arrival to its response. See server/share/share.h.
  *
  *   pass over the parts, one after the other -> something was acquired | an owner refused | time is up
  *     -> ended -> (acknowledgements are persisted) -> (cold ranges: read ahead) -> complete
@@ -14,10 +14,10 @@
 
 #define COLD_READ_COUNT_MAX 128 /* as in server/fetch/fetch.c */
 
-void mqd_share_move(struct mqd_reactor *r, struct mqd_share_work *work)
+void mqd_share_schedule(struct mqd_reactor *r, struct mqd_share_job *job)
 {
-    if (!mqd_list_linked(&work->node))
-        mqd_list_append(&r->shares->moving, &work->node);
+    if (!mqd_list_linked(&job->node))
+        mqd_list_append(&r->shares->runnable, &job->node);
 }
 
 /* ---- waiting ---- */
@@ -36,14 +36,14 @@ void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot)
         if (part->slot != slot)
             continue;
         part->ready = 1;
-        mqd_share_move(r, part->work);
+        mqd_share_schedule(r, part->job);
     }
 }
 
 void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request)
 {
     request->share->expired = 1;
-    mqd_share_move(r, request->share);
+    mqd_share_schedule(r, request->share);
 }
 
 /* ---- requests to owners ---- */
@@ -51,12 +51,12 @@ void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request)
 static void refused(struct mqd_share_part *part, int16_t error)
 {
     part->error = error;
-    part->work->failed = 1;
+    part->job->failed = 1;
 }
 
 static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
 {
-    struct mqd_share_work *work = part->work;
+    struct mqd_share_job *job = part->job;
     uint16_t owner;
     uint64_t generation;
     part->ready = 0;
@@ -64,7 +64,7 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
         refused(part, MQD_KAFKA_UNKNOWN_TOPIC_ID);
         return;
     }
-    if (!mqd_subject_may(r, work->request->connection, part->topic, MQD_OPERATION_READ)) {
+    if (!mqd_subject_may(r, job->request->connection, part->topic, MQD_OPERATION_READ)) {
         refused(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* revoked while it waited */
         return;
     }
@@ -74,20 +74,20 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
         refused(part, error);
         return;
     }
-    struct mqd_share_owner_request request = {.member = work->member,
+    struct mqd_share_owner_request request = {.member = job->member,
                                               .partition_index = part->partition_index,
-                                              .records_max = work->records_max,
-                                              .bytes_max = work->bytes_max,
-                                              .group_bytes = work->group_bytes,
-                                              .kind = work->measures ? MQD_SHARE_REQUEST_MEASURE
-                                                                     : MQD_SHARE_REQUEST_ACQUIRE,
-                                              .strict = work->strict,
+                                              .records_max = job->records_max,
+                                              .bytes_max = job->bytes_max,
+                                              .group_bytes = job->group_bytes,
+                                              .kind =
+                                                  job->measures ? MQD_SHARE_REQUEST_MEASURE : MQD_SHARE_REQUEST_ACQUIRE,
+                                              .strict = job->strict,
                                               .joins = part->joins};
     memcpy(request.topic_id, part->topic_id, sizeof request.topic_id);
     part->joins = 0;
-    work->awaits_owner = 1;
-    if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, work->group, NULL)) {
-        work->awaits_owner = 0;
+    job->awaits_owner = 1;
+    if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, job->group, NULL)) {
+        job->awaits_owner = 0;
         part->joins = request.joins;
         refused(part, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
@@ -104,20 +104,20 @@ static void forget_runs(struct mqd_share_part *part)
 /* Releases records that cannot be read now: any member may acquire them again. */
 static void release_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
 {
-    struct mqd_share_work *work = part->work;
+    struct mqd_share_job *job = part->job;
     struct mqd_buffer ranges = {0};
     uint16_t owner;
     uint64_t generation;
-    struct mqd_share_owner_request request = {.member = work->member,
+    struct mqd_share_owner_request request = {.member = job->member,
                                               .partition_index = part->partition_index,
                                               .range_count = part->run_count,
-                                              .group_bytes = work->group_bytes,
+                                              .group_bytes = job->group_bytes,
                                               .kind = MQD_SHARE_REQUEST_ACKNOWLEDGE};
     memcpy(request.topic_id, part->topic_id, sizeof request.topic_id);
     for (uint32_t i = 0; i < part->run_count; i++)
         mqd_share_range_put(&ranges, part->runs[i].first, part->runs[i].last, &(uint8_t){MQD_SHARE_RELEASE}, 1);
     if (!ranges.failed && mqd_share_owner_of(r, part->slot, &owner, &generation) == 0)
-        mqd_share_call_owner(r, NULL, part->slot, owner, generation, &request, work->group, &ranges);
+        mqd_share_call_owner(r, NULL, part->slot, owner, generation, &request, job->group, &ranges);
     mqd_buffer_free(&ranges);
     forget_runs(part);
 }
@@ -174,9 +174,9 @@ static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const s
         if (!part->runs)
             return; /* no memory: the records are available again when their locks expire */
         r->heap_bytes += bytes;
-        part->work->request->heap_bytes += bytes;
-        if (part->work->request->connection)
-            part->work->request->connection->held_bytes += bytes;
+        part->job->request->heap_bytes += bytes;
+        if (part->job->request->connection)
+            part->job->request->connection->held_bytes += bytes;
     }
     if (part->run_count < MQD_SHARE_RUNS_PER_PART)
         part->runs[part->run_count++] =
@@ -185,12 +185,12 @@ static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const s
 
 static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *response)
 {
-    struct mqd_share_work *work = part->work;
+    struct mqd_share_job *job = part->job;
     part->read_first = response->a;
     part->read_end = response->b;
     part->read_bytes = response->size_bytes;
     if (!find_range(r, part)) {
-        mqd_log(r, 4, work->request->connection ? work->request->connection->id : 0, part->slot,
+        mqd_log(r, 4, job->request->connection ? job->request->connection->id : 0, part->slot,
                 "records from offset %lld, acquired for a share group, cannot be read; they are released",
                 (long long)part->read_first);
         release_acquired(r, part);
@@ -198,10 +198,10 @@ static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, con
     }
     for (uint32_t i = 0; i < part->run_count; i++) {
         uint64_t records = (uint64_t)(part->runs[i].last - part->runs[i].first) + 1;
-        work->records_max -= records < work->records_max ? (uint32_t)records : work->records_max;
+        job->records_max -= records < job->records_max ? (uint32_t)records : job->records_max;
     }
-    work->bytes_max -= part->read_bytes < work->bytes_max ? part->read_bytes : work->bytes_max;
-    work->acquired = 1;
+    job->bytes_max -= part->read_bytes < job->bytes_max ? part->read_bytes : job->bytes_max;
+    job->acquired = 1;
     mqd_stat(r, MQD_COUNT_FETCH_BYTES, part->read_bytes);
     mqd_slot_count_out(mqd_control_partition(r->options.control, part->slot), part->read_bytes);
 }
@@ -209,44 +209,44 @@ static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, con
 void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, uint8_t kind,
                            const struct mqd_descriptor *response)
 {
-    struct mqd_share_work *work = part->work;
+    struct mqd_share_job *job = part->job;
     if (response->flags & MQD_SHARED_RUN) {
         take_run(r, part, response);
         return;
     }
-    work->awaits_owner = 0;
+    job->awaits_owner = 0;
     if (response->slot)
-        work->lock_ms = (int32_t)response->slot;
+        job->lock_ms = (int32_t)response->slot;
     if (response->error)
         refused(part, (int16_t)response->error);
     else if (kind == MQD_SHARE_REQUEST_MEASURE)
         part->available = response->size_bytes;
     else if (part->run_count)
         take_records(r, part, response);
-    mqd_share_move(r, work);
+    mqd_share_schedule(r, job);
 }
 
 void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *part,
                                const struct mqd_descriptor *response)
 {
-    struct mqd_share_work *work = part->work;
-    if (work->request->api_key == MQD_API_SHARE_FETCH)
+    struct mqd_share_job *job = part->job;
+    if (job->request->api_key == MQD_API_SHARE_FETCH)
         part->acknowledge_error = (int16_t)response->error;
     else
         part->error = (int16_t)response->error;
     if (response->slot)
-        work->lock_ms = (int32_t)response->slot;
-    work->acknowledgements--;
-    mqd_share_move(r, work);
+        job->lock_ms = (int32_t)response->slot;
+    job->acknowledgements--;
+    mqd_share_schedule(r, job);
 }
 
 /* ---- the end ---- */
 
-static void read_cold(struct mqd_reactor *r, struct mqd_share_work *work)
+static void read_cold(struct mqd_reactor *r, struct mqd_share_job *job)
 {
-    struct mqd_request *request = work->request;
-    for (uint32_t i = 0; i < work->part_count; i++) {
-        struct mqd_share_part *part = &work->parts[i];
+    struct mqd_request *request = job->request;
+    for (uint32_t i = 0; i < job->part_count; i++) {
+        struct mqd_share_part *part = &job->parts[i];
         struct mqd_positions positions;
         if (!part->range.size_bytes || r->cold_read_count >= COLD_READ_COUNT_MAX)
             continue;
@@ -263,29 +263,29 @@ static void read_cold(struct mqd_reactor *r, struct mqd_share_work *work)
     }
 }
 
-static void end(struct mqd_reactor *r, struct mqd_share_work *work)
+static void end(struct mqd_reactor *r, struct mqd_share_job *job)
 {
-    mqd_timer_disarm(r, work->request);
-    for (uint32_t i = 0; i < work->part_count; i++)
-        mqd_list_remove(&work->parts[i].waiter);
-    work->ended = 1;
-    if (work->fetches)
-        read_cold(r, work);
+    mqd_timer_disarm(r, job->request);
+    for (uint32_t i = 0; i < job->part_count; i++)
+        mqd_list_remove(&job->parts[i].waiter);
+    job->ended = 1;
+    if (job->fetches)
+        read_cold(r, job);
 }
 
 /* ---- passes ---- */
 
-static bool has_budget(const struct mqd_share_work *work)
+static bool has_budget(const struct mqd_share_job *job)
 {
-    return work->records_max > 0 && (work->bytes_max > 0 || !work->acquired);
+    return job->records_max > 0 && (job->bytes_max > 0 || !job->acquired);
 }
 
 /* The highest rank below `rank` with a part to read from. -1: none. */
-static int32_t rank_below(const struct mqd_share_work *work, int32_t rank)
+static int32_t rank_below(const struct mqd_share_job *job, int32_t rank)
 {
     int32_t found = -1;
-    for (uint32_t i = 0; i < work->part_count; i++) {
-        const struct mqd_share_part *part = &work->parts[i];
+    for (uint32_t i = 0; i < job->part_count; i++) {
+        const struct mqd_share_part *part = &job->parts[i];
         if (part->reads && !part->error && part->rank < rank && part->rank > found)
             found = part->rank;
     }
@@ -293,124 +293,124 @@ static int32_t rank_below(const struct mqd_share_work *work, int32_t rank)
 }
 
 /* The records and bytes kept for this rank may be used now. A fraction is kept for lower ranks. */
-static void begin_rank(struct mqd_share_work *work, int32_t rank)
+static void begin_rank(struct mqd_share_job *job, int32_t rank)
 {
-    work->rank = rank;
-    work->next = 0;
-    work->records_max += work->records_kept;
-    work->bytes_max += work->bytes_kept;
-    bool is_last = rank_below(work, rank) < 0;
-    work->records_kept = is_last ? 0 : work->records_max / MQD_SHARE_KEPT;
-    work->bytes_kept = is_last ? 0 : work->bytes_max / MQD_SHARE_KEPT;
-    work->records_max -= work->records_kept;
-    work->bytes_max -= work->bytes_kept;
+    job->rank = rank;
+    job->next = 0;
+    job->records_max += job->records_kept;
+    job->bytes_max += job->bytes_kept;
+    bool is_last = rank_below(job, rank) < 0;
+    job->records_kept = is_last ? 0 : job->records_max / MQD_SHARE_KEPT;
+    job->bytes_kept = is_last ? 0 : job->bytes_max / MQD_SHARE_KEPT;
+    job->records_max -= job->records_kept;
+    job->bytes_max -= job->bytes_kept;
 }
 
 /* Requests records from the remaining parts of this pass, by rank. false: a response is awaited. */
-static bool pass(struct mqd_reactor *r, struct mqd_share_work *work)
+static bool pass(struct mqd_reactor *r, struct mqd_share_job *job)
 {
-    if (work->ranked && work->rank < 0)
-        begin_rank(work, rank_below(work, INT32_MAX));
+    if (job->ranked && job->rank < 0)
+        begin_rank(job, rank_below(job, INT32_MAX));
     do {
-        while (work->next < work->part_count && (has_budget(work) || work->measures)) {
-            struct mqd_share_part *part = &work->parts[(work->turn + work->next++) % work->part_count];
+        while (job->next < job->part_count && (has_budget(job) || job->measures)) {
+            struct mqd_share_part *part = &job->parts[(job->turn + job->next++) % job->part_count];
             if (part->reads && part->ready && !part->error && !part->run_count &&
-                (!work->ranked || part->rank == work->rank))
+                (!job->ranked || part->rank == job->rank))
                 request_records(r, part);
-            if (work->awaits_owner)
+            if (job->awaits_owner)
                 return false;
         }
-        work->next = 0;
-        if (work->ranked)
-            begin_rank(work, rank_below(work, work->rank));
-    } while (work->rank >= 0);
+        job->next = 0;
+        if (job->ranked)
+            begin_rank(job, rank_below(job, job->rank));
+    } while (job->rank >= 0);
     return true;
 }
 
 /* After a pass that measured how much there is: whether it is enough. */
-static bool is_enough(struct mqd_share_work *work)
+static bool is_enough(struct mqd_share_job *job)
 {
     uint64_t available = 0;
-    for (uint32_t i = 0; i < work->part_count; i++)
-        available += work->parts[i].available;
-    if (available < work->bytes_min && !work->expired && !work->failed)
+    for (uint32_t i = 0; i < job->part_count; i++)
+        available += job->parts[i].available;
+    if (available < job->bytes_min && !job->expired && !job->failed)
         return false;
-    for (uint32_t i = 0; i < work->part_count; i++)
-        work->parts[i].ready |= work->parts[i].available > 0;
-    work->measures = 0;
+    for (uint32_t i = 0; i < job->part_count; i++)
+        job->parts[i].ready |= job->parts[i].available > 0;
+    job->measures = 0;
     return true;
 }
 
-static bool any_ready(const struct mqd_share_work *work)
+static bool any_ready(const struct mqd_share_job *job)
 {
-    for (uint32_t i = 0; i < work->part_count; i++)
-        if (work->parts[i].ready && work->parts[i].reads && !work->parts[i].error)
+    for (uint32_t i = 0; i < job->part_count; i++)
+        if (job->parts[i].ready && job->parts[i].reads && !job->parts[i].error)
             return true;
     return false;
 }
 
-static bool any_reads(const struct mqd_share_work *work)
+static bool any_reads(const struct mqd_share_job *job)
 {
-    for (uint32_t i = 0; i < work->part_count; i++)
-        if (work->parts[i].reads && !work->parts[i].error)
+    for (uint32_t i = 0; i < job->part_count; i++)
+        if (job->parts[i].reads && !job->parts[i].error)
             return true;
     return false;
 }
 
 /* Whether nothing more is to be acquired. */
-static bool acquire(struct mqd_reactor *r, struct mqd_share_work *work)
+static bool acquire(struct mqd_reactor *r, struct mqd_share_job *job)
 {
-    if (work->awaits_owner)
+    if (job->awaits_owner)
         return false;
     for (;;) {
-        if (!pass(r, work))
+        if (!pass(r, job))
             return false;
-        if (work->measures && is_enough(work))
+        if (job->measures && is_enough(job))
             continue;
-        if (work->acquired || work->failed || work->expired || !any_reads(work))
+        if (job->acquired || job->failed || job->expired || !any_reads(job))
             return true;
-        if (any_ready(work))
+        if (any_ready(job))
             continue;
-        if (!work->request->timer_armed) {
+        if (!job->request->timer_armed) {
             mqd_stat(r, MQD_COUNT_FETCH_PARKED, 1);
-            mqd_timer_arm(r, work->request, work->request->started_ns / 1000000 + work->request->wait_ms);
+            mqd_timer_arm(r, job->request, job->request->started_ns / 1000000 + job->request->wait_ms);
         }
         return false;
     }
 }
 
-static void advance(struct mqd_reactor *r, struct mqd_share_work *work)
+static void advance(struct mqd_reactor *r, struct mqd_share_job *job)
 {
-    if (work->request->complete)
+    if (job->request->complete)
         return;
-    if (!work->ended && (!work->fetches || acquire(r, work)))
-        end(r, work);
-    if (work->ended && !work->acknowledgements && !work->request->pending)
-        mqd_request_complete(r, work->request);
+    if (!job->ended && (!job->fetches || acquire(r, job)))
+        end(r, job);
+    if (job->ended && !job->acknowledgements && !job->request->pending)
+        mqd_request_complete(r, job->request);
 }
 
 void mqd_share_pump(struct mqd_reactor *r)
 {
     struct mqd_shares *shares = r->shares;
-    if (!shares || shares->is_moving)
+    if (!shares || shares->is_running)
         return;
-    shares->is_moving = true;
+    shares->is_running = true;
     do {
         struct mqd_node *node;
-        while ((node = mqd_list_pop(&shares->moving)))
-            advance(r, MQD_CONTAINER(node, struct mqd_share_work, node));
+        while ((node = mqd_list_pop(&shares->runnable)))
+            advance(r, MQD_CONTAINER(node, struct mqd_share_job, node));
         mqd_share_send_unsent(r);
         mqd_share_owners_run(r);
-    } while (!mqd_list_empty(&shares->moving));
-    shares->is_moving = false;
+    } while (!mqd_list_empty(&shares->runnable));
+    shares->is_running = false;
 }
 
-void mqd_share_work_free(struct mqd_reactor *r, struct mqd_request *request)
+void mqd_share_job_free(struct mqd_reactor *r, struct mqd_request *request)
 {
-    struct mqd_share_work *work = request->share;
+    struct mqd_share_job *job = request->share;
     request->share = NULL;
-    for (uint32_t i = 0; i < work->part_count; i++) {
-        struct mqd_share_part *part = &work->parts[i];
+    for (uint32_t i = 0; i < job->part_count; i++) {
+        struct mqd_share_part *part = &job->parts[i];
         mqd_list_remove(&part->waiter);
         if (part->joins)
             mqd_share_rejoin(r, part);
@@ -423,6 +423,6 @@ void mqd_share_work_free(struct mqd_reactor *r, struct mqd_request *request)
         mqd_topic_release(part->topic);
         free(part->runs);
     }
-    mqd_list_remove(&work->node);
-    free(work);
+    mqd_list_remove(&job->node);
+    free(job);
 }
