@@ -15,12 +15,9 @@
 #include "server/redirect.h"
 #include "server/rights/subject.h"
 #include "server/slow/slow.h"
+#include "wire/record_scan.h"
 
 #define ZSTD_SINCE_VERSION 7 /* KIP-110 */
-#define ATTRIBUTE_TRANSACTIONAL 0x10
-/* of any format's batch: offset and length, the least length, the end of magic, and of attributes */
-enum { BATCH_LENGTH_END = 12, BATCH_LENGTH_MIN = 14, BATCH_MAGIC_END = 17, BATCH_ATTRIBUTES_END = 23 };
-#define ATTRIBUTE_CONTROL 0x20
 
 static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count,
                          uint32_t append_count)
@@ -48,56 +45,49 @@ static int16_t refusal_of_all(const struct mqd_produce_request *produce, const s
                               bool *transactional)
 {
     const uint8_t *batch = partition->records;
-    if (*transactional || partition->size_bytes < BATCH_MAGIC_END)
+    if (*transactional || partition->size_bytes < MQD_BATCH_MAGIC_END)
         return 0;
     int32_t length = (int32_t)mqd_get_be32(batch + 8);
-    if (length < BATCH_LENGTH_MIN || batch[16] > 2)
+    if (length < MQD_BATCH_LENGTH_MIN || batch[16] > 2)
         return MQD_KAFKA_CORRUPT_MESSAGE;
-    if (batch[16] < 2 || length > partition->size_bytes - BATCH_LENGTH_END ||
-        partition->size_bytes < BATCH_ATTRIBUTES_END)
+    if (batch[16] < 2 || length > partition->size_bytes - MQD_BATCH_LENGTH_END ||
+        partition->size_bytes < MQD_BATCH_ATTRIBUTES_END)
         return 0;
-    *transactional = batch[22] & ATTRIBUTE_TRANSACTIONAL;
+    *transactional = batch[22] & MQD_ATTRIBUTE_TRANSACTIONAL;
     return *transactional && produce->transactional_id.size_bytes < 0 ? MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED
                                                                       : 0;
 }
 
-/* First pass: checks that the frame is well-formed, and counts its topics and partitions. *refusal:
- * the error of all of them. *transactional: one of the batches is. */
+/* Before anything is appended: the frame is well-formed to its end. *refusal: the error of all
+ * batches. *transactional: one of them is. */
 static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce,
-                   uint32_t *append_count, int16_t *refusal, bool *transactional)
+                   int16_t *refusal, bool *transactional)
 {
     *transactional = false;
     *refusal = 0;
     if (mqd_produce_parse(body, size_bytes, version, produce) < 0)
         return -1;
+    if (produce->topic_count > MQD_PARTITION_SLOT_COUNT || produce->partition_count > MQD_PARTITION_SLOT_COUNT)
+        return mqd_error_set(MQD_E_INVALID,
+                             "a Produce of %d topics and %u partitions: a broker can have no more than %d partitions",
+                             produce->topic_count, produce->partition_count, MQD_PARTITION_SLOT_COUNT);
     struct mqd_produce_request walk = *produce;
-    *append_count = 0;
-    if (produce->topic_count > MQD_PARTITION_SLOT_COUNT)
-        return mqd_error_set(MQD_E_INVALID, "a Produce of %d topics, which is more than a broker can have",
-                             produce->topic_count);
-    for (int32_t t = 0; t < produce->topic_count; t++) {
+    for (int32_t t = 0; !produce->plain && t < produce->topic_count; t++) {
         struct mqd_produce_topic topic;
-        if (mqd_produce_next_topic(&walk, &topic) < 0)
-            return -1;
+        mqd_produce_next_topic(&walk, &topic);
         for (int32_t p = 0; p < topic.partition_count; p++) {
             struct mqd_produce_partition partition;
-            if (mqd_produce_next_partition(&walk, &partition) < 0)
-                return -1;
+            mqd_produce_next_partition(&walk, &partition);
             if (!*refusal)
                 *refusal = refusal_of_all(produce, &partition, transactional);
         }
-        *append_count += (uint32_t)topic.partition_count;
-        if (*append_count > MQD_PARTITION_SLOT_COUNT)
-            return mqd_error_set(MQD_E_INVALID,
-                                 "a Produce of more than %d partitions, which is more than a broker can have",
-                                 MQD_PARTITION_SLOT_COUNT);
     }
-    return mqd_produce_end(&walk);
+    return 0;
 }
 
 static bool is_complete(const uint8_t *records, int32_t size_bytes)
 {
-    return size_bytes >= BATCH_MAGIC_END && (int32_t)mqd_get_be32(records + 8) <= size_bytes - BATCH_LENGTH_END;
+    return size_bytes >= MQD_BATCH_MAGIC_END && (int32_t)mqd_get_be32(records + 8) <= size_bytes - MQD_BATCH_LENGTH_END;
 }
 
 /* What Kafka checks before acks and the log: one whole batch, in a format that the request's
@@ -113,11 +103,11 @@ static int16_t check_form(const struct mqd_produce_partition *partition, int16_t
         struct mqd_batch none;
         return mqd_batch_validate(records, (uint64_t)partition->size_bytes, &none, message);
     }
-    if (version < ZSTD_SINCE_VERSION && partition->size_bytes >= BATCH_ATTRIBUTES_END && (records[22] & 7) == 4) {
+    if (version < ZSTD_SINCE_VERSION && partition->size_bytes >= MQD_BATCH_ATTRIBUTES_END && (records[22] & 7) == 4) {
         *message = "zstd needs Produce version 7 or newer";
         return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
     }
-    int32_t batch_bytes = (int32_t)mqd_get_be32(records + 8) + BATCH_LENGTH_END;
+    int32_t batch_bytes = (int32_t)mqd_get_be32(records + 8) + MQD_BATCH_LENGTH_END;
     if (batch_bytes > 0 && is_complete(records + batch_bytes, partition->size_bytes - batch_bytes)) {
         *message = "a partition takes exactly one record batch per request";
         return MQD_KAFKA_INVALID_RECORD;
@@ -143,11 +133,11 @@ static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_parti
         *message = "the base offset of a client's batch is 0: the broker assigns the offsets";
         return MQD_KAFKA_INVALID_RECORD;
     }
-    if (error == 0 && (batch->attributes & ATTRIBUTE_CONTROL)) {
+    if (error == 0 && (batch->attributes & MQD_ATTRIBUTE_CONTROL)) {
         *message = "clients may not write control batches";
         return MQD_KAFKA_INVALID_RECORD;
     }
-    if (error == 0 && (batch->attributes & ATTRIBUTE_TRANSACTIONAL))
+    if (error == 0 && (batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL))
         error = mqd_check_transaction(r, request, batch, message);
     return error;
 }
@@ -200,7 +190,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     append->size_bytes = (uint32_t)partition->size_bytes;
     append->pinned = MQD_PIN_FRAME;
     request->arena_pins++;
-    if (batch.attributes & ATTRIBUTE_TRANSACTIONAL)
+    if (batch.attributes & MQD_ATTRIBUTE_TRANSACTIONAL)
         mqd_check_order(r, append);
     if (!mqd_check_records(r, append, &batch))
         return;
@@ -315,16 +305,15 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
                     uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
 {
     struct mqd_produce_request produce;
-    uint32_t append_count;
     int16_t refusal;
     bool transactional;
     if (measure(frame + header->header_bytes, size_bytes - header->header_bytes, header->api_version, &produce,
-                &append_count, &refusal, &transactional) < 0) {
+                &refusal, &transactional) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
         return;
     }
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_PRODUCE);
-    if (!request || !request_size(r, request, (uint32_t)produce.topic_count, append_count)) {
+    if (!request || !request_size(r, request, (uint32_t)produce.topic_count, produce.partition_count)) {
         mqd_connection_fail(r, c, "no memory for another Produce (queued.max.request.bytes)");
         return;
     }
@@ -335,7 +324,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_frame_hold(r, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
-    request->pending = append_count + 1; /* + 1: cannot complete before all are routed */
+    request->pending = produce.partition_count + 1; /* + 1: cannot complete before all are routed */
     /* an append that is refused immediately must not release the bytes of those after it */
     request->arena_pins = 1;
     r->producing = &produce;

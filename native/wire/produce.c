@@ -12,8 +12,10 @@
  *   W1  mqd_produce_parse checks the whole body first: when it succeeds, every later call on the
  *       same bytes succeeds. So a frame that is malformed only in its last byte appends nothing.
  */
+#include "base/big_endian.h"
 #include "wire/buffer.h"
 #include "wire/cursor.h"
+#include "wire/record_scan.h"
 #include "wire/wire.h"
 
 #define PRODUCE_VERSION_MAX 13
@@ -32,16 +34,29 @@ static uint32_t topic_bytes_min(int16_t version)
     return by_id(version) ? 16 + 1 + 1 : flexible(version) ? 1 + 1 + 1 : 2 + 4;
 }
 
-static int walk(struct mqd_produce_request request)
+/* Of a batch of format 2 as far as it is there. */
+static inline bool is_plain(const struct mqd_produce_partition *partition)
+{
+    const uint8_t *batch = partition->records;
+    if (partition->size_bytes < MQD_BATCH_MAGIC_END)
+        return true;
+    return batch[16] == 2 && (int32_t)mqd_get_be32(batch + 8) >= MQD_BATCH_LENGTH_MIN &&
+           (partition->size_bytes < MQD_BATCH_ATTRIBUTES_END || !(batch[22] & MQD_ATTRIBUTE_TRANSACTIONAL));
+}
+
+static int walk(struct mqd_produce_request request, struct mqd_produce_request *out)
 {
     struct mqd_produce_topic topic;
     struct mqd_produce_partition partition;
     for (int32_t i = 0; i < request.topic_count; i++) {
         if (mqd_produce_next_topic(&request, &topic))
             return -1;
-        for (int32_t j = 0; j < topic.partition_count; j++)
+        for (int32_t j = 0; j < topic.partition_count; j++) {
             if (mqd_produce_next_partition(&request, &partition))
                 return -1;
+            out->plain &= is_plain(&partition);
+        }
+        out->partition_count += (uint32_t)topic.partition_count;
     }
     return mqd_produce_end(&request);
 }
@@ -52,6 +67,8 @@ int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
     out->version = version;
     out->transactional_id = (struct mqd_text){.bytes = NULL, .size_bytes = -1};
     out->partitions_left = 0;
+    out->partition_count = 0;
+    out->plain = true;
     if (version < 0 || version > PRODUCE_VERSION_MAX)
         return mqd_wire_wrong(&out->cursor, "Produce", "of a version that is not advertised:", version);
     if ((version >= 3 &&
@@ -61,7 +78,7 @@ int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
         mqd_take_count(&out->cursor, flexible(version), "topic_data", topic_bytes_min(version), &out->topic_count))
         return -1;
     out->topics_left = out->topic_count;
-    return walk(*out);
+    return walk(*out, out);
 }
 
 int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produce_topic *out)

@@ -56,6 +56,8 @@ struct mqd_produce_request {
     int16_t required_acks;
     int32_t timeout_ms;
     int32_t topic_count;
+    uint32_t partition_count; /* of all topics */
+    bool plain;               /* no partition has a batch that is transactional or of a format before 2 */
     int32_t topics_left;
     int32_t partitions_left; /* private: state of the iteration */
 };
@@ -68,6 +70,9 @@ struct mqd_produce_partition {
     uint8_t *records;
     int32_t size_bytes; /* -1 = null */
 };
+/* Positions in a batch of any format: the end of its length field (which counts what follows), of
+ * the format (magic), and of the attributes; MQD_BATCH_LENGTH_MIN is the least length. */
+enum { MQD_BATCH_LENGTH_END = 12, MQD_BATCH_LENGTH_MIN = 14, MQD_BATCH_MAGIC_END = 17, MQD_BATCH_ATTRIBUTES_END = 23 };
 int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *out);
 /* call topic_count times */
 int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produce_topic *out);

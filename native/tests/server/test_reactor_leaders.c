@@ -42,11 +42,11 @@ struct led {
     char host[64], rack[64];
 };
 
-static void take_text(struct client *client, char *out)
+static void take_text(struct client *client, char *out, uint32_t capacity)
 {
     uint32_t size_bytes = (uint32_t)take(client, 1);
     size_bytes = size_bytes ? size_bytes - 1 : 0;
-    CHECK_OR(size_bytes < 64 && client->at + size_bytes <= client->reply_bytes, return);
+    CHECK_OR(size_bytes < capacity && client->at + size_bytes <= client->reply_bytes, return);
     memcpy(out, client->reply + client->at, size_bytes);
     out[size_bytes] = 0;
     client->at += size_bytes;
@@ -72,14 +72,14 @@ static void request_led(struct client *client, struct led *out)
     CHECK_EQUAL(take(client, 4), 5);
     take(client, 1);
     CHECK_EQUAL(take(client, 1), 2);
-    take_text(client, name);
+    take_text(client, name, sizeof name);
     CHECK_EQUAL(take(client, 1), 2);
     CHECK_EQUAL(take(client, 4), 0);
     out->error = (int16_t)take(client, 2);
     take(client, 8), take(client, 8), take(client, 8);
     CHECK_EQUAL(take(client, 1), 1);
-    char message[64] = "";
-    take_text(client, message);
+    char message[256] = "";
+    take_text(client, message, sizeof message);
     if (take(client, 1)) {
         CHECK_EQUAL(take(client, 1), 0);
         CHECK_EQUAL(take(client, 1), 9);
@@ -93,9 +93,9 @@ static void request_led(struct client *client, struct led *out)
         uint32_t bytes = (uint32_t)take(client, 1), at = client->at;
         out->node_count = (uint32_t)take(client, 1) - 1;
         out->node_id = (int32_t)take(client, 4);
-        take_text(client, out->host);
+        take_text(client, out->host, sizeof out->host);
         out->port = (int32_t)take(client, 4);
-        take_text(client, out->rack);
+        take_text(client, out->rack, sizeof out->rack);
         CHECK_EQUAL(take(client, 1), 0);
         CHECK_EQUAL(client->at - at, bytes);
     }
