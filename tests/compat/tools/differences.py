@@ -33,7 +33,7 @@ MIN_ISR = (
     " Kafka gives the cluster a default of 1"
 )
 SYNONYMS = (
-    "mqd lists the default of a setting as its last synonym, also where Kafka has none, and converts"
+    "mqd lists the default of a setting as its last synonym, even where Kafka has none, and converts"
     " `log.retention.hours` to `log.retention.ms`"
 )
 TEXTS = "the message is mqd's own, and also names the cause or the remedy"
