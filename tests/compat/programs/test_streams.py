@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -39,17 +40,18 @@ SETTINGS = {
 }
 
 
-def application(home: Path, bootstrap: str, directory: Path, protocol: str) -> Program:
+def application(home: Path, bootstrap: str, directory: Path, protocol: str, replicas: int = 1) -> Program:
+    directory.mkdir(exist_ok=True)
     return Program(
-        java_program(home, "mqd.programs.Orders", bootstrap, str(directory / "state"), protocol),
+        java_program(home, "mqd.programs.Orders", bootstrap, str(directory / "state"), protocol, str(replicas)),
         directory / "application.out",
     )
 
 
-def create_topics(bootstrap: str) -> None:
+def create_topics(bootstrap: str, replicas: int = 1) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     made = [
-        NewTopic(name, PARTITIONS, 1, config={"cleanup.policy": "compact"} if name == "customers" else {})
+        NewTopic(name, PARTITIONS, replicas, config={"cleanup.policy": "compact"} if name == "customers" else {})
         for name in TOPICS
     ]
     for future in admin.create_topics(made).values():
@@ -88,6 +90,12 @@ def expected(began_ms: int) -> dict[str, dict[str, list[str]]]:
     return found
 
 
+def reader(bootstrap: str, topics: Iterable[str]) -> Consumer:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for topic in topics for index in range(PARTITIONS)])
+    return consumer
+
+
 def committed(consumer: Consumer, found: dict[str, dict[str, list[str]]], seconds: float) -> int:
     """Reads for this long; returns how many results there are."""
     for message in consumer.consume(5_000, seconds):
@@ -123,12 +131,7 @@ def test_each_order_counts_once_while_processes_are_killed(protocol: str, start_
     expected_results = expected(began_ms)
     found: dict[str, dict[str, list[str]]] = {name: collections.defaultdict(list) for name in expected_results}
     count_all = sum(len(values) for by_key in expected_results.values() for values in by_key.values())
-    consumer = Consumer(
-        {"bootstrap.servers": broker.bootstrap, "group.id": "reader", "isolation.level": "read_committed"}
-    )
-    consumer.assign(
-        [TopicPartition(topic, index, OFFSET_BEGINNING) for topic in expected_results for index in range(PARTITIONS)]
-    )
+    consumer = reader(broker.bootstrap, expected_results)
     place(broker.bootstrap, began_ms, orders_of(0))
     kills, next_kill_s = list(KILLS), 0.0
     deadline = time.monotonic() + PATIENCE_S

@@ -15,7 +15,7 @@ import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.TimeWindows;
 
 /**
- * Orders of customers: {@code Orders BOOTSTRAP STATE_DIRECTORY GROUP_PROTOCOL}. Each order is enriched from a table of
+ * Orders of customers: {@code Orders BOOTSTRAP STATE_DIRECTORY GROUP_PROTOCOL REPLICAS}. Each order is enriched from a table of
  * customers, counted by customer and minute, and joined with its payment, which is another stream. All
  * state is in RocksDB. Without a cache every change is written, so that a repetition shows.
  */
@@ -31,7 +31,7 @@ public final class Orders {
         settings.put("state.dir", words[1]);
         settings.put("application.id", "orders");
         settings.put("processing.guarantee", "exactly_once_v2");
-        settings.put("replication.factor", "1");
+        settings.put("replication.factor", words[3]);
         settings.put("num.stream.threads", "2");
         settings.put("commit.interval.ms", "200");
         settings.put("statestore.cache.max.bytes", "0");
