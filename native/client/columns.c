@@ -1,4 +1,4 @@
-/* Copies records of a view into Arrow's buffers. Promises and invariants: client/columns.h. */
+/* Copies records of a view into Arrow's buffers. Invariants: client/columns.h. */
 #include "client/columns.h"
 
 #include <string.h>

@@ -21,7 +21,7 @@
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 #define WINDOW_BYTES (1u << 20)
-#define BEHIND_BYTES (16u << 20) /* this much of the walked part stays resident, for views still in use */
+#define RESIDENT_BYTES (16u << 20) /* this much of the walked part stays resident, for views still in use */
 
 static struct mqd_segment_mapping *mapping_new(const uint8_t *bytes, uint64_t map_bytes, bool mapped)
 {
@@ -106,9 +106,9 @@ void mqd_mapping_release(struct mqd_segment_mapping *mapping)
  * once at the end. */
 static void drop_pages(struct mqd_segment_mapping *mapping, uint64_t from)
 {
-    if (from < mapping->dropped_bytes + 2 * (uint64_t)BEHIND_BYTES)
+    if (from < mapping->dropped_bytes + 2 * (uint64_t)RESIDENT_BYTES)
         return;
-    uint64_t until = (from - BEHIND_BYTES) & ~(uint64_t)(WINDOW_BYTES - 1);
+    uint64_t until = (from - RESIDENT_BYTES) & ~(uint64_t)(WINDOW_BYTES - 1);
     madvise((uint8_t *)mapping->bytes + mapping->dropped_bytes, until - mapping->dropped_bytes, MADV_DONTNEED);
     mapping->dropped_bytes = until;
 }

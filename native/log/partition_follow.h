@@ -13,8 +13,8 @@
  *       snapshots follow. Wherever it is interrupted, the log is a prefix of the old one and not
  *       shorter than the new one, and the files beside it contain nothing about removed records.
  *       Recovery completes it.
- *   F4  a truncation below what was flushed leaves a file "truncated": recovery trusts no recovery
- *       point above the offset in it. The file is removed when a checkpoint that was taken
+ *   F4  a truncation below what was flushed leaves a file truncated.NUMBER: recovery trusts no
+ *       recovery point above the offset in it. The file is removed when a checkpoint that was taken
  *       afterwards is on disk (mqd_truncation_forget).
  *   F5  only mqd_partition_raise_high_watermark moves a replicated partition's high watermark; it
  *       never exceeds log end, and decreases only with a truncation below it.

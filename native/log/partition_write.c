@@ -482,8 +482,8 @@ static int write_failed(struct mqd_partition *partition, const struct checkpoint
 
 /* ---- the write ---- */
 
-/* Replaces the waiting one: a disk that refuses the following batches again and again does not fill
- * the queue. */
+/* Queues the new file of epochs in the place of an older one that waits for its sync, so that the
+ * queue does not fill up while a disk repeatedly refuses the batches that follow. */
 static int queue_epochs(struct mqd_partition *partition, int fd)
 {
     uint32_t count = partition->sync_queue_count;

@@ -29,7 +29,8 @@ enum mqd_authentication { MQD_AUTHENTICATION_NOT_REQUIRED, MQD_AUTHENTICATION_RE
 
 /* a connection of a client on a listener with SASL has been opened */
 void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c);
-/* not NOT_REQUIRED: whether the frame is to be handled. false: it was handled here, or c is closed */
+/* In a state other than NOT_REQUIRED: whether the caller must handle the frame. false: it was
+ * handled here, or c is closed */
 bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
                               uint32_t size_bytes);
 /* a control request has been created for its connection */

@@ -7,10 +7,10 @@
  * a response, clients that know KIP-219 wait by themselves, and older clients are slowed by their
  * own full sockets. Memory is bounded as for any other connection.
  *
- * All connections of the clients that a rule takes together (shm/quota.h) share its buckets, on all
- * workers. Each checks the debt before it receives and before each frame, so a new connection does
- * not avoid the quota, except for one large frame (its client id is not known before it has been
- * received). The user is the connection's principal, ANONYMOUS where the listener does not
+ * All connections of the clients that a rule counts together (shm/quota.h) share its buckets, on
+ * all workers. Each checks the debt before it receives and before each frame, so a new connection
+ * does not avoid the quota, except for one large frame (its client id is not known before it has
+ * been received). The user is the connection's principal, ANONYMOUS where the listener does not
  * authenticate; requests before authentication are bounded by server/authentication.h and not
  * charged. A connection whose client has hung up is not muted: the debt may last for minutes and
  * the connection would stay as long, and a client that gives up and reconnects would add one more

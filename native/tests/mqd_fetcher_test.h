@@ -108,7 +108,7 @@ __attribute__((unused)) static struct mqd_replica_assignment assignment_of(struc
                                                 .member_count = 2};
     for (int32_t other = 1; other <= 2; other++)
         assignment.members[other - 1] =
-            (struct mqd_replica_member){other, role.in_sync >> other & 1, 1, EPOCH_OF(other)};
+            (struct mqd_replica_member){other, role.in_sync >> other & 1, 1, EPOCH_OF(other), 0};
     return assignment;
 }
 

@@ -1,20 +1,24 @@
-/* Views: which records of a topic a filter over their headers selects, and batches without the others.
+/* Views: a filter over the headers of records, and batches that contain only the records it
+ * selects.
  *
- * A filter is a program in postfix order, compiled by mqd/base/views/conditions.py: each instruction is a byte,
- * followed by its operands; it leaves one truth value on the stack, or combines those on top of it.
+ * A filter is a program in postfix order, compiled by mqd/base/views/conditions.py: each
+ * instruction is a byte, followed by its operands; it pushes a truth value on the stack, or
+ * replaces the values on top by their combination.
  *
  *   comparison with text     name (uint8 size, bytes), value (uint16 size, bytes): the header's bytes
  *   comparison with number   name, value (int64): the header as a decimal number of at most 18 digits
  *   EXISTS                   name
  *   AND, OR, NOT             nothing
  *
- * Numbers are big-endian. A record that lacks the header, or has it without a value, or without a number where a
- * number is compared, is not selected by any comparison, != included. Of several headers of a name the last counts.
+ * Numbers are big-endian. A comparison, also !=, is false for a record that lacks the header, or
+ * whose header has no value, or no number where a number is compared. Of several headers with one
+ * name the last counts.
  *
- * Batches keep what compaction keeps (wire/record_scan.h): base offset, last offset delta, producer, sequence,
- * leader epoch, and the bytes of each remaining record. A batch whose records are all selected is copied as it
- * is; selected records of a compressed batch are not compressed again. Control batches are kept, because readers
- * need them to know where transactions end.
+ * A filtered batch keeps what compaction keeps (wire/record_scan.h): base offset, last offset
+ * delta, producer, sequence, leader epoch, and the bytes of each remaining record. A batch whose
+ * records are all selected is copied as it is; selected records of a compressed batch are not
+ * compressed again. Control batches are kept, because readers need them to know where transactions
+ * end.
  */
 #ifndef MQD_FILTER_H
 #define MQD_FILTER_H
@@ -24,9 +28,9 @@
 
 /* Whether the filter, which mqd_filter_check has accepted, selects the record. */
 bool mqd_filter_match(const uint8_t *filter, uint32_t filter_bytes, const struct mqd_record *record);
-/* Like mqd_filter_batches, but appends to `out`: at most output_bytes_max, or more with the last
- * batch. *consumed_bytes: the size of the whole batches that were read. After an error, `out` has
- * what was selected before the batch that cannot be read. */
+/* Like mqd_filter_batches, but appends to `out`: at most output_bytes_max, which only the last
+ * batch may exceed. *consumed_bytes: the size of the whole batches that were read. After an error,
+ * `out` has what was selected before the batch that cannot be read. */
 int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
                           int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out,
                           uint64_t *consumed_bytes);

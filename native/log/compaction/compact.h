@@ -103,9 +103,9 @@ struct mqd_compact {
     int64_t *bases;
     struct mqd_compact_options options;
     enum mqd_compact_phase phase;
-    int waiting;              /* the enum mqd_compact_state that mqd_compact_resume must answer; 0 = none */
-    struct mqd_batch batch;   /* the current one, and */
-    struct mqd_batch rebuilt; /* ... its rebuilt header while it is compressed */
+    int waiting;              /* the enum mqd_compact_state that the next mqd_compact_resume responds to; 0 = none */
+    struct mqd_batch batch;   /* the current one */
+    struct mqd_batch rebuilt; /* the rebuilt header of the current batch, while its records are compressed */
     const uint8_t *bytes;
     struct mqd_compact_input input, scan_input;
     struct mqd_key_map map;

@@ -6,8 +6,8 @@
  * of them.
  *
  * Transactions: ids of a producer's open transaction are undecided, and so are those of an ended
- * one until its marker is below the high watermark, because only then the marker stays. After an
- * abort they are free.
+ * one until its marker is below the high watermark, because until then the marker itself can be
+ * truncated. After an abort they are free.
  *
  * Invariants
  *   I1  offsets in the queue increase; an id that is not free is in the queue once.

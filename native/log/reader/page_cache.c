@@ -1,7 +1,7 @@
 /* Whether bytes of a file are in the page cache: by cachestat(2) where available (Linux 6.5; some
  * container runtimes refuse it), otherwise by mincore(2), which needs a mapping and costs some
  * microseconds more per MiB. mincore reports correctly only to processes that may write the file,
- * as the broker may its segments. */
+ * which the broker may. */
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

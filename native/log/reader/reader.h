@@ -69,7 +69,8 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segm
                          struct mqd_positions *positions);
 /* While compaction puts new files in the place of old ones, a .txnindex may be of another version
  * than the .log that was found: aborted records would be returned, or committed ones left out,
- * since a marker that an old entry counts on is gone. The list is read again at the next look-up. */
+ * because the marker that an old entry refers to is gone. True while that may be so; the directory
+ * is listed again at the next look-up. */
 bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
 /* The aborted transactions that overlap [from_offset, to_offset), by first_offset; `positions` as
  * published, because their markers may be after the last stable offset. Overwrites `out` and reuses
@@ -92,7 +93,7 @@ int16_t mqd_reader_locate(struct mqd_reader *reader, uint32_t slot, const struct
                           uint64_t segments_generation, int64_t offset, struct mqd_segment_location *out);
 void mqd_segment_location_release(struct mqd_reader *reader, struct mqd_segment_location *location);
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
-/* Names the file: never 0, and never used again for another one. A file that was closed and opened has another. */
+/* The number of this opening of the file: never 0, never used for another one. */
 uint64_t mqd_segment_ref_serial(const struct mqd_segment_ref *segment);
 /* Moves the cursor that mqd_reader_find left at the end of `range` to a batch within it, which
  * begins at `position` and has the first record at or above `offset`. */

@@ -5,12 +5,13 @@
  *   truncating        "CUT START\n": exists from before anything is changed until everything is on
  *                     disk. START >= 0: the log is emptied and begins there. The next opening of
  *                     the log completes the truncation
- *   truncated.NUMBER  "CUT\n": records beyond CUT were written after a recovery point was
- *                     checkpointed that may be higher. Recovery trusts no recovery point above the
- *                     lowest of them. The checkpoint writer removes those that existed before it
- *                     read the positions, after the checkpoint is on disk
+ *   truncated.NUMBER  the same text: the log was truncated to CUT, and a checkpoint on disk may
+ *                     have a higher recovery point. Recovery trusts no recovery point above the
+ *                     lowest CUT. When a new checkpoint is on disk, its writer removes the marks
+ *                     that existed before it read the positions
  * Order: truncating (durable) -> delete segments from the end -> truncate -> snapshots, aborted
- * transactions, epochs -> flush all, the directory -> rename to truncated -> the directory.
+ * transactions, epochs -> flush all, the directory -> rename to truncated.NUMBER -> flush the
+ * directory.
  */
 #ifndef MQD_TRUNCATION_H
 #define MQD_TRUNCATION_H
@@ -24,11 +25,12 @@ struct mqd_truncation_marks {
     bool pending;          /* a truncation was interrupted */
     int64_t cut_offset;    /* of the interrupted truncation */
     int64_t start_offset;  /* of the interrupted truncation; -1: no restart */
-    int64_t trusted_below; /* recovery points above are ignored; INT64_MAX = none is */
+    int64_t trusted_below; /* recovery points above it are ignored; INT64_MAX: all are trusted */
 };
 int mqd_truncation_load(const char *directory, struct mqd_truncation_marks *out); /* -1: mqd_error set */
 int mqd_truncation_begin(const char *directory, int64_t cut_offset, int64_t start_offset);
-/* A pending truncation, if any, is complete and on disk. now_ms: names the mark. */
+/* The pending truncation, if any, is on disk: renames its mark to truncated.NUMBER. now_ms: the
+ * first NUMBER to try. */
 int mqd_truncation_end(const char *directory, int64_t now_ms);
 
 #endif

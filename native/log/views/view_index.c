@@ -17,7 +17,7 @@ uint32_t mqd_view_planted;
 #endif
 
 #define BUCKET_COUNT 16384u
-#define SELECTED_PART 8 /* what is selected from a piece is kept if it is at most this fraction of it */
+#define SELECTED_PART 8 /* what is selected from a piece is kept if it is at most 1 / SELECTED_PART of it */
 #define SIZE_AT 8       /* of a batch, in its header */
 #define LENGTH_BYTES (SIZE_AT + 4)
 #define NOT_KNOWN 2
@@ -27,7 +27,7 @@ struct piece {
     struct piece *next;
     uint64_t file, view;
     uint32_t number;           /* in the file */
-    uint32_t begin, last, end; /* positions of its first batch, of its last one, and after that */
+    uint32_t begin, last, end; /* positions of its first and its last batch, and of the end of the last */
     int64_t first_offset, next_offset;
     bool has_empty;
     uint8_t empty[MQD_BATCH_HEADER_BYTES];
@@ -47,7 +47,7 @@ struct mqd_view_index {
     uint32_t piece_bytes, selected_bytes_max; /* of a piece; if more is selected, it is not kept */
     struct mqd_view_index_figures figures;
     uint32_t hand;          /* the next bucket to evict from */
-    struct buffer *spare;   /* of the last reading, for the next one */
+    struct buffer *spare;   /* of the last read, for the next one */
     struct piece **buckets; /* NULL: nothing was kept yet */
 };
 
@@ -146,7 +146,7 @@ static uint64_t room_left(const struct mqd_view_read *read)
     return read->output_bytes_max > read->found.size_bytes ? read->output_bytes_max - read->found.size_bytes : 0;
 }
 
-/* Appends the selected batches that a piece has. 1: all of them; 0: as many as there is room for;
+/* Appends the selected batches of a piece. 1: all of them; 0: as many as there was room for;
  * negative: an error. */
 static int take(struct mqd_view_read *read, const struct piece *piece)
 {
@@ -169,7 +169,7 @@ static int take(struct mqd_view_read *read, const struct piece *piece)
     return 1;
 }
 
-/* Takes what is known of the piece from *position on. Returns like `take`, or NOT_KNOWN. */
+/* Takes what is cached for the piece from *position on. Returns like `take`, or NOT_KNOWN. */
 static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position)
 {
     int taken = NOT_KNOWN;
@@ -192,7 +192,8 @@ static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, 
     return taken;
 }
 
-/* Puts `before`, which ends where `piece` begins, in front of it; NULL: no memory. Frees neither. */
+/* A new piece with `before`, followed by `piece`, which begins where `before` ends; NULL: no
+ * memory. Frees neither. */
 static struct piece *joined(const struct mqd_view_index *index, const struct piece *before, const struct piece *piece)
 {
     uint32_t size_bytes = before->size_bytes + piece->size_bytes;
@@ -208,7 +209,7 @@ static struct piece *joined(const struct mqd_view_index *index, const struct pie
     return both;
 }
 
-/* Keeps the piece, joined with what precedes it; it is freed if it is not kept. */
+/* Caches the piece, joined with the cached one that precedes it; frees it if it is not cached. */
 static void keep(struct mqd_view_index *index, const struct mqd_view_read *read, struct piece *piece)
 {
     pthread_mutex_lock(&index->mutex);
@@ -320,7 +321,8 @@ static int16_t read_piece(const struct mqd_view_index *index, const struct mqd_v
     return at ? 0 : MQD_KAFKA_CORRUPT_MESSAGE;
 }
 
-/* What was selected from the batches in the buffer, from found.bytes + began on. NULL: no memory. */
+/* A piece with what was selected from the batches in the buffer, which is in found.bytes from
+ * `began` on. NULL: no memory. */
 static struct piece *piece_of(const struct mqd_view_index *index, const struct mqd_view_read *read,
                               const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t began)
 {
@@ -346,7 +348,8 @@ static struct piece *piece_of(const struct mqd_view_index *index, const struct m
     return piece;
 }
 
-/* Drops batches that exceed the room, from found.bytes + began on. Returns like `take`. */
+/* Drops batches that exceed the room, of those in found.bytes from `began` on. Returns like
+ * `take`. */
 static int trim(struct mqd_view_read *read, uint64_t began)
 {
     struct mqd_filtered *out = &read->found, all = *out;
@@ -378,7 +381,7 @@ static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read
     *position += size_bytes;
     if (PLANTED_VIEW(BORDER) && last && (*position - 1) / index->piece_bytes > (*buffer)->position / index->piece_bytes)
         size_bytes = last;
-    if (!error) /* perhaps more than there is room for: the index needs all that is selected */
+    if (!error) /* perhaps more than there is room for: the cache needs the whole selection */
         error = mqd_filter_append(read->filter, read->filter_bytes, (*buffer)->bytes, size_bytes, read->from_offset,
                                   room > index->selected_bytes_max ? room : index->selected_bytes_max, out,
                                   &consumed_bytes);

@@ -1,22 +1,25 @@
 /* Reading a view: what a filter selects from a stretch of a segment file, and a cache of what it
  * selected before.
  *
- * A segment file is divided into pieces of piece_bytes; a piece has the batches that begin in it. What is
- * selected from a piece, if it is little, is kept: whole batches without the other records, as wire/filter.h makes
- * them. The next reader of the view gets these, and the piece itself is not read again. Pieces from which much is
- * selected are filtered each time; there is little to save.
+ * A segment file is divided into pieces of piece_bytes; a batch belongs to the piece in which it
+ * begins. If little is selected from a piece, the selection is cached: the batches that
+ * wire/filter.h builds, with the selected records only. The next reader of the view gets these, and
+ * the piece itself is not read again. Pieces from which much is selected are filtered each time,
+ * because caching would save little.
  *
- * Nothing of it is on disk: a process that starts filters again what is read. At most bytes_max are kept; then
- * pieces are evicted in the order of their hashes, which has nothing to do with the order of reads.
+ * The cache is not stored on disk: after a restart it is empty. It holds at most bytes_max; beyond
+ * that, pieces are evicted in the order of their hashes, independently of when they were read.
  *
  * Invariants
- *   X1  what is kept of a piece was read while the partition's segments_generation did not change. A log that is
- *       truncated gets records in the place of others only after that number has risen: so no piece mixes the two.
- *   X2  before it is used, the header of the piece's last batch (offset, leader epoch, CRC) is compared with the
- *       file's. Logs with the same batch of the same leader epoch are the same up to it, so a truncation is noticed
- *       where records of a piece are gone.
- *   X3  a file is named by a number that is never used again (mqd_segment_ref_serial), a filter by
- *       its topic's. Compaction and deletion leave pieces that no reader requests.
+ *   X1  what is cached for a piece was read while the partition's segments_generation did not
+ *       change. After a truncation, other records are written in the place of removed ones only
+ *       when that number has increased, so no piece contains both.
+ *   X2  before it is used, the header of the piece's last batch (offset, leader epoch, CRC) is
+ *       compared with the file's. Logs that contain the same batch of the same leader epoch are
+ *       equal up to it, so a truncation that removed records of the piece is noticed.
+ *   X3  a file is identified by a number that is never reused (mqd_segment_ref_serial), a filter by
+ *       the number of its topic. After compaction or deletion, the pieces of old files are never
+ *       requested.
  *   X4  a piece that ends above the reader's limit (its last stable offset) is not used.
  *
  * Any thread: a mutex protects the table. */
@@ -41,15 +44,17 @@ struct mqd_view_read {
     uint64_t file, view;   /* X3 */
     const uint8_t *filter; /* wire/filter.h */
     uint32_t filter_bytes;
-    uint32_t position;           /* of the batch with from_offset */
-    uint32_t limit;              /* the end of a batch; nothing beyond it is read */
-    uint32_t filtered_bytes_max; /* of the file; one piece at least. What the index has does not count */
+    uint32_t position; /* of the batch with from_offset */
+    uint32_t limit;    /* the end of a batch; nothing beyond it is read */
+    /* how much of the file may be read and filtered; at least one piece is. Cached pieces do not
+     * count */
+    uint32_t filtered_bytes_max;
     int64_t from_offset;
-    uint64_t output_bytes_max;     /* or more with the last batch */
-    const uint64_t *generation_at; /* X1; NULL: nothing truncates the file */
-    uint64_t generation;           /* what it was when the limit was found */
+    uint64_t output_bytes_max;     /* the last batch may exceed it */
+    const uint64_t *generation_at; /* X1; NULL: the file is never truncated */
+    uint64_t generation;           /* its value when the limit was found */
     /* the outcome */
-    uint32_t end_position; /* where to continue; 0: within what was read, not known where */
+    uint32_t end_position; /* where to continue; 0: at an unknown position within what was read */
     uint64_t filtered_bytes;
     struct mqd_filtered found; /* to be freed in any case */
 };

@@ -12,11 +12,12 @@
 struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes);
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token); /* NULL: it has ended */
 uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *check);
-/* its appends wait no longer than this, or their request's time-out */
+/* its appends wait at most MQD_CHECK_MS_MAX, and not beyond the time-out of their request */
 void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* sends it now or when there is room, but not after the request's deadline */
 void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
-/* for the batch that the acceptor has compressed; until its append takes it, or the check ends */
+/* memory for the batch that the acceptor has compressed; kept until its append takes it or the
+ * check ends. False: no memory */
 bool mqd_check_take_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check);
 

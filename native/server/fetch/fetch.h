@@ -122,7 +122,7 @@ struct mqd_view_skip {
 };
 struct mqd_views {
     struct mqd_view_skip skips[MQD_VIEW_SKIP_COUNT];
-    struct mqd_view_index *index; /* NULL: none was read yet */
+    struct mqd_view_index *index; /* NULL: no view was read yet */
 };
 /* Sets `skipped` to what this worker remembers for the entry's offset in this leader epoch. Called
  * before the entry is evaluated. */

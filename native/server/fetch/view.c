@@ -1,19 +1,22 @@
-/* Fetches of views: the base's batches are read and filtered by a thread of the worker's pool, or taken from what
- * was selected before (log/views/view_index.h), and the response has what is left of them.
+/* Fetches of views: batches of the base topic are read and filtered by a thread of the worker's
+ * pool, or their selections are taken from the cache (log/views/view_index.h). The response
+ * contains the selected records.
  *
- *   collect -> range of the base found -> job -> something selected, or the fetch expires -> answer
- *                     ^                      -> nothing selected: `skipped` grows, and it is evaluated again
+ *   collect -> range of the base found -> job -> something selected, or the fetch expires -> response
+ *                     ^                      -> nothing selected: `skipped` grows, and the fetch is evaluated again
  *
- * Offsets at which nothing is selected are passed without a response: entry->skipped is how far
- * above the client's offset the view has been read. It is remembered, for the session or by topic,
- * partition and offset, so that the next fetch at the same offset continues there. Clients that
- * advance over batches without records are answered with one, so that their positions advance too;
- * other clients would stay at that batch (connection->passes_empty).
+ * Offsets at which nothing is selected are skipped without a response: entry->skipped is how far
+ * above the client's offset the view has been read. It is stored, in the session or by topic,
+ * partition and offset, so that the next fetch at the same offset continues there. A client that
+ * advances over batches without records (connection->passes_empty) receives one, so that its
+ * position advances too; other clients would stop at it.
  *
  * Invariants
- *   F1  between the client's offset and offset + skipped nothing is selected and there is no control batch, in the
- *       leader epoch of the skip: after an unclean election other records may have these offsets.
- *   F2  a job owns all it uses (range, filter): its request, set and entry may end before it. */
+ *   F1  between the client's offset and offset + skipped nothing is selected and there is no
+ *       control batch. This holds only in the leader epoch in which it was found: after an unclean
+ *       election other records may have these offsets.
+ *   F2  a job owns all that it uses (range, filter), because its request, set and entry may be
+ *       freed before it ends. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,12 +28,12 @@
 
 #define INDEX_BYTES_MAX (64ull << 20) /* of a worker */
 #define PIECE_BYTES (1u << 20)
-#define FILTERED_BYTES_MAX (4u << 20) /* of the base, for one response */
-#define OUTPUT_BYTES_MAX (1 << 20)    /* selected, of a partition, for one response */
+#define FILTERED_BYTES_MAX (4u << 20) /* bytes of the base that are filtered for one response */
+#define OUTPUT_BYTES_MAX (1 << 20)    /* bytes selected from a partition for one response */
 
 struct mqd_view_job {
     struct mqd_request *request;
-    struct mqd_fetch_entry *entry; /* to be compared only, until it is found in the request's set */
+    struct mqd_fetch_entry *entry; /* may be dangling: only compared with the entries of the request's set */
     struct mqd_range range;
     struct mqd_view_index *index;
     struct mqd_view_read read;
@@ -169,7 +172,7 @@ static void take(struct mqd_reactor *r, struct mqd_request *request, struct mqd_
         mqd_range_move_cursor(&job->range, job->read.end_position, found->next_offset, &entry->cursor);
     mqd_fetch_keep_cursor(r, entry);
     if (!mqd_request_hold(r, request, found->capacity_bytes))
-        return; /* no memory for it now: nothing this time */
+        return; /* no memory now: the partition is empty in this response */
     if (!found->size_bytes) {
         skip(r, entry, found);
         mqd_view_pass(request, entry);
@@ -192,7 +195,7 @@ static struct mqd_fetch_entry *entry_of(const struct mqd_request *request, const
     return NULL;
 }
 
-/* Whether there is nothing to answer yet. */
+/* Whether the response would still be empty, and the request has time left. */
 static bool has_to_continue(const struct mqd_reactor *r, const struct mqd_request *request)
 {
     const struct mqd_fetch_set *set = request->set;

@@ -21,7 +21,7 @@ TEST(single_extents_come_back_hot)
     mqd_arena_close(arena);
 }
 
-TEST(references_count_from_anywhere_in_the_run)
+TEST(any_byte_of_a_run_refers_to_it)
 {
     uint8_t bytes[1];
     struct mqd_arena *arena = mqd_arena_open(bytes, 8 * EXTENT, EXTENT);

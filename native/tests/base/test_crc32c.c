@@ -72,7 +72,7 @@ TEST(random_sizes_and_cuts)
     free(bytes);
 }
 
-TEST(any_flipped_bit_is_seen)
+TEST(any_flipped_bit_is_detected)
 {
     uint8_t bytes[777];
     memset(bytes, 0x5a, sizeof bytes);

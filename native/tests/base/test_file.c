@@ -75,7 +75,7 @@ TEST(replace_is_all_or_nothing)
     clean();
 }
 
-TEST(append_cuts_at_the_position_and_back_after_a_failure)
+TEST(append_truncates_at_the_position_and_again_after_a_failure)
 {
     fresh();
     CHECK_EQUAL(mqd_file_replace(in_root("log"), (const uint8_t *)"0123456789", 10), 0);

@@ -53,7 +53,7 @@ static void refused(struct fake *fake, int code, const char *part)
     fake_forget(fake);
 }
 
-TEST(refusals_name_cause_and_way_out)
+TEST(refusals_name_the_cause_and_what_to_do)
 {
     struct fake fake;
     fake_open(&fake, "refuse");

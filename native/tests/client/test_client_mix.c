@@ -282,7 +282,7 @@ static void mix(uint64_t seed)
     fake_close(&w->fake);
 }
 
-TEST(everything_at_once)
+TEST(random_operations_in_any_order)
 {
     uint64_t first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 10) : 1,
              count = test_long() ? 300 : 12;

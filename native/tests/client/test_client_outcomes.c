@@ -10,7 +10,7 @@
 
 enum { NOT_LEADER_OR_FOLLOWER = 6, OUT_OF_ORDER_SEQUENCE_NUMBER = 45, DUPLICATE_SEQUENCE_NUMBER = 46 };
 
-TEST(acks_0_is_answered_by_being_taken)
+TEST(acks_0_succeeds_when_the_request_is_taken)
 {
     struct setup s;
     struct mqd_producer_options options = plain();
@@ -179,7 +179,7 @@ TEST(a_new_identity_waits_for_unknown_outcomes)
 }
 
 /* Responses that no broker sends: each ends the attachment. */
-TEST(impossible_answers_end_the_attachment)
+TEST(impossible_responses_end_the_attachment)
 {
     struct mqd_producer_options options = plain();
     for (int kind = 0; kind < 6; kind++) {
@@ -248,7 +248,7 @@ TEST(a_successor_on_the_same_attachment)
 
 /* An append that processes responses leaves outcomes: a waiter in another thread has to collect
  * them. */
-TEST(an_append_that_reads_answers_wakes_the_waiter)
+TEST(an_append_that_reads_responses_wakes_the_waiter)
 {
     for (int16_t acks = -1; acks <= 0; acks++) {
         struct setup s;

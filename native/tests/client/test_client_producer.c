@@ -223,7 +223,7 @@ TEST(columns_that_are_the_same_for_all)
 
 /* Offset deltas of one, two and three bytes, values shorter and longer than the unit of copying;
  * the first record has another timestamp, so that timestamp deltas are not 0. */
-TEST(alike_records_across_all_sizes_of_their_deltas)
+TEST(similar_records_across_all_sizes_of_their_deltas)
 {
     static const int32_t sizes[] = {1, 4, 7, 8, 15, 16, 63, 64, 100};
     static uint8_t values[20000 * 100];

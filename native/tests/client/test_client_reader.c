@@ -354,7 +354,7 @@ TEST(bytes_max_and_a_file_alone)
 
 /* Truncated during the read: data beyond the file's end cannot be read, which is reported instead
  * of killing the process. */
-TEST(a_file_that_was_cut_off)
+TEST(a_truncated_file)
 {
     static struct test_view v;
     struct log log;

@@ -185,7 +185,7 @@ TEST(queries_once_a_segment_and_leaks_nothing)
     }
 }
 
-TEST(answers_that_make_no_sense)
+TEST(responses_that_make_no_sense)
 {
     static const enum behaviour moods[] = {NO_DESCRIPTOR, NO_FILE, NONSENSE};
     for (int i = 0; i < 3; i++) {

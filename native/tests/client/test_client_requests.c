@@ -43,7 +43,7 @@ TEST(consistent_is_crc32_and_fnv1a_is_absolute)
     CHECK_EQUAL(hash(MQD_PARTITIONER_FNV1A, ""), 0 - 0x811c9dc5u);
 }
 
-TEST(no_key_goes_anywhere_evenly)
+TEST(records_without_a_key_are_spread_evenly)
 {
     static const uint32_t anywhere[] = {MQD_PARTITIONER_RANDOM, MQD_PARTITIONER_CONSISTENT_RANDOM,
                                         MQD_PARTITIONER_MURMUR2_RANDOM, MQD_PARTITIONER_FNV1A_RANDOM};
@@ -168,7 +168,7 @@ TEST(a_topic_is_found)
     mqd_buffer_free(&reply);
 }
 
-TEST(answers_that_are_cut_off_or_foreign)
+TEST(responses_that_are_cut_off_or_foreign)
 {
     struct fake fake;
     struct mqd_client_options options = {

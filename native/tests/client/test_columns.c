@@ -245,7 +245,7 @@ TEST(damaged_headers_and_positions)
     }
 }
 
-TEST(header_keys_that_are_no_text)
+TEST(header_keys_that_are_not_utf8)
 {
     static const struct {
         const char *key;

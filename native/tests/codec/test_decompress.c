@@ -156,7 +156,7 @@ TEST(linked_blocks_are_refused)
 }
 
 /* 2 KiB that become 64 MiB: 512 blocks of one repeated byte. */
-TEST(a_bomb)
+TEST(a_decompression_bomb_is_bounded)
 {
     enum { BLOCKS = 512, BLOCK_BYTES = 128 << 10 };
     const uint8_t *records;

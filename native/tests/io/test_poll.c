@@ -45,7 +45,7 @@ BOTH(write_space)
     close(pair[1]);
 }
 
-BOTH(removed_is_silent_and_really_closed)
+BOTH(a_removed_descriptor_reports_nothing_and_is_really_closed)
 {
     int pair[2], next[2];
     char byte;
@@ -284,7 +284,7 @@ static int blocked(void *unused)
 }
 
 /* W3: jobs that stall take no more than their share of the threads. */
-BOTH(a_stalled_group_leaves_threads_for_others)
+BOTH(a_stalled_device_leaves_threads_for_others)
 {
     static int zero;
     int fd = file_make(100), stalled = eventfd(0, EFD_CLOEXEC); /* of another device than a file */

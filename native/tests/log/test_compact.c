@@ -206,7 +206,7 @@ TEST(gaps_are_known_though_the_policy_changed)
     mqd_partition_close(partition, 0);
 }
 
-TEST(segments_that_may_not_go_are_refused)
+TEST(segments_that_must_not_be_replaced_are_refused)
 {
     struct model model = {.random = 7};
     log_fresh();
@@ -278,7 +278,7 @@ TEST(a_full_disk_is_an_error_and_changes_nothing)
 
 /* A directory listing in between must not find records of aborted transactions without their
  * index entries. */
-TEST(a_segment_that_goes_is_never_there_without_its_aborted_transactions)
+TEST(a_segment_is_deleted_before_its_aborted_transactions)
 {
     log_fresh();
     CHECK(mkdir(log_path, 0755) == 0);

@@ -471,7 +471,7 @@ TEST(records_from_before_the_window_are_not_read_at_the_start)
     mqd_partition_close(partition, 0);
 }
 
-TEST(a_setting_that_is_taken_back_forgets_the_ids)
+TEST(a_removed_setting_forgets_the_ids)
 {
     struct mqd_log_options options = options_with_window(), without = options;
     struct mqd_partition *partition = opened(options);

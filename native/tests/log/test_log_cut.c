@@ -10,7 +10,7 @@ static uint32_t count_below(const struct leader *leader, int64_t offset)
     return count;
 }
 
-TEST(a_cut_log_is_as_if_it_had_never_had_more)
+TEST(a_truncated_log_is_as_if_it_had_never_been_longer)
 {
     struct mqd_log_options options = small_options();
     for (uint64_t seed = 1; seed <= (test_long() ? 400 : 15); seed++) {
@@ -121,14 +121,14 @@ static void interrupted(uint64_t seed, bool restart, int trust)
     leader_free(&leader);
 }
 
-TEST(an_interrupted_cut_is_carried_out)
+TEST(an_interrupted_truncation_is_completed)
 {
     for (uint64_t seed = 1; seed <= (test_long() ? 20 : 3); seed++)
         for (int trust = 0; trust < 4; trust++)
             interrupted(seed, false, trust);
 }
 
-TEST(an_interrupted_new_beginning_is_carried_out)
+TEST(an_interrupted_restart_of_the_log_is_completed)
 {
     for (int trust = 0; trust < 4; trust++)
         interrupted(9, true, trust);
@@ -173,7 +173,7 @@ static void refused_once(const char *call, const char *error, bool restart)
     leader_free(&leader);
 }
 
-TEST(a_cut_that_cannot_begin_leaves_the_log_intact)
+TEST(a_truncation_that_cannot_begin_leaves_the_log_intact)
 {
     refused_once("any", "ENOSPC", false);
     refused_once("any", "ENOSPC", true);
@@ -182,7 +182,7 @@ TEST(a_cut_that_cannot_begin_leaves_the_log_intact)
 }
 
 /* A recovery point from before a truncation does not cover data written after it. */
-TEST(an_old_recovery_point_is_not_believed_above_a_cut)
+TEST(an_old_recovery_point_is_not_trusted_above_a_truncation)
 {
     struct mqd_log_options options = small_options();
     struct leader old = {0}, new = {0};

@@ -98,7 +98,7 @@ TEST(one_of_several_replicas_ends_where_its_log_ends)
     }
 }
 
-TEST(a_complete_log_has_no_missing_segment)
+TEST(a_complete_log_is_not_reported_as_missing_a_segment)
 {
     for (enum way way = CLEAN; way < WAYS; way++) {
         struct mqd_log_options options;

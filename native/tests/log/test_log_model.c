@@ -358,7 +358,7 @@ static void run_history(uint64_t seed, int step_count)
         test_message("MQD_TEST_SEED=%llu", (unsigned long long)seed);
 }
 
-TEST(any_history_keeps_durable_records)
+TEST(no_sequence_of_failures_loses_durable_records)
 {
     const char *chosen = getenv("MQD_TEST_SEED");
     uint64_t first = chosen ? strtoull(chosen, NULL, 10) : 1, count = chosen ? 1 : test_long() ? 1000 : 8;

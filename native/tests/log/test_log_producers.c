@@ -40,7 +40,7 @@ TEST(sequences_must_follow)
 }
 
 /* Kafka's NO_PRODUCER_EPOCH. */
-TEST(with_no_epoch_any_sequence_is_right)
+TEST(without_an_epoch_any_sequence_is_accepted)
 {
     struct mqd_producers producers = {0};
     CHECK_EQUAL(offer(&producers, numbered(1, -2, 0, 1), 100), 47);
@@ -116,7 +116,7 @@ static struct mqd_batch the_marker(void)
 
 /* A client that gave up records which it had sent (librdkafka, when it aborts) assigns their
  * sequence numbers to the next ones. */
-TEST(sequences_of_an_ended_transaction_are_no_repetition)
+TEST(sequences_of_an_ended_transaction_are_not_duplicates)
 {
     struct mqd_producers producers = {0};
     CHECK_EQUAL(offer(&producers, of_a_transaction(0, 3), 100), 0);

@@ -118,7 +118,7 @@ TEST(damage_cuts_the_log_and_deletes_later_segments)
 /* C5: complete batches after the damage, in its segment or in the next, may have been
  * acknowledged: a log of several replicas is marked, and stays marked. One that is torn at its very
  * end is not. */
-TEST(a_cut_before_valid_batches_is_recorded)
+TEST(a_truncation_before_valid_batches_is_recorded)
 {
     struct mqd_log_options options = log_options();
     options.segment_bytes = 1000;
@@ -195,7 +195,7 @@ TEST(unreadable_below_the_recovery_point_starts_a_new_segment)
     mqd_partition_close(partition, 0);
 }
 
-TEST(a_process_crash_is_cut_at_the_published_end)
+TEST(after_a_process_crash_the_log_ends_at_the_published_end)
 {
     struct mqd_log_options options = log_options();
     options.segment_bytes = 1000;
@@ -235,7 +235,7 @@ TEST(a_wrong_trusted_end_falls_back_to_checking)
     mqd_partition_close(partition, 0);
 }
 
-TEST(a_clean_shutdown_reads_almost_nothing)
+TEST(a_start_after_a_clean_shutdown_reads_almost_nothing)
 {
     struct mqd_log_options options = log_options();
     log_fresh();
@@ -338,7 +338,7 @@ TEST(index_files_are_rebuilt)
 
 /* A power loss may remove more of the .timeindex than of the .index; the largest timestamp is in
  * the lost part. */
-TEST(the_largest_timestamp_is_found_behind_a_short_time_index)
+TEST(the_largest_timestamp_is_found_after_a_short_time_index)
 {
     struct mqd_log_options options = log_options();
     options.index_interval_bytes = 300;

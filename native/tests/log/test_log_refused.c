@@ -112,7 +112,7 @@ TEST(a_write_over_segments_is_undone_at_every_step)
 
 /* A segment that was created and cannot be deleted again, where that needs space too: the log
  * does not continue beside it, since a clean start would take it for the last one. */
-TEST(a_log_does_not_go_on_beside_a_segment_that_cannot_be_deleted_again)
+TEST(a_log_stops_when_a_new_segment_cannot_be_deleted_again)
 {
     static const char *const rules[] = {"write:ENOSPC:001.log", "write:ENOSPC:001.log,unlink:ENOSPC:001.log",
                                         "write:ENOSPC:002.log,unlink:ENOSPC:001.log"};
@@ -301,7 +301,7 @@ TEST(a_refused_batch_leaves_no_leader_epoch)
 
 /* ... however often it is retried, and whatever flush is in progress: no more files wait for a
  * flush, and the write itself never flushes. */
-TEST(a_batch_that_is_refused_again_and_again_fills_no_queue)
+TEST(a_batch_that_is_refused_repeatedly_does_not_fill_the_queue)
 {
     for (int syncing = 0; syncing < 2; syncing++) {
         log_fresh();
@@ -368,7 +368,7 @@ TEST(an_index_io_error_fences)
     mqd_partition_close(partition, 0);
 }
 
-TEST(when_the_file_cannot_be_cut_back_the_partition_is_fenced)
+TEST(when_the_file_cannot_be_truncated_the_partition_is_fenced)
 {
     log_fresh();
     struct mqd_log_options options = log_options();

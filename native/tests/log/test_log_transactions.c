@@ -184,7 +184,7 @@ TEST(markers_are_fenced_by_both_epochs)
 }
 
 /* Truncated anywhere or with any byte changed: nothing is read beyond the end. Under ASan. */
-TEST(damaged_markers_are_none)
+TEST(a_damaged_marker_is_not_read_beyond_its_end)
 {
     uint8_t whole[256];
     struct mqd_batch batch;
@@ -475,7 +475,7 @@ TEST(a_batch_without_records_begins_no_transaction)
 
 /* A batch longer than any marker, or without the transactional flag: if it were accepted as a
  * marker now, recovery would not treat it as one. */
-TEST(a_marker_that_recovery_would_not_take_is_none)
+TEST(a_marker_that_recovery_would_not_accept_is_refused)
 {
     log_fresh();
     struct mqd_log_options options = log_options();

@@ -139,7 +139,7 @@ static struct mqd_partition *open_with_aborted(struct mqd_log_options *options, 
 
 #define COUNT 17 /* so that the active segment has two entries as well */
 
-TEST(a_txnindex_that_is_lost_or_damaged_is_noticed_by_readers_and_made_from_the_log)
+TEST(a_lost_or_damaged_txnindex_is_refused_by_readers_and_rebuilt_from_the_log)
 {
     for (int damage = 0; damage < DAMAGES; damage++)
         for (int way = 0; way < 6; way++) { /* clean, kill -9, loss of power; of a sealed segment, of the active one */

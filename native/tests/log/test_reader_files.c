@@ -21,7 +21,7 @@ static uint32_t fds_on(const char *path)
     return count;
 }
 
-TEST(descriptors_stay_within_the_bound_but_for_those_in_use)
+TEST(descriptors_stay_within_the_bound_except_for_those_in_use)
 {
     struct mqd_reader *reader = plain_partition(20, 6);
     struct mqd_range held[20], range;
@@ -60,7 +60,7 @@ static uint64_t generation_of(void *context, uint32_t slot)
     return context == &shared && slot == 3 ? generation_now : 0;
 }
 
-TEST(deleted_segments_are_let_go)
+TEST(files_of_deleted_segments_are_closed)
 {
     struct mqd_reader *reader = plain_partition(4, 100);
     struct mqd_cursor cursor = {0};
@@ -230,7 +230,7 @@ TEST(a_wrong_index_costs_only_time)
     plain_end(reader);
 }
 
-TEST(a_file_cut_from_outside_is_a_storage_error)
+TEST(a_file_truncated_from_outside_is_a_storage_error)
 {
     struct mqd_reader *reader = plain_partition(1, 10);
     struct mqd_cursor cursor = {0};

@@ -1,6 +1,6 @@
 /* tsan */
-/* Threads that read one view through one index, with memory for a part of it: each gets what the filter selects. What
- * truncations and compactions do to it: tests/sim/views. */
+/* Threads that read one view through one cache, which has memory for a part of it: each gets what
+ * the filter selects. Truncations and compactions: tests/sim/views. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -100,7 +100,7 @@ static void *run(void *argument)
     return right ? argument : NULL;
 }
 
-static void readers_beside_each_other(uint64_t bytes_max)
+static void read_in_parallel(uint64_t bytes_max)
 {
     static struct world w;
     pthread_t threads[THREAD_COUNT];
@@ -120,12 +120,12 @@ static void readers_beside_each_other(uint64_t bytes_max)
 
 TEST(readers_with_memory_for_all)
 {
-    readers_beside_each_other(1 << 20);
+    read_in_parallel(1 << 20);
 }
 
 TEST(readers_with_memory_for_some)
 {
-    readers_beside_each_other(3000);
+    read_in_parallel(3000);
 }
 
 TEST(a_file_that_ends_early_is_reported)
@@ -134,6 +134,6 @@ TEST(a_file_that_ends_early_is_reported)
     begin(&w, 1 << 20);
     CHECK(read_all(&w, 1 << 20));
     CHECK_EQUAL(ftruncate(w.fd, 100), 0);
-    CHECK(!read_all(&w, 1 << 20)); /* what is known of the rest is not used */
+    CHECK(!read_all(&w, 1 << 20)); /* the cached pieces of the rest are not used */
     end(&w);
 }

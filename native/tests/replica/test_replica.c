@@ -65,7 +65,7 @@ TEST(the_high_watermark_is_the_least_of_all_members)
     CHECK_EQUAL(replica.high_watermark, 12);
 }
 
-TEST(a_new_epoch_begins_with_nothing)
+TEST(a_new_epoch_begins_empty)
 {
     struct mqd_replica replica = leader(10, 1 << 1 | 1 << 2);
     fetch(&replica, 2, 10, 1);
@@ -144,7 +144,7 @@ TEST(a_lagging_follower_leaves_only_when_committed)
 
 /* Below min_insync the high watermark does not advance while acks=1 continues. A follower at it,
  * far behind the end, would be removed as soon as it had joined. */
-TEST(a_follower_joins_when_it_would_not_be_dropped_at_once)
+TEST(a_follower_joins_when_it_would_not_be_dropped_immediately)
 {
     struct mqd_replica replica = leader(5, 1 << 1 | 1 << 2);
     struct mqd_replica_assignment alone = led(1, 2, 1 << 1);
@@ -258,7 +258,7 @@ TEST(appends_are_bounded_by_the_replica_rules)
     CHECK_EQUAL(fetch(&replica, 2, 0, 1).error, 6);
 }
 
-TEST(as_many_replicas_as_there_may_be)
+TEST(the_maximum_number_of_replicas)
 {
     struct mqd_replica replica;
     struct mqd_replica_assignment assignment = {.node_id = 0,

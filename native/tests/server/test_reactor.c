@@ -117,7 +117,7 @@ BOTH(a_bad_frame_does_not_free_the_good_one_before_it)
     bench_stop(b);
 }
 
-BOTH(a_forwarded_batch_times_out_and_its_late_answer_is_ignored)
+BOTH(a_forwarded_batch_times_out_and_its_late_response_is_ignored)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 1);

@@ -244,7 +244,7 @@ BOTH(a_proven_principal_goes_with_every_request)
 }
 
 /* A client that does not wait for responses: a frame depends on the result of the previous one. */
-BOTH(requests_pipelined_behind_an_exchange_wait)
+BOTH(requests_pipelined_after_an_exchange_wait)
 {
     struct bench *b = bench_start(backend, sasl);
     for (int proven = 0; proven < 2; proven++) {
@@ -456,7 +456,7 @@ BOTH(the_acceptor_dies_and_its_successor_learns_the_principals)
 }
 
 /* Refused tokens get delayed responses; their bytes are not kept meanwhile: nothing is resent. */
-BOTH(a_token_that_waits_for_its_answer_is_not_kept)
+BOTH(a_token_that_waits_for_its_response_is_not_kept)
 {
     struct bench *b = bench_start(backend, sasl);
     struct client client = sasl_open(b), other = sasl_open(b);
@@ -478,7 +478,7 @@ BOTH(a_token_that_waits_for_its_answer_is_not_kept)
 }
 
 /* The acceptor is trusted, but its messages are checked: an invalid principal opens nothing. */
-BOTH(an_answer_with_an_impossible_principal_ends_the_connection)
+BOTH(a_response_with_an_impossible_principal_ends_the_connection)
 {
     struct bench *b = bench_start(backend, sasl);
     char longest[MQD_PRINCIPAL_BYTES_MAX + 2] = {0};

@@ -279,7 +279,7 @@ BOTH(the_owner_dies_while_a_batch_is_verified)
     bench_stop(b);
 }
 
-BOTH(a_topic_goes_while_a_batch_is_verified)
+BOTH(a_topic_is_deleted_while_a_batch_is_verified)
 {
     struct bench *b = bench_start(backend, verifying);
     struct client client = client_open(b, 0);

@@ -121,7 +121,7 @@ BOTH(bombs)
 }
 
 /* A check by the worker's own thread does not depend on the acceptor, or on the client. */
-BOTH(acceptor_and_client_go_away)
+BOTH(acceptor_and_client_end)
 {
     if (!has_zstd())
         return;

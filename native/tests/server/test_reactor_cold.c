@@ -66,7 +66,7 @@ BOTH(unknown_pages_are_read_ahead)
     where_refused(ENOSYS, EPERM, existing_records_are_read_ahead, backend);
 }
 
-BOTH(cached_pages_are_sent_at_once)
+BOTH(cached_pages_are_sent_immediately)
 {
     where_refused(0, EPERM, none_is_read_ahead, backend);
     where_refused(ENOSYS, 0, none_is_read_ahead, backend);

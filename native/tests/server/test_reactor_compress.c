@@ -35,7 +35,7 @@ static struct mqd_descriptor next_check(struct bench *b)
     return bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
 }
 
-BOTH(another_codec_becomes_the_topics)
+BOTH(a_batch_is_recompressed_with_the_topics_codec)
 {
     struct bench *b = bench_start(backend, to_zstd);
     struct client client = client_open(b, 0);

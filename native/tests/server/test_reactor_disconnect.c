@@ -51,7 +51,7 @@ BOTH(a_closed_client_is_freed_though_the_acceptor_is_silent)
 
 /* Checks that a client that disconnected later, and waits for the acceptor, is freed. Batches
  * that arrived with acks=0 are written, although its worker was paused. */
-BOTH(received_batches_are_written_after_a_disconnect_behind_a_stalled_worker)
+BOTH(received_batches_are_written_after_a_disconnect_while_a_worker_stalls)
 {
     enum { LATER = 50 };
     struct bench *b = bench_start(backend, NULL);

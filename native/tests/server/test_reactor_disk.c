@@ -215,7 +215,7 @@ BOTH(a_full_disk_is_reported_once_until_there_is_room)
     bench_stop(b);
 }
 
-BOTH(a_disk_too_full_to_cut_back_a_write_has_failed)
+BOTH(a_disk_too_full_to_undo_a_write_has_failed)
 {
     struct bench *b = bench_start(backend, watch);
     struct client client = client_open(b, 0);
@@ -409,7 +409,7 @@ BOTH(without_waiters_a_flush_starts_at_8_MiB)
 
 /* Where many partitions are written, their small flushes would coincide: they are large then, by
  * the timer and the 64 MiB limit. */
-BOTH(of_many_partitions_none_is_flushed_for_8_MiB)
+BOTH(many_partitions_are_not_flushed_for_8_MiB)
 {
     enum { MANY = SLOTS_MAX }; /* 14 of this worker */
     struct bench *b = bench_start(backend, in_one_segment);

@@ -15,7 +15,7 @@ static void flood(struct bench *b, enum mqd_event_kind kind, int32_t count)
         mqd_reactor_emit(b->reactors[0], &event);
 }
 
-BOTH(command_answers_always_have_room)
+BOTH(there_is_always_room_for_command_responses)
 {
     struct bench *b = bench_start(backend, NULL);
     static const enum mqd_event_kind kinds[] = {MQD_EVENT_LOG, MQD_EVENT_LOG_START, MQD_EVENT_TRUNCATED,
@@ -47,7 +47,7 @@ BOTH(command_answers_always_have_room)
 }
 
 /* Until their results are read: otherwise there would be more than fit. */
-BOTH(no_more_commands_are_taken_than_answers_have_room)
+BOTH(no_more_commands_are_accepted_than_there_is_room_for_responses)
 {
     enum { COUNT_MAX = 4096, TRIES_AFTER = 50 };
     struct bench *b = bench_start(backend, NULL);
@@ -71,7 +71,7 @@ BOTH(no_more_commands_are_taken_than_answers_have_room)
 }
 
 /* The main thread sleeps until the event. */
-BOTH(the_end_of_the_quiet_is_reported)
+BOTH(the_end_of_idleness_is_reported)
 {
     struct bench *b = bench_start(backend, NULL);
     for (int i = 0; i < LIMIT_MS / 10 && !mqd_reactor_is_quiet(b->reactors[0]); i++)
@@ -91,7 +91,7 @@ BOTH(the_end_of_the_quiet_is_reported)
 }
 
 /* It is reported once; and nothing is written there until it has been acknowledged. */
-BOTH(a_full_disk_is_reported_behind_thousands_of_events)
+BOTH(a_full_disk_is_reported_after_thousands_of_events)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);

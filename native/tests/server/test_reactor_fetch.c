@@ -88,7 +88,7 @@ BOTH(sessions)
 
 /* The topic is deleted while fetches wait on it, and recreated with its name, another id and
  * other slots. */
-BOTH(a_topic_goes_and_comes_while_fetches_wait)
+BOTH(a_topic_is_deleted_and_created_while_fetches_wait)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client reader = client_open(b, 1), session = client_open(b, 1), writer = client_open(b, 0);

@@ -141,8 +141,8 @@ static void produce_in_two_pieces(struct bench *b)
     client_close(&client);
 }
 
-/* Those whose rest does not arrive are evicted. */
-BOTH(a_request_in_two_pieces_has_room_though_halves_have_taken_their_share)
+/* Partial requests whose rest does not arrive are evicted. */
+BOTH(a_request_in_two_pieces_has_room_beside_partial_requests)
 {
     struct bench *b = bench_start(backend, small_heap);
     struct client halves[COUNT];
@@ -178,9 +178,9 @@ static bool send_poll_and_half(struct bench *b, struct client *client, uint32_t 
     return counted(b, MQD_COUNT_BYTES_IN) >= bytes_in;
 }
 
-/* No connection with a pending request is read while the heap is nearly used up, but no more
- * data of these has arrived either. */
-BOTH(halves_behind_a_long_poll_make_room_too)
+/* No connection with a pending request is read while the heap is nearly used up, but no more data
+ * of these connections has arrived either. */
+BOTH(partial_requests_after_a_long_poll_make_room_too)
 {
     struct bench *b = bench_start(backend, small_heap);
     struct client halves[COUNT];
@@ -211,9 +211,9 @@ static void heap_of_2_mb(struct bench *b)
     set_heap(b, 2 << 20);
 }
 
-/* A half-received large request is moved out of the arena and exceeds what halves may use: it is
- * evicted alone. */
-BOTH(a_large_half_that_has_no_room_takes_no_other_with_it)
+/* A half-received large request is moved out of the arena and exceeds the bound of partial
+ * requests: it alone is evicted. */
+BOTH(a_large_partial_request_without_room_closes_no_other)
 {
     enum { SLOW_COUNT = 20, LARGE_BYTES = 2 << 20, SENT_BYTES = LARGE_BYTES - 100000 };
     struct bench *b = bench_start(backend, heap_of_2_mb);

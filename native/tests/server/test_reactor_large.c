@@ -160,7 +160,7 @@ BOTH(a_record_that_is_too_large_is_refused_on_an_open_connection)
     large_stop(b);
 }
 
-BOTH(a_frame_of_more_than_the_most_is_not_received)
+BOTH(a_frame_above_the_maximum_is_not_received)
 {
     struct bench *b = bench_start(backend, large_memory);
     struct client client = client_open(b, 0), other = client_open(b, 0);

@@ -40,7 +40,7 @@ static void set_lease(struct bench *b, struct client *client, int64_t deadline_n
 
 /* The acceptor, which checks the lease too, marks no response with an error as cacheable: "it
  * leads" is, "it does not lead" is not. */
-BOTH(metadata_that_are_known_without_the_lease)
+BOTH(metadata_that_is_known_without_the_lease)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
@@ -70,7 +70,7 @@ BOTH(metadata_that_are_known_without_the_lease)
     bench_stop(b);
 }
 
-BOTH(metadata_that_come_when_the_lease_is_lost)
+BOTH(metadata_that_arrives_when_the_lease_is_lost)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0), other = client_open(b, 0);

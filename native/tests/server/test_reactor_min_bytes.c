@@ -22,7 +22,7 @@ static void produce(struct bench *b, int32_t partition, uint64_t mark, int32_t b
 
 /* The other partition's file is closed and moved away: a fetch that opened it to count again
  * would get a response now, with an error. */
-BOTH(only_partitions_that_grew_are_counted_again)
+BOTH(only_partitions_with_new_records_are_counted_again)
 {
     struct bench *b = bench_start(backend, few_open_files);
     struct client reader = client_open(b, 0), other = client_open(b, 0);

@@ -131,7 +131,7 @@ BOTH(the_acceptor_dies_while_requests_are_parked)
 
 /* The response to a request cannot be copied: its connection ends at once, and the request with it.
  * The rest of the response has no effect. */
-BOTH(an_answer_that_cannot_be_copied_ends_its_own_connection)
+BOTH(a_response_that_cannot_be_copied_ends_its_own_connection)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client other = client_open(b, 0);
@@ -278,7 +278,7 @@ static void deep_pipelines(struct bench *b)
 
 /* Twenty clients send more than the table of control requests holds; it reserves room for
  * clients without an entry, and no connection is closed. */
-BOTH(clients_that_pipeline_leave_room_in_the_table_for_the_others)
+BOTH(clients_that_pipeline_leave_room_in_the_table_for_others)
 {
     enum { OFFSET_COMMIT = 8, HEARTBEAT = 12, CLIENTS = 20, EACH = 1000, UNANSWERED_MAX = 16, OTHERS = 1000000 };
     struct bench *b = bench_start(backend, deep_pipelines);
@@ -303,7 +303,7 @@ BOTH(clients_that_pipeline_leave_room_in_the_table_for_the_others)
 
 /* A frame that waits for room does not delay small requests of other connections; it is the first
  * to be sent when there is room. */
-BOTH(a_large_request_without_room_is_passed_by_small_ones)
+BOTH(small_requests_overtake_a_large_one_without_room)
 {
     enum { HEARTBEAT = 12, LARGE_BYTES = ARENA_BYTES / 4 / 2 - 4096, LAST = 1000 };
     struct bench *b = bench_start(backend, NULL);

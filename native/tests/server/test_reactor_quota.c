@@ -70,7 +70,7 @@ static bool silent(struct client *client, int ms)
     return poll(&wait, 1, ms) == 0;
 }
 
-BOTH(a_producer_is_answered_at_once_and_then_left_unread_while_others_go_on)
+BOTH(a_producer_is_answered_immediately_then_not_read_while_others_continue)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client slow = client_open(b, 0), other = client_open(b, 0);
@@ -148,7 +148,7 @@ BOTH(raising_or_removing_the_quota_ends_an_endless_wait)
     bench_stop(b);
 }
 
-BOTH(a_new_connection_does_not_buy_a_way_round_and_muted_ones_may_leave)
+BOTH(a_new_connection_does_not_avoid_the_quota_and_muted_ones_can_close)
 {
     struct bench *b = bench_start(backend, NULL);
     limit(b, "c", MQD_QUOTA_PRODUCE, 1, 0);
@@ -326,7 +326,7 @@ static bool is_refused(struct client *client)
     return poll(&wait, 1, LIMIT_MS) == 1 && recv(client->fd, &byte, 1, 0) <= 0;
 }
 
-BOTH(an_address_and_a_listener_have_so_many_connections_on_all_workers)
+BOTH(connections_per_address_and_per_listener_are_bounded_over_all_workers)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client clients[3];

@@ -201,7 +201,7 @@ BOTH(a_refused_batch_is_not_overtaken)
 }
 
 /* 2^31 sequences later: the retired partition remembers the same number, of another batch. */
-BOTH(sequences_that_wrap_are_no_duplicates)
+BOTH(sequences_that_wrap_are_not_duplicates)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 1);
@@ -222,7 +222,7 @@ BOTH(sequences_that_wrap_are_no_duplicates)
     bench_stop(b);
 }
 
-BOTH(nothing_is_handed_on_before_its_epoch_nor_without_a_target)
+BOTH(nothing_is_redirected_before_its_epoch_or_without_a_target)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
@@ -318,7 +318,7 @@ static void read_committed(struct bench *b, int32_t partition, struct fetched *f
     client_close(&reader);
 }
 
-BOTH(a_transaction_over_the_step_ends_in_both)
+BOTH(a_transaction_across_the_change_ends_in_both_partitions)
 {
     struct bench *b = bench_start(backend, verifying);
     struct fetched *fetched = calloc(1, sizeof *fetched);

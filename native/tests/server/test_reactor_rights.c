@@ -478,7 +478,7 @@ BOTH(hosts_of_the_cluster_need_no_rights)
 }
 
 /* More principals than are cached connect and disconnect; evicted ones are reported. */
-BOTH(principals_come_and_go)
+BOTH(principals_are_added_and_removed)
 {
     enum { PRINCIPALS = 300, KEPT = 256 };
     struct bench *b = bench_start(backend, rights);

@@ -81,7 +81,7 @@ TEST(a_slow_disk_of_another_worker_is_named)
     bench_stop(b);
 }
 
-TEST(a_request_behind_a_slow_one_is_no_slow_disk)
+TEST(a_request_after_a_slow_one_is_not_a_slow_disk)
 {
     struct bench *b = bench_start(MQD_BACKEND_EPOLL, watch_slow);
     struct client client = client_open(b, 0);

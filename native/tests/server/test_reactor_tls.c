@@ -81,7 +81,7 @@ static void served(struct bench *b)
 
 /* ---- tests ---- */
 
-BOTH(records_go_in_and_out)
+BOTH(records_are_produced_and_fetched)
 {
     if (!tls_works())
         return;
@@ -329,7 +329,7 @@ BOTH(a_new_certificate_serves_new_clients)
     secure_stop(b);
 }
 
-BOTH(without_a_certificate_nothing_is_served_in_the_clear)
+BOTH(without_a_certificate_nothing_is_served_in_clear_text)
 {
     if (!tls_works())
         return;

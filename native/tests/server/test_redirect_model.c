@@ -417,7 +417,7 @@ static void run(uint64_t seed, struct model *m)
     log_clean();
 }
 
-TEST(nothing_is_lost_doubled_or_reordered_in_any_step)
+TEST(nothing_is_lost_duplicated_or_reordered_in_any_step)
 {
     uint64_t seeds = getenv("MQD_TEST_LONG") ? 2000 : 10, refused = 0, handed_on = 0, duplicates = 0, changes = 0,
              bumps = 0, first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 0) : 1;

@@ -86,7 +86,7 @@ TEST(a_lock_that_has_ended_is_lost_also_before_it_is_noticed)
 }
 
 /* A poison record whose lock always expires: it is archived, its neighbours are not. */
-TEST(poison_goes_alone_the_last_time)
+TEST(a_poison_record_is_delivered_alone_the_last_time)
 {
     struct mqd_share share = made(64, 5, 2000, 0);
     int64_t now_ms = 0;

@@ -232,7 +232,7 @@ TEST(a_read_contains_where_the_leader_epochs_of_the_log_begin)
     owner_end(o);
 }
 
-TEST(an_answer_waits_for_the_write_that_carries_it)
+TEST(a_response_waits_for_the_write_that_carries_it)
 {
     struct owner *o = owner_of(0, 0);
     struct mqd_share_run runs[8];

@@ -61,7 +61,7 @@ TEST(without_rules_nothing_is_limited)
     free(control);
 }
 
-TEST(rules_are_found_by_client_id_and_else_the_default_holds)
+TEST(rules_are_found_by_client_id_otherwise_the_default_applies)
 {
     void *control = control_new();
     struct mqd_quota_limits *limits = mqd_quota_limits_open();
@@ -99,7 +99,7 @@ TEST(rules_are_found_by_client_id_and_else_the_default_holds)
 }
 
 /* Of the rules of all eight levels the first one applies; without it the next, to the last. */
-TEST(the_first_rule_in_kafkas_order_holds_for_each_kind_alone)
+TEST(the_first_rule_in_kafkas_order_applies_to_each_kind_separately)
 {
     void *control = control_new();
     struct mqd_quota_limits *limits = mqd_quota_limits_open();

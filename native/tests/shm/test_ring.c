@@ -89,7 +89,7 @@ TEST(unpublished_is_invisible_and_dies_with_the_writer)
     free(ring);
 }
 
-TEST(a_restarted_reader_goes_on)
+TEST(a_restarted_reader_continues)
 {
     struct mqd_ring *ring = ring_make(8, 0);
     struct mqd_ring_writer writer;
@@ -423,7 +423,7 @@ TEST(a_successor_wakes_whose_flag_was_taken_beside_an_empty_ring)
     three_close(&host, a, b, c);
 }
 
-TEST(a_corrupt_link_is_empty_and_full_and_the_others_go_on)
+TEST(a_corrupt_link_is_both_empty_and_full_and_others_continue)
 {
     struct host host;
     struct mqd_endpoint *a, *b, *c;

@@ -38,7 +38,7 @@ TEST(format_then_attach)
     free(control);
 }
 
-TEST(every_difference_is_refused_with_the_way_out)
+TEST(every_difference_is_refused_with_what_to_do)
 {
     size_t size = mqd_control_size_bytes();
     void *control = control_make();

@@ -43,7 +43,7 @@ TEST(all_workers_count_and_a_new_process_begins_with_none)
     free(control);
 }
 
-TEST(unused_tallies_are_taken_and_a_full_set_does_not_count)
+TEST(unused_tallies_are_reused_and_a_full_set_does_not_count)
 {
     void *control = control_new();
     int32_t taken[MQD_TALLY_WAY_COUNT];

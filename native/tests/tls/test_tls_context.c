@@ -11,7 +11,7 @@ static struct mqd_tls_context *context_of(const char *chain, const char *key, co
     return mqd_tls_context_create(&settings);
 }
 
-TEST(a_chain_and_its_key)
+TEST(a_certificate_chain_and_its_key)
 {
     if (!tls_works())
         return;

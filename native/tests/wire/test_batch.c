@@ -92,7 +92,7 @@ TEST(base_offset_and_leader_epoch_are_outside_the_checksum)
     }
 }
 
-TEST(every_cut_is_refused)
+TEST(every_truncated_batch_is_refused)
 {
     const char *reason;
     make();

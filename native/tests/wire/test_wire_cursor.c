@@ -38,7 +38,7 @@ TEST(varints_have_five_bytes_and_32_bits_at_most)
     CHECK_EQUAL(mqd_error_code(), EBADMSG);
 }
 
-TEST(the_encoder_s_varints_come_back)
+TEST(varints_of_the_encoder_are_decoded)
 {
     for (uint64_t value = 0; value <= UINT32_MAX; value = value * 3 + 1) {
         struct mqd_buffer buffer = {0};

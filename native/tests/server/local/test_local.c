@@ -7,7 +7,7 @@
 
 #define SIZES ((struct local_sizes){1 << 20, 1 << 16, 256})
 
-BOTH(a_record_goes_in_and_comes_out)
+BOTH(a_record_is_produced_and_fetched)
 {
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_open(b, 0, SIZES);
@@ -182,7 +182,7 @@ BOTH(no_wake_up_is_lost)
 {
     sleepers(backend, local_options);
 }
-BOTH(no_wake_up_is_lost_beside_a_spinning_worker)
+BOTH(no_wake_up_is_lost_while_a_worker_spins)
 {
     sleepers(backend, local_options_spin);
 }

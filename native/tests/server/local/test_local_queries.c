@@ -19,7 +19,7 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
     return syscall(SYS_sendmsg, fd, message, flags);
 }
 
-BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
+BOTH(a_response_that_the_kernel_refuses_is_sent_again)
 {
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_open(b, 0, (struct local_sizes){1 << 20, 1 << 16, 256}),

@@ -148,7 +148,7 @@ BOTH(a_batch_that_never_fits_is_too_large)
 }
 
 /* The connection ends: batches that were sent may have been written, others were not. */
-BOTH(unsent_and_unknown_differ_at_a_connections_end)
+BOTH(unsent_and_unknown_outcomes_differ_when_a_connection_ends)
 {
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, SIZES);
@@ -176,7 +176,7 @@ BOTH(unsent_and_unknown_differ_at_a_connections_end)
     local_bench_stop(b);
 }
 
-BOTH(a_leader_that_does_not_answer)
+BOTH(a_leader_that_does_not_respond)
 {
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, SIZES);

@@ -41,7 +41,7 @@ static void complete_answer(struct frame *frame, struct answer reported)
     put_answer(frame, reported);
 }
 
-BOTH(malformed_answers_end_the_connection)
+BOTH(malformed_responses_end_the_connection)
 {
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, SIZES);
@@ -100,7 +100,7 @@ BOTH(malformed_answers_end_the_connection)
 }
 
 /* Bytes changed at random: responses, if any, are in order. */
-BOTH(answers_with_bytes_changed)
+BOTH(responses_with_bytes_changed)
 {
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, SIZES);

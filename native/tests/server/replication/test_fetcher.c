@@ -127,7 +127,7 @@ static int64_t hold(struct two *two, int32_t how)
 }
 
 /* A record that only the old leader has is removed when the new one's epoch is known. */
-BOTH(records_unknown_to_the_leader_are_cut_off)
+BOTH(records_unknown_to_the_leader_are_truncated)
 {
     struct two *two = two_start(backend, NULL);
     struct client client = client_open(two->b, 0);
@@ -298,7 +298,7 @@ static void set_options(struct two *two, uint32_t worker, uint32_t slot)
 
 /* Its records are being flushed when flush.on.ack is switched on: until the flush completes it
  * does not report its position, then it does. */
-BOTH(a_follower_whose_flush_is_under_way_when_flush_on_ack_is_switched_on_goes_on)
+BOTH(a_follower_continues_when_flush_on_ack_is_enabled_during_its_flush)
 {
     struct two *two = two_start(backend, slow_follower_in_memory);
     struct client client = client_open(two->b, 0);
@@ -347,7 +347,7 @@ static void follower_full(struct two *two, int full)
 
 /* Nothing is written to either partition: from the leader's view, a follower that fetches at the
  * end keeps up. */
-BOTH(a_follower_on_a_full_disk_is_not_one_that_keeps_up)
+BOTH(a_follower_on_a_full_disk_does_not_keep_up)
 {
     struct two *two = two_start(backend, NULL);
     struct role role = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 1, .in_sync = 2};

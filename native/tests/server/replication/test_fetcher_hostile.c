@@ -272,7 +272,7 @@ BOTH(unrequested_partitions_are_refused)
 }
 
 /* A response byte by byte, with a batch that is truncated at its end. */
-BOTH(an_answer_may_come_in_any_pieces)
+BOTH(a_response_may_come_in_any_pieces)
 {
     struct fake fake = fake_start(backend);
     struct request request;

@@ -4,7 +4,7 @@
 #include "server/replication/fetcher_state.h"
 
 /* During shutdown, responses of leaders are no longer read: they must not keep it awake. */
-TEST(a_fetcher_with_bytes_keeps_no_ending_reactor_awake)
+TEST(unread_bytes_do_not_keep_a_stopping_reactor_awake)
 {
     struct mqd_reactor *r = calloc(1, sizeof *r);
     struct mqd_fetcher fetcher = {.socket.readable = 1};

@@ -164,7 +164,7 @@ static void network_close(struct network *network)
 
 /* ---- tests ---- */
 
-BOTH(records_are_replicated_and_none_in_clear)
+BOTH(records_are_replicated_and_not_in_clear_text)
 {
     if (!tls_works())
         return;
@@ -279,7 +279,7 @@ BOTH(new_certificates_for_new_connections)
     hosts_stop(two);
 }
 
-BOTH(without_a_certificate_nothing_goes_in_clear)
+BOTH(without_a_certificate_nothing_is_sent_in_clear_text)
 {
     if (!tls_works())
         return;

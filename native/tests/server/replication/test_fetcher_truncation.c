@@ -68,7 +68,7 @@ static void in_memory(struct bench *b)
 
 /* There was nothing to truncate. A record that was waiting for its flush is still flushed,
  * without another record. */
-BOTH(a_truncation_that_cuts_nothing_keeps_the_pending_flush)
+BOTH(a_truncation_that_removes_nothing_keeps_the_pending_flush)
 {
     struct fake fake = fake_start_with(backend, in_memory);
     struct two *two = fake.two;
@@ -85,7 +85,7 @@ BOTH(a_truncation_that_cuts_nothing_keeps_the_pending_flush)
 
 /* A leader that finds diverging logs where there is nothing to truncate is not queried without a
  * pause. */
-BOTH(a_rest_that_cuts_nothing_pauses)
+BOTH(a_truncation_that_removes_nothing_pauses)
 {
     struct fake fake = fake_start(backend);
     struct request request;
@@ -138,11 +138,11 @@ static void cut_refused(int backend, const char *rules, bool full)
     fake_stop(&fake);
 }
 
-BOTH(a_cut_on_a_full_disk_waits_for_space)
+BOTH(a_truncation_on_a_full_disk_waits_for_space)
 {
     cut_refused(backend, "write:ENOSPC:truncating", true);
 }
-BOTH(a_cut_waits_for_descriptors)
+BOTH(a_truncation_waits_for_descriptors)
 {
     cut_refused(backend, "open:EMFILE:truncating", false);
 }

@@ -77,7 +77,7 @@ static void expect_produced(struct bench *b, uint64_t token, int32_t error)
 
 /* Its coordinator takes this error for the end of the transaction: the next leader must have the
  * marker too. */
-BOTH(a_marker_that_is_here_is_refused_when_it_is_replicated)
+BOTH(a_marker_that_is_already_in_the_log_is_refused_when_it_is_replicated)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client second = client_open_as(b, 0, 2), third = client_open_as(b, 0, 3);
@@ -183,7 +183,7 @@ BOTH(a_follower_beyond_the_end_learns_the_end)
     bench_stop(b);
 }
 
-BOTH(a_diverging_log_learns_where)
+BOTH(a_diverging_log_is_told_where_it_diverges)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0), second = client_open_as(b, 0, 2);
@@ -289,7 +289,7 @@ BOTH(a_follower_that_has_caught_up_is_proposed_and_counts)
     bench_stop(b);
 }
 
-BOTH(a_follower_that_lags_is_proposed_away)
+BOTH(a_follower_that_lags_is_proposed_for_removal)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0), second = client_open_as(b, 0, 2);
@@ -357,7 +357,7 @@ BOTH(leadership_that_ends)
     bench_stop(b);
 }
 
-BOTH(a_new_leader_does_not_report_its_end_at_once)
+BOTH(a_new_leader_does_not_report_its_end_immediately)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 1), second = client_open_as(b, 0, 2);

@@ -71,7 +71,7 @@ BOTH(members_hold_acknowledge_and_release)
     stop(k);
 }
 
-BOTH(an_answer_waits_for_persistence)
+BOTH(a_response_waits_for_persistence)
 {
     struct coordinator *k = start(backend);
     for (int32_t partition = 0; partition < 2; partition++) {
