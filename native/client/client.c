@@ -3,9 +3,9 @@
  *
  * How a waiter and other threads avoid missed wake-ups:
  *   worker -> waiter   the waiter stores client_sleeping, full fence, checks again (replies, and
- *   room if a thread waits for it), blocks in ppoll on to_client. A4. others -> waiter   a thread
- *   that begins to wait for room raises client_sleeping from REPLY to ROOM after a full fence; the
- *   waiter reads needs_room after its own fence. At
+ *                      room if a thread waits for it), blocks in ppoll on to_client. A4.
+ *   others -> waiter   a thread that begins to wait for room raises client_sleeping from REPLY to
+ *                      ROOM after a full fence; the waiter reads needs_room after its own fence. At
  *                      least one side sees the other.
  *   appends -> waiter  replies taken in outside mqd_client_poll, by an append or a submit, concern
  *                      a waiter too, because they add outcomes and responses. `signalled` is set

@@ -1,9 +1,9 @@
 /* Describes the producers of a partition to the acceptor (DescribeProducers, KIP-664): DESCRIBE in,
  * DESCRIBED out.
  *
- * The descriptions (struct mqd_producer_view) are in our control arena until the acceptor sends
- * RELEASE with their offset, or dies. At most MQD_DESCRIPTION_COUNT_MAX exist at a time, and only
- * as many as fit in the arena; beyond that, the response is an error after which the acceptor
+ * The descriptions (struct mqd_producer_view) are in this worker's control arena until the acceptor
+ * sends RELEASE with their offset, or dies. At most MQD_DESCRIPTION_COUNT_MAX exist at a time, and
+ * only as many as fit in the arena; beyond that, the response is an error after which the acceptor
  * retries.
  */
 #include <string.h>

@@ -317,7 +317,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     if (mqd_list_linked(&owned->sync_node))
         r->log_dirs[owned->log_dir].to_sync_count--;
     mqd_list_remove(&owned->sync_node);
-    /* its last flush moved the high watermark: its waiters are still to be woken */
+    /* its last flush moved the high watermark: its waiters have not been woken yet */
     if (mqd_list_linked(&owned->publish_node)) {
         mqd_list_remove(&owned->publish_node);
         mqd_owner_wake_slot(r, owned->slot);

@@ -27,8 +27,8 @@ void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes)
     r->heap_bytes -= bytes;
 }
 
-/* The last quarter is for connections that hold nothing yet: a greedy connection is limited, and
- * the others are served. */
+/* The last quarter is for connections that hold nothing yet, so that a greedy connection cannot
+ * stop others. */
 bool mqd_heap_pressed(const struct mqd_reactor *r)
 {
     return r->heap_bytes > r->options.heap_bytes_max - r->options.heap_bytes_max / 4;

@@ -9,8 +9,9 @@
  *                                   cannot be read without seeing its predecessor's version too. A
  *                                   writer that dies blocks no reader.
  *   bracket (identity of a slot)    identity_version is odd while the controller writes. This is
- *   rare, and readers give up after BRACKET_TRY_COUNT attempts (MQD_E_STALE) instead of waiting for
- *   a dead controller; the next one to assign the slot closes the bracket.
+ *                                   rare, and readers give up after BRACKET_TRY_COUNT attempts
+ *                                   (MQD_E_STALE) instead of waiting for a dead controller; the
+ *                                   next one to assign the slot closes the bracket.
  */
 #include "shm/layout.h"
 

@@ -6,8 +6,8 @@
  *                  worker's pool, while the append is parked. Where the codec's library is missing
  *                  the acceptor does it
  *   scheduled      the acceptor reads the headers that say when each record is due
- *   compression.type is another codec than the batch's: the acceptor returns the batch in that
- *                  codec, and what it returns is sent on in the batch's place
+ *   recompressed   compression.type is another codec than the batch's: the acceptor returns the
+ *                  batch in that codec, which is sent on in its place
  *
  * Which batches are checked: record.validation of the topic; always those of compacted topics.
  *

@@ -2,9 +2,9 @@
  * they switch to it.
  *
  * The owner of a partition publishes in its slot which followers are in sync; any worker that
- * serves a Fetch reads this, and the racks of the brokers that clients may be sent to. A torn or
- * slightly outdated set sends a consumer to a replica that sends it back or makes it wait; nothing
- * worse happens.
+ * serves a Fetch reads this, and the racks of the brokers that clients may be sent to. The worst
+ * effect of a torn or slightly outdated set is that a consumer goes to a replica that sends it back
+ * or makes it wait.
  */
 #include <string.h>
 

@@ -5,9 +5,9 @@
 
 #include "server/reactor.h"
 
-/* transactions reported with one range; if there are more, only the first batch is returned, */
+/* transactions reported with one range; if there are more, only the first batch is returned */
 #define ABORTED_COUNT_MAX 4096
-#define VIEW_BYTES_SHORT (1u << 20) /* or, for a view, this much of its base */
+#define VIEW_BYTES_SHORT (1u << 20) /* ... or, for a view, this much of its base */
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {

@@ -5,10 +5,10 @@
  * partition that was opened as replicated (mqd_partition_replicate) and has no assignment yet is
  * neither leader nor follower: it refuses Produce and is not fetched.
  *
- *   assignment -> core -> role
- *   leader    epoch of new records; high watermark from the positions of followers
- *             (mqd_replica_fetch)
- *   follower waiting producers are refused; server/replication/fetcher.h fetches
+ * assignment -> core -> role:
+ *   leader     epoch of new records; high watermark from the positions of followers
+ *              (mqd_replica_fetch)
+ *   follower   waiting producers are refused; server/replication/fetcher.h fetches
  *
  * Every publish of positions calls mqd_replication_log first, so that the core knows the log's end
  * and the log knows the core's high watermark.

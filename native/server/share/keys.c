@@ -1,8 +1,8 @@
-/* The keys of records, for groups with FIFO (share/fifo.c): read once a group, when the first member
- * comes to them, from pages that are in memory.
+/* The keys of records, for groups with FIFO (share/fifo.c): read once for a group, when the first
+ * member reaches them, from pages that are in memory.
  *
- *   small batches    immediately, each time that an acquisition needs them larger ones      one of
- *   a share-partition is kept, until all its keys are known to the state; a
+ *   small batches    immediately, each time that an acquisition needs them
+ *   larger batches   one of a share-partition is kept, until all its keys are known to the state; a
  *                    thread of the worker's pool decompresses it, and then the slot is woken
  *
  * A record's key is its own, or the value of its last header of a name. Only hashes are kept. */
@@ -164,8 +164,8 @@ static int16_t load(struct mqd_share_keys *keys, int fd, uint32_t position, uint
 }
 
 /* Reads the keys of one batch. Sets batch->records to `here` if they were appended to shares->keys.
- * It remains NULL if a thread reads them, or if owned->keys would be needed but an earlier batch
- * uses it (`is_kept_used`). */
+ * It remains NULL if a thread reads them, or if they need owned->keys, which an earlier batch uses
+ * (`is_kept_used`). */
 static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd, struct mqd_share_batch *batch,
                         uint32_t position, uint32_t size_bytes, bool is_kept_used)
 {
